@@ -67,11 +67,11 @@ def scheduler_killed_with_supervisors(fixture: PipelineFixture, rng: random.Rand
 
     def kill(supervisor: psutil.Process) -> str:
         parent = supervisor.parent()
-        part = next((s for s in fixture.airflow.schedulers if parent and s.pid == parent.pid), None)
-        confirm(part, "the supervisor's scheduler had ended")
-        assert part is not None
-        part.kill()
-        return f"{part.name} and its supervisors killed, {restarted(fixture, [part], rng)}"
+        component = next((s for s in fixture.airflow.schedulers if parent and s.pid == parent.pid), None)
+        confirm(component, "the supervisor's scheduler had ended")
+        assert component is not None
+        component.kill()
+        return f"{component.name} and its supervisors killed, {restarted(fixture, [component], rng)}"
 
     return orphaned(fixture, rng, kill)
 
@@ -107,11 +107,11 @@ def task_killed(fixture: PipelineFixture, rng: random.Random) -> str:
     return "task killed"
 
 
-def restarted(fixture: PipelineFixture, parts: list[Server], rng: random.Random) -> str:
+def restarted(fixture: PipelineFixture, components: list[Server], rng: random.Random) -> str:
     seconds = rng.uniform(0.2, 4)
     fixture.pass_time(seconds)
-    for part in parts:
-        fixture.airflow.start(part)
+    for component in components:
+        fixture.airflow.start(component)
     return f"started again after {seconds:.1f} s"
 
 
@@ -121,22 +121,22 @@ def triggerer_killed(fixture: PipelineFixture, rng: random.Random) -> str:
 
     def deferred() -> bool:
         with suppress(OSError):
-            return bool(fixture.airflow.ask("GET", path)["task_instances"])
+            return bool(fixture.airflow.request("GET", path)["task_instances"])
         return False
 
     confirm(fixture.until(deferred, 180, every_s=0.2), "no task was deferred")
-    part = fixture.airflow.parts["triggerer"]
-    part.kill()
-    return f"killed while a task was deferred, {restarted(fixture, [part], rng)}"
+    component = fixture.airflow.components["triggerer"]
+    component.kill()
+    return f"killed while a task was deferred, {restarted(fixture, [component], rng)}"
 
 
 def scheduler_killed(fixture: PipelineFixture, rng: random.Random) -> str:
     """Kill only the scheduler. Its supervisors and tasks continue."""
-    part = rng.choice(fixture.airflow.schedulers)
-    os.kill(part.pid, signal.SIGKILL)
-    part.wait()
+    component = rng.choice(fixture.airflow.schedulers)
+    os.kill(component.pid, signal.SIGKILL)
+    component.wait()
     left = len(fixture.tasks())
-    return f"{part.name} killed alone, {left} tasks went on; {restarted(fixture, [part], rng)}"
+    return f"{component.name} killed alone, {left} tasks went on; {restarted(fixture, [component], rng)}"
 
 
 def everything_killed(fixture: PipelineFixture, rng: random.Random) -> str:
@@ -144,8 +144,8 @@ def everything_killed(fixture: PipelineFixture, rng: random.Random) -> str:
     count = len(fixture.airflow.processes())
     confirm(count, "no process ran")
     fixture.airflow.end()
-    parts = list(fixture.airflow.parts.values())
-    return f"{count} processes killed, {restarted(fixture, parts, rng)}"
+    components = list(fixture.airflow.components.values())
+    return f"{count} processes killed, {restarted(fixture, components, rng)}"
 
 
 def clear_or_mark(fixture: PipelineFixture, rng: random.Random) -> str:

@@ -141,9 +141,9 @@ class PipelineFixture(SupervisedTrial):
         return self.until_drained(drained, timeout_s)
 
     def newest_runs(self, limit: int = 5) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.airflow.ask("GET", f"/dags/{DAG}/dagRuns?order_by=-run_after&limit={limit}")[
-            "dag_runs"
-        ]
+        found: list[dict[str, Any]] = self.airflow.request(
+            "GET", f"/dags/{DAG}/dagRuns?order_by=-run_after&limit={limit}"
+        )["dag_runs"]
         return found
 
     def _is_empty_since(self, run: dict[str, Any], mark: float) -> bool:

@@ -1,5 +1,5 @@
 """
-The real servers. Each is started once per session, and only if a test uses it.
+The real servers. Each server starts once per session, and only if a test uses it.
 
 A server that cannot be started is an error, never a skip.
 """
@@ -43,17 +43,17 @@ def lake(s3_server: S3Server) -> str:
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """Start a Kafka broker."""
-    made = Broker(tmp_path_factory.mktemp("kafka"))
-    with running(made):
-        yield made
+    server = Broker(tmp_path_factory.mktemp("kafka"))
+    with running(server):
+        yield server
 
 
 @pytest.fixture(scope="session")
 def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
     """Start a RabbitMQ broker."""
-    made = RabbitMQ(tmp_path_factory.mktemp("rabbitmq"))
-    with running(made):
-        yield made
+    server = RabbitMQ(tmp_path_factory.mktemp("rabbitmq"))
+    with running(server):
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""A RabbitMQ queue as a source: each message becomes one record, wherever the process or the broker dies."""
+"""A RabbitMQ queue as a source. Each message becomes one record, also if the process or the broker is killed."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _NAMES = count()
 class Queue:
     """A durable queue for one test, with the fixture of the pipeline that reads it."""
 
-    def __init__(self, rabbitmq: RabbitMQ, root: Path, **given: Any) -> None:
+    def __init__(self, rabbitmq: RabbitMQ, root: Path, **arguments: Any) -> None:
         self.broker = rabbitmq
         self.name = f"orders-{next(_NAMES)}"
         root.mkdir(exist_ok=True)
         self.fixture = PipelineFixture(root, store=open_memory_store(f"amqp-{next(_NAMES)}"))
-        self.queue = AmqpQueue(**{"name": self.name, "host": rabbitmq.host, **given})
+        self.queue = AmqpQueue(**{"name": self.name, "host": rabbitmq.host, **arguments})
         self.sent = 0
         self._do(lambda channel: channel.queue_declare(self.name, durable=True))
 
@@ -77,8 +77,8 @@ class Queue:
         return found
 
     def pipeline(self, **source: Any) -> Pipeline:
-        given = {"landing": str(self.fixture.root / "in"), "schema": "id long", **source}
-        return self.fixture.pipeline(source=QueueSource(queue=self.queue, **given))
+        arguments = {"landing": str(self.fixture.root / "in"), "schema": "id long", **source}
+        return self.fixture.pipeline(source=QueueSource(queue=self.queue, **arguments))
 
     def run(self, run_key: str, **source: Any) -> Any:
         return self.fixture.run(run_key, pipeline=self.pipeline(**source))
@@ -102,7 +102,7 @@ def test_messages_are_committed_once_and_deleted_from_the_broker(queue: Queue) -
 
 
 def test_inspection_receives_no_message(queue: Queue) -> None:
-    queue.run("makes the log")
+    queue.run("creates the log")
     queue.send(7)
     for _ in range(2):
         found = waiting(queue.pipeline(), clock=ManualClock())
@@ -113,17 +113,17 @@ def test_inspection_receives_no_message(queue: Queue) -> None:
     queue.check()
 
 
-def test_lander_that_dies_before_or_after_any_call_loses_and_repeats_nothing(
+def test_crash_before_or_after_any_call_of_landing_loses_and_repeats_no_message(
     rabbitmq: RabbitMQ, tmp_path: Path
 ) -> None:
-    """The death closes the connection, so the broker redelivers unacknowledged messages."""
+    """The crash closes the connection, so the broker redelivers unacknowledged messages."""
 
-    def land(made: Queue, calls: Calls) -> None:
+    def land(queue: Queue, calls: Calls) -> None:
         log = CommitLog(
-            CalledStore(open_store(str(made.fixture.root / "in")), calls), ManualClock(), RetryPolicy(tries=4)
+            CalledStore(open_store(str(queue.fixture.root / "in")), calls), ManualClock(), RetryPolicy(tries=4)
         )
-        with made.queue.connect() as receiver:
-            Landing(log, made.pipeline().source.window, made.queue.lineage).land(
+        with queue.queue.connect() as receiver:
+            Landing(log, queue.pipeline().source.window, queue.queue.lineage).land(
                 CalledBroker(receiver, calls), most=100, seconds=60
             )  # type: ignore[attr-defined, arg-type]
 
@@ -134,14 +134,14 @@ def test_lander_that_dies_before_or_after_any_call_loses_and_repeats_nothing(
     assert {"receive", "create", "acknowledge"} <= set(calls.names)
     for at in range(len(calls.names)):
         for after in (False, True):
-            made = Queue(rabbitmq, tmp_path / f"{at}-{after}")
-            made.send(5)
+            queue = Queue(rabbitmq, tmp_path / f"{at}-{after}")
+            queue.send(5)
             with suppress(Crash):
-                land(made, Calls(at, after=after))
-                raise AssertionError("it did not die")
+                land(queue, Calls(at, after=after))
+                raise AssertionError("the process did not die")
             for n in range(2):
-                made.run(f"run-{n}")
-            made.check()
+                queue.run(f"run-{n}")
+            queue.check()
 
 
 LANDER = """
@@ -150,12 +150,12 @@ from airflow_provider_streamsem import AmqpQueue, QueueSource
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.landing import messages as landing
 from airflow_provider_streamsem.stores.contract import open_store
-host, name, location, moment = sys.argv[1:]
+host, name, location, when = sys.argv[1:]
 source = QueueSource(queue=AmqpQueue(name=name, host=host), landing=location, schema="id long")
 method = landing.Landing._acknowledge
-def killed(self, receiver, taken):
-    if moment == "after":
-        method(self, receiver, taken)
+def killed(self, receiver, messages):
+    if when == "after":
+        method(self, receiver, messages)
     os.kill(os.getpid(), signal.SIGKILL)
 landing.Landing._acknowledge = killed
 with source.queue.connect() as receiver:
@@ -163,10 +163,10 @@ with source.queue.connect() as receiver:
 """
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
-def test_process_killed_around_the_acknowledgement_loses_and_repeats_nothing(queue: Queue, moment: str) -> None:
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_process_killed_around_the_acknowledgement_loses_and_repeats_no_message(queue: Queue, when: str) -> None:
     queue.send(6)
-    argv = [sys.executable, "-c", LANDER, queue.broker.host, queue.name, str(queue.fixture.root / "in"), moment]
+    argv = [sys.executable, "-c", LANDER, queue.broker.host, queue.name, str(queue.fixture.root / "in"), when]
     done = subprocess.run(argv, env={**os.environ, "PYTHONPATH": search_path()}, capture_output=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-2000:]
     queue.send(1)
@@ -175,18 +175,18 @@ def test_process_killed_around_the_acknowledgement_loses_and_repeats_nothing(que
     queue.check()
 
 
-def test_broker_killed_before_the_acknowledgement_redelivers_and_nothing_is_repeated(
+def test_messages_redelivered_by_a_broker_killed_before_the_acknowledgement_are_not_repeated(
     rabbitmq: RabbitMQ, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue.send(4)
     landing = Landing._acknowledge
 
-    def killed(self: Landing, receiver: Any, taken: Any) -> None:
+    def killed(self: Landing, receiver: Any, messages: Any) -> None:
         rabbitmq.kill()
-        landing(self, receiver, taken)
+        landing(self, receiver, messages)
 
-    with monkeypatch.context() as once:
-        once.setattr(Landing, "_acknowledge", killed)
+    with monkeypatch.context() as patched:
+        patched.setattr(Landing, "_acknowledge", killed)
         assert (
             queue.run("a").counts["read"] == 4
         )  # landed messages are read, whether or not the broker got the acknowledgement
@@ -199,18 +199,18 @@ def test_broker_killed_before_the_acknowledgement_redelivers_and_nothing_is_repe
     queue.check()
 
 
-def test_two_consumers_of_which_one_loses_its_connection_land_each_message_once(queue: Queue) -> None:
-    """The broker requeues the deliveries of the slow consumer when its connection breaks. It lands them anyway, and cannot acknowledge them."""
+def test_consumer_that_loses_its_connection_and_a_second_consumer_land_each_message_once(queue: Queue) -> None:
+    """When the connection of the slow consumer breaks, the broker requeues its deliveries. The slow consumer still lands them, but cannot acknowledge them."""
     queue.send(5)
     location = str(queue.fixture.root / "in")
     with queue.queue.connect() as slow:
 
-        def breaks() -> None:
+        def break_connection() -> None:
             slow._channel.connection._impl._transport._sock.shutdown(socket.SHUT_RDWR)
             assert queue.run("other").counts["read"] == 5
 
         source = queue.pipeline().source
-        calls = Calls(3, do=breaks)
+        calls = Calls(3, do=break_connection)
         log = CommitLog(CalledStore(open_store(location), calls), ManualClock())
         Landing(log, source.window, source.queue.lineage).land(CalledBroker(slow, calls), most=5, seconds=60)  # type: ignore[attr-defined, arg-type]
     queue.run("a")
@@ -253,13 +253,13 @@ def test_message_without_an_id_is_quarantined_unless_id_from_is_body(rabbitmq: R
     queue.put((None, b'{"id": 0}'), ("bad", b"\xff"))
     assert queue.run("a").counts["quarantined"] == 2
     queue.check()
-    of_body = Queue(rabbitmq, tmp_path / "b", id_from="body")
-    of_body.put((None, b'{"id": 0}'), ("x", b'{"id": 0}'), kind="k")
-    of_body.sent = 1
-    assert of_body.run("a").counts["read"] == 1
+    with_body_ids = Queue(rabbitmq, tmp_path / "b", id_from="body")
+    with_body_ids.put((None, b'{"id": 0}'), ("x", b'{"id": 0}'), kind="k")
+    with_body_ids.sent = 1
+    assert with_body_ids.run("a").counts["read"] == 1
     (file,) = (tmp_path / "b" / "in").glob("*.jsonl")
     assert json.loads(file.read_text())["headers"] == {"kind": "k"}
-    of_body.check()
+    with_body_ids.check()
 
 
 def test_refusals_and_unreachable_brokers_are_distinguished(

@@ -1,4 +1,4 @@
-"""A Spark standalone cluster and a Spark Connect server: the same guarantees, and the transform reaches the executors."""
+"""Batches on a Spark standalone cluster and on a Spark Connect server, with executors, drivers and the server killed."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ import json, os, sys
 from airflow_provider_streamsem import FilesSink, FilesSource, Limits, Pipeline, State, run_batch
 from airflow_provider_streamsem.connections import connection
 from airflow_provider_streamsem.spark.engine import engine_of
-from jobs import counted, transform
+from jobs import count_by_id, transform
 
 engine = engine_of(connection("spark_under_test"), json.loads(os.environ["CONF"]))
 for line in sys.stdin:
-    asked = json.loads(line)
-    os.environ.update(asked["environment"])
-    location = asked["location"]
+    request = json.loads(line)
+    os.environ.update(request["environment"])
+    location = request["location"]
     pipeline = Pipeline(
         name="p", log=f"{location}/log", source=FilesSource(path=f"{location}/in", format="json", schema="id long, day string"),
-        sinks={"out": FilesSink(path=asked["out"], partition_by=["day"])}, transform=transform, limits=Limits(max_files=4),
+        sinks={"out": FilesSink(path=request["out"], partition_by=["day"])}, transform=transform, limits=Limits(max_files=4),
     )
     if os.environ["STATE"]:
-        pipeline = pipeline.replace(transform=counted, state=State(output_mode="update", partitions=4))
+        pipeline = pipeline.replace(transform=count_by_id, state=State(output_mode="update", partitions=4))
     try:
-        answer = run_batch(pipeline, run_key=os.environ["RUN"], drain=asked["drain"], engine=engine).to_json()
+        result = run_batch(pipeline, run_key=os.environ["RUN"], drain=request["drain"], engine=engine).to_json()
     except Exception as error:
-        answer = {"error": str(error)}
-    print(json.dumps(answer), flush=True)
+        result = {"error": str(error)}
+    print(json.dumps(result), flush=True)
 """
 
 JOBS = """
@@ -76,7 +76,7 @@ def transform(frame):
         frame = frame.repartition(4, anywhere("id"))
     return frame.withColumn("twice", twice("id"))
 
-def counted(frame):
+def count_by_id(frame):
     # The slow part is above the state, so that an executor is lost while its tasks write the state.
     return transform(frame.groupBy("id", "day").count())
 """
@@ -84,9 +84,9 @@ def counted(frame):
 
 class Driver:
     """
-    A process that runs batches or drains, with a transform in modules that only it can import.
+    A process that runs batches or drains. Only this process can import the modules of its transform.
 
-    It starts with the first batch, and again after it was killed or stopped.
+    It starts with the first batch, and restarts after a kill.
     """
 
     def __init__(self, home: Path, connection: dict[str, Any], conf: dict[str, str]) -> None:
@@ -98,7 +98,7 @@ class Driver:
 
     def begin(self, location: Location, *, drain: bool = False, **environment: str) -> None:
         """Start a batch."""
-        asked = {
+        variables = {
             "SLOW": "0",
             "FAILS": "",
             "SHUFFLE": "",
@@ -108,13 +108,15 @@ class Driver:
             "RUNNING": str(location.running),
             **environment,
         }
-        process = self._process = self._process or self._started()
+        process = self._process = self._process or self._start()
         assert process.stdin is not None
-        line = json.dumps({"location": str(location.root), "out": location.out, "drain": drain, "environment": asked})
+        line = json.dumps(
+            {"location": str(location.root), "out": location.out, "drain": drain, "environment": variables}
+        )
         process.stdin.write(line + "\n")
         process.stdin.flush()
 
-    def answer(self) -> Any:
+    def result(self) -> Any:
         """Return the result of the batch, or its ``error``."""
         assert self._process is not None
         assert self._process.stdout is not None
@@ -125,9 +127,9 @@ class Driver:
     def run(self, location: Location, *, drain: bool = False, **environment: str) -> Any:
         """Run a batch that must not fail."""
         self.begin(location, drain=drain, **environment)
-        answer = self.answer()
-        assert "error" not in answer, answer["error"]
-        return answer
+        result = self.result()
+        assert "error" not in result, result["error"]
+        return result
 
     def close(self) -> None:
         self.kill()
@@ -139,18 +141,18 @@ class Driver:
             self._process.communicate()
             self._process = None
 
-    def _started(self) -> subprocess.Popen[str]:
+    def _start(self) -> subprocess.Popen[str]:
         environment = {
             **os.environ, "AIRFLOW_CONN_SPARK_UNDER_TEST": json.dumps(self._connection), "CONF": json.dumps(self.conf),
             "PYTHONPATH": f"{self._home}:{Path(__file__).parents[2]}",
         }  # fmt: skip
-        with open(self._home / "stderr", "a") as told:
+        with open(self._home / "stderr", "a") as stderr:
             return subprocess.Popen(
                 [sys.executable, "-c", PROGRAM],
                 env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=told,
+                stderr=stderr,
                 text=True,
                 start_new_session=True,
             )
@@ -169,16 +171,16 @@ class Location:
             lines = [json.dumps({"id": n * rows + i, "day": f"d{i % 2}"}) for i in range(rows)]
             (self.root / "in" / f"{n}.json").write_text("\n".join(lines) + "\n")
 
-    def wait_until_it_is_written(self) -> psutil.Process:
+    def wait_for_task(self) -> psutil.Process:
         """Wait until a task reaches its sixth row, and return the executor that runs it."""
         deadline = time.monotonic() + 90
         while not self.running.exists() or not self.running.read_text().endswith("\n"):
-            assert time.monotonic() < deadline, "no task came to its sixth row"
+            assert time.monotonic() < deadline, "no task reached its sixth row"
             time.sleep(0.05)
         return psutil.Process(int(self.running.read_text().split()[0]))
 
     def check(self, rows: int) -> None:
-        """Check that every id exists once with its double, read by another engine, and that the log is clean."""
+        """Check with DuckDB that every id exists once with its double, and that the log is clean."""
         paths = [file.path for file in open_log(str(self.root / "log")).files()]
         files = [downloaded(path, self.root / "copies") if path.startswith("s3://") else path for path in paths]
         (found,) = duckdb.sql(
@@ -190,18 +192,18 @@ class Location:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    made = Cluster(tmp_path_factory.mktemp("cluster"))
-    with running(*made.servers):
-        yield made
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"))
+    with running(*cluster.servers):
+        yield cluster
 
 
 @pytest.fixture(scope="module")
 def driver(cluster: Cluster, s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
-    """Start a driver for the cluster. It is shared because executors take longer to start than a test takes."""
+    """Start a driver on the cluster. The tests share it, because executors take longer to start than a test takes."""
     conf = {**session_conf(), "spark.executor.memory": "512m", "spark.cores.max": "2"}
-    made = Driver(tmp_path_factory.mktemp("driver"), cluster.connection, conf)
-    yield made
-    made.kill()
+    driver = Driver(tmp_path_factory.mktemp("driver"), cluster.connection, conf)
+    yield driver
+    driver.kill()
 
 
 @pytest.fixture(scope="module")
@@ -209,9 +211,9 @@ def client(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Ite
     """Start a client of a Spark Connect server."""
     server = ConnectServer(tmp_path_factory.mktemp("connect"), s3_server.s3a_conf())
     with running(server):
-        made = Driver(tmp_path_factory.mktemp("client"), server.connection, {})
-        yield made
-        made.kill()
+        client = Driver(tmp_path_factory.mktemp("client"), server.connection, {})
+        yield client
+        client.kill()
 
 
 @pytest.fixture
@@ -234,15 +236,15 @@ def test_drain_on_a_cluster_with_a_transform_that_only_the_driver_can_import(
 
 
 @pytest.mark.parametrize("location", ["disk", "s3"], indirect=True)
-def test_executor_killed_while_it_writes_costs_a_task_and_no_row(
+def test_executor_killed_while_it_writes_loses_and_duplicates_no_rows(
     driver: Driver, location: Location, cluster: Cluster
 ) -> None:
     location.put(4, 60)
     driver.begin(location, SLOW="0.05")
-    executor = location.wait_until_it_is_written()
+    executor = location.wait_for_task()
     assert executor in cluster.executors()
     executor.kill()
-    assert driver.answer()["counts"]["read"] == 240
+    assert driver.result()["counts"]["read"] == 240
     location.check(240)
 
 
@@ -256,12 +258,12 @@ def test_executor_killed_while_it_writes_state_counts_each_record_once(
         (location.root / "in" / f"again-{path.name}").write_text(path.read_text())
     location.running.unlink()
     driver.begin(location, drain=True, STATE="yes", RUN="again", SLOW="0.05")
-    executor = location.wait_until_it_is_written()
+    executor = location.wait_for_task()
     assert executor in cluster.executors()
     executor.kill()
-    answer = driver.answer()
-    if "error" in answer:
-        assert "nothing became visible" in answer["error"]
+    result = driver.result()
+    if "error" in result:
+        assert "nothing became visible" in result["error"]
         driver.run(location, drain=True, STATE="yes", RUN="again")
     files = [file.path for file in open_log(str(location.root / "log")).files()]
     found = duckdb.sql(
@@ -271,7 +273,7 @@ def test_executor_killed_while_it_writes_state_counts_each_record_once(
     assert verify(str(location.root / "log")).findings == []
 
 
-def test_task_that_fails_once_is_retried_by_spark_and_duplicates_nothing(driver: Driver, location: Location) -> None:
+def test_task_that_fails_once_is_retried_by_spark_and_duplicates_no_rows(driver: Driver, location: Location) -> None:
     location.put(4, 40)
     failed = location.root / "failed"
     assert driver.run(location, FAILS=str(failed))["counts"]["read"] == 160
@@ -280,38 +282,38 @@ def test_task_that_fails_once_is_retried_by_spark_and_duplicates_nothing(driver:
     assert len(open_log(str(location.root / "log")).log.list_keys("attempts/")) == 1
 
 
-def test_nondeterministic_shuffle_that_is_repeated_duplicates_and_loses_nothing(
+def test_repeated_nondeterministic_shuffle_duplicates_and_loses_no_rows(
     driver: Driver, location: Location, cluster: Cluster
 ) -> None:
     """
-    An executor is lost with its output of a random shuffle, after some tasks have written their partitions of it.
+    Kill an executor after some tasks have written their partitions of a random shuffle. Its shuffle output is lost.
 
     Spark detects the change by checksums, and repeats the whole shuffle or fails the attempt. Without checksums rows are lost and duplicated (ADR 0015).
     """
     location.put(4, 60)
     driver.begin(location, SHUFFLE="yes", SLOW="0.05")
-    executor = location.wait_until_it_is_written()
+    executor = location.wait_for_task()
     time.sleep(4)  # two of four tasks take three seconds
     assert executor in cluster.executors()
     executor.kill()
-    answer = driver.answer()
-    if "error" in answer:
-        assert "nothing became visible" in answer["error"]
-        answer = driver.run(location, SHUFFLE="yes")
-    assert answer["counts"]["read"] == 240
+    result = driver.result()
+    if "error" in result:
+        assert "nothing became visible" in result["error"]
+        result = driver.run(location, SHUFFLE="yes")
+    assert result["counts"]["read"] == 240
     location.check(240)
 
 
 def test_driver_killed_on_a_cluster_is_restarted_and_commits_once(driver: Driver, location: Location) -> None:
     location.put(4, 60)
     driver.begin(location, SLOW="0.05")
-    location.wait_until_it_is_written()
+    location.wait_for_task()
     driver.kill()
     assert driver.run(location)["counts"]["read"] == 240
     location.check(240)
 
 
-def test_speculative_copies_of_slow_tasks_duplicate_nothing(driver: Driver, location: Location) -> None:
+def test_speculative_copies_of_slow_tasks_duplicate_no_rows(driver: Driver, location: Location) -> None:
     location.put(4, 40)
     driver.kill()
     driver.conf |= {
@@ -354,10 +356,10 @@ def test_killed_connect_server_fails_the_attempt_and_a_retry_commits_once(tmp_pa
     with running(server), closing(client):
         location.put(2, 60)
         client.begin(location, SLOW="0.05")
-        location.wait_until_it_is_written()
+        location.wait_for_task()
         server.kill()
         server.start()  # the client retries for ten minutes, and a restarted server does not know its session
-        error = client.answer()["error"]
+        error = client.result()["error"]
         assert "nothing became visible" in error or "nothing was staged" in error
         client.kill()
         assert client.run(location)["counts"]["read"] == 120

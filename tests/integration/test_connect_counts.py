@@ -1,4 +1,4 @@
-"""Records are counted correctly on Spark Connect for any transform, and in one pass if the server's plan shows that one is enough."""
+"""Counts of records on Spark Connect. They are correct for any transform, and need one pass if the server's plan shows that one is enough."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from pyspark.sql import functions as F
 def numbered(frame):
     return frame.select("id", F.row_number().over(Window.orderBy("id")).alias("n"))
 
-def asked_beside(frame):
+def with_a_subquery(frame):
     frame.createOrReplaceTempView("records")
     return frame.where("id in (select id from records)")
 
-def by_a_view(frame):
+def with_a_view(frame):
     frame.createOrReplaceTempView("twice")
     return frame.sparkSession.sql("select a.id from twice a join twice b on a.id = b.id")
 
@@ -44,21 +44,21 @@ def exploded(frame):
 
 passes = []
 real_once, real_count = remote.reads_input_once, staging.Staging._count
-def count(*given):
+def count(*args):
     passes.append(1)
-    return real_count(*given)
+    return real_count(*args)
 staging.Staging._count = count
-engine, told = SparkEngine(remote=sys.argv[1]), {}
-for transform in [*(t for t, _ in TRANSFORMS), numbered, asked_beside, by_a_view, upper, exploded]:
+engine, results = SparkEngine(remote=sys.argv[1]), {}
+for transform in [*(t for t, _ in TRANSFORMS), numbered, with_a_subquery, with_a_view, upper, exploded]:
     name = transform.__name__
     (pathlib.Path(sys.argv[2]) / name).mkdir()
     location = Location(pathlib.Path(sys.argv[2]) / name)
     location.put("a.json", "\\n".join([*GOOD_JSON, "", *BAD_JSON]))
     passes.clear()
     counts = location.run(location.pipeline(source=JSON, transform=transform), engine=engine).counts
-    right = (counts["read"], counts["quarantined"]) == (len(GOOD_JSON) + len(BAD_JSON), len(BAD_JSON))
-    told[name] = {"right": right, "passes": 1 + len(passes)}
-print("TOLD", json.dumps(told))
+    correct = (counts["read"], counts["quarantined"]) == (len(GOOD_JSON) + len(BAD_JSON), len(BAD_JSON))
+    results[name] = {"correct": correct, "passes": 1 + len(passes)}
+print("RESULTS", json.dumps(results))
 """
 
 
@@ -74,6 +74,6 @@ def test_records_are_counted_correctly_and_in_one_pass_if_the_plan_shows_it(tmp_
             check=False,
         )
     assert done.returncode == 0, done.stderr[-9000:]
-    told = json.loads(done.stdout.partition("TOLD ")[2])
-    assert {name for name, seen in told.items() if not seen["right"]} == set()
-    assert {name for name, seen in told.items() if seen["passes"] == 1} == ONE_PASS
+    results = json.loads(done.stdout.partition("RESULTS ")[2])
+    assert {name for name, result in results.items() if not result["correct"]} == set()
+    assert {name for name, result in results.items() if result["passes"] == 1} == ONE_PASS

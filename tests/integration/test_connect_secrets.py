@@ -1,4 +1,4 @@
-"""A Spark Connect server that keeps an event log never gets the broker's password in a form that it logs."""
+"""The event log of a Spark Connect server does not contain the broker's password."""
 
 from __future__ import annotations
 

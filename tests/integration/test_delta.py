@@ -1,4 +1,4 @@
-"""Delta tables on a real S3 server, built from files that Spark staged and read by Spark's own Delta, delta-rs and DuckDB."""
+"""Delta tables on a real S3 server, with files that Spark staged. Spark's Delta, delta-rs and DuckDB read the tables."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_rows_of_every_type_and_unusual_partition_are_equal_in_spark_delta_rs_an
 def test_rows_merged_by_key_are_equal_in_spark_and_delta_rs(
     spark: SparkSession, s3_server: S3Server, lake: str, table: str, arrivals: Path
 ) -> None:
-    """Rows of every type in unusual partitions. A third of them comes twice, in another partition and with another price."""
+    """The rows have every type and unusual partition values. A third of them comes twice, with another partition and price."""
     odd = [part for part in PARTS if part != "__HIVE_DEFAULT_PARTITION__"]
     first = [{**record(n), "p": odd[n % len(odd)]} for n in range(60)]
     (arrivals / "first.json").write_text("".join(json.dumps(row) + "\n" for row in first))
@@ -112,8 +112,8 @@ def test_rows_merged_by_key_are_equal_in_spark_and_delta_rs(
     assert run_batch(pipeline, run_key="all", drain=True).batches == 2
     arrive(arrivals, range(80, 83))
     assert run_batch(pipeline.replace(where="id < 0"), run_key="none").counts["written.table"] == 0
-    stayed = spark.read.schema(SCHEMA).json(str(arrivals / "first.json")).where("id < 40")
-    expected = stayed.union(spark.read.schema(SCHEMA).json(str(arrivals / "again.json"))).orderBy("id").collect()
+    unchanged = spark.read.schema(SCHEMA).json(str(arrivals / "first.json")).where("id < 40")
+    expected = unchanged.union(spark.read.schema(SCHEMA).json(str(arrivals / "again.json"))).orderBy("id").collect()
     assert spark_rows(spark, table) == expected
     read = DeltaTable(table, storage_options=s3_server.deltalake_options()).to_pyarrow_table().sort_by("id").to_pylist()
     assert [comparable(row) for row in read] == [comparable(row.asDict(recursive=True)) for row in expected]
@@ -121,7 +121,7 @@ def test_rows_merged_by_key_are_equal_in_spark_and_delta_rs(
 
 
 @pytest.mark.parametrize(
-    ("value", "says"),
+    ("value", "message"),
     [
         ("''", "would become null in the table"),
         ("'__HIVE_DEFAULT_PARTITION__'", "would become null"),
@@ -129,12 +129,12 @@ def test_rows_merged_by_key_are_equal_in_spark_and_delta_rs(
     ],
 )
 def test_partition_value_that_merged_rows_cannot_have_is_refused_before_the_commit(
-    spark: SparkSession, lake: str, arrivals: Path, value: str, says: str
+    spark: SparkSession, lake: str, arrivals: Path, value: str, message: str
 ) -> None:
     arrive(arrivals, range(3))
     sink = DeltaSink(f"{lake}/table", partition_by=["p"], mode="upsert", keys=["id"])
     pipeline = pipeline_to(f"{lake}/table", f"{lake}/log", arrivals, sinks={"table": sink})
-    with pytest.raises(DataError, match=says):
+    with pytest.raises(DataError, match=message):
         run_batch(pipeline.replace(transform=lambda frame: frame.selectExpr("id", f"{value} as p")), run_key="a")
     assert run_batch(pipeline, run_key="a").version == 0
 
@@ -143,7 +143,7 @@ CLAUSES = ["id < 31", "id >= 89", "price > 60.25", "at >= timestamp'2024-02-29 2
            "p = 'plain'", "p is null", "score > 29.6", "local < timestamp_ntz'2024-02-29 20:00:01'", "ok is null", "n.b is null"]  # fmt: skip
 
 
-def test_readers_skip_no_matching_row_by_statistics(spark: SparkSession, lake: str, arrivals: Path) -> None:
+def test_data_skipping_by_statistics_skips_no_matching_row(spark: SparkSession, lake: str, arrivals: Path) -> None:
     for first in range(0, 90, 30):
         arrive(arrivals, range(first, first + 30))
     table = f"{lake}/table"
@@ -154,8 +154,8 @@ def test_readers_skip_no_matching_row_by_statistics(spark: SparkSession, lake: s
         assert sorted(r["id"] for r in found.where(clause).collect()) == sorted(
             r["id"] for r in plain.where(clause).collect()
         ), clause
-    asked = ["count(*)", "min(id)", "max(id)", "min(at)", "max(at)", "min(day)", "max(price)"]
-    assert found.selectExpr(*asked).collect() == plain.selectExpr(*asked).collect()
+    aggregates = ["count(*)", "min(id)", "max(id)", "min(at)", "max(at)", "min(day)", "max(price)"]
+    assert found.selectExpr(*aggregates).collect() == plain.selectExpr(*aggregates).collect()
     files = found.where("id < 10").inputFiles(), found.inputFiles()
     assert 0 < len(files[0]) < len(files[1])
 
@@ -182,7 +182,7 @@ def test_type_that_delta_lacks_is_refused_before_the_commit(spark: SparkSession,
 def test_types_that_differ_between_batches_are_read_unchanged_in_spark_and_delta_rs(
     spark: SparkSession, lake: str, arrivals: Path, tmp_path: Path
 ) -> None:
-    """Each batch must fit the types of a new table. Struct fields are added, and an untyped column is left out until a batch has its type."""
+    """Each batch must fit the types of a new table. Struct fields are added. An untyped column is omitted until a batch has its type."""
     table = str(tmp_path / "table")
     pipeline = pipeline_to(table, f"{lake}/log", arrivals, sinks={"table": DeltaSink(table)})
     selects = [
@@ -225,7 +225,7 @@ def _split(select: str) -> list[str]:
 def test_table_that_spark_created_with_requirements_is_correct_for_spark_after_each_publish(
     spark: SparkSession, lake: str, arrivals: Path, tmp_path: Path
 ) -> None:
-    """Test NOT NULL, VARCHAR, change data feed and v2 checkpoints. Spark counts, compacts and lists the changes."""
+    """The table has NOT NULL and VARCHAR columns, a change data feed and v2 checkpoints. Spark counts, compacts and lists the changes."""
     table = str(tmp_path / "table")
     spark.sql(
         f"CREATE TABLE delta.`{table}` (id long NOT NULL, v varchar(3), s struct<a: int NOT NULL, b: int>) USING delta "
@@ -234,13 +234,13 @@ def test_table_that_spark_created_with_requirements_is_correct_for_spark_after_e
     pipeline = pipeline_to(table, f"{lake}/log", arrivals, sinks={"table": DeltaSink(table)})
     good = ["id", "substring(p, 1, 3) v", "named_struct('a', cast(id as int), 'b', null) s"]
     arrive(arrivals, range(10))
-    for select, says in [
+    for select, message in [
         (["if(id = 3, null, id) id", *good[1:]], "NOT NULL"),
         ([*good[:2], "if(id = 3, null, named_struct('a', 1, 'b', 1)) s"], "NOT NULL"),
         (["id", "repeat('é', 4) v", good[2]], "VARCHAR"),
         (["id", "array(id) v", good[2]], "another type"),
     ]:
-        with pytest.raises(DataError, match=says):
+        with pytest.raises(DataError, match=message):
             run_batch(pipeline.replace(transform=lambda frame, s=select: frame.selectExpr(*s)), run_key="a")
     spec = pipeline.replace(transform=lambda frame: frame.selectExpr(*good))
     run_batch(spec, run_key="a")
@@ -287,8 +287,8 @@ def test_two_concurrent_publishing_processes_add_each_version_once(
         from airflow_provider_streamsem.protocol.entries import Marker
         from airflow_provider_streamsem.stores.dataset import open_dataset
         pipeline = from_json(json.loads({spec!r}))
-        there = open_pipeline(pipeline, open_commit_log(pipeline.log))
-        batch = batch_of(there, there.head.outcome, there.head.outcome_sha, "table")
+        opened = open_pipeline(pipeline, open_commit_log(pipeline.log))
+        batch = batch_of(opened, opened.head.outcome, opened.head.outcome_sha, "table")
         data = open_dataset({table!r})
         sink = pipeline.sinks["table"]
         for line in sys.stdin:
@@ -299,9 +299,9 @@ def test_two_concurrent_publishing_processes_add_each_version_once(
                 data.create(key, data.read(file.key))
                 files.append(replace(file, key=key))
             last = Marker(version=version - 1, outcome=batch.outcome)
-            made = replace(batch, expected_marker=last, version=version, root=version, committable=replace(batch.committable, files=tuple(files)))
-            answer = sink.publish(made, None)
-            print("passed" if answer is None else answer.result, flush=True)
+            copy = replace(batch, expected_marker=last, version=version, root=version, committable=replace(batch.committable, files=tuple(files)))
+            receipt = sink.publish(copy, None)
+            print("newer" if receipt is None else receipt.result, flush=True)
     """)
     processes = [
         subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -309,17 +309,17 @@ def test_two_concurrent_publishing_processes_add_each_version_once(
     ]
     *first, late = processes
 
-    def say(process: Any, version: int) -> None:
+    def send(process: Any, version: int) -> None:
         process.stdin.write(f"{version}\n")
         process.stdin.flush()
 
     for version in range(1, ROUNDS + 1):
         for process in first:
-            say(process, version)
+            send(process, version)
         assert {process.stdout.readline().strip() for process in first} <= {"applied"}
     for version in range(1, ROUNDS + 1):
-        say(late, version)
-        assert late.stdout.readline().strip() == ("passed" if version < ROUNDS else "applied")
+        send(late, version)
+        assert late.stdout.readline().strip() == ("newer" if version < ROUNDS else "applied")
     for process in processes:
         process.stdin.close()
         assert process.wait(30) == 0
@@ -342,39 +342,39 @@ def test_publisher_crash_around_any_table_write_on_s3_then_retry_publishes_once(
         monkeypatch.setattr(owner, name, step_by_step(name, getattr(owner, name), lambda step: steps(step)))
 
     def batches(sink: DeltaSink) -> list[Batch]:
-        made: list[Batch] = []
+        batches: list[Batch] = []
         for version, ids in enumerate(([1, 2], [3], [1, 3, 20] if merges else [10, 20])):
             sink_file = io.BytesIO()
             pyarrow.parquet.write_table(pyarrow.table({"id": ids, "v": [version] * len(ids)}), sink_file)
             assert sink.dataset().create(f"data/{version}/a/part-0.parquet", sink_file.getvalue())
-            replaced = made[0].committable if version == 2 and not merges else None
-            made.append(
+            replaced = batches[0].committable if version == 2 and not merges else None
+            batches.append(
                 Batch(pipeline_uuid="u", sink="t", version=version, outcome=outcome_of(version), expected_marker=before(version),
                       committable=sink.collect(version, "a"), root=0 if replaced else version,
                       schema=schema_of(id="long", v="long"), replaced=replaced)
             )  # fmt: skip
-        return made
+        return batches
 
-    def play(number: int, at: int | None) -> list[str]:
+    def run_with_crash(number: int, at: int | None) -> list[str]:
         nonlocal steps
-        taken: list[str] = []
+        names: list[str] = []
         sink = DeltaSink(f"{lake}/table-{number}", mode=mode, keys=["id"] if merges else [])
         steps = Steps(at)
         for batch in batches(sink):
             with suppress(Crash):
                 sink.publish(batch, None)  # type: ignore[arg-type]
             watched, steps = steps, Steps()
-            answered = sink.publish(batch, None)  # type: ignore[arg-type]
-            assert answered is not None
-            assert answered.result == "applied"
+            receipt = sink.publish(batch, None)  # type: ignore[arg-type]
+            assert receipt is not None
+            assert receipt.result == "applied"
             steps = Steps() if watched.died else watched
-            taken += watched.taken if watched.died or batch.version == 2 else []
+            names += watched.taken if watched.died or batch.version == 2 else []
         read = DeltaTable(f"{lake}/table-{number}", storage_options=s3_server.deltalake_options()).to_pyarrow_table()
         rows = sorted((row["id"], row["v"]) for row in read.to_pylist())
         assert rows == ([(1, 2), (2, 0), (3, 2), (20, 2)] if merges else [(3, 1), (10, 2), (20, 2)])
-        return taken
+        return names
 
-    alone = play(0, None)
-    assert len(alone) == 8
-    for at in range(len(alone)):
-        assert play(at + 1, at)[: at + 1] == alone[: at + 1]
+    all_steps = run_with_crash(0, None)
+    assert len(all_steps) == 8
+    for at in range(len(all_steps)):
+        assert run_with_crash(at + 1, at)[: at + 1] == all_steps[: at + 1]

@@ -1,4 +1,4 @@
-"""Iceberg tables that Spark staged: through a real REST catalog, on a real S3 server, read by independent engines."""
+"""Iceberg tables in a real REST catalog and on a real S3 server, with files that Spark staged. Independent engines read the tables."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ ODD = ["plain", "a/b", "50%", "two words", "ünï", "", None, "x" * 300, "=", "_
 
 @pytest.fixture(scope="module")
 def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestCatalog]:
-    made = RestCatalog(tmp_path_factory.mktemp("iceberg"))
-    with running(made):
-        yield made
+    server = RestCatalog(tmp_path_factory.mktemp("iceberg"))
+    with running(server):
+        yield server
 
 
 def wide(frame: DataFrame) -> DataFrame:
@@ -92,8 +92,8 @@ def test_rows_through_a_rest_catalog_are_equal_for_pyiceberg_spark_and_duckdb(
     assert [read[n]["p"] for n in range(36)] == ODD * 3
     assert [read[n]["even"] for n in range(36)] == [(n % 2 == 0) != (12 <= n < 24) for n in range(36)]
     for odd in ODD:
-        wanted = IsNull("p") if odd is None else EqualTo("p", odd)
-        assert sorted({row["p"] for row in table.scan(row_filter=wanted).to_arrow().to_pylist()}, key=str) == [odd]
+        row_filter = IsNull("p") if odd is None else EqualTo("p", odd)
+        assert sorted({row["p"] for row in table.scan(row_filter=row_filter).to_arrow().to_pylist()}, key=str) == [odd]
     columns = [
         "id",
         "p",
@@ -122,13 +122,13 @@ def test_rows_through_a_rest_catalog_are_equal_for_pyiceberg_spark_and_duckdb(
         "`inner`.a = 7": [7],
         "day = date'1969-12-31' AND p = 'a/b'": [1, 13, 25],
     }
-    everything, micros, *filtered = read_by_spark(
+    all_rows, micros, *filtered = read_by_spark(
         catalog,
         f"SELECT {', '.join(columns).format(0)} FROM lake.lake.wide",
         "SELECT id, unix_micros(at), unix_micros(cast(local as timestamp)) FROM lake.lake.wide",
         *(f"SELECT id FROM lake.lake.wide WHERE {clause}" for clause in clauses),
     )
-    assert sorted(everything) == expected
+    assert sorted(all_rows) == expected
     assert sorted(micros) == [[n, n * 1_000_001 - 5_000_000, n * 1_000_001] for n in range(36)]
     for (clause, ids), found in zip(clauses.items(), filtered, strict=True):
         assert sorted(found) == [[n] for n in ids], clause
@@ -141,27 +141,27 @@ def test_two_concurrent_publishers_and_a_late_one_over_rest_in_every_round(
 ) -> None:
     location = {"type": "rest", "uri": catalog.url}
     lake = Lake(tmp_path).with_options(table="lake.race", properties=location)
-    answers: list[Any] = []
+    receipts: list[Any] = []
     for version in range(ROUNDS):
         batch, gate = lake.batch(version, [version]), threading.Barrier(2)
 
         def enter(batch: Any = batch, gate: Any = gate) -> None:
             gate.wait()
-            answers.append(lake.publish(batch))
+            receipts.append(lake.publish(batch))
 
         threads = [threading.Thread(target=enter) for _ in range(2)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        answers.append(lake.publish(batch))  # late
+        receipts.append(lake.publish(batch))  # late
     table = load_catalog("default", **location).load_table("lake.race")
-    assert [answer.result for answer in answers] == ["applied"] * 3 * ROUNDS
+    assert [receipt.result for receipt in receipts] == ["applied"] * 3 * ROUNDS
     assert sorted(table.scan().to_arrow()["id"].to_pylist()) == list(range(ROUNDS))
 
 
 def test_reprocessing_of_rows_that_spark_deleted_is_refused(catalog: RestCatalog, tmp_path: Path) -> None:
-    """With merge-on-read the data file stays, with a delete file beside it."""
+    """With merge-on-read, Spark keeps the data file and adds a delete file."""
     lake = Lake(tmp_path).with_options(table="lake.mor", properties={"type": "rest", "uri": catalog.url})
     first = lake.batch(0, [1, 2, 3])
     lake.publish(first)

@@ -1,4 +1,4 @@
-"""The Kafka source on a real broker, read by real Spark: each record that a consumer would read is committed once."""
+"""The Kafka source on a real broker with real Spark. Each record that a consumer would read is committed once."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def numbers(first: int, last: int) -> list[str]:
     return [str(n) for n in range(first, last)]
 
 
-def counted(first: int, last: int) -> Counter[str]:
+def count_of(first: int, last: int) -> Counter[str]:
     return Counter(numbers(first, last))
 
 
-def dies_after_its_plan(topics: Topics, pipeline: object, run_key: str) -> None:
-    """Store the plan of a run, then let its process die."""
+def crash_after_plan(topics: Topics, pipeline: object, run_key: str) -> None:
+    """Run a batch in a process that dies after it has stored the plan."""
 
     class Dies(RowsEngine):
         def stage(self, job: object, log: object) -> object:  # type: ignore[override]
@@ -68,7 +68,7 @@ def test_drain_reads_every_record_of_every_partition_once_up_to_its_frozen_end(t
     assert topics.run(spec, "first").counts["read"] == 300
     assert lag(spec).lag == 50
     assert topics.run(spec, "second").counts["read"] == 50
-    topics.check(counted(0, 350))
+    topics.check(count_of(0, 350))
 
 
 def test_kafka_columns_match_the_record(topics: Topics) -> None:
@@ -84,7 +84,7 @@ def test_open_committed_and_aborted_transactions_are_read_as_by_a_consumer(topic
     topics.transaction("a", numbers(0, 10)).commit_transaction(30)
     topics.transaction("a", numbers(900, 950)).abort_transaction(30)
     topics.put("a", numbers(10, 15))
-    topics.ended("a")
+    topics.wait_for_transactions("a")
     still_open = topics.transaction("a", numbers(20, 25))
     topics.put("a", numbers(15, 20))  # behind the open transaction, so beyond the last stable offset
     spec = topics.pipeline("a")
@@ -92,9 +92,9 @@ def test_open_committed_and_aborted_transactions_are_read_as_by_a_consumer(topic
     assert first.counts["read"] == 15
     assert topics.run(spec, "r2").status == "empty"
     still_open.commit_transaction(30)
-    topics.ended("a")
+    topics.wait_for_transactions("a")
     assert topics.run(spec, "r3").counts["read"] == 10
-    topics.check(counted(0, 25))
+    topics.check(count_of(0, 25))
     assert topics.read("a") == topics.values()
 
 
@@ -108,7 +108,7 @@ def test_uncommitted_records_are_read_only_with_read_uncommitted(topics: Topics)
 def test_range_of_only_aborted_records_commits_no_row_and_advances(topics: Topics) -> None:
     topics.create("a", 1)
     topics.transaction("a", numbers(0, 30)).abort_transaction(30)
-    topics.ended("a")
+    topics.wait_for_transactions("a")
     spec = topics.pipeline("a")
     assert (topics.run(spec, "r1").status, topics.values()) == ("committed", Counter())
     topics.put("a", ["x"])
@@ -116,7 +116,7 @@ def test_range_of_only_aborted_records_commits_no_row_and_advances(topics: Topic
     topics.check(Counter("x"))
 
 
-def test_compacted_offsets_are_no_loss_and_rows_are_counted(topics: Topics) -> None:
+def test_compacted_offsets_are_not_reported_as_lost(topics: Topics) -> None:
     topics.create("a", 1, **COMPACTED)
     for n in range(200):
         topics.put("a", [f"v{n}"], key=str(n % 5).encode())
@@ -128,7 +128,7 @@ def test_compacted_offsets_are_no_loss_and_rows_are_counted(topics: Topics) -> N
     result = topics.run(spec, "r")
     assert result.ranges[next(iter(result.ranges))] == (0, 200)
     assert result.counts["read"] == sum(topics.values().values()) < 200
-    assert topics.read("a") - topics.values() == Counter(), "a record that is still there was not read"
+    assert topics.read("a") - topics.values() == Counter(), "a record of the topic was not read"
 
 
 def test_reprocessing_a_version_whose_records_were_compacted_or_expired_changes_nothing(topics: Topics) -> None:
@@ -150,7 +150,7 @@ def test_reprocessing_a_version_whose_records_were_compacted_or_expired_changes_
     topics.until(lambda: sum(topics.read("a").values()) < 10, 60)
     with pytest.raises(SourceChangedError, match="fewer records than the replaced version read"):
         reprocess(spec, 0)
-    topics.forget_below("b", 0, 1)
+    topics.delete_below("b", 0, 1)
     with pytest.raises(SourceChangedError, match="no longer has the planned offsets"):
         reprocess(spec, 0)
     topics.check(before)
@@ -166,7 +166,7 @@ def test_added_partitions_are_read_from_their_beginning(topics: Topics) -> None:
     topics.put("a", numbers(10, 20), partition=2)
     topics.put("a", numbers(20, 25), partition=0)
     topics.run(spec, "r2")
-    topics.check(counted(10, 25))
+    topics.check(count_of(10, 25))
 
 
 def test_recreated_topic_is_not_mistaken_for_the_old_one(topics: Topics) -> None:
@@ -182,11 +182,11 @@ def test_recreated_topic_is_not_mistaken_for_the_old_one(topics: Topics) -> None
     with pytest.raises(SourceChangedError, match="recreated"):
         topics.run(spec, "r2")
     topics.run(spec.replace(on_data_loss="record_gap"), "r2")
-    topics.check(counted(0, 10) + counted(100, 130))
+    topics.check(count_of(0, 10) + count_of(100, 130))
 
 
-@pytest.mark.parametrize("made_again", [False, True])
-def test_topic_deleted_during_a_drain_is_a_gap_up_to_the_target(topics: Topics, made_again: bool) -> None:
+@pytest.mark.parametrize("is_recreated", [False, True])
+def test_topic_deleted_during_a_drain_is_a_gap_up_to_the_target(topics: Topics, is_recreated: bool) -> None:
     topics.create("a", 1)
     topics.create("b", 1)
     topics.put("a", numbers(0, 10))
@@ -195,29 +195,29 @@ def test_topic_deleted_during_a_drain_is_a_gap_up_to_the_target(topics: Topics, 
     spec = topics.pipeline(source=pattern, limits=Limits(max_rows=6))
     deleted: list[str] = []
 
-    def deletes(frame: DataFrame) -> DataFrame:
+    def delete_topic(frame: DataFrame) -> DataFrame:
         if not deleted:
             deleted.append("a")
             topics.delete("a")
         return frame
 
     with pytest.raises((SourceChangedError, StageError)):  # either Spark or the check after the read detects it first
-        topics.run(spec.replace(transform=deletes), "r")
-    if made_again:
+        topics.run(spec.replace(transform=delete_topic), "r")
+    if is_recreated:
         topics.create("a", 1)
         topics.put("a", numbers(50, 55))
     result = topics.run(spec.replace(on_data_loss="record_gap"), "r")
     assert result.counts["gaps"] == 10
-    topics.check(counted(10, 20))
+    topics.check(count_of(10, 20))
     topics.run(spec.replace(on_data_loss="record_gap"), "rest")
-    topics.check(counted(10, 20) + (counted(50, 55) if made_again else Counter()))
+    topics.check(count_of(10, 20) + (count_of(50, 55) if is_recreated else Counter()))
 
 
 def test_recreated_planned_topic_discards_the_attempt(topics: Topics) -> None:
     topics.create("a", 1)
     topics.put("a", numbers(0, 10))
     spec = topics.pipeline("a")
-    dies_after_its_plan(topics, spec, "r")
+    crash_after_plan(topics, spec, "r")
     topics.delete("a")
     topics.create("a", 1)
     topics.put("a", numbers(50, 70))
@@ -226,23 +226,23 @@ def test_recreated_planned_topic_discards_the_attempt(topics: Topics) -> None:
     assert topics.values() == Counter()
     result = topics.run(spec.replace(on_data_loss="record_gap"), "r", drain=False)
     assert (result.counts["gaps"], result.counts["read"]) == (10, 20)
-    topics.check(counted(50, 70))
+    topics.check(count_of(50, 70))
 
 
 def test_topic_recreated_while_spark_reads_discards_the_attempt(topics: Topics) -> None:
-    """The new topic has as many records at the same offsets. Spark detects nothing, only the check after the read does."""
+    """The new topic has as many records at the same offsets. Spark does not detect the change. The check after the read does."""
     topics.create("a", 1)
     topics.put("a", numbers(0, 10))
     spec = topics.pipeline("a")
 
-    def recreates(frame: DataFrame) -> DataFrame:
+    def recreate_topic(frame: DataFrame) -> DataFrame:
         topics.delete("a")
         topics.create("a", 1)
         topics.put("a", numbers(50, 60))
         return frame
 
     with pytest.raises(SourceChangedError, match="deleted and recreated; nothing became visible"):
-        topics.run(spec.replace(transform=recreates), "r")
+        topics.run(spec.replace(transform=recreate_topic), "r")
     assert topics.values() == Counter()
 
 
@@ -250,13 +250,13 @@ def test_retry_reads_the_planned_range_though_more_records_arrived(topics: Topic
     topics.create("a", 2)
     topics.put("a", numbers(0, 50), partition=0)
     spec = topics.pipeline("a")
-    dies_after_its_plan(topics, spec, "r")
+    crash_after_plan(topics, spec, "r")
     topics.put("a", numbers(50, 80), partition=0)
     topics.put("a", numbers(80, 90), partition=1)
     assert topics.run(spec, "r", drain=False).counts["read"] == 50
-    topics.check(counted(0, 50))
+    topics.check(count_of(0, 50))
     topics.run(spec, "r2")
-    topics.check(counted(0, 90))
+    topics.check(count_of(0, 90))
 
 
 def test_retention_of_unplanned_records_fails_the_run_or_is_recorded_as_a_gap(topics: Topics) -> None:
@@ -266,34 +266,34 @@ def test_retention_of_unplanned_records_fails_the_run_or_is_recorded_as_a_gap(to
     spec = topics.pipeline("a")
     topics.run(spec, "r1")
     topics.put("a", numbers(100, 150), partition=0)
-    topics.forget_below("a", 0, 70)
+    topics.delete_below("a", 0, 70)
     with pytest.raises(SourceChangedError, match=r"lost=.*\(50, 70\)"):
         topics.run(spec, "r2")
     result = topics.run(spec.replace(on_data_loss="record_gap"), "r2")
     assert (result.counts["gaps"], result.counts["read"]) == (20, 30)
-    topics.check(counted(0, 60) + counted(120, 150))
+    topics.check(count_of(0, 60) + count_of(120, 150))
 
 
 def test_retention_of_a_planned_range_is_named_or_becomes_a_gap_of_a_new_plan(topics: Topics) -> None:
     topics.create("a", 1)
     topics.put("a", numbers(0, 50))
     spec = topics.pipeline("a")
-    dies_after_its_plan(topics, spec, "r")
-    topics.forget_below("a", 0, 30)
+    crash_after_plan(topics, spec, "r")
+    topics.delete_below("a", 0, 30)
     with pytest.raises(SourceChangedError, match="first=30"):
         topics.run(spec, "r", drain=False)
     assert topics.run(spec.replace(on_data_loss="record_gap"), "r", drain=False).counts["gaps"] == 30
-    topics.check(counted(30, 50))
+    topics.check(count_of(30, 50))
 
 
 def test_executors_fail_on_missing_offsets_instead_of_reading_others(topics: Topics, spark: SparkSession) -> None:
-    """Spark itself must fail on missing offsets between the checks before and after the read."""
+    """If records expire between the checks before and after the read, Spark itself must fail."""
     topics.create("a", 1)
     topics.put("a", numbers(0, 50))
     source = topics.pipeline("a").source
     (partition,) = source.initial_offsets()
     topic_id = partition.partition("@")[2]
-    topics.forget_below("a", 0, 30)
+    topics.delete_below("a", 0, 30)
     loaded = source.load(spark, [RangePin(topics.name("a"), topic_id, 0, 0, 50, 0)])
     with pytest.raises(Exception, match=r"Could not read records in offset \[0, 50\)"):
         loaded.frame.count()
@@ -325,10 +325,10 @@ def test_several_topics_and_a_pattern_with_a_topic_that_appears_later(topics: To
     topics.create("x.c", 1)
     topics.put("x.c", numbers(50, 60))
     topics.run(by_pattern, "r2")
-    topics.check(counted(0, 20) + counted(50, 60))
+    topics.check(count_of(0, 20) + count_of(50, 60))
     both = Topics(topics.broker, topics.location / "both", topics.prefix)
     both.run(both.pipeline("x.a", "y"), "r")
-    both.check(counted(0, 10) + counted(20, 30))
+    both.check(count_of(0, 10) + count_of(20, 30))
 
 
 def test_record_with_a_timestamp_that_spark_cannot_read_is_named_and_can_be_skipped(topics: Topics) -> None:
@@ -340,7 +340,7 @@ def test_record_with_a_timestamp_that_spark_cannot_read_is_named_and_can_be_skip
     with pytest.raises(DataError, match="a timestamp after the year 294246") as caught:
         topics.run(pipeline, "first")
     assert "transform" not in str(caught.value)
-    topics.forget_below("a", 0, 2)
+    topics.delete_below("a", 0, 2)
     topics.run(pipeline.replace(on_data_loss="record_gap"), "first")
     topics.check(Counter(["next"]))
 
@@ -353,12 +353,12 @@ def test_starting_positions(topics: Topics) -> None:
     for n, (starting, first) in enumerate(
         (("earliest", 0), ("latest", 20), (at, 10), ({f"{topics.name('a')}-0": 7}, 7))
     ):
-        here = Topics(topics.broker, topics.location / str(n), topics.prefix)
-        spec = here.pipeline("a", source={"starting": starting})
+        own_topics = Topics(topics.broker, topics.location / str(n), topics.prefix)
+        spec = own_topics.pipeline("a", source={"starting": starting})
         (offset,) = spec.source.initial_offsets().values()
         assert offset == first
-        here.run(spec, "r")
-        here.check(counted(first, 20))
+        own_topics.run(spec, "r")
+        own_topics.check(count_of(first, 20))
     (found,) = topics.pipeline("a").source.offsets_for_time(1_000_001).values()  # type: ignore[attr-defined]
     assert found == 10
     (found,) = topics.pipeline("a").source.offsets_for_time(9_000_000).values()  # type: ignore[attr-defined]
@@ -369,34 +369,34 @@ def test_starting_positions(topics: Topics) -> None:
     topics.put("a", numbers(20, 25))
     newest = Topics(topics.broker, topics.location / "1", topics.prefix)
     newest.run(newest.pipeline("a", source={"starting": "latest"}), "r2")
-    newest.check(counted(20, 25))
+    newest.check(count_of(20, 25))
 
 
 def test_few_rows_wait_until_max_delay_is_over(topics: Topics) -> None:
     topics.create("a", 1)
     topics.put("a", numbers(0, 5))
     spec = topics.pipeline("a", limits=Limits(min_rows=20, max_delay_s=600))
-    topics.run(spec, "r1")  # nothing is committed yet, so no row has to wait
+    topics.run(spec, "r1")  # no version is committed yet, so no row has to wait
     topics.put("a", numbers(5, 10))
     assert topics.run(spec, "r2").status == "empty"
-    impatient = spec.replace(limits=Limits(min_rows=20, max_delay_s=1))
+    short_delay = spec.replace(limits=Limits(min_rows=20, max_delay_s=1))
     time.sleep(1.1)
-    assert topics.run(impatient, "r3").counts["read"] == 5
+    assert topics.run(short_delay, "r3").counts["read"] == 5
     topics.put("a", numbers(10, 40))
     assert topics.run(spec, "r4").counts["read"] == 30
-    topics.check(counted(0, 40))
+    topics.check(count_of(0, 40))
 
 
 @pytest.fixture
 def own_broker(tmp_path: Path) -> Iterator[Broker]:
     """Start a broker that the test may stop."""
-    made = Broker(tmp_path / "broker")
-    made.start()
-    yield made
-    made.stop()
+    broker = Broker(tmp_path / "broker")
+    broker.start()
+    yield broker
+    broker.stop()
 
 
-def ten_committed(own_broker: Broker, tmp_path: Path) -> tuple[Topics, Pipeline]:
+def commit_ten_records(own_broker: Broker, tmp_path: Path) -> tuple[Topics, Pipeline]:
     """Create a topic of one partition with ten records, and a pipeline that has committed them."""
     topics = Topics(own_broker, tmp_path)
     topics.create("a", 1)
@@ -413,41 +413,41 @@ def restart(topics: Topics) -> None:
 
 
 def tail_loss(topics: Topics) -> Callable[[], None]:
-    """Return a function that kills the broker and restarts it without the records that were written since."""
+    """Return a function that kills the broker, truncates the partition to its current length, and restarts the broker."""
     log = topics.broker.data / f"{topics.name('a')}-0" / "00000000000000000000.log"
-    kept = log.stat().st_size
+    size = log.stat().st_size
 
     def lose() -> None:
         topics.broker.kill()
-        os.truncate(log, kept)
+        os.truncate(log, size)
         restart(topics)
 
     return lose
 
 
-def test_broker_that_is_down_fails_the_run_and_nothing_is_lost_after_its_restart(
+def test_stopped_broker_fails_the_run_and_no_record_is_lost_after_its_restart(
     own_broker: Broker, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("airflow_provider_streamsem.connectors.kafka.cluster.TIMEOUT_S", 3.0)
-    topics, spec = ten_committed(own_broker, tmp_path)
+    topics, spec = commit_ten_records(own_broker, tmp_path)
     topics.put("a", numbers(10, 20))
     own_broker.kill()
     with pytest.raises(UnavailableError, match="this request wrote no records"):
         topics.run(spec, "r2")
     restart(topics)
     topics.run(spec, "r2")
-    topics.check(counted(0, 20))
+    topics.check(count_of(0, 20))
 
 
 def test_truncated_partition_that_has_grown_again_is_detected(
     own_broker: Broker, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """An unclean leader election does this: the tail is lost, and a new leader writes other records at the same offsets."""
-    topics, spec = ten_committed(own_broker, tmp_path)
+    """In an unclean leader election, the tail is lost, and a new leader writes other records at the same offsets."""
+    topics, spec = commit_ten_records(own_broker, tmp_path)
     lose_the_tail = tail_loss(topics)
     topics.put("a", numbers(10, 20))
     topics.run(spec, "r2")
-    assert topics.values() == counted(0, 20)
+    assert topics.values() == count_of(0, 20)
     lose_the_tail()
     with pytest.raises(SourceChangedError, match="truncated"):
         topics.run(spec, "r3")
@@ -460,39 +460,39 @@ def test_truncated_partition_that_has_grown_again_is_detected(
 def test_partition_truncated_below_a_planned_range_is_detected_though_it_has_grown_again(
     own_broker: Broker, spark: SparkSession, tmp_path: Path, on_data_loss: str
 ) -> None:
-    topics, spec = ten_committed(own_broker, tmp_path)
+    topics, spec = commit_ten_records(own_broker, tmp_path)
     lose_the_tail = tail_loss(topics)
     topics.put("a", numbers(10, 20))
-    dies_after_its_plan(topics, spec, "r2")
+    crash_after_plan(topics, spec, "r2")
     lose_the_tail()
     topics.put("a", numbers(100, 150))
     for _ in range(2):
         with pytest.raises(SourceChangedError, match="truncated below the planned end"):
             topics.run(spec.replace(on_data_loss=on_data_loss), "r2", drain=False)
-    assert topics.values() == counted(0, 10)
+    assert topics.values() == count_of(0, 10)
 
 
 def test_partition_truncated_and_grown_again_while_spark_reads_discards_the_attempt(
     own_broker: Broker, spark: SparkSession, tmp_path: Path
 ) -> None:
-    topics, spec = ten_committed(own_broker, tmp_path)
+    topics, spec = commit_ten_records(own_broker, tmp_path)
     lose_the_tail = tail_loss(topics)
     topics.put("a", numbers(10, 20))
 
-    def loses(frame: DataFrame) -> DataFrame:
+    def truncate_and_write(frame: DataFrame) -> DataFrame:
         lose_the_tail()
         topics.put("a", numbers(100, 150))
         return frame
 
     with pytest.raises(SourceChangedError, match="truncated below the planned end"):
-        topics.run(spec.replace(transform=loses), "r2", drain=False)
-    assert topics.values() == counted(0, 10)
+        topics.run(spec.replace(transform=truncate_and_write), "r2", drain=False)
+    assert topics.values() == count_of(0, 10)
 
 
-def test_leader_change_alone_stops_nothing(own_broker: Broker, spark: SparkSession, tmp_path: Path) -> None:
-    topics, spec = ten_committed(own_broker, tmp_path)
+def test_leader_change_without_truncation_is_accepted(own_broker: Broker, spark: SparkSession, tmp_path: Path) -> None:
+    topics, spec = commit_ten_records(own_broker, tmp_path)
     own_broker.stop()
     restart(topics)
     topics.put("a", numbers(10, 20))
     topics.run(spec, "r2")
-    topics.check(counted(0, 20))
+    topics.check(count_of(0, 20))

@@ -1,4 +1,4 @@
-"""Keys and values decoded on real Spark from a real broker: invalid ones are quarantined with their location, and secrets are written nowhere."""
+"""Decoding of keys and values on real Spark from a real broker. Invalid ones are quarantined with their location, and no secret is stored."""
 
 from __future__ import annotations
 
@@ -103,15 +103,17 @@ def test_harness_gives_a_transform_the_same_input_as_a_real_broker(
 
     spec = topics.pipeline("h", source={"value": value}, transform=transform)
     topics.run(spec, "r")
-    given = PipelineHarness(spec, tmp_path / "harness", spark=spark).run(messages)
+    harness_result = PipelineHarness(spec, tmp_path / "harness", spark=spark).run(messages)
     real = read_committed(spark, str(topics.location / "log")).toArrow().to_pylist()
-    assert sorted(given.rows(), key=str) == sorted(real, key=str)
+    assert sorted(harness_result.rows(), key=str) == sorted(real, key=str)
     assert len(real) == (6 if value is None else 3)
-    assert sorted(given.quarantined, key=str) == sorted(open_log(str(topics.location / "log")).quarantined(), key=str)
+    assert sorted(harness_result.quarantined, key=str) == sorted(
+        open_log(str(topics.location / "log")).quarantined(), key=str
+    )
     assert len(set(seen)) == 1
 
 
-def test_only_the_key_is_decoded_beside_a_binary_value(topics: Topics) -> None:
+def test_key_is_decoded_and_a_binary_value_is_unchanged(topics: Topics) -> None:
     topics.create("a", 1)
     topics.put("a", [b"\x00raw"], key=b'{"id": 7}')
     topics.run(topics.pipeline("a", source={"key": Json("id long")}), "r")
@@ -175,7 +177,7 @@ def test_invalid_avro_key_is_quarantined_with_its_location_key_and_value(topics:
     ]
 
 
-def test_source_without_records_has_its_columns_and_asks_no_schema_registry(
+def test_source_without_records_has_its_columns_and_sends_no_request_to_the_registry(
     topics: Topics, spark: SparkSession
 ) -> None:
     """One of several sources may have no new records in a batch."""
@@ -237,10 +239,10 @@ def test_registry_avro_is_decoded_with_the_schema_that_wrote_it(topics: Topics, 
     assert sorted(topics.rows('id, "user", amount')) == [(1, "a", 0.0), (2, None, 1.5)]
 
 
-def test_version_whose_values_the_reader_schema_would_change_is_quarantined_by_name(
+def test_records_whose_values_the_reader_schema_would_change_are_quarantined_with_the_schema_version(
     topics: Topics, registry: str
 ) -> None:
-    def of(unit: str) -> dict[str, Any]:
+    def schema_with(unit: str) -> dict[str, Any]:
         return {
             "type": "record",
             "name": "E",
@@ -248,7 +250,7 @@ def test_version_whose_values_the_reader_schema_would_change_is_quarantined_by_n
         }
 
     topics.create("a", 1)
-    millis, micros = of("timestamp-millis"), of("timestamp-micros")
+    millis, micros = schema_with("timestamp-millis"), schema_with("timestamp-micros")
     subject = f"{topics.name('a')}-value"
     Registry.subjects[subject] = [(11, json.dumps(millis)), (12, json.dumps(micros))]
     at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
@@ -266,13 +268,15 @@ def test_version_whose_values_the_reader_schema_would_change_is_quarantined_by_n
 
 
 def test_records_of_a_subject_without_a_readable_version_are_quarantined(topics: Topics, registry: str) -> None:
-    def of(kind: str) -> dict[str, Any]:
+    def schema_with(kind: str) -> dict[str, Any]:
         return {"type": "record", "name": "E", "fields": [{"name": "n", "type": kind}]}
 
     topics.create("a", 1)
-    Registry.subjects[f"{topics.name('a')}-value"] = [(11, json.dumps(of("long")))]
-    topics.put("a", [b"\x00" + (11).to_bytes(4, "big") + avro(of("long"), {"n": 1})])
-    result = topics.run(topics.pipeline("a", source={"value": Avro(json.dumps(of("double")), registry=registry)}), "r")
+    Registry.subjects[f"{topics.name('a')}-value"] = [(11, json.dumps(schema_with("long")))]
+    topics.put("a", [b"\x00" + (11).to_bytes(4, "big") + avro(schema_with("long"), {"n": 1})])
+    result = topics.run(
+        topics.pipeline("a", source={"value": Avro(json.dumps(schema_with("double")), registry=registry)}), "r"
+    )
     assert (result.counts["parsed"], result.counts["quarantined"]) == (0, 1)
     assert "long is read as double" in quarantined(topics)[0]["error"]
 
@@ -332,7 +336,7 @@ def secured(broker: Broker, kind: str, password: str = PASSWORD) -> str:
 
 
 @pytest.mark.parametrize("kind", ["PLAIN", "SCRAM over TLS", "mutual TLS"])
-def test_secured_cluster_is_read_and_written_and_the_secret_is_written_nowhere(
+def test_secured_cluster_is_read_and_written_and_no_secret_is_stored_or_printed(
     topics: Topics, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], kind: str
 ) -> None:
     topics.create("a", 1)
@@ -365,7 +369,7 @@ def test_secured_cluster_is_read_and_written_and_the_secret_is_written_nowhere(
         assert secret not in output
 
 
-def test_wrong_password_is_an_error_that_does_not_quote_it(topics: Topics, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_for_a_wrong_password_does_not_quote_it(topics: Topics, monkeypatch: pytest.MonkeyPatch) -> None:
     import traceback
 
     monkeypatch.setattr("airflow_provider_streamsem.connectors.kafka.cluster.TIMEOUT_S", 3.0)

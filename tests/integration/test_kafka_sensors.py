@@ -30,7 +30,7 @@ MINUTE_MS = 60_000
 
 
 class CountsOnly:
-    """An engine that reads and writes nothing, since these tests are about offsets."""
+    """An engine that reads and writes no rows. These tests need only offsets."""
 
     def stage(self, job: Job, log: object) -> Produced:
         return nothing_produced(job.sinks)
@@ -51,9 +51,9 @@ def put(topics: Topics, count: int, *, minutes_ago: int = 0, partition: int = 0)
     topics.put("a", range(count), partition=partition, timestamp=int(time.time() * 1000) - minutes_ago * MINUTE_MS)
 
 
-def seen(sensor: Any) -> Any:
-    answer = sensor.poke(context())
-    return answer.xcom_value if answer.is_done else None
+def poke(sensor: Any) -> Any:
+    result = sensor.poke(context())
+    return result.xcom_value if result.is_done else None
 
 
 def run(spec: Any, run_key: str) -> None:
@@ -63,27 +63,27 @@ def run(spec: Any, run_key: str) -> None:
 def test_offsets_available_sensor_on_a_real_broker_with_airflows_connection(topics: Topics) -> None:
     topics.create("a", 2)
     spec = pipeline(topics, limits=Limits(max_rows=100))
-    run(spec, "makes the log")
-    made = OffsetsAvailableSensor(task_id="t", pipeline=spec, min_rows=50, max_delay=3600)
+    run(spec, "creates the log")
+    sensor = OffsetsAvailableSensor(task_id="t", pipeline=spec, min_rows=50, max_delay=3600)
     put(topics, 10)
-    assert seen(made)["rows"] == 10  # before the first outcome nothing waits
+    assert poke(sensor)["rows"] == 10  # before the first outcome, min_rows does not apply
     run(spec, "first")
     put(topics, 30)
-    assert seen(made) is None
+    assert poke(sensor) is None
     put(topics, 30, partition=1)
-    found = seen(made)
+    found = poke(sensor)
     assert (found["rows"], found["lag"], found["unit"], found["version"]) == (60, 60, "offsets", 0)
     assert sorted(found["ranges"].values()) == [[0, 30], [10, 40]]
-    assert seen(OffsetsAvailableSensor(task_id="u", pipeline=spec, min_rows=90, max_delay=3600)) is None
+    assert poke(OffsetsAvailableSensor(task_id="u", pipeline=spec, min_rows=90, max_delay=3600)) is None
     topics.put("a", range(500))
-    assert seen(made)["rows"] in range(100, 103)  # the size of the next batch, which max_rows limits
+    assert poke(sensor)["rows"] in range(100, 103)  # the size of the next batch, which max_rows limits
     with listening(OffsetRangeTrigger(spec, min_rows=50, max_wait=3600, poll_interval_s=0.2)) as listener:
         event = listener.next(30)
         assert event is not None
         assert event["lag"] == 560
         run(spec, "second")
         assert listener.next(1) is None
-    assert seen(made) is None
+    assert poke(sensor) is None
 
 
 def test_retention_and_freshness_sensors_on_a_real_broker(topics: Topics) -> None:
@@ -93,8 +93,8 @@ def test_retention_and_freshness_sensors_on_a_real_broker(topics: Topics) -> Non
     put(topics, 5, minutes_ago=5)
     put(topics, 5, minutes_ago=5, partition=1)
 
-    def retention(**given: Any) -> Any:
-        return seen(RetentionSensor(task_id="t", pipeline=spec, **given))
+    def retention(**arguments: Any) -> Any:
+        return poke(RetentionSensor(task_id="t", pipeline=spec, **arguments))
 
     assert retention(within=10 * 60) is None
     found = retention(within=30 * 60)
@@ -102,8 +102,8 @@ def test_retention_and_freshness_sensors_on_a_real_broker(topics: Topics) -> Non
     assert retention(within=58 * 60)["at_risk"] == 15
     assert retention(records=1000) is None  # nothing was deleted yet
 
-    def fresh(**given: Any) -> Any:
-        return seen(FreshnessSensor(task_id="t", pipeline=spec, **given))
+    def fresh(**arguments: Any) -> Any:
+        return poke(FreshnessSensor(task_id="t", pipeline=spec, **arguments))
 
     assert fresh(max_lag=100) is None  # nothing is committed
     run(spec, "first")
@@ -121,10 +121,10 @@ def test_retention_and_freshness_sensors_on_a_real_broker(topics: Topics) -> Non
     assert fresh(max_age=4 * 60)["too_old"] == 0
     assert retention(within=30 * 60) is None
     assert (fresh(max_lag=3), fresh(max_lag=4)["lag"]) == (None, 4)
-    topics.forget_below("a", 0, 8)
+    topics.delete_below("a", 0, 8)
     assert retention(records=2) is None
     assert retention(records=3)["spare"] == 2
-    topics.forget_below("a", 0, 12)
+    topics.delete_below("a", 0, 12)
     assert retention(within=60) == {
         "pipeline": "orders", "log": spec.log, "version": 0, "lost": 2, "at_risk": 0, "spare": 0, "unit": "offsets",
     }  # fmt: skip
@@ -133,4 +133,4 @@ def test_retention_and_freshness_sensors_on_a_real_broker(topics: Topics) -> Non
 def test_topics_with_unlimited_retention_are_never_at_risk(topics: Topics) -> None:
     topics.create("a", 1, cleanup_policy="compact")
     put(topics, 5, minutes_ago=100)
-    assert seen(RetentionSensor(task_id="t", pipeline=pipeline(topics), within=10**6)) is None
+    assert poke(RetentionSensor(task_id="t", pipeline=pipeline(topics), within=10**6)) is None

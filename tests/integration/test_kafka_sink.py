@@ -1,4 +1,4 @@
-"""Versions as Kafka transactions on a real broker: publishers that die, race, pause and get false replies, checked by read_committed consumers."""
+"""Versions as Kafka transactions on a real broker. Publishers crash, race, pause and get false replies. The checks use read_committed consumers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from airflow_provider_streamsem.testing.stores import Crash
 from tests.connectors import batches
 from tests.connectors.batches import committed_batch
 from tests.integration.parts.kafka import PASSWORD, USER, Broker
-from tests.integration.topics import PATIENCE_S, Topics
+from tests.integration.topics import TIMEOUT_S, Topics
 from tests.pipeline_fixture import PipelineFixture
 from tests.rounds import ROUNDS
 
@@ -40,26 +40,26 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def topics(broker: Broker, tmp_path: Path) -> Topics:
-    made = Topics(broker, tmp_path)
-    made.create("out")
-    return made
+    topics = Topics(broker, tmp_path)
+    topics.create("out")
+    return topics
 
 
-def sink(topics: Topics, root: Path, **given: Any) -> KafkaSink:
+def sink(topics: Topics, root: Path, **changes: Any) -> KafkaSink:
     arguments = {
         "topic": topics.name("out"),
         "bootstrap_servers": topics.broker.bootstrap,
         "control_topic": topics.name("markers"),
         "transaction_timeout_s": 20,
     }
-    return KafkaSink(str(root / "staged"), **{**arguments, **given})
+    return KafkaSink(str(root / "staged"), **{**arguments, **changes})
 
 
-def sending(w: PipelineFixture, topics: Topics, **given: Any) -> Pipeline:
-    return w.pipeline(sinks={"out": sink(topics, w.root, **given)}, transform=as_records)
+def pipeline_to_kafka(fixture: PipelineFixture, topics: Topics, **changes: Any) -> Pipeline:
+    return fixture.pipeline(sinks={"out": sink(topics, fixture.root, **changes)}, transform=to_records)
 
 
-def as_records(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def to_records(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"key": f"k{row['id']}", "value": str(row["id"])} for row in rows]
 
 
@@ -83,15 +83,15 @@ def publish(of: KafkaSink, batch: Batch) -> Receipt | None:
     return of.publish(batch, None)  # type: ignore[arg-type]
 
 
-# --- a crash, a pause or a false reply at every step
+# --- crashes, pauses and false replies at every step
 
 
 @dataclass
 class WatchedClient:
     """
-    Exposes the Kafka calls of the watched thread as steps while it publishes.
+    Reports the Kafka calls of one thread as steps while it publishes.
 
-    Producers are kept alive, since sends of a dead process may still be in flight.
+    It keeps the producers alive, because records of a dead process may still be in flight.
     """
 
     watched: Callable[[str], object] | None = None
@@ -112,12 +112,12 @@ class WatchedClient:
 
 @pytest.fixture
 def watched_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[WatchedClient]:
-    made, let_go, marker = WatchedClient(), kafka._abort_quietly, ControlTopic.marker
+    client, abort_quietly, marker = WatchedClient(), kafka._abort_quietly, ControlTopic.marker
 
     class Producer(confluent_kafka.Producer):  # type: ignore[misc]
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
-            made.kept.append(self)
+            client.kept.append(self)
 
         def init_transactions(self, *args: Any) -> None:
             self._stepped("init", super().init_transactions, *args)
@@ -126,48 +126,48 @@ def watched_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[WatchedClient]:
             self._stepped("begin", super().begin_transaction)
 
         def produce(self, **record: Any) -> None:
-            made.step(f"before produce {record['topic']}")
+            client.step(f"before produce {record['topic']}")
             super().produce(**record)
             super().flush()
-            made.step(f"after produce {record['topic']}")
+            client.step(f"after produce {record['topic']}")
 
         def commit_transaction(self, *args: Any) -> None:
             self._stepped("commit", super().commit_transaction, *args)
 
         def _stepped(self, name: str, call: Callable[..., object], *args: Any) -> None:
-            made.step(f"before {name}")
+            client.step(f"before {name}")
             call(*args)
-            made.step(f"after {name}")
+            client.step(f"after {name}")
 
     def read(self: ControlTopic, *args: Any, **named: Any) -> Any:
-        made.step("before marker")
+        client.step("before marker")
         found = marker(self, *args, **named)
-        made.step("after marker")
+        client.step("after marker")
         return found
 
-    def unless_dead(producer: Any) -> None:
-        """Do not abort, since a dead process aborts nothing."""
+    def abort_unless_crashed(producer: Any) -> None:
+        """Abort the transaction, except after a simulated crash: a dead process cannot abort."""
         if not isinstance(sys.exc_info()[1], Crash):
-            let_go(producer)
+            abort_quietly(producer)
 
     monkeypatch.setattr(confluent_kafka, "Producer", Producer)
     monkeypatch.setattr(ControlTopic, "marker", read)
-    monkeypatch.setattr(kafka, "_abort_quietly", unless_dead)
+    monkeypatch.setattr(kafka, "_abort_quietly", abort_unless_crashed)
     monkeypatch.setattr(kafka, "_POLL_S", 0.1)
-    yield made
-    made.kept.clear()
+    yield client
+    client.kept.clear()
 
 
 class AtStep:
-    """Does something once, at one step."""
+    """Calls a function at one step, once."""
 
-    def __init__(self, at: int, what: Callable[[], object]) -> None:
-        self.at, self.what, self.taken = at, what, list[str]()
+    def __init__(self, at: int, action: Callable[[], object]) -> None:
+        self.at, self.action, self.taken = at, action, list[str]()
 
     def __call__(self, name: str) -> None:
         self.taken.append(name)
         if len(self.taken) - 1 == self.at:
-            self.what()
+            self.action()
 
 
 def die() -> None:
@@ -181,39 +181,41 @@ def test_crash_at_every_step_then_recovery(
     at, steps = 0, 1
     while at < steps:
         topics.create(f"out{at}", 1)
-        w = PipelineFixture(tmp_path / str(at), rows_per_file=2)
-        w.arrive(1)
+        fixture = PipelineFixture(tmp_path / str(at), rows_per_file=2)
+        fixture.arrive(1)
         # The pipelines of these fixtures share one uuid, so each needs a separate control topic.
-        pipeline = sending(w, topics, topic=topics.name(f"out{at}"), control_topic=topics.name(f"markers{at}"))
+        pipeline = pipeline_to_kafka(
+            fixture, topics, topic=topics.name(f"out{at}"), control_topic=topics.name(f"markers{at}")
+        )
         killed = AtStep(at, die)
         with suppress(Crash):
-            watched_client.run(lambda: w.run("a", pipeline=pipeline), killed)  # noqa: B023
+            watched_client.run(lambda: fixture.run("a", pipeline=pipeline), killed)  # noqa: B023
         steps = max(steps, len(killed.taken) + 1)
-        w.run("a" if who == "same run" else "b", pipeline=pipeline)
-        w.arrive(1)
-        w.run("c", pipeline=pipeline)
-        w.check(lambda: seen(topics, f"out{at}"))  # noqa: B023
-        assert w.opened().log.receipts(0).sinks["out"] == Receipt(result="applied", rows=2)  # type: ignore[union-attr]
+        fixture.run("a" if who == "same run" else "b", pipeline=pipeline)
+        fixture.arrive(1)
+        fixture.run("c", pipeline=pipeline)
+        fixture.check(lambda: seen(topics, f"out{at}"))  # noqa: B023
+        assert fixture.opened().log.receipts(0).sinks["out"] == Receipt(result="applied", rows=2)  # type: ignore[union-attr]
         at += 1
     assert steps >= 14
     watched_client.kept.clear()
 
 
-def test_error_of_a_failed_commit_is_never_trusted(
+def test_error_of_a_call_that_succeeded_does_not_repeat_the_batch(
     tmp_path: Path, topics: Topics, watched_client: WatchedClient
 ) -> None:
-    def lose() -> None:
+    def lose_reply() -> None:
         raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
 
-    w = PipelineFixture(tmp_path)
-    pipeline = sending(w, topics)
+    fixture = PipelineFixture(tmp_path)
+    pipeline = pipeline_to_kafka(fixture, topics)
     for at in range(14):
-        w.arrive(1)
-        lied = AtStep(at, lose)
-        watched_client.run(lambda: w.run(f"run {at}", pipeline=pipeline), lied)  # noqa: B023
-        assert len(lied.taken) > at
-    assert lied.taken[-1] == "after commit" or "after commit" in lied.taken
-    w.check(lambda: seen(topics))
+        fixture.arrive(1)
+        failing = AtStep(at, lose_reply)
+        watched_client.run(lambda: fixture.run(f"run {at}", pipeline=pipeline), failing)  # noqa: B023
+        assert len(failing.taken) > at
+    assert failing.taken[-1] == "after commit" or "after commit" in failing.taken
+    fixture.check(lambda: seen(topics))
 
 
 def test_two_concurrent_publishers_write_each_version_once(tmp_path: Path, topics: Topics) -> None:
@@ -221,50 +223,48 @@ def test_two_concurrent_publishers_write_each_version_once(tmp_path: Path, topic
     for version in range(ROUNDS):
         batch = staged(of, version, [{"value": str(version * 10 + n)} for n in range(5)])
         expected.update(version * 10 + n for n in range(5))
-        answers: list[Any] = []
+        results: list[Any] = []
 
         def publish_batch() -> None:
             try:
-                answers.append(publish(of, batch))  # noqa: B023
+                results.append(publish(of, batch))  # noqa: B023
             except Exception as error:
-                answers.append(error)  # noqa: B023
+                results.append(error)  # noqa: B023
 
         both = [threading.Thread(target=publish_batch) for _ in range(2)]
         for thread in both:
             thread.start()
         for thread in both:
             thread.join()
-        assert answers == [Receipt(result="applied", rows=5)] * 2
+        assert results == [Receipt(result="applied", rows=5)] * 2
     assert seen(topics) == expected
     assert of.marker("u", "out") == batches.marked(ROUNDS - 1)
 
 
 def test_late_publisher_is_fenced_at_every_step(tmp_path: Path, topics: Topics, watched_client: WatchedClient) -> None:
-    of, expected, slept = sink(topics, tmp_path), Counter[int](), Counter[str]()
+    of, expected, paused_at = sink(topics, tmp_path), Counter[int](), Counter[str]()
     for number in range(ROUNDS):
         version = 2 * number
         batches = [staged(of, v, [{"value": str(v * 10 + n)} for n in range(3)]) for v in (version, version + 1)]
         expected.update(v * 10 + n for v in (version, version + 1) for n in range(3))
 
-        def others() -> None:
-            answers: list[Any] = []
-            thread = threading.Thread(target=lambda: answers.extend(publish(of, batch) for batch in batches))  # noqa: B023
+        def publish_both() -> None:
+            receipts: list[Any] = []
+            thread = threading.Thread(target=lambda: receipts.extend(publish(of, batch) for batch in batches))  # noqa: B023
             thread.start()
             thread.join()
-            assert answers == [Receipt(result="applied", rows=3)] * 2 or slept["after commit"]
+            assert receipts == [Receipt(result="applied", rows=3)] * 2 or paused_at["after commit"]
 
-        late = AtStep(number % 13, others)
-        answer = watched_client.run(lambda: publish(of, batches[0]), late)  # noqa: B023
-        slept[late.taken[late.at]] += 1
-        assert answer is None or late.taken[late.at] == "after commit"
+        late = AtStep(number % 13, publish_both)
+        receipt = watched_client.run(lambda: publish(of, batches[0]), late)  # noqa: B023
+        paused_at[late.taken[late.at]] += 1
+        assert receipt is None or late.taken[late.at] == "after commit"
         assert publish(of, batches[0]) is None
-    assert len(slept) >= 8
+    assert len(paused_at) >= 8
     assert seen(topics) == expected
 
 
-def test_no_part_of_a_version_is_visible_before_all_of_it(
-    tmp_path: Path, topics: Topics, watched_client: WatchedClient
-) -> None:
+def test_version_becomes_visible_atomically(tmp_path: Path, topics: Topics, watched_client: WatchedClient) -> None:
     of = sink(topics, tmp_path)
     batch = staged(of, 0, [{"value": str(n)} for n in range(4)])
     found: list[Counter[int]] = []
@@ -273,32 +273,34 @@ def test_no_part_of_a_version_is_visible_before_all_of_it(
     assert all(not counted for counted in found[:-1])
 
 
-def test_open_transaction_of_another_pipeline_is_waited_for_and_hides_no_marker(tmp_path: Path, topics: Topics) -> None:
+def test_publisher_waits_for_the_open_transaction_of_another_pipeline(tmp_path: Path, topics: Topics) -> None:
     of = sink(topics, tmp_path, transaction_timeout_s=3)
     batch = staged(of, 0, [{"value": "1"}])
     assert publish(of, batch) == Receipt(result="applied", rows=1)
     settings = {"bootstrap.servers": topics.broker.bootstrap, "transactional.id": topics.name("another")}
-    open_one = confluent_kafka.Producer(settings)
-    open_one.init_transactions(PATIENCE_S)
-    open_one.begin_transaction()
-    open_one.produce(topics.name("markers"), key="another/out", value=json.dumps({"version": 9, "state": "applied"}))
-    assert open_one.flush(PATIENCE_S) == 0
+    other_producer = confluent_kafka.Producer(settings)
+    other_producer.init_transactions(TIMEOUT_S)
+    other_producer.begin_transaction()
+    other_producer.produce(
+        topics.name("markers"), key="another/out", value=json.dumps({"version": 9, "state": "applied"})
+    )
+    assert other_producer.flush(TIMEOUT_S) == 0
     later = staged(of, 1, [{"value": "2"}])
     with pytest.raises(UnavailableError, match="another publisher has an open transaction"):
         publish(of, later)
-    done: list[Any] = []
-    waiting = threading.Thread(target=lambda: done.append(publish(of, later)))
+    receipts: list[Any] = []
+    waiting = threading.Thread(target=lambda: receipts.append(publish(of, later)))
     waiting.start()
-    open_one.abort_transaction(PATIENCE_S)
+    other_producer.abort_transaction(TIMEOUT_S)
     waiting.join()
-    assert done == [Receipt(result="applied", rows=1)]
+    assert receipts == [Receipt(result="applied", rows=1)]
     assert seen(topics) == Counter([1, 2])
 
 
-# --- what is accepted, refused and skipped
+# --- records, refused batches and skipped versions
 
 
-def test_records_are_written_as_their_columns_say(tmp_path: Path, topics: Topics) -> None:
+def test_columns_of_a_row_determine_the_kafka_record(tmp_path: Path, topics: Topics) -> None:
     topics.create("other", 3)
     of = sink(topics, tmp_path)
     of._control().ensure()
@@ -323,30 +325,30 @@ def test_records_are_written_as_their_columns_say(tmp_path: Path, topics: Topics
         {"bootstrap.servers": topics.broker.bootstrap, "group.id": "g", "isolation.level": "read_committed"}
     )
     consumer.assign([TopicPartition(topics.name("other"), 2, 0), TopicPartition(topics.name("out"), 1, 0)])
-    found = {message.partition(): message for message in consumer.consume(2, PATIENCE_S)}
+    found = {message.partition(): message for message in consumer.consume(2, TIMEOUT_S)}
     consumer.close()
     assert (found[2].key(), found[2].value(), found[2].headers()) == (b"k", b"\x00\xff", [("h", b"1")])
     assert (found[1].key(), found[1].value(), found[1].headers()) == (None, None, None)
 
 
 def test_deleted_control_topic_is_not_recreated_while_publishing(tmp_path: Path, topics: Topics) -> None:
-    """An empty control topic would say that nothing was published, and the batch would be sent again."""
-    w = PipelineFixture(tmp_path)
-    w.arrive(2)
-    pipeline = sending(w, topics, control_topic=topics.name("own-markers"))
-    w.run("a", pipeline=pipeline)
-    batch = committed_batch(w, pipeline, "out", 0)
+    """With an empty control topic, the publisher would find no marker and send the batch again."""
+    fixture = PipelineFixture(tmp_path)
+    fixture.arrive(2)
+    pipeline = pipeline_to_kafka(fixture, topics, control_topic=topics.name("own-markers"))
+    fixture.run("a", pipeline=pipeline)
+    batch = committed_batch(fixture, pipeline, "out", 0)
     topics.delete("own-markers")
     with pytest.raises(MarkerLostError, match="the control topic was deleted"):
         pipeline.sinks["out"].publish(batch, None)  # type: ignore[attr-defined]
-    assert seen(topics) == w.expected
+    assert seen(topics) == fixture.expected
 
 
 def test_recreated_control_topic_stops_the_run_until_its_marker_is_restored(tmp_path: Path, topics: Topics) -> None:
-    w = PipelineFixture(tmp_path)
-    w.arrive(6)
-    pipeline = sending(w, topics, control_topic=topics.name("emptied-markers"))
-    w.run("a", pipeline=pipeline)
+    fixture = PipelineFixture(tmp_path)
+    fixture.arrive(6)
+    pipeline = pipeline_to_kafka(fixture, topics, control_topic=topics.name("emptied-markers"))
+    fixture.run("a", pipeline=pipeline)
     control = pipeline.sinks["out"]._control()  # type: ignore[attr-defined]
     topics.delete("emptied-markers")
     control.ensure()
@@ -354,46 +356,46 @@ def test_recreated_control_topic_stops_the_run_until_its_marker_is_restored(tmp_
         with pytest.raises(
             MarkerLostError, match=r"sink='out' version=1 expected_marker=0.*emptied-markers"
         ) as stopped:
-            w.run(run_key, pipeline=pipeline)
+            fixture.run(run_key, pipeline=pipeline)
     assert seen(topics) == Counter(range(6))
-    assert [(f.invariant, f.version) for f in w.verdict().findings] == [("I15", 0)]
+    assert [(f.invariant, f.version) for f in fixture.verdict().findings] == [("I15", 0)]
     # The steps of docs/connectors/kafka-sink.md.
     producer = Producer({"bootstrap.servers": topics.broker.bootstrap})
     producer.produce(control.topic, key=str(stopped.value.fields["key"]), value='{"version":0,"state":"applied"}')
     producer.flush()
-    w.run("b", pipeline=pipeline)
+    fixture.run("b", pipeline=pipeline)
     topics.delete("emptied-markers")
     with pytest.raises(DataError, match="the control topic was deleted"):
-        w.run("d", pipeline=pipeline)
+        fixture.run("d", pipeline=pipeline)
     control.ensure()
     with pytest.raises(MarkerLostError):
-        w.run("d", pipeline=pipeline)
+        fixture.run("d", pipeline=pipeline)
     topics.delete("emptied-markers")
-    skip(pipeline, 2, sink="out", reason="the markers were lost", log=w.log())
+    skip(pipeline, 2, sink="out", reason="the markers were lost", log=fixture.log())
     found = control.marker(str(stopped.value.fields["key"]), within_s=30)
     assert found is not None
     assert (found.version, found.state) == (2, "skipped")
     assert seen(topics) == Counter(range(12))
-    assert w.verdict().findings == []
+    assert fixture.verdict().findings == []
 
 
 def test_batch_too_large_for_a_transaction_is_refused_before_the_commit_with_the_arithmetic(
     tmp_path: Path, topics: Topics
 ) -> None:
-    w = PipelineFixture(tmp_path, rows_per_file=100)
-    w.arrive(1)
-    pipeline = sending(w, topics, transaction_timeout_s=1, bytes_per_s=1_000)
+    fixture = PipelineFixture(tmp_path, rows_per_file=100)
+    fixture.arrive(1)
+    pipeline = pipeline_to_kafka(fixture, topics, transaction_timeout_s=1, bytes_per_s=1_000)
     with pytest.raises(
         DataError, match=r"rows=100 bytes=3680 bytes_per_s=1000 needs_s=3.7 transaction_timeout_s=1 rows_that_fit=27"
     ):
-        w.run("a", pipeline=pipeline)
-    assert w.opened().log.outcome(0) is None
-    w.run("a", pipeline=sending(w, topics, transaction_timeout_s=5, bytes_per_s=1_000))
-    w.check(lambda: seen(topics))
+        fixture.run("a", pipeline=pipeline)
+    assert fixture.opened().log.outcome(0) is None
+    fixture.run("a", pipeline=pipeline_to_kafka(fixture, topics, transaction_timeout_s=5, bytes_per_s=1_000))
+    fixture.check(lambda: seen(topics))
 
 
 @pytest.mark.parametrize(
-    ("row", "says"),
+    ("row", "message"),
     [
         ({"value": "x", "topic": "nowhere"}, "does not exist.*nowhere"), ({"value": "x", "topic": "a/b"}, "does not exist.*a/b"),
         ({"value": "x", "topic": "."}, "does not exist"), ({"value": "x", "partition": 2}, "does not exist.*partition=2"),
@@ -401,14 +403,14 @@ def test_batch_too_large_for_a_transaction_is_refused_before_the_commit_with_the
     ],
 )  # fmt: skip
 def test_row_that_kafka_would_refuse_is_refused_before_the_commit(
-    row: dict[str, Any], says: str, tmp_path: Path, topics: Topics
+    row: dict[str, Any], message: str, tmp_path: Path, topics: Topics
 ) -> None:
-    w = PipelineFixture(tmp_path)
-    w.arrive(1)
-    pipeline = sending(w, topics).replace(transform=lambda rows: [row])
-    with pytest.raises(DataError, match=says):
-        w.run("a", pipeline=pipeline)
-    assert w.opened().log.outcome(0) is None
+    fixture = PipelineFixture(tmp_path)
+    fixture.arrive(1)
+    pipeline = pipeline_to_kafka(fixture, topics).replace(transform=lambda rows: [row])
+    with pytest.raises(DataError, match=message):
+        fixture.run("a", pipeline=pipeline)
+    assert fixture.opened().log.outcome(0) is None
     assert seen(topics) == Counter()
 
 
@@ -423,31 +425,31 @@ def test_row_without_key_is_refused_if_its_topic_is_compacted(tmp_path: Path, to
 
 def test_control_topic_with_retention_is_refused(tmp_path: Path, topics: Topics) -> None:
     topics.create("markers", 1, cleanup_policy="delete")
-    w = PipelineFixture(tmp_path)
-    w.arrive(1)
+    fixture = PipelineFixture(tmp_path)
+    fixture.arrive(1)
     with pytest.raises(InvalidError, match=r"cleanup.policy=compact.*'delete'"):
-        w.run("a", pipeline=sending(w, topics))
-    assert w.opened().log.outcome(0) is None
+        fixture.run("a", pipeline=pipeline_to_kafka(fixture, topics))
+    assert fixture.opened().log.outcome(0) is None
 
 
-def _largest(topics: Topics, most: int) -> None:
+def _set_max_message_bytes(topics: Topics, most: int) -> None:
     resource = ConfigResource(
         ResourceType.TOPIC,
         topics.name("out"),
         incremental_configs=[ConfigEntry("max.message.bytes", str(most), incremental_operation=AlterConfigOpType.SET)],
     )
     for future in topics.admin.incremental_alter_configs([resource]).values():
-        future.result(PATIENCE_S)
+        future.result(TIMEOUT_S)
 
 
 def test_batch_that_kafka_refuses_is_published_after_a_fix_or_skipped(tmp_path: Path, topics: Topics) -> None:
     of = sink(topics, tmp_path, options={"compression.type": "none"})
     batch = staged(of, 0, [{"value": "1" * 5000}])
-    _largest(topics, 1000)
+    _set_max_message_bytes(topics, 1000)
     with pytest.raises(PublishError, match=r"no record of the batch is committed.*MSG_SIZE_TOO_LARGE"):
         publish(of, batch)
     assert of.marker("u", "out") is None
-    _largest(topics, 1_000_000)
+    _set_max_message_bytes(topics, 1_000_000)
     assert publish(of, batch) == Receipt(result="applied", rows=1)
     skipped_batch = staged(of, 1, [{"value": "2" * 5000}])
     assert of.skip(skipped_batch, None) == Receipt(result="skipped", rows=0)  # type: ignore[arg-type]
@@ -474,22 +476,22 @@ def test_timeout_that_the_broker_does_not_allow_is_named_and_can_be_fixed(tmp_pa
 
 
 def test_version_skipped_by_a_user_is_recorded_in_the_marker(tmp_path: Path, topics: Topics) -> None:
-    w = PipelineFixture(tmp_path, rows_per_file=1)
-    w.arrive(1)
-    pipeline = sending(w, topics, options={"compression.type": "none"}).replace(transform=large)
-    dies = AtStep(0, lambda: _largest(topics, 1000))
+    fixture = PipelineFixture(tmp_path, rows_per_file=1)
+    fixture.arrive(1)
+    pipeline = pipeline_to_kafka(fixture, topics, options={"compression.type": "none"}).replace(transform=large)
+    after_collect = AtStep(0, lambda: _set_max_message_bytes(topics, 1000))
     collect = KafkaSink.collect
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(KafkaSink, "collect", lambda *args: [collect(*args), dies("")][0])
+        patch.setattr(KafkaSink, "collect", lambda *args: [collect(*args), after_collect("")][0])
         with pytest.raises(PublishError):
-            w.run("a", pipeline=pipeline)
-    skip(pipeline, 0, sink="out", reason="too large", log=w.log())
-    _largest(topics, 1_000_000)
-    w.arrive(1)
-    w.run("b", pipeline=pipeline)
-    assert [w.opened().log.receipts(v).sinks["out"].result for v in (0, 1)] == ["skipped", "applied"]  # type: ignore[union-attr]
+            fixture.run("a", pipeline=pipeline)
+    skip(pipeline, 0, sink="out", reason="too large", log=fixture.log())
+    _set_max_message_bytes(topics, 1_000_000)
+    fixture.arrive(1)
+    fixture.run("b", pipeline=pipeline)
+    assert [fixture.opened().log.receipts(v).sinks["out"].result for v in (0, 1)] == ["skipped", "applied"]  # type: ignore[union-attr]
     assert topics.read("out").total() == 1
-    assert w.verdict().findings == []
+    assert fixture.verdict().findings == []
 
 
 def large(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -505,12 +507,12 @@ def test_password_of_the_connection_is_not_logged_or_stored(
         "sasl.username": USER, "sasl.password": PASSWORD, "group.id": "mine", "acks": "1",
     }  # fmt: skip
     monkeypatch.setenv("AIRFLOW_CONN_EVENTS", json.dumps({"conn_type": "kafka", "extra": extra}))
-    w = PipelineFixture(tmp_path)
-    w.arrive(2)
-    pipeline = sending(w, topics, bootstrap_servers=None, conn_id="events")
-    w.run("a", pipeline=pipeline, drain=True)
-    w.check(lambda: seen(topics))
-    stored = "".join((w.store.read(stat.key) or b"").decode() for stat in w.store.list(""))
+    fixture = PipelineFixture(tmp_path)
+    fixture.arrive(2)
+    pipeline = pipeline_to_kafka(fixture, topics, bootstrap_servers=None, conn_id="events")
+    fixture.run("a", pipeline=pipeline, drain=True)
+    fixture.check(lambda: seen(topics))
+    stored = "".join((fixture.store.read(stat.key) or b"").decode() for stat in fixture.store.list(""))
     assert PASSWORD not in stored + caplog.text + repr(pipeline)
 
 

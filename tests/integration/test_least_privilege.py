@@ -1,4 +1,4 @@
-"""The policies of docs/reference/security.md on a server that enforces them: each role has the rights that it needs, and no others."""
+"""The policies of docs/reference/security.md on a server that enforces them. Each role has the rights that it needs, and no others."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_each_role_works_with_the_documented_rights_and_has_no_others(roles: Rol
         run_batch(PIPELINE, run_key="b")
         reprocess(PIPELINE, 0)
         assert verify(PIPELINE).findings == []
-        lost(roles)
+        create_leftovers(roles)
         with pytest.raises(StoreRefusedError):
             vacuum(PIPELINE)
     assert roles.refuses("runner", put("p-in", "x.json"))
@@ -123,7 +123,7 @@ def test_each_role_works_with_the_documented_rights_and_has_no_others(roles: Rol
         assert verify("s3://p-log").findings == []
         assert len(open_log("s3://p-log").files()) == 2
         assert len([*open_log("s3://p-log").quarantined()]) == 2
-    assert {row.id for row in committed(roles, spark)} == {*range(9)}
+    assert {row.id for row in read_as_reader(roles, spark)} == {*range(9)}
     assert all(roles.refuses("reader", put(bucket, "x")) for bucket in BUCKETS.values())
     assert all(roles.refuses("reader", delete(bucket, "x")) for bucket in BUCKETS.values())
     assert roles.refuses("reader", lambda s3: s3.get_object(Bucket="p-in", Key="a.json"))
@@ -145,13 +145,13 @@ def delete(bucket: str, key: str) -> Callable[[Any], object]:
     return lambda s3: s3.delete_object(Bucket=bucket, Key=key)
 
 
-def lost(roles: Roles) -> None:
-    """Create the leftovers of an attempt at a closed version."""
+def create_leftovers(roles: Roles) -> None:
+    """Create the files of a discarded attempt at a closed version."""
     roles.root.put_object(Bucket="p-out", Key="data/0/lost/part-0.parquet", Body=b"x")
     roles.root.put_object(Bucket="p-log", Key="attempts/0/lost.json", Body=b"x")
 
 
-def committed(roles: Roles, spark: SparkSession) -> list[Any]:
+def read_as_reader(roles: Roles, spark: SparkSession) -> list[Any]:
     """Read the rows with Spark and only the reader's rights."""
     session = spark.newSession()
     access = roles.access("reader")

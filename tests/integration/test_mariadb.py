@@ -1,4 +1,4 @@
-"""Rows of a real MariaDB, through SQLAlchemy and pymysql: each row once in each mode with two publishers, and tables that would lose values are refused."""
+"""The JDBC sink on a real MariaDB with SQLAlchemy and pymysql. Each mode writes each row once. Tables that would change values are refused."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ IDS = schema_of(id="long")
 @pytest.fixture(scope="module")
 def server() -> Iterator[MariaDB]:
     with home_for_others() as home:
-        made = MariaDB(home / "server")
-        with running(made):
-            yield made
+        mariadb = MariaDB(home / "server")
+        with running(mariadb):
+            yield mariadb
 
 
 @pytest.fixture(autouse=True)
 def no_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without TLS on the server, the driver still loads the system's certificates for each connection, which takes half of the time of these tests."""
+    """Do not load the system's certificates. The driver loads them for each connection, even without TLS, in half of the time of these tests."""
     monkeypatch.setattr(ssl.SSLContext, "load_default_certs", lambda *_: None)
 
 
@@ -73,13 +73,13 @@ class Database:
             return list(cursor.fetchall())
 
     def sink(self, location: Path, mode: str = "append", **changes: Any) -> JdbcSink:
-        given = {
+        defaults = {
             "conn_id": "db",
             "staging": str(location / "staging"),
             "table": self.table,
             "markers": f"m{self.table}",
         }
-        return JdbcSink(**{**given, **MODES[mode], **changes})
+        return JdbcSink(**{**defaults, **MODES[mode], **changes})
 
 
 @pytest.fixture
@@ -107,20 +107,20 @@ def test_two_concurrent_publishers_and_a_late_one_apply_each_version_once(
             staged(db.sink(tmp_path, mode), pyarrow.table({"id": [version * 2, version * 2 + 1]}), version, schema=IDS)
         )
         start = threading.Barrier(2)
-        answers: list[Receipt | None] = []
+        receipts: list[Receipt | None] = []
 
-        def one(batch: Any = batches[-1], start: Any = start, answers: Any = answers) -> None:
+        def publish_batch(batch: Any = batches[-1], start: Any = start, receipts: Any = receipts) -> None:
             start.wait()
-            answers.append(publish(db.sink(tmp_path, mode), batch))
+            receipts.append(publish(db.sink(tmp_path, mode), batch))
 
-        threads = [threading.Thread(target=one) for _ in range(2)]
+        threads = [threading.Thread(target=publish_batch) for _ in range(2)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert answers == [Receipt(result="applied", rows=2)] * 2
+        assert receipts == [Receipt(result="applied", rows=2)] * 2
         late = batches[version // 2]
-        assert publish(db.sink(tmp_path, mode), late) == (None if late.version < version else answers[0])
+        assert publish(db.sink(tmp_path, mode), late) == (None if late.version < version else receipts[0])
     assert Counter(row[0] for row in db.run("SELECT id FROM t ")) == Counter(range(2 * ROUNDS))
 
 
@@ -168,27 +168,27 @@ def test_crash_or_lost_reply_at_any_call_leaves_every_row_once(
     mode: str, what: str, db: Database, tmp_path: Path, stepping: Callable[[Steps], None]
 ) -> None:
     def scenario(steps: Steps, name: str) -> None:
-        own = Database(db.port, f"t{uuid.uuid4().hex[:8]}")
-        own.run(f"CREATE TABLE t ({CREATE[mode]})")
-        sink = own.sink(tmp_path / name, mode)
+        database = Database(db.port, f"t{uuid.uuid4().hex[:8]}")
+        database.run(f"CREATE TABLE t ({CREATE[mode]})")
+        sink = database.sink(tmp_path / name, mode)
         first = staged(sink, pyarrow.table({"id": [1, 2]}), 0, schema=IDS)
         publish(sink, first)
         reprocessed = {"root": 0, "replaced": first.committable} if what == "reprocess" else {}
         batch = staged(sink, pyarrow.table({"id": [3, 4]}), 1, schema=IDS, **reprocessed)
 
-        def work() -> Receipt | None:
+        def publish_or_skip() -> Receipt | None:
             return sink.skip(batch, None) if what == "skip" else publish(sink, batch)  # type: ignore[arg-type]
 
         stepping(steps)
         with suppress(Crash, StreamsemError):
-            work()
+            publish_or_skip()
         stepping(Steps())
         for _ in range(2):
-            answer = work()
-            assert answer is not None, steps
-            assert answer.result == ("skipped" if what == "skip" else "applied"), steps
+            receipt = publish_or_skip()
+            assert receipt is not None, steps
+            assert receipt.result == ("skipped" if what == "skip" else "applied"), steps
         expected = {"batch": [1, 2, 3, 4], "skip": [1, 2], "reprocess": [3, 4]}[what]
-        assert sorted(row[0] for row in own.run("SELECT id FROM t ")) == expected, steps
+        assert sorted(row[0] for row in database.run("SELECT id FROM t ")) == expected, steps
         assert publish(sink, first) is None
 
     whole = Steps()
@@ -260,12 +260,12 @@ def test_non_strict_server_refuses_values_that_do_not_fit(
 ) -> None:
     real = database._be_strict
 
-    def on_such_a_server(connection: sqlalchemy.Connection) -> None:
+    def be_strict_on_a_non_strict_server(connection: sqlalchemy.Connection) -> None:
         with connection.begin():
             connection.execute(sqlalchemy.text("SET SESSION sql_mode = ''"))
         real(connection)
 
-    monkeypatch.setattr(database, "_be_strict", on_such_a_server)
+    monkeypatch.setattr(database, "_be_strict", be_strict_on_a_non_strict_server)
     db.run(f"CREATE TABLE t (c {column})")
     sink = db.sink(tmp_path)
     batch = staged(sink, pyarrow.table({"c": [value]}), schema=schema_of(c=kind))
@@ -372,6 +372,6 @@ def test_rows_that_a_trigger_refuses_are_not_retried(db: Database, tmp_path: Pat
 def test_text_longer_than_max_allowed_packet_is_refused_before_the_commit(db: Database, tmp_path: Path) -> None:
     db.run("CREATE TABLE t (s longtext)")
     sink = db.sink(tmp_path)
-    (most,) = db.run("SELECT @@max_allowed_packet")[0]
+    (max_bytes,) = db.run("SELECT @@max_allowed_packet")[0]
     with pytest.raises(DataError, match="max_allowed_packet"):
-        staged(sink, pyarrow.table({"s": ["x" * (most + 1)]}), schema=schema_of(s="string"))
+        staged(sink, pyarrow.table({"s": ["x" * (max_bytes + 1)]}), schema=schema_of(s="string"))

@@ -1,4 +1,4 @@
-"""The example DAG from Kafka to S3, on Airflow's own execution, a real broker, S3 server and Spark: run, and clear."""
+"""Runs and clears the example DAG from Kafka to S3, with Airflow's task execution and a real broker, S3 server and Spark."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ appender.stderr.layout.pattern = %p %c: %m%n%ex
 
 
 def spark_at(kind: str, home: Path, s3_server: S3Server) -> tuple[list[Server], dict[str, Any]]:
-    """Return Spark's servers, and the connection with which an operator finds them."""
+    """Return the servers of Spark, and the Airflow connection to them."""
     if kind == "cluster":
         cluster = Cluster(home, workers=1)
         return cluster.servers, cluster.connection
@@ -64,9 +64,9 @@ def test_orders_dag_drains_a_secured_topic_onto_s3(
     broker: Broker, s3_server: S3Server, lake: str, tmp_path: Path, kind: str
 ) -> None:
     """
-    On a cluster, a clear then reprocesses the rows of a run.
+    On a cluster, a clear reprocesses the rows of a run.
 
-    No file of Airflow (including its database), of Spark and of the pipeline contains the password, with all logging of Spark switched on.
+    No file of Airflow (including its database), Spark or the pipeline contains the password, even with verbose logging of Spark.
     """
     topics = Topics(broker, tmp_path)
     topic = topics.create("orders", 2)
@@ -134,6 +134,6 @@ def test_orders_dag_drains_a_secured_topic_onto_s3(
     written = [path for path in tmp_path.rglob("*") if path.is_file() and "copies" not in path.parts]
     assert {"airflow.db"} <= {path.name for path in written}
     if kind == "cluster":
-        assert "Submitted application" in logs or "Running Spark version" in logs, "the JVM told nothing"
+        assert "Submitted application" in logs or "Running Spark version" in logs, "the log has no lines of the JVM"
         assert any("events" in path.parts for path in written)
     assert [str(path) for path in written if PASSWORD.encode() in path.read_bytes()] == []

@@ -1,4 +1,4 @@
-"""Rows of a real Postgres: COPY writes exactly the staged rows, once, with two publishers, crashes at every statement, and a server that is killed."""
+"""The JDBC sink on a real Postgres. It writes the staged rows once with concurrent publishers, crashes at every statement, and a killed server."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ CREATE = {
 @pytest.fixture(scope="module")
 def server() -> Iterator[Postgres]:
     with home_for_others() as home:
-        made = Postgres(home / "server")
-        with running(made):
-            yield made
+        postgres = Postgres(home / "server")
+        with running(postgres):
+            yield postgres
 
 
 @dataclass
@@ -78,12 +78,12 @@ class Database:
 
 @pytest.fixture
 def db(server: Postgres, monkeypatch: pytest.MonkeyPatch) -> Database:
-    found = Database(server.dsn, f'odd "%s schema {uuid.uuid4().hex[:6]}')
+    database = Database(server.dsn, f'odd "%s schema {uuid.uuid4().hex[:6]}')
     with psycopg.connect(server.dsn, autocommit=True) as connection:
-        connection.execute(psycopg.sql.SQL("CREATE SCHEMA {}").format(psycopg.sql.Identifier(found.schema)))
+        connection.execute(psycopg.sql.SQL("CREATE SCHEMA {}").format(psycopg.sql.Identifier(database.schema)))
     connection = {"conn_type": "postgres", "host": "127.0.0.1", "port": server.port, "login": "postgres", "password": "hunter2", "schema": "postgres"}  # fmt: skip
     monkeypatch.setenv("AIRFLOW_CONN_DB", json.dumps(connection))
-    return found
+    return database
 
 
 def publish(sink: JdbcSink, batch: Any) -> Receipt | None:
@@ -181,20 +181,20 @@ def test_two_concurrent_publishers_and_a_late_one_apply_each_version_once(
         batch = staged(sink, pyarrow.table({"id": [*ids]}), version, schema=IDS)
         batches.append(batch)
         start = threading.Barrier(2)
-        answers: list[Receipt | None] = []
+        receipts: list[Receipt | None] = []
 
-        def one(batch: Any = batch, start: Any = start, answers: Any = answers) -> None:
+        def publish_batch(batch: Any = batch, start: Any = start, receipts: Any = receipts) -> None:
             start.wait()
-            answers.append(publish(db.sink(tmp_path, mode), batch))
+            receipts.append(publish(db.sink(tmp_path, mode), batch))
 
-        threads = [threading.Thread(target=one) for _ in range(2)]
+        threads = [threading.Thread(target=publish_batch) for _ in range(2)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert answers == [Receipt(result="applied", rows=rows)] * 2
+        assert receipts == [Receipt(result="applied", rows=rows)] * 2
         late = batches[version // 2]
-        assert publish(sink, late) == (None if late.version < version else answers[0])
+        assert publish(sink, late) == (None if late.version < version else receipts[0])
         assert sink.marker(late.pipeline_uuid, "t") == marked(version)
     assert db.ids() == Counter(range(ROUNDS * rows))
 
@@ -219,27 +219,30 @@ def test_second_publisher_waits_for_the_first_and_then_finds_the_version_marked(
         return real(*arguments)
 
     monkeypatch.setattr(jdbc, "record_batches", slow)
-    answers: dict[str, Receipt | None] = {}
+    receipts: dict[str, Receipt | None] = {}
 
-    def one() -> None:
-        answers[threading.current_thread().name] = publish(db.sink(tmp_path, mode), batch)
+    def publish_batch() -> None:
+        receipts[threading.current_thread().name] = publish(db.sink(tmp_path, mode), batch)
 
-    first, second = threading.Thread(target=one, name="first"), threading.Thread(target=one, name="second")
+    first, second = (
+        threading.Thread(target=publish_batch, name="first"),
+        threading.Thread(target=publish_batch, name="second"),
+    )
     first.start()
     assert first_is_copying.wait(20)
     second.start()
     second.join(1)
-    assert second.is_alive(), "it did not wait for the marker's row"
+    assert second.is_alive(), "the second publisher did not wait for the row of the marker"
     first_may_continue.set()
     first.join()
     second.join()
-    assert answers == {"first": Receipt(result="applied", rows=2), "second": Receipt(result="applied", rows=2)}
+    assert receipts == {"first": Receipt(result="applied", rows=2), "second": Receipt(result="applied", rows=2)}
     assert db.ids() == Counter([1, 2, *range(100, 100 + version)])
 
 
 @dataclass
 class Steps:
-    """Numbers every call that a process makes on its connections to Postgres. One of them fails."""
+    """Records the calls of a process on its connections to Postgres. The call number ``at`` fails."""
 
     at: int = -1
     fault: str = ""
@@ -261,14 +264,14 @@ def stepping(monkeypatch: pytest.MonkeyPatch) -> Callable[[Steps], None]:
                 raise Crash
             is_target = len(steps.names) == steps.at
             steps.names.append(name)
-            answer = real(self, *arguments, **named)
+            result = real(self, *arguments, **named)
             if is_target:
                 pgconn_of(self).finish()  # the server sees the connection close, as when a process dies
                 if steps.fault == "lost":
                     raise psycopg.OperationalError("server closed the connection unexpectedly")
                 steps.dead = True
                 raise Crash
-            return answer
+            return result
 
         monkeypatch.setattr(cls, name, call)
 
@@ -336,7 +339,7 @@ REFUSED = {
     "a point": ("append", "CREATE TABLE t (id point)", "string"),
     "text whose spaces are cut": ("append", "CREATE TABLE t (id bpchar)", "string"),
     "no unique index": ("upsert", "CREATE TABLE t (id bigint NOT NULL)", "long"),
-    "a rule that COPY passes over": ("append", "CREATE TABLE t (id bigint); CREATE TABLE u (id bigint); CREATE RULE r AS ON INSERT TO t DO INSTEAD INSERT INTO u VALUES (NEW.id)", "long"),
+    "a rule that COPY ignores": ("append", "CREATE TABLE t (id bigint); CREATE TABLE u (id bigint); CREATE RULE r AS ON INSERT TO t DO INSTEAD INSERT INTO u VALUES (NEW.id)", "long"),
     "tables that inherit": ("upsert", "CREATE TABLE t (id bigint PRIMARY KEY); CREATE TABLE u () INHERITS (t)", "long"),
     "a unique constraint that waits": ("upsert", "CREATE TABLE t (id bigint NOT NULL UNIQUE DEFERRABLE)", "long"),
 }  # fmt: skip
@@ -454,7 +457,7 @@ def test_values_beyond_a_column_bound_are_refused_before_the_commit_and_those_on
     with pytest.raises(DataError, match="nothing became visible") as refused:
         staged(sink, pyarrow.table(bad), 1, schema=schema)
     assert sorted(refused.value.fields["columns"]) == sorted(bad)  # type: ignore[call-overload]
-    for name in bad:  # the database would have refused or changed each of them
+    for name in bad:  # without the check, the database would refuse or change each of them
         if name == "c1":
             continue
         attempt = chr(ord("a") + int(name[1:]))
@@ -510,12 +513,12 @@ def test_deadlock_with_another_writer_is_retried_until_the_rows_are_applied(
     db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink, batch = upserting(db, tmp_path)
-    real, tried = jdbc.record_batches, []
+    real, tries = jdbc.record_batches, []
 
     def concurrent_update(*arguments: Any) -> Any:
-        tried.append(1)
+        tries.append(1)
         # Our transaction holds the marker's row and waits for row 1. The other one holds row 1 and waits for the marker's row.
-        if len(tried) == 1:
+        if len(tries) == 1:
             other.execute("UPDATE t SET v = 7 WHERE id = 1")
             waiter.start()
             time.sleep(0.3)
@@ -534,7 +537,7 @@ def test_deadlock_with_another_writer_is_retried_until_the_rows_are_applied(
     assert publish(sink, batch) == Receipt(result="applied", rows=2)
     waiter.join()
     other.close()
-    assert len(tried) == 2
+    assert len(tries) == 2
     assert db.run("SELECT id, v FROM t ORDER BY id") == [(1, 1), (2, 2)]
 
 
@@ -542,11 +545,11 @@ def test_serialization_failure_is_retried_until_the_rows_are_applied(
     db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink, batch = upserting(db, tmp_path)
-    real, tried = jdbc.record_batches, []
+    real, tries = jdbc.record_batches, []
 
     def concurrent_update(*arguments: Any) -> Any:
-        tried.append(1)
-        if len(tried) == 1:  # after the snapshot of our transaction
+        tries.append(1)
+        if len(tries) == 1:  # after the snapshot of our transaction
             db.run("UPDATE t SET v = 7 WHERE id = 1")
         return real(*arguments)
 
@@ -556,7 +559,7 @@ def test_serialization_failure_is_retried_until_the_rows_are_applied(
         assert publish(sink, batch) == Receipt(result="applied", rows=2)
     finally:
         db.run("ALTER DATABASE postgres RESET default_transaction_isolation")
-    assert len(tried) == 2
+    assert len(tries) == 2
     assert db.run("SELECT id, v FROM t ORDER BY id") == [(1, 1), (2, 2)]
 
 
@@ -600,12 +603,12 @@ def test_commit_is_synchronous_even_if_the_role_disables_it(
     seen = []
     real = jdbc.postgres_copy.append
 
-    def peek(connection: Any, *arguments: Any) -> None:
+    def append(connection: Any, *arguments: Any) -> None:
         seen.append(connection.exec_driver_sql("SHOW synchronous_commit").scalar())
         real(connection, *arguments)
 
     try:
-        monkeypatch.setattr(jdbc.postgres_copy, "append", peek)
+        monkeypatch.setattr(jdbc.postgres_copy, "append", append)
         sink = db.sink(tmp_path)
         publish(sink, staged(sink, pyarrow.table({"id": [1]}), schema=IDS))
     finally:
@@ -613,7 +616,7 @@ def test_commit_is_synchronous_even_if_the_role_disables_it(
     assert seen == ["on", "on"]
 
 
-def test_rows_that_spark_staged_arrive_with_airflows_connections(
+def test_rows_that_spark_staged_are_written_with_an_airflow_connection(
     db: Database, server: Postgres, tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("AIRFLOW_CONN_DB")

@@ -80,28 +80,28 @@ def pipeline(lake: str, arrivals: Path, **changes: Any) -> Pipeline:
 def test_state_on_s3_survives_a_crash_and_restarts(
     spark: SparkSession, lake: str, arrivals: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def counted(events: DataFrame) -> DataFrame:
+    def count_by_s(events: DataFrame) -> DataFrame:
         return events.groupBy("s").count()
 
-    given = pipeline(lake, arrivals, transform=counted, state=State(output_mode="update", partitions=2))
+    spec = pipeline(lake, arrivals, transform=count_by_s, state=State(output_mode="update", partitions=2))
     for number in range(4):
         put(arrivals, f"{number}.json", [{"id": number, "s": "ab"[n % 2]} for n in range(number + 2)])
         if number == 2:
             with monkeypatch.context() as patched:
                 patched.setattr(MicroBatch, "after", lambda self: 1 / 0)
                 with pytest.raises(StageError):
-                    run_batch(given, run_key="run 2")
-        run_batch(given, run_key=f"run {number}")
+                    run_batch(spec, run_key="run 2")
+        run_batch(spec, run_key=f"run {number}")
     newest: dict[str, int] = {}
-    for row in read_committed(spark, given.log).collect():
+    for row in read_committed(spark, spec.log).collect():
         newest[row["s"]] = max(row["count"], newest.get(row["s"], 0))
     assert newest == {"a": 8, "b": 6}
-    maintenance.vacuum(given.replace(state=State(output_mode="update", partitions=2, keep_versions=1)))
+    maintenance.vacuum(spec.replace(state=State(output_mode="update", partitions=2, keep_versions=1)))
     for version, expected in ((3, {"a": 8, "b": 6}), (2, {"a": 5, "b": 4})):
-        held = read_state(spark, given.log, version=version).selectExpr("key.*", "value.*").collect()
-        assert {row["s"]: row["count"] for row in held} == expected
+        state = read_state(spark, spec.log, version=version).selectExpr("key.*", "value.*").collect()
+        assert {row["s"]: row["count"] for row in state} == expected
     assert any("/state/operators/" in key for key in keys(f"{lake}/log"))
-    assert verify(given.log).findings == []
+    assert verify(spec.log).findings == []
 
 
 def put(arrivals: Path, name: str, rows: list[dict[str, Any]]) -> None:
@@ -137,10 +137,10 @@ def test_another_engine_reads_the_files_that_the_log_names(
     assert duckdb.sql(f"select count(*), sum(id) from read_parquet({copies})").fetchall() == [(1_000, 499_500)]
 
 
-def test_manifest_names_exactly_the_files_of_the_winning_attempt(
+def test_manifest_names_exactly_the_files_of_the_committed_attempt(
     lake: str, arrivals: Path, spark: SparkSession
 ) -> None:
-    """A task attempt that fails after it wrote leaves nothing that a manifest could name."""
+    """A manifest names no file of a task attempt that failed after it had written rows."""
     put(arrivals, "a.json", [{"id": n, "s": "x"} for n in range(100)])
     marker = arrivals.parent / "failed-once"
 
@@ -167,25 +167,25 @@ def test_manifest_names_exactly_the_files_of_the_winning_attempt(
     assert verify(f"{lake}/log").findings == []
 
 
-def test_file_left_by_a_failed_task_attempt_in_the_winners_location_is_not_in_the_manifest(
+def test_file_of_a_failed_task_attempt_in_the_location_of_the_committed_attempt_is_not_in_the_manifest(
     lake: str, arrivals: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its name looks like any other. Only the files that Spark's driver committed count."""
+    """The name of the file is like any other. The manifest has only the files that Spark's driver committed."""
     put(arrivals, "a.json", [{"id": n, "s": "x"} for n in range(100)])
-    stage, strays = FilesSink.stage, []
+    stage, leftovers = FilesSink.stage, []
 
-    def leaves_one(self: FilesSink, frame: DataFrame, version: int, attempt_id: str) -> Any:
+    def stage_and_leave_a_file(self: FilesSink, frame: DataFrame, version: int, attempt_id: str) -> Any:
         accepted = stage(self, frame, version, attempt_id)
         location = self.attempt_location(version, attempt_id).removeprefix("s3a://lake/").rstrip("/")
         first = next(key for key in keys(f"s3://lake/{location}") if key.endswith(".parquet"))
-        strays.append(f"{location}/part-00007-{first.rpartition('/')[2].partition('-')[2]}")
-        boto3.client("s3").copy_object(Bucket="lake", Key=strays[0], CopySource=f"lake/{first}")
+        leftovers.append(f"{location}/part-00007-{first.rpartition('/')[2].partition('-')[2]}")
+        boto3.client("s3").copy_object(Bucket="lake", Key=leftovers[0], CopySource=f"lake/{first}")
         return accepted
 
-    monkeypatch.setattr(FilesSink, "stage", leaves_one)
+    monkeypatch.setattr(FilesSink, "stage", stage_and_leave_a_file)
     assert run_batch(pipeline(lake, arrivals), run_key="a").counts["written.out"] == 100
-    assert strays[0] in keys(f"{lake}/out/data")
-    assert f"s3://lake/{strays[0]}" not in {file.path for file in open_log(f"{lake}/log").files()}
+    assert leftovers[0] in keys(f"{lake}/out/data")
+    assert f"s3://lake/{leftovers[0]}" not in {file.path for file in open_log(f"{lake}/log").files()}
     assert sorted(row["id"] for row in read_committed(spark, f"{lake}/log").collect()) == [*range(100)]
     assert verify(f"{lake}/log").findings == []
 
@@ -193,8 +193,8 @@ def test_file_left_by_a_failed_task_attempt_in_the_winners_location_is_not_in_th
 def test_vacuum_removes_only_files_and_unfinished_uploads_of_dead_attempts(
     s3_server: S3Server, lake: str, arrivals: Path, spark: SparkSession
 ) -> None:
-    """MinIO lists uploads only by their whole key, so they cannot be found by prefix. MinIO itself aborts them after a day."""
-    tells_uploads = s3_server.name != "minio"
+    """MinIO lists uploads only by their complete key, so vacuum cannot find them by prefix. MinIO itself aborts them after a day."""
+    lists_uploads = s3_server.name != "minio"
     put(arrivals, "a.json", [{"id": 1, "s": "x"}])
     spec = pipeline(lake, arrivals)
     run_batch(spec, run_key="a")
@@ -211,11 +211,11 @@ def test_vacuum_removes_only_files_and_unfinished_uploads_of_dead_attempts(
         Body=b"x",
     )
     open_version = client.create_multipart_upload(Bucket=bucket, Key=f"{prefix}/data/1/running/part-0.parquet")
-    found = {"dead-attempt", "dead-upload"} if tells_uploads else {"dead-attempt"}
+    found = {"dead-attempt", "dead-upload"} if lists_uploads else {"dead-attempt"}
     assert found < set(dead.directories("data/0/"))
     done = maintenance.vacuum(spec)
     assert {attempt for _, _, attempt in done.attempts} == found
-    assert [u["UploadId"] for u in uploads(f"{lake}/out")] == ([open_version["UploadId"]] if tells_uploads else [])
+    assert [u["UploadId"] for u in uploads(f"{lake}/out")] == ([open_version["UploadId"]] if lists_uploads else [])
     assert not [key for key in keys(f"{lake}/out") if "dead" in key]
     assert verify(f"{lake}/log").findings == []
 
@@ -276,7 +276,7 @@ def test_s3_server_restarted_during_a_run_loses_nothing(
     put(arrivals, "a.json", [{"id": n, "s": "x"} for n in range(10)])
     killed: list[int] = []
 
-    def kills(frame: DataFrame) -> DataFrame:
+    def restart_server(frame: DataFrame) -> DataFrame:
         if not killed:
             killed.append(s3_server.pid)
             s3_server.kill()
@@ -285,7 +285,7 @@ def test_s3_server_restarted_during_a_run_loses_nothing(
 
     for _ in range(3):
         try:
-            run_batch(pipeline(lake, arrivals, transform=kills), run_key="a")
+            run_batch(pipeline(lake, arrivals, transform=restart_server), run_key="a")
             break
         except Exception as error:
             assert getattr(error, "retryable", False), error  # noqa: PT017

@@ -29,7 +29,7 @@ def joined(streams: Mapping[str, DataFrame]) -> DataFrame:
     return orders.join(payments, on).selectExpr("o.id", "p.paid", "p.kafka_offset AS payment_offset")
 
 
-def test_payments_find_the_orders_of_earlier_batches(topics: Topics) -> None:
+def test_payments_are_joined_with_orders_of_earlier_batches(topics: Topics) -> None:
     at = "2024-01-01T00:00:00Z"
     for name in ("orders", "payments"):
         topics.create(name, 1)

@@ -1,6 +1,6 @@
 """
-One pipeline writes files, a Delta table, an Iceberg table, Postgres, a Kafka topic and HTTP calls on real servers. It is killed at every step. After
-recovery all sinks hold the same records.
+A pipeline that writes files, a Delta table, an Iceberg table, Postgres, a Kafka topic and HTTP calls on real servers. The test kills it at every step.
+After recovery all sinks contain the same records.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ PUBLISHING = (DeltaSink, HttpSink, IcebergSink, JdbcSink, KafkaSink)
 
 
 class RowsToS3(RowsEngine):
-    """Rows without Spark, written to a bucket."""
+    """An engine without Spark that writes rows to a bucket."""
 
     def _write(self, location: str, rows: list[dict[str, Any]], format: str) -> None:
         bucket, _, prefix = location.removeprefix("s3a://").partition("/")
@@ -79,8 +79,8 @@ def servers(s3_server: S3Server, broker: Broker, tmp_path: Path, monkeypatch: py
             yield Servers(s3_server, Topics(broker, tmp_path), postgres, endpoint)
 
 
-class ManyFixture(PipelineFixture):
-    """A fixture with six sinks, each with its own location."""
+class SixSinksFixture(PipelineFixture):
+    """A pipeline fixture with six sinks."""
 
     def __init__(self, root: Path, servers: Servers) -> None:
         self.servers, self.name = servers, f"w{uuid.uuid4().hex[:8]}"
@@ -90,7 +90,7 @@ class ManyFixture(PipelineFixture):
         self.sql(f"CREATE TABLE {self.name} (id bigint)")
 
     def log(self, store: Store | None = None) -> CommitLog:
-        """Use run ids that no other fixture has, since the servers outlive the fixture."""
+        """Use a clock name that no other fixture has, because the servers outlive the fixture."""
         return CommitLog(
             store or self.store, ManualClock(name=f"{self.name}p{next(self.clocks)}"), RetryPolicy(tries=6)
         )
@@ -113,14 +113,14 @@ class ManyFixture(PipelineFixture):
             ),
             "calls": HttpSink(f"{self.base}/for-calls", url=self.servers.endpoint.url, idempotent=True),
         }  # fmt: skip
-        return super().pipeline(sinks=sinks, transform=shaped, **changes)
+        return super().pipeline(sinks=sinks, transform=rows_for_sinks, **changes)
 
     @property
     def catalog(self) -> dict[str, str]:
         return {"type": "sql", "uri": f"sqlite:///{self.root}/catalog.db"}
 
     def ids_by_sink(self) -> dict[str, Counter[int]]:
-        """Return the ids that the readers of each sink find."""
+        """Read each sink with its own tools, and return the ids."""
         options = self.servers.s3.deltalake_options()
         table = DeltaTable(f"{self.base}/delta", storage_options=options).to_pyarrow_table()
         with load_catalog("default", **self.catalog, **iceberg_catalog._s3_properties(self.base)) as catalog:
@@ -136,7 +136,7 @@ class ManyFixture(PipelineFixture):
         }
 
 
-def shaped(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+def rows_for_sinks(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     records = [{"key": f"k{row['id']}", "value": str(row["id"])} for row in rows]
     names = ("files", "delta", "iceberg", "database", "topic", "calls")
     return {name: records if name == "topic" else rows for name in names}
@@ -154,9 +154,9 @@ def publish_steps(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[str], objec
 def test_pipeline_killed_at_every_step_leaves_the_same_records_in_six_sinks(
     servers: Servers, publish_steps: list[Callable[[str], object]], tmp_path: Path
 ) -> None:
-    def killed(at: int | None) -> tuple[ManyFixture, Steps]:
+    def killed(at: int | None) -> tuple[SixSinksFixture, Steps]:
         servers.endpoint.calls.clear()
-        fixture, steps = ManyFixture(tmp_path / f"{at}", servers), Steps(at)
+        fixture, steps = SixSinksFixture(tmp_path / f"{at}", servers), Steps(at)
         fixture.arrive(2)
         publish_steps.append(steps)
 
@@ -169,14 +169,14 @@ def test_pipeline_killed_at_every_step_leaves_the_same_records_in_six_sinks(
         publish_steps.append(lambda name: None)
         return fixture, steps
 
-    fixture, alone = killed(None)
-    assert [name for name in alone.taken if "Sink" in name] == [
+    fixture, undisturbed = killed(None)
+    assert [name for name in undisturbed.taken if "Sink" in name] == [
         f"{when} {kind.__name__}"
         for kind in (HttpSink, JdbcSink, DeltaSink, IcebergSink, KafkaSink)
         for when in ("before", "after")
     ]
     assert fixture.ids_by_sink() == dict.fromkeys(fixture.pipeline().sinks, fixture.expected)
-    for at in range(len(alone.taken)):
+    for at in range(len(undisturbed.taken)):
         fixture, steps = killed(at)
         assert steps.died
         fixture.arrive(1)

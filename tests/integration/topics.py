@@ -1,4 +1,4 @@
-"""Topics of a broker for tests, written and read only with confluent-kafka, and a pipeline over them."""
+"""Topics for tests, written and read only with confluent-kafka, and a pipeline that reads them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from airflow_provider_streamsem import FilesSink, KafkaSource, Pipeline, RunResu
 from airflow_provider_streamsem.engine import Engine
 from tests.integration.parts.kafka import Broker
 
-PATIENCE_S = 30
+TIMEOUT_S = 30
 
 
 @dataclass
@@ -48,8 +48,8 @@ class Topics:
 
     def create(self, topic: str, partitions: int = 2, **config: str) -> str:
         new = NewTopic(self.name(topic), partitions, config={k.replace("_", "."): v for k, v in config.items()})
-        self.admin.create_topics([new])[self.name(topic)].result(PATIENCE_S)
-        self.until(lambda: self.name(topic) in self.admin.list_topics(timeout=PATIENCE_S).topics)
+        self.admin.create_topics([new])[self.name(topic)].result(TIMEOUT_S)
+        self.until(lambda: self.name(topic) in self.admin.list_topics(timeout=TIMEOUT_S).topics)
         return self.name(topic)
 
     def alter(self, topic: str, **config: str) -> None:
@@ -59,58 +59,58 @@ class Topics:
         ]
         resource = ConfigResource(ResourceType.TOPIC, self.name(topic), incremental_configs=entries)
         for future in self.admin.incremental_alter_configs([resource]).values():
-            future.result(PATIENCE_S)
+            future.result(TIMEOUT_S)
 
     def delete(self, topic: str) -> None:
-        self.admin.delete_topics([self.name(topic)])[self.name(topic)].result(PATIENCE_S)
-        self.until(lambda: self.name(topic) not in self.admin.list_topics(timeout=PATIENCE_S).topics)
+        self.admin.delete_topics([self.name(topic)])[self.name(topic)].result(TIMEOUT_S)
+        self.until(lambda: self.name(topic) not in self.admin.list_topics(timeout=TIMEOUT_S).topics)
 
     def grow(self, topic: str, partitions: int) -> None:
-        self.admin.create_partitions([NewPartitions(self.name(topic), partitions)])[self.name(topic)].result(PATIENCE_S)
+        self.admin.create_partitions([NewPartitions(self.name(topic), partitions)])[self.name(topic)].result(TIMEOUT_S)
         self.until(
-            lambda: len(self.admin.list_topics(timeout=PATIENCE_S).topics[self.name(topic)].partitions) == partitions
+            lambda: len(self.admin.list_topics(timeout=TIMEOUT_S).topics[self.name(topic)].partitions) == partitions
         )
 
-    def forget_below(self, topic: str, partition: int, offset: int) -> None:
+    def delete_below(self, topic: str, partition: int, offset: int) -> None:
         """Delete records at once, as retention does."""
         tp = TopicPartition(self.name(topic), partition, offset)
         for future in self.admin.delete_records([tp]).values():
-            future.result(PATIENCE_S)
+            future.result(TIMEOUT_S)
 
     def put(self, topic: str, values: Iterable[Any], *, partition: int = 0, **message: Any) -> None:
         producer = Producer({"bootstrap.servers": self.broker.bootstrap})
         for value in values:
             data = value if isinstance(value, bytes) or value is None else str(value).encode()
             producer.produce(self.name(topic), data, partition=partition, **message)
-        assert producer.flush(PATIENCE_S) == 0
+        assert producer.flush(TIMEOUT_S) == 0
 
     def transaction(
         self, topic: str, values: Iterable[Any], *, partition: int = 0, transactional_id: str = ""
     ) -> Producer:
-        """Write these records in a transaction, and leave it open."""
+        """Write records in a transaction, and leave the transaction open."""
         producer = Producer(
             {"bootstrap.servers": self.broker.bootstrap, "transactional.id": transactional_id or uuid.uuid4().hex}
         )
-        producer.init_transactions(PATIENCE_S)
+        producer.init_transactions(TIMEOUT_S)
         producer.begin_transaction()
         for value in values:
             producer.produce(self.name(topic), str(value).encode(), partition=partition)
-        assert producer.flush(PATIENCE_S) == 0
+        assert producer.flush(TIMEOUT_S) == 0
         return producer
 
-    def ended(self, topic: str, partition: int = 0) -> None:
+    def wait_for_transactions(self, topic: str, partition: int = 0) -> None:
         """Wait until no transaction is open. The broker acknowledges a commit or an abort before its marker is in the topic."""
         tp = TopicPartition(self.name(topic), partition)
 
         def end(level: IsolationLevel) -> int:
-            asked = self.admin.list_offsets({tp: OffsetSpec.latest()}, isolation_level=level)
-            offset: int = asked[tp].result(PATIENCE_S).offset
+            futures = self.admin.list_offsets({tp: OffsetSpec.latest()}, isolation_level=level)
+            offset: int = futures[tp].result(TIMEOUT_S).offset
             return offset
 
         self.until(lambda: end(IsolationLevel.READ_COMMITTED) == end(IsolationLevel.READ_UNCOMMITTED))
 
     def read(self, topic: str) -> Counter[str]:
-        """Count the current records, read by a plain consumer."""
+        """Read the topic with a plain consumer, and count the values."""
         consumer = Consumer(
             {
                 "bootstrap.servers": self.broker.bootstrap,
@@ -119,12 +119,12 @@ class Topics:
                 "isolation.level": "read_committed",
             }
         )
-        partitions = self.admin.list_topics(timeout=PATIENCE_S).topics[self.name(topic)].partitions
+        partitions = self.admin.list_topics(timeout=TIMEOUT_S).topics[self.name(topic)].partitions
         consumer.assign([TopicPartition(self.name(topic), p, 0) for p in partitions])
         found: Counter[str] = Counter()
         left = len(partitions)
         while left:
-            message = consumer.poll(PATIENCE_S)
+            message = consumer.poll(TIMEOUT_S)
             assert message is not None
             if message.error():
                 left -= 1
@@ -133,14 +133,14 @@ class Topics:
         consumer.close()
         return found
 
-    def until(self, true: Callable[[], Any], seconds: float = PATIENCE_S) -> None:
+    def until(self, condition: Callable[[], Any], seconds: float = TIMEOUT_S) -> None:
         deadline = time.monotonic() + seconds
-        while not true():
-            assert time.monotonic() < deadline, "it did not happen in time"
+        while not condition():
+            assert time.monotonic() < deadline, "the condition did not become true in time"
             time.sleep(0.1)
 
     def pipeline(self, *topics: str, source: dict[str, Any] | None = None, **changes: Any) -> Pipeline:
-        given: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "topics": [self.name(t) for t in topics],
             "bootstrap_servers": self.broker.bootstrap,
             **(source or {}),
@@ -148,7 +148,7 @@ class Topics:
         spec = Pipeline(
             name="orders",
             log=str(self.location / "log"),
-            source=KafkaSource(**given),
+            source=KafkaSource(**arguments),
             sinks={"out": FilesSink(path=str(self.location / "out"))},
         )
         return spec.replace(**changes) if changes else spec
@@ -157,7 +157,7 @@ class Topics:
         return run_batch(pipeline, run_key=run_key, drain=drain, engine=engine)
 
     def rows(self, columns: str = "decode(value)") -> list[tuple[Any, ...]]:
-        """Query the visible rows with DuckDB, from the files that the log names."""
+        """Query the files that the log names with DuckDB."""
         files = [file.path for file in open_log(str(self.location / "log")).files()]
         if not files:
             return []
@@ -167,7 +167,7 @@ class Topics:
         return Counter(value for (value,) in self.rows())
 
     def check(self, expected: Counter[str]) -> None:
-        """Check that every expected value is there once, that there is no other, and that the log is clean."""
+        """Check that exactly the expected values are visible, and that the log is clean."""
         assert verify(str(self.location / "log")).findings == []
         seen = self.values()
         assert seen - expected == Counter(), "duplicated"

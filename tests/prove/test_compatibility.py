@@ -1,4 +1,4 @@
-"""The provider on other releases of Airflow and Python: it is installed into a separate environment for each, and its tests run there."""
+"""The provider on other releases of Airflow and Python. Each combination gets a new environment, in which the tests of the provider run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 # The oldest and the newest release of each line, and the newest line on the newest Python.
 COMBINATIONS = [("3.10", "3.1.0"), ("3.11", "3.1.*"), ("3.12", "3.2.*"), ("3.13", "3.3.*")]
-# Packages as of a week after the newest release of a line, or the day after the oldest. Airflow pins them by its constraints and not by its requirements.
+# Date of the newest packages: a week after the newest release of a line, or the day after the oldest. Airflow's requirements do not pin its packages.
 # With the newest packages, 3.2 runs no task (pydantic 2.14) and 3.1.0 cannot be imported (structlog 25.5). The newest line uses the newest packages.
 PACKAGES_OF = {"3.1.0": "2025-09-27", "3.1.*": "2026-03-18", "3.2.*": "2026-06-05"}
 TESTS = ["tests/operators", "tests/hooks", "tests/sensors", "tests/triggers", "tests/observability", "tests/test_assets.py", "tests/golden"]  # fmt: skip
@@ -24,8 +24,8 @@ def interpreter(version: str) -> str | None:
     found = shutil.which(f"python{version}")
     if found is not None and subprocess.run([found, "--version"], capture_output=True, check=False).returncode == 0:
         return found
-    kept = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}"))
-    return str(kept[-1]) if kept else None
+    installed = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}"))
+    return str(installed[-1]) if installed else None
 
 
 @pytest.mark.prove
@@ -35,11 +35,11 @@ def interpreter(version: str) -> str | None:
 def test_provider_passes_its_tests_on_other_releases(python: str, airflow: str, tmp_path: Path) -> None:
     program = interpreter(python)
     if program is None:
-        pytest.skip(f"not run: there is no Python {python} on this machine")
+        pytest.skip(f"Python {python} is not installed")
     subprocess.run([program, "-m", "venv", str(tmp_path / "venv")], check=True)
     venv_python = str(tmp_path / "venv" / "bin" / "python")
     uv = str(Path(sys.executable).parent / "uv")
-    wanted = [
+    requirements = [
         f"apache-airflow=={airflow}",
         "--editable",
         f"{ROOT}[kafka,openlineage,testing]",
@@ -48,11 +48,11 @@ def test_provider_passes_its_tests_on_other_releases(python: str, airflow: str, 
         "duckdb",
         *(["--exclude-newer", PACKAGES_OF[airflow]] if airflow in PACKAGES_OF else []),
     ]
-    subprocess.run([uv, "pip", "install", "--quiet", "--python", venv_python, *wanted], check=True)
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("AIRFLOW", "PYTHONPATH"))}
+    subprocess.run([uv, "pip", "install", "--quiet", "--python", venv_python, *requirements], check=True)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("AIRFLOW", "PYTHONPATH"))}
     done = subprocess.run(
         [venv_python, "-m", "pytest", "-q", "-m", "not spark and not prove and not integration", *TESTS],
-        cwd=ROOT, env=kept, capture_output=True, text=True, check=False,
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     print(done.stdout[-1500:])
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

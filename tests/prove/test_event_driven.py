@@ -1,4 +1,4 @@
-"""The event-driven DAGs with a real scheduler and triggerer: a watcher starts the runs, the triggerer is killed and resolves connections."""
+"""The event-driven DAGs with a real scheduler and triggerer. A watcher starts the runs, and the test kills the triggerer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ connected()
 @pytest.mark.prove
 @pytest.mark.airflow
 @pytest.mark.timeout(900)
-def test_watcher_starts_runs_that_read_each_range_once_though_the_triggerer_is_killed(tmp_path: Path) -> None:
+def test_runs_that_a_watcher_starts_read_each_range_once_although_the_triggerer_is_killed(tmp_path: Path) -> None:
     folder = tmp_path / "dags"
     folder.mkdir()
     shutil.copy(ROOT / "dags" / "streamsem_event_driven.py", folder)
@@ -46,26 +46,26 @@ def test_watcher_starts_runs_that_read_each_range_once_though_the_triggerer_is_k
     (tmp_path / "arrivals").mkdir()
     locations = {"STREAMSEM_PARCELS_HOME": str(tmp_path), "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "10"}
     airflow = Airflow(tmp_path / "airflow", folder, environment=locations)
-    triggerer = airflow.parts["triggerer"]
+    triggerer = airflow.components["triggerer"]
 
     def events(name: str) -> list[dict[str, Any]]:
-        found = airflow.ask("GET", "/assets/events?limit=100&order_by=timestamp")["asset_events"]
+        found = airflow.request("GET", "/assets/events?limit=100&order_by=timestamp")["asset_events"]
         return [event for event in found if event["name"] == name]
 
     def committed(version: int) -> bool:
         return (tmp_path / "log" / "pipeline.json").exists() and open_log(str(tmp_path / "log")).head >= version
 
     def reports() -> list[Any]:
-        runs = airflow.ask("GET", "/dags/streamsem_event_driven_report/dagRuns")["dag_runs"]
+        runs = airflow.request("GET", "/dags/streamsem_event_driven_report/dagRuns")["dag_runs"]
         return [run for run in runs if run["state"] == "success"]
 
     with airflow.running():
-        airflow.until("DAG", lambda: airflow.ask("GET", "/dags/streamsem_event_driven_report"), 120)
+        airflow.until("DAG", lambda: airflow.request("GET", "/dags/streamsem_event_driven_report"), 120)
         connection = {"connection_id": "without_servers", "conn_type": "kafka", "password": SECRET}
-        airflow.ask("POST", "/connections", connection)
+        airflow.request("POST", "/connections", connection)
         put(tmp_path / "arrivals", "a.json", 0, 500)
         airflow.until("first version", lambda: committed(0), 300)
-        airflow.until("error that a person has to heal", lambda: events("connected"), 120)
+        airflow.until("error that a user must fix", lambda: events("connected"), 120)
         triggerer.kill()
         first_log = triggerer.log.read_text(errors="replace")
         put(tmp_path / "arrivals", "b.json", 500, 500)
@@ -74,7 +74,7 @@ def test_watcher_starts_runs_that_read_each_range_once_though_the_triggerer_is_k
         airflow.until("report", reports, 300)
         # The API server answers 500 while other processes lock SQLite.
         runs = "/dags/streamsem_event_driven/dagRuns"
-        loads = airflow.until("runs", lambda: airflow.ask("GET", runs)["dag_runs"], 60)
+        loads = airflow.until("runs", lambda: airflow.request("GET", runs)["dag_runs"], 60)
         arrivals_events, tables, refused = (
             airflow.until(name, partial(events, name), 60)
             for name in ("streamsem_parcels_arrivals", log_uri(str(tmp_path / "log")), "connected")

@@ -1,5 +1,5 @@
 """
-The example DAGs, prepared by the commands in their docstrings, and the DAGs of documentation pages: several runs each with a real scheduler.
+Runs the example DAGs, after the commands in their docstrings, and the DAGs of documentation pages several times with a real scheduler.
 
 ``streamsem_event_driven`` is tested in test_event_driven.py, the README's DAG in test_scheduled_dags.py.
 """
@@ -37,12 +37,12 @@ def preparation(name: str) -> str:
     """Return the indented commands in the docstring of an example."""
     text = ast.get_docstring(ast.parse((ROOT / "dags" / f"streamsem_{name}.py").read_text()))
     found = re.search(r":\n\n((?:    .*\n)+)", text or "")
-    assert found is not None, "the top of the DAG's file names no command"
+    assert found is not None, "the docstring of the DAG's file has no command"
     return textwrap.dedent(found[1])
 
 
 class Examples:
-    """An Airflow with the example DAGs. Their locations are moved below a folder."""
+    """An Airflow with the example DAGs. Environment variables move their locations to a temporary folder."""
 
     def __init__(self, home: Path, environment: dict[str, str]) -> None:
         self.home = home
@@ -62,10 +62,10 @@ class Examples:
         environment = {**os.environ, **self.airflow.environment}
         return subprocess.Popen(["bash", "-ec", command], env=environment, stdout=(self.home / f"{name}.out").open("w"))
 
-    def run(self, dag: str, number: int, **given: Any) -> None:
+    def run(self, dag: str, number: int, **options: Any) -> None:
         run = f"run-{number}"
-        self.airflow.until(f"{dag} is there", lambda: self.airflow.ask("GET", f"/dags/{dag}"), 180)
-        self.airflow.trigger(dag, run, **given)
+        self.airflow.until(f"{dag} is there", lambda: self.airflow.request("GET", f"/dags/{dag}"), 180)
+        self.airflow.trigger(dag, run, **options)
         self.airflow.until(f"{dag} {run}", lambda: self.airflow.state(dag, run) in ("success", "failed"), 300)
         assert self.airflow.state(dag, run) == "success"
 
@@ -125,8 +125,8 @@ def test_dag_of_the_queue_page_reads_each_message_once_in_several_runs(tmp_path:
     server = ThreadedMotoServer(port=free_port())
     server.start()
     try:
-        at = {"endpoint_url": f"http://127.0.0.1:{server._port}", "region_name": "eu-central-1"}
-        sqs = boto3.client("sqs", aws_access_key_id="k", aws_secret_access_key="s", **at)
+        endpoint_and_region = {"endpoint_url": f"http://127.0.0.1:{server._port}", "region_name": "eu-central-1"}
+        sqs = boto3.client("sqs", aws_access_key_id="k", aws_secret_access_key="s", **endpoint_and_region)
         url = sqs.create_queue(QueueName="orders")["QueueUrl"]
         page = (ROOT / "docs" / "connectors" / "queues.md").read_text()
         code = re.search(r"```python\n(.*?)```", page, re.DOTALL)
@@ -136,7 +136,7 @@ def test_dag_of_the_queue_page_reads_each_message_once_in_several_runs(tmp_path:
         (tmp_path / "dags").mkdir()
         (tmp_path / "lake" / "landing" / "orders").mkdir(parents=True)
         (tmp_path / "dags" / "orders.py").write_text(relocated)
-        connection = {"conn_type": "aws", "login": "k", "password": "s", "extra": at}
+        connection = {"conn_type": "aws", "login": "k", "password": "s", "extra": endpoint_and_region}
         environment = {"AIRFLOW_CONN_AWS_DEFAULT": json.dumps(connection)}
         airflow = Airflow(tmp_path / "airflow", tmp_path / "dags", environment=environment)
         log = tmp_path / "lake" / "_streamsem" / "orders"
@@ -145,7 +145,7 @@ def test_dag_of_the_queue_page_reads_each_message_once_in_several_runs(tmp_path:
             for number in range(3):
                 message = {"id": number, "user": "ann", "amount": "1.50"}
                 sqs.send_message(QueueUrl=url, MessageBody=json.dumps(message))
-                airflow.until("the message is read", lambda n=number: read_of(log) == n + 1, 400)
+                airflow.until("the message is read", lambda n=number: records_read(log) == n + 1, 400)
         assert rows(log, "lake") == 3
     finally:
         server.stop()
@@ -180,7 +180,7 @@ def test_dag_of_the_testing_page_reads_each_record_once_in_several_runs(tmp_path
         for number in range(3):
             order = {"id": number, "user": "ann", "amount": "9.50", "ts": "2026-01-02T03:04:05Z"}
             topics.put("orders", [json.dumps(order)])
-            airflow.until("the record is read", lambda n=number: read_of(log) == n + 1, 400)
+            airflow.until("the record is read", lambda n=number: records_read(log) == n + 1, 400)
     assert rows(log, "lake") == 3
 
 
@@ -199,15 +199,15 @@ def test_dag_of_the_sensors_page_is_started_by_its_watcher_for_each_range(tmp_pa
     airflow = Airflow(tmp_path / "airflow", tmp_path / "dags")
     log = tmp_path / "lake" / "_streamsem" / "orders"
     with airflow.running():
-        airflow.until("the DAG is there", lambda: airflow.ask("GET", "/dags/orders"), 180)
+        airflow.until("the DAG is there", lambda: airflow.request("GET", "/dags/orders"), 180)
         for number in range(3):
             order = {"user": "ann", "amount": "9.50", "ts": "2026-01-02T03:04:05Z", "note": "x" * 100}
             lines = [json.dumps({"id": number * 10_000 + n, **order}) for n in range(10_000)]
             (arrivals / f".{number}").write_text("\n".join(lines))
             (arrivals / f".{number}").rename(arrivals / f"{number}.json")
-            airflow.until("the file is read", lambda n=number: read_of(log) == (n + 1) * 10_000, 400)
+            airflow.until("the file is read", lambda n=number: records_read(log) == (n + 1) * 10_000, 400)
     assert rows(log, "lake") == 30_000
 
 
-def read_of(log: Path) -> int:
+def records_read(log: Path) -> int:
     return open_log(str(log)).view().counts.get("read", 0) if (log / "pipeline.json").exists() else 0

@@ -1,4 +1,4 @@
-"""Real Spark drivers of one pipeline, killed and stopped at random moments. pyarrow counts the visible rows in the files that the outcomes name."""
+"""Kills and stops real Spark drivers of one pipeline at random moments. pyarrow counts the visible rows in the files that the outcomes name."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def visible(root: Path) -> Counter[int]:
 @pytest.mark.spark
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(ROUNDS))
-def test_spark_drivers_killed_and_stopped_at_random_lose_and_duplicate_nothing(tmp_path: Path, seed: int) -> None:
-    chance = random.Random(seed)
+def test_spark_drivers_killed_and_stopped_at_random_lose_and_duplicate_no_rows(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
     (tmp_path / "in").mkdir()
     for n in range(FILES):
         lines = [json.dumps({"id": n * ROWS + i, "pad": "x" * 50}) for i in range(ROWS)]
@@ -81,21 +81,21 @@ def test_spark_drivers_killed_and_stopped_at_random_lose_and_duplicate_nothing(t
     deadline = time.monotonic() + 240
     while not list((tmp_path / "out").glob("data/*/*")) and time.monotonic() < deadline:
         time.sleep(0.05)
-    time.sleep(chance.random() * 3)
-    victim, sleeper = chance.sample(drivers, 2)
+    time.sleep(rng.random() * 3)
+    victim, stopped = rng.sample(drivers, 2)
     os.killpg(victim.pid, signal.SIGKILL)
-    if sleeper.poll() is None:
-        os.killpg(sleeper.pid, signal.SIGSTOP)
+    if stopped.poll() is None:
+        os.killpg(stopped.pid, signal.SIGSTOP)
     retry = start(tmp_path, "run")
     assert retry.wait(300) == 0
-    if sleeper.poll() is None:
-        os.killpg(sleeper.pid, signal.SIGCONT)
-    assert sleeper.wait(300) == 0, "a driver that woke up late must end well"
+    if stopped.poll() is None:
+        os.killpg(stopped.pid, signal.SIGCONT)
+    assert stopped.wait(300) == 0, "the resumed driver failed"
     assert victim.wait(10) == -signal.SIGKILL or victim.returncode == 0
     assert start(tmp_path, "rest").wait(300) == 0
     expected = Counter(range(FILES * ROWS))
     found = visible(tmp_path)
     assert found == expected, (
-        f"seed {seed}: lost {sum((expected - found).values())}, doubled {sum((found - expected).values())}"
+        f"seed {seed}: lost {sum((expected - found).values())}, duplicated {sum((found - expected).values())}"
     )
     assert verify(str(tmp_path / "log")).findings == []

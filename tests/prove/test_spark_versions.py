@@ -1,4 +1,4 @@
-"""The supported versions of Spark: each extra is installed into a separate environment, and Spark is tested there."""
+"""The supported versions of Spark. The test installs each extra into a new environment and runs ``streamsem doctor-spark`` there."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ def test_small_batches_are_counted_correctly_on_every_supported_spark(extra: str
     subprocess.run(
         [uv, "pip", "install", "--quiet", "--python", venv_home / "bin" / "python", f"{ROOT}[{extra}]"], check=True
     )
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYSPARK", "SPARK"))}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYSPARK", "SPARK"))
+    }
     command = [venv_home / "bin" / "streamsem", "doctor-spark", "--master", "local[1]", "--json"]
-    done = subprocess.run(command, env=kept, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     version, *counted = json.loads(done.stdout)["checks"]
     assert len(counted) == 6

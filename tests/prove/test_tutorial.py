@@ -1,4 +1,4 @@
-"""The tutorial, command by command: the wheel in an empty environment, `airflow standalone`, a killed JVM and a cleared task."""
+"""Runs the commands of the tutorial: the wheel in an empty environment, `airflow standalone`, a killed JVM and a cleared task."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DONE = "-- the block ended with"
 
 
 class Shell:
-    """One bash that runs the blocks of the page in order, as the terminal of a reader."""
+    """A bash process that runs the blocks of the page in order, as a reader does in a terminal."""
 
     def __init__(self, location: Path, environment: dict[str, str]) -> None:
         self.process = subprocess.Popen(
@@ -42,7 +42,7 @@ class Shell:
         )
 
     def run(self, commands: str) -> str:
-        """Run commands to their end, and return what they printed. Fails if one of them fails."""
+        """Run commands, and return their output. Fails if one of the commands fails."""
         stdin, stdout = _open(self.process.stdin), _open(self.process.stdout)
         stdin.write(f"set -e; trap 'echo {DONE} $?' EXIT\n{commands}\nset +e; trap - EXIT; echo {DONE} 0\n")
         stdin.flush()
@@ -83,7 +83,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 
 
 def spark_jvms(shell: Shell) -> list[psutil.Process]:
-    """The JVMs of tasks that the shell's Airflow runs."""
+    """Return the JVMs of the tasks of the shell's Airflow."""
     found = []
     for process in psutil.Process(shell.process.pid).children(recursive=True):
         with suppress(psutil.NoSuchProcess):
@@ -92,15 +92,15 @@ def spark_jvms(shell: Shell) -> list[psutil.Process]:
     return found
 
 
-def until(what: str, holds: Callable[[], object], seconds: float) -> None:
+def until(description: str, condition: Callable[[], object], seconds: float) -> None:
     end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, f"not within {seconds} s: {what}"
+    while not condition():
+        assert time.monotonic() < end, f"not within {seconds} s: {description}"
         time.sleep(0.2)
 
 
 def ids(log: Path) -> Counter[int]:
-    """id → how often the visible files hold it, read without Spark."""
+    """Return how often each id is in the visible files, read without Spark."""
     found: Counter[int] = Counter()
     for file in open_log(str(log)).files():
         found.update(pyarrow.parquet.read_table(file.path.removeprefix("file://"), partitioning=None)["id"].to_pylist())
@@ -110,7 +110,7 @@ def ids(log: Path) -> Counter[int]:
 @pytest.mark.prove
 @pytest.mark.airflow
 @pytest.mark.timeout(1_200)
-def test_tutorial_holds_when_it_is_followed_word_by_word(shell: Shell, tmp_path: Path) -> None:
+def test_commands_of_the_tutorial_have_the_described_results(shell: Shell, tmp_path: Path) -> None:
     blocks = [
         (language, textwrap.dedent(code))
         for language, code in re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)

@@ -1,4 +1,4 @@
-"""A real Airflow on loopback: API server, DAG processor, triggerer and schedulers with LocalExecutor, and a client of its REST API."""
+"""Runs a real Airflow on loopback: API server, DAG processor, triggerer and schedulers with LocalExecutor. Includes a client of its REST API."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SUPERVISOR, TASK = (
 
 class Airflow:
     """
-    One Airflow in a temporary home. Its components are killed and restarted one by one.
+    An Airflow in a temporary home. Each component can be killed and restarted alone.
 
     :param home: an empty directory
     :param dags: the folder of the DAG files
@@ -47,11 +47,14 @@ class Airflow:
         (home / "simple_auth_manager_passwords.json.generated").write_text(json.dumps({USER: PASSWORD}))
         names = ["dag-processor", "triggerer", *(f"scheduler-{n}" for n in range(schedulers))]
         # The API server is started last. The other components start up in parallel with it.
-        self.parts = {**{n: self._part(n, home) for n in names}, "api-server": self._part("api-server", home, port)}
+        self.components = {
+            **{n: self._component(n, home) for n in names},
+            "api-server": self._component("api-server", home, port),
+        }
         self._sessions: set[int] = set()
         self._token = ""
 
-    def _part(self, name: str, home: Path, port: int = 0) -> Server:
+    def _component(self, name: str, home: Path, port: int = 0) -> Server:
         command = name.rstrip("-0123456789")
         options = ["--skip-serve-logs"] if command in ("scheduler", "triggerer") else []
         argv = [sys.executable, "-m", "airflow", command, *options]
@@ -59,7 +62,7 @@ class Airflow:
 
     @property
     def schedulers(self) -> list[Server]:
-        return [part for name, part in self.parts.items() if name.startswith("scheduler")]
+        return [component for name, component in self.components.items() if name.startswith("scheduler")]
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -71,17 +74,17 @@ class Airflow:
         if done.returncode:
             raise RuntimeError(f"airflow db migrate failed:\n{done.stdout[-2000:]}{done.stderr[-3000:]}")
         try:
-            for part in self.parts.values():
-                self.start(part)
+            for component in self.components.values():
+                self.start(component)
             yield
         finally:
             self.end()
 
-    def start(self, part: Server) -> None:
+    def start(self, component: Server) -> None:
         try:
-            part.start()
+            component.start()
         finally:
-            self._sessions.add(part.pid)  # also if an interrupt ends the wait for its port
+            self._sessions.add(component.pid)  # also if an interrupt ends the wait for its port
 
     def end(self) -> None:
         """Send SIGKILL to every process until none is left. A dying scheduler may just have started another process."""
@@ -95,9 +98,8 @@ class Airflow:
         """
         Return every live process of the components, of their tasks, and of their children, including orphans.
 
-        They are identified by the session that each component starts. No child leaves it, since LocalExecutor gives tasks process groups only. The
-        environment
-        in /proc does not help, since setproctitle overwrites it.
+        Each component runs in a new session, which identifies its processes. No child leaves the session, because LocalExecutor starts only new process groups.
+        The environment in /proc cannot identify them, because setproctitle overwrites it.
         """
         found = []
         for pid in psutil.pids():
@@ -108,56 +110,56 @@ class Airflow:
                         found.append(process)
         return found
 
-    def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """
         Send one request to the public API, with ``path`` below ``/api/v2``.
 
         :raises OSError: no answer, or a refusal (``urllib.error.HTTPError``)
         """
         if not self._token:
-            given = {"username": USER, "password": PASSWORD}
-            self._token = _call("POST", f"{self.url}/auth/token", body=given)["access_token"]
+            login = {"username": USER, "password": PASSWORD}
+            self._token = _call("POST", f"{self.url}/auth/token", body=login)["access_token"]
         return _call(method, f"{self.url}/api/v2{path}", self._token, body)
 
     def run_path(self, dag: str, run: str) -> str:
         return f"/dags/{dag}/dagRuns/{quote(run, safe='')}"
 
     def state(self, dag: str, run: str, task: str = "") -> str | None:
-        """Return the state of a run, or of a task in it. It is ``None`` before there is one."""
+        """Return the state of a run or of a task in it, or ``None`` if it has no state yet."""
         path = self.run_path(dag, run) + (f"/taskInstances/{task}" if task else "")
-        state: str | None = self.ask("GET", path)["state"]
+        state: str | None = self.request("GET", path)["state"]
         return state
 
     def tries(self, dag: str, run: str, task: str) -> int:
         """Return how often a task was started."""
-        tries: int = self.ask("GET", f"{self.run_path(dag, run)}/taskInstances/{task}")["try_number"]
+        tries: int = self.request("GET", f"{self.run_path(dag, run)}/taskInstances/{task}")["try_number"]
         return tries
 
     def result(self, dag: str, run: str, task: str) -> Any:
         """Return the result of a task."""
         path = f"{self.run_path(dag, run)}/taskInstances/{task}/xcomEntries/return_value?deserialize=false"
-        return self.ask("GET", path)["value"]
+        return self.request("GET", path)["value"]
 
-    def trigger(self, dag: str, run: str, **given: Any) -> None:
-        self.ask("POST", f"/dags/{dag}/dagRuns", {"dag_run_id": run, "logical_date": None, **given})
+    def trigger(self, dag: str, run: str, **options: Any) -> None:
+        self.request("POST", f"/dags/{dag}/dagRuns", {"dag_run_id": run, "logical_date": None, **options})
 
     def clear(self, dag: str, run: str, tasks: list[str]) -> None:
         body = {"dry_run": False, "dag_run_id": run, "task_ids": tasks, "only_failed": False, "reset_dag_runs": True}
-        self.ask("POST", f"/dags/{dag}/clearTaskInstances", body)
+        self.request("POST", f"/dags/{dag}/clearTaskInstances", body)
 
     def clear_run(self, dag: str, run: str) -> None:
-        self.ask("POST", f"{self.run_path(dag, run)}/clear", {"dry_run": False, "only_failed": False})
+        self.request("POST", f"{self.run_path(dag, run)}/clear", {"dry_run": False, "only_failed": False})
 
     def mark(self, dag: str, run: str, state: str, task: str = "") -> None:
         """Mark a task or a whole run as ``success`` or ``failed``."""
         if task:
-            self.ask("PATCH", f"{self.run_path(dag, run)}/taskInstances/{task}", {"new_state": state})
+            self.request("PATCH", f"{self.run_path(dag, run)}/taskInstances/{task}", {"new_state": state})
         else:
-            self.ask("PATCH", self.run_path(dag, run), {"state": state})
+            self.request("PATCH", self.run_path(dag, run), {"state": state})
 
-    def until(self, what: str, ask: Callable[[], Any], seconds: float) -> Any:
+    def until(self, description: str, poll: Callable[[], Any], seconds: float) -> Any:
         """
-        Poll until the result is true, and return it.
+        Call ``poll`` until its result is true, and return the result.
 
         :raises TimeoutError: with the ends of the logs
         """
@@ -165,13 +167,13 @@ class Airflow:
         last: object = None
         while time.monotonic() < deadline:
             try:
-                if found := ask():
+                if found := poll():
                     return found
             except OSError as error:
                 last = error
             time.sleep(0.5)
-        logs = "".join(f"\n--- {n}\n{p.log.read_text(errors='replace')[-1500:]}" for n, p in self.parts.items())
-        raise TimeoutError(f"{what} did not come true in {seconds} s; last error: {last!r}{logs}")
+        logs = "".join(f"\n--- {n}\n{p.log.read_text(errors='replace')[-1500:]}" for n, p in self.components.items())
+        raise TimeoutError(f"not within {seconds} s: {description}; last error: {last!r}{logs}")
 
 
 def _settings(home: Path, dags: Path, database: str, url: str) -> dict[str, str]:
@@ -211,6 +213,6 @@ def _call(method: str, url: str, token: str = "", body: Mapping[str, Any] | None
     request.add_header("Content-Type", "application/json")
     if token:
         request.add_header("Authorization", f"Bearer {token}")
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30) as answer:
-        text = answer.read()
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30) as response:
+        text = response.read()
     return json.loads(text) if text else None

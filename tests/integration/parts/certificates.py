@@ -1,4 +1,4 @@
-"""Certificates for a test: an authority, a server on loopback, and a client."""
+"""Creates certificates for tests: an authority, a server on loopback, and a client."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ class Certificates:
 def make(home: Path) -> Certificates:
     """Create certificates that are valid for a day, in files below ``home``."""
     home.mkdir(parents=True, exist_ok=True)
-    made = Certificates(home)
+    certificates = Certificates(home)
     authority_key, server_key, client_key = (_key() for _ in range(3))
     authority = _certificate("authority", authority_key, None, authority_key)
-    made.authority.write_bytes(_pem(authority))
-    made.server.write_bytes(
+    certificates.authority.write_bytes(_pem(authority))
+    certificates.server.write_bytes(
         _private(server_key) + _pem(_certificate("127.0.0.1", server_key, authority, authority_key))
     )
-    made.client.write_bytes(_pem(_certificate("client", client_key, authority, authority_key)))
-    made.client_key.write_bytes(_private(client_key))
-    return made
+    certificates.client.write_bytes(_pem(_certificate("client", client_key, authority, authority_key)))
+    certificates.client_key.write_bytes(_private(client_key))
+    return certificates
 
 
 def _key() -> rsa.RSAPrivateKey:

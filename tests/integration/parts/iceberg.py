@@ -22,8 +22,8 @@ for name in ("avro", "iceberg"):
     duckdb_extensions.import_extension(name)
 connection = duckdb.connect()
 connection.execute("LOAD avro; LOAD iceberg; SET TimeZone = 'UTC'")
-where, columns = sys.argv[1], sys.argv[2]
-rows = connection.execute(f"SELECT {columns} FROM iceberg_scan('{where}')").fetchall()
+metadata, columns = sys.argv[1], sys.argv[2]
+rows = connection.execute(f"SELECT {columns} FROM iceberg_scan('{metadata}')").fetchall()
 print(json.dumps([list(row) for row in rows], default=str))
 """
 _SPARK_READS = """

@@ -1,7 +1,7 @@
 """
-Install the real servers on this machine: jars with Maven, S3 servers with Go. `python -m tests.integration.parts.install`.
+Installs the real servers on this machine: jars with Maven, S3 servers with Go. `python -m tests.integration.parts.install`.
 
-Jars stay in Maven's repository. `.parts/` holds the class paths that name them, and the compiled S3 servers.
+Jars stay in Maven's repository. `.parts/` contains the class paths that name them, and the compiled S3 servers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ S3_SERVERS = {
 
 
 class MissingPartError(Exception):
-    """A program of the integration tests is not on this machine. Such a test is never skipped. The run fails."""
+    """A program that the integration tests need is not on this machine. The tests fail and are never skipped."""
 
 
 def classpath(profile: str) -> str:
@@ -44,7 +44,7 @@ def _all_exist(file: Path) -> bool:
 
 
 def s3_server(name: str = "versitygw") -> str:
-    """Return the program of an S3 server. It is built if it is missing."""
+    """Return the path of the program of an S3 server. A missing program is built."""
     program = PARTS / "bin" / name
     if not program.exists():
         _run([tool("go"), "install", S3_SERVERS[name]], GOBIN=str(program.parent), GOFLAGS="-mod=mod")
@@ -52,7 +52,7 @@ def s3_server(name: str = "versitygw") -> str:
 
 
 def archive() -> Path:
-    """Return the class archive for Spark with the jars of the profile ``spark``. It is written if it is missing."""
+    """Return the path of the class archive for Spark with the jars of the profile ``spark``. A missing archive is written."""
     path = PARTS / "spark.jsa"
     jars = classpath("spark")
     if not path.exists() or path.stat().st_mtime < (PARTS / "spark.classpath").stat().st_mtime:
@@ -66,7 +66,7 @@ def debian(*packages: str) -> None:
     if not missing:
         return
     if os.geteuid() != 0:
-        raise MissingPartError(f"not on this machine. Do: apt-get install {' '.join(missing)}")
+        raise MissingPartError(f"Debian packages are missing. Do: apt-get install {' '.join(missing)}")
     quiet = {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
     _run(["apt-get", "update", "-q"], **quiet)
     _run(["apt-get", "install", "-q", "-y", "--no-install-recommends", *missing], **quiet)

@@ -24,10 +24,10 @@ class MariaDB(Server):
             home.chmod(0o755)
             as_user = [install.tool("setpriv"), "--reuid=mysql", "--regid=mysql", "--clear-groups"]
         if not data.exists():
-            made = [install.tool("mariadb-install-db"), "--no-defaults", f"--datadir={data}", "--auth-root-authentication-method=normal", "--skip-test-db"]  # fmt: skip
-            subprocess.run([*as_user, *made], check=True, capture_output=True, cwd="/")
-        first = home / "first.sql"
-        first.write_text(  # one statement per line
+            install_db = [install.tool("mariadb-install-db"), "--no-defaults", f"--datadir={data}", "--auth-root-authentication-method=normal", "--skip-test-db"]  # fmt: skip
+            subprocess.run([*as_user, *install_db], check=True, capture_output=True, cwd="/")
+        init_file = home / "init.sql"
+        init_file.write_text(  # one statement per line
             "CREATE DATABASE IF NOT EXISTS test;\n"
             "CREATE USER IF NOT EXISTS me@'127.0.0.1' IDENTIFIED BY 'hunter2';\n"
             "GRANT ALL ON test.* TO me@'127.0.0.1';\n"
@@ -35,7 +35,7 @@ class MariaDB(Server):
         server = install.tool("mariadbd", "/usr/sbin")
         argv = [
             *as_user, server, "--no-defaults", f"--datadir={data}", f"--port={port}", "--bind-address=127.0.0.1", "--skip-name-resolve",
-            f"--socket={home}/socket", f"--pid-file={home}/pid", f"--init-file={first}",
+            f"--socket={home}/socket", f"--pid-file={home}/pid", f"--init-file={init_file}",
             # A killed server loses nothing that it wrote to the operating system. Only a crash of the machine would.
             "--innodb-flush-log-at-trx-commit=2", "--innodb-flush-method=nosync", "--sync-frm=0",
         ]  # fmt: skip

@@ -45,11 +45,11 @@ class Postgres(Server):
         settings = ["-c", "fsync=off"]
         argv = [*as_user, server, "-D", str(data), "-h", "127.0.0.1", "-p", str(port), "-k", str(home), *settings]
         super().__init__("postgres", home, argv, port=port)
-        self._claimed = data / "postmaster.pid"
+        self._pid_file = data / "postmaster.pid"
 
     def start(self, *, seconds: float = 90) -> None:
-        """Start, and return when the server accepts connections. After a crash it has to recover first."""
-        self._claimed.unlink(missing_ok=True)
+        """Start the server, and wait until it accepts connections. After a crash it recovers first."""
+        self._pid_file.unlink(missing_ok=True)
         super().start(seconds=seconds)
         deadline = time.monotonic() + seconds
         while True:

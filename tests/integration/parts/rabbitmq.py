@@ -13,12 +13,12 @@ PROGRAMS = "/usr/lib/rabbitmq/bin"  # the wrapper on PATH switches to a user who
 
 
 class RabbitMQ(Server):
-    """``host`` accepts the user ``guest`` with the password ``guest``. Durable queues and messages survive a kill."""
+    """A broker at ``host`` with the user ``guest`` and the password ``guest``. Durable queues and messages survive a kill."""
 
     def __init__(self, home: Path) -> None:
         program = shutil.which("rabbitmq-server", path=PROGRAMS) or install.tool("rabbitmq-server")
         home.mkdir(parents=True, exist_ok=True)
-        port, names = free_port(), free_port()
+        port, epmd_port = free_port(), free_port()
         self.host = f"127.0.0.1:{port}"
         (home / "rabbitmq.conf").write_text(
             f"listeners.tcp.1 = {self.host}\nloopback_users = none\nlog.console = true\nlog.file = false\n"
@@ -34,21 +34,21 @@ class RabbitMQ(Server):
             "RABBITMQ_LOG_BASE": str(home),
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "plugins"),
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 1:1",
-            "ERL_EPMD_PORT": str(names),
+            "ERL_EPMD_PORT": str(epmd_port),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
         }
-        # Otherwise Erlang starts epmd itself and leaves it running.
-        self._names = Server("epmd", home, [install.tool("epmd")], port=names, environment=environment)
+        # If epmd does not run, Erlang starts it and leaves it running.
+        self._epmd = Server("epmd", home, [install.tool("epmd")], port=epmd_port, environment=environment)
         super().__init__("rabbitmq", home, [program], port=port, environment=environment)
 
     def start(self, *, seconds: float = 90) -> None:
-        """Start, and return when the port answers."""
-        if not self._names.is_running:
-            self._names.start()
+        """Start epmd and the broker, and wait until the port answers."""
+        if not self._epmd.is_running:
+            self._epmd.start()
         super().start(seconds=seconds)
 
     def wait(self) -> None:
-        """Wait until the process and the one that it started have ended."""
+        """Wait until the process and its child process have ended."""
         super().wait()
         while answers(self.port):
             time.sleep(0.05)
@@ -56,4 +56,4 @@ class RabbitMQ(Server):
     def stop(self) -> None:
         """Stop the broker and epmd."""
         super().stop()
-        self._names.stop()
+        self._epmd.stop()

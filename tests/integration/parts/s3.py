@@ -13,7 +13,7 @@ ACCESS_KEY, SECRET_KEY = "streamsem-tests", "secret-of-the-s3-server"
 
 
 def downloaded(path: str, directory: Path) -> str:
-    """Copy ``s3://bucket/key`` below a directory, for engines that read from disk."""
+    """Copy ``s3://bucket/key`` to a directory, and return the path. Some engines read only from disk."""
     import boto3
 
     bucket, _, key = path.removeprefix("s3://").partition("/")
@@ -25,9 +25,9 @@ def downloaded(path: str, directory: Path) -> str:
 
 class S3Server(Server):
     """
-    versitygw on a directory, or ``minio`` if the variable ``S3`` says so.
+    A versitygw server on a directory. If the environment variable ``S3`` is ``minio``, a MinIO server.
 
-    :param has_accounts: whether the server has further accounts, which bucket policies may name; only with versitygw
+    :param has_accounts: whether the server supports further accounts for bucket policies; this needs versitygw
     """
 
     def __init__(self, home: Path, *, has_accounts: bool = False) -> None:
@@ -51,13 +51,13 @@ class S3Server(Server):
         super().__init__(kind, home, argv, port=port, environment=secrets)
 
     def create_account(self, access_key: str, secret_key: str) -> None:
-        """Create an account that may do only what bucket policies allow."""
+        """Create an account. It has only the rights that bucket policies grant."""
         admin = {"ADMIN_ACCESS_KEY": ACCESS_KEY, "ADMIN_SECRET_KEY": SECRET_KEY, "ADMIN_ENDPOINT_URL": self.endpoint}
         argv = [self._program, "admin", "create-user", "-a", access_key, "-s", secret_key, "-r", "user"]
         subprocess.run(argv, env={**os.environ, **admin}, check=True, capture_output=True)
 
     def environment(self) -> dict[str, str]:
-        """Return the variables with which boto3, and the sessions that this package starts, find the server."""
+        """Return the environment variables for boto3 and for the Spark sessions that this package starts."""
         return {
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_ACCESS_KEY_ID": ACCESS_KEY,
@@ -67,11 +67,11 @@ class S3Server(Server):
         }
 
     def deltalake_options(self) -> dict[str, str]:
-        """Return the options with which deltalake reaches the server."""
+        """Return the storage options for deltalake."""
         return {**self.environment(), "AWS_ALLOW_HTTP": "true"}
 
     def s3a_conf(self) -> dict[str, str]:
-        """Return the settings with which a Spark server that this package did not start finds the server. Credentials come from the environment."""
+        """Return the settings for a Spark server that this package does not start. Its credentials come from the environment."""
         return {
             "spark.hadoop.fs.s3a.endpoint": self.endpoint,
             "spark.hadoop.fs.s3a.endpoint.region": "us-east-1",

@@ -1,4 +1,4 @@
-"""A server process on loopback, managed by its pid. It can be killed, frozen, and restarted with the same command."""
+"""Starts, kills, freezes and restarts server processes on loopback."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[3]
 
 class Server:
     """
-    One process in its own session.
+    A server process in its own session.
 
     :param name: name of its log file under ``home``
     :param argv: the command
@@ -57,7 +57,7 @@ class Server:
         return self._process is not None and self._process.poll() is None
 
     def start(self, *, seconds: float = 90) -> None:
-        """Start, and return when the port answers. A server without a port counts as up when its process exists."""
+        """Start the process, and wait until the port answers. Without a port, do not wait."""
         with open(self.log, "ab") as log:
             self._process = subprocess.Popen(
                 self._argv,
@@ -72,7 +72,7 @@ class Server:
         while self.port and not answers(self.port, self.address):
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.stop()
-                raise RuntimeError(f"{self.name} did not come up:\n{self.log.read_text(errors='replace')[-3000:]}")
+                raise RuntimeError(f"{self.name} did not start:\n{self.log.read_text(errors='replace')[-3000:]}")
             time.sleep(0.1)
 
     def send(self, signal_: signal.Signals) -> None:
@@ -112,7 +112,7 @@ def answers(port: int, address: str = "127.0.0.1") -> bool:
 
 
 def free_port() -> int:
-    """Return a port that nothing listens on."""
+    """Return an unused port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -121,20 +121,20 @@ def free_port() -> int:
 
 @contextmanager
 def home_for_others() -> Iterator[Path]:
-    """Create a temporary directory that a server of another user may enter. Only its owner may enter pytest's directory."""
+    """Create a temporary directory that other users can enter. Only its owner can enter pytest's directory."""
     with tempfile.TemporaryDirectory(prefix="streamsem-") as home:
         Path(home).chmod(0o755)
         yield Path(home)
 
 
 def search_path() -> str:
-    """Return the PYTHONPATH with which a Python process finds these tests and everything that this process finds."""
+    """Return a PYTHONPATH with this repository and the PYTHONPATH of this process."""
     return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
 
 
 @contextmanager
 def running(*servers: Server) -> Iterator[None]:
-    """Start servers one after the other, and stop them in the opposite order."""
+    """Start the servers in order, and stop them in reverse order at the end of the block."""
     started: list[Server] = []
     try:
         for server in servers:
@@ -147,5 +147,5 @@ def running(*servers: Server) -> Iterator[None]:
 
 
 def stop_servers_on_sigterm() -> None:
-    """Make SIGTERM unwind the program, so that :func:`running` stops its servers, which are in other sessions."""
+    """Exit on SIGTERM with ``SystemExit``, so that :func:`running` stops its servers. They are in other sessions and do not get the signal."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

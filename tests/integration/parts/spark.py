@@ -29,7 +29,7 @@ def _environment(home: Path) -> dict[str, str]:
 
 
 def session_conf() -> dict[str, str]:
-    """Return the settings of a session with the jars. Driver and executors read them from Maven's repository, so nothing is copied."""
+    """Return the settings of a session with the jars. Driver and executors read the jars from Maven's repository."""
     jars = install.classpath("spark")
     java_options = f"-XX:SharedArchiveFile={install.archive()}"
     return {

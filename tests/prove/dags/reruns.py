@@ -1,4 +1,4 @@
-"""DAGs with one task each over JSON files, for tests of a scheduler's effects. The engine needs no Spark and records when it is in a batch."""
+"""DAGs with one task each, which reads JSON files, for tests with a real scheduler. The engine needs no Spark and records when it is in a batch."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.pipeline_fixture import PipelineFixture
 HOME = Path(os.environ["STREAMSEM_RERUNS_HOME"])
 
 
-def in_a_batch(location: Path) -> Callable[[str], object]:
-    """Record the start and the end of a batch and its ancestor processes. Stay in the batch while the file `hold` exists."""
+def record_steps(location: Path) -> Callable[[str], object]:
+    """Return a function that records the start and end of a batch, and its ancestor processes. It waits in the batch while the file `hold` exists."""
 
     def step(name: str) -> None:
         if name not in ("read", "staged"):
@@ -42,26 +42,26 @@ def dag(name: str, **arguments: Any) -> DAG:
     location = HOME / name
     fixture = PipelineFixture(location, store=LocalStore(str(location / "log")))
     task = {key: arguments.pop(key) for key in ("pool", "rerun") if key in arguments}
-    with DAG(name, start_date=datetime(2026, 1, 1), catchup=arguments.pop("catchup", False), **arguments) as made:
+    with DAG(name, start_date=datetime(2026, 1, 1), catchup=arguments.pop("catchup", False), **arguments) as created:
         _Operator(
             task_id="t", pipeline=fixture.pipeline(), drain=True, retries=2, retry_delay=timedelta(seconds=1), **task
         )
-    return made
+    return created
 
 
 class _Operator(MicroBatchOperator):
-    """Uses the engine without Spark. The location of the pipeline is known only here."""
+    """Sets the engine without Spark at execution, when the location of the pipeline is known."""
 
     def execute(self, context: Any) -> Any:
         assert self.pipeline is not None
         location = Path(self.pipeline.log).parent
-        spark.SparkEngine = lambda **_: RowsEngine(in_a_batch(location))  # type: ignore[assignment, misc]
+        spark.SparkEngine = lambda **_: RowsEngine(record_steps(location))  # type: ignore[assignment, misc]
         return super().execute(context)
 
 
-by_hand = dag("by_hand", schedule=None, max_active_runs=1)
+manual = dag("manual", schedule=None, max_active_runs=1)
 reprocessed = dag("reprocessed", schedule=None, rerun="reprocess")
-beside = dag("beside", schedule=None, max_active_runs=3)
+concurrent = dag("concurrent", schedule=None, max_active_runs=3)
 pooled = dag("pooled", schedule=None, max_active_runs=3, pool="one_slot")
 caught_up = dag("caught_up", schedule="@daily", catchup=True, max_active_runs=2, end_date=datetime(2026, 1, 3))
-filled = dag("filled", schedule="@daily", max_active_runs=2, end_date=datetime(2026, 1, 3))
+backfilled = dag("backfilled", schedule="@daily", max_active_runs=2, end_date=datetime(2026, 1, 3))
