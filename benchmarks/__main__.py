@@ -1,12 +1,12 @@
 """
-``make bench``: the cost of the product, in counts and in ratios to a peer in the same run. These are measurements, not tests.
+Runs the benchmarks (``make bench``). They measure the cost of the package in counts, and in ratios to a peer in the same run.
 
-1. Log requests of a batch at 10^2, 10^4 and 10^6 versions, with a synthetic history in memory, and the time of planning.
-2. Log requests and bytes of a poll of a path with 1,000,000 files and 100,000 earlier discoveries.
-3. A batch on Spark against a plain read and Parquet write of the same files in the same process.
+1. The log requests of a batch and the time of planning at 10^2, 10^4 and 10^6 versions, with a synthetic log in memory.
+2. The log requests and bytes of a poll of a path with 1,000,000 files and 100,000 earlier discoveries.
+3. A batch on Spark, compared with a plain read and Parquet write of the same files in the same process.
 4. A retry of a committed batch, and the import of the package.
-5. Only if named, on real servers: ``kafka``, Kafka to Parquet against peers; ``delta``, the same into Delta tables; ``connect``, ``dedup``; ``files``, many
-   columns and many files; ``iceberg_publish``, ``postgres``; ``start``, from the start of a process to the commit; ``state``.
+5. Only if they are named: ``connect``, ``dedup``, ``delta``, ``files``, ``iceberg_publish``, ``kafka``, ``postgres``, ``start`` and ``state``. See their
+   modules.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from benchmarks import discovery
 from tests.integration.parts.server import stop_servers_on_sigterm
 
 console = Console(width=120)
-ON_REAL_PARTS = ("connect", "dedup", "delta", "files", "iceberg_publish", "kafka", "postgres", "start", "state")
+ON_SERVERS = ("connect", "dedup", "delta", "files", "iceberg_publish", "kafka", "postgres", "start", "state")
 
 
 def show(title: str, columns: list[str], rows: list[list[str]]) -> None:
@@ -63,7 +63,7 @@ def history(root: Path, versions: int, *, whole: int) -> tuple[Pipeline, MemoryS
     """
     Create a pipeline whose log has this many commits of one file each.
 
-    The newest ``whole`` versions are complete, as writers leave them. Of the older ones only the keys exist, since no writer reads them.
+    The newest ``whole`` versions are complete. The older ones are empty objects, because no writer reads them.
     """
     (root / "in").mkdir(parents=True)
     store = MemoryStore(f"memory://bench-{versions}")
@@ -76,7 +76,7 @@ def history(root: Path, versions: int, *, whole: int) -> tuple[Pipeline, MemoryS
     spec = pipeline.spec_bytes()
     record = PipelineRecord(pipeline_uuid="u", name="bench", spec=codec.sha256(spec), nonce="n")
     objects = {keys.PIPELINE: codec.encode(record).data, keys.spec(codec.sha256(spec)): spec}
-    pages = (PageRef(sha256="", level=0, files=versions),)  # none of its files is read again
+    pages = (PageRef(sha256="", level=0, files=versions),)  # no poll reads the files of this page
     newest = Discovery(i=0, first=0, recent=(), pages=pages, known=(), settled_ns=versions, nonce="n")
     CommitLog(store).of_source(pipeline.source.immutable_config()).create(
         keys.discovered(newest.i), codec.encode(newest).data
@@ -118,17 +118,17 @@ def growth(sizes: Sequence[int] = (100, 10_000, 1_000_000)) -> None:
             for n in range(7):
                 (Path(location) / "in" / f"new-{n}.json").write_text('{"id": 1}\n')
                 counting = CountingStore(store)
-                looked: list[float] = []
+                plan_times: list[float] = []
                 began = time.perf_counter()
                 engine = RowsEngine(
-                    lambda step, began=began, looked=looked: (
-                        looked.append(time.perf_counter() - began) if step == "read" else None
+                    lambda step, began=began, plan_times=plan_times: (
+                        plan_times.append(time.perf_counter() - began) if step == "read" else None
                     )
                 )
                 run_batch(pipeline, run_key=f"bench-{n}", engine=engine, log=CommitLog(counting))
-                times.append(looked[0] * 1000)
-                kept = [(m, k) for m, k in counting.keys if not k.startswith(("segments/", "specs/"))]
-                counts = [sum(m == method for m, _ in kept) for method in ("list", "read", "create")]
+                times.append(plan_times[0] * 1000)
+                requests = [(m, k) for m, k in counting.keys if not k.startswith(("segments/", "specs/"))]
+                counts = [sum(m == method for m, _ in requests) for method in ("list", "read", "create")]
             assert counts is not None
             batch = sum(counts) - 1 - 2
             rows.append(
@@ -142,7 +142,7 @@ def growth(sizes: Sequence[int] = (100, 10_000, 1_000_000)) -> None:
         "LIST",
         "GET",
         "PUT",
-        "open, look, discover and plan (median)",
+        "open, recover, discover and plan (median)",
     ]
     show("1. log requests of a single batch, and the time until its plan is stored", columns, rows)
 
@@ -186,8 +186,8 @@ def segment_costs() -> None:
         written = len(list(store.list("segments/")))
         assert written == 100 + segments.due(9_999)[-1][0] - 1
         show(
-            "   keeping segments, cold, over 10,000 versions",
-            ["GET a version", "PUT a version", "segments"],
+            "   writing segments, without a cache, over 10,000 versions",
+            ["GET per version", "PUT per version", "segments"],
             [[f"{gets:.4f}", f"{puts:.4f}", str(written)]],
         )
 
@@ -198,7 +198,7 @@ def segment_costs() -> None:
 def discoveries() -> None:
     """Measure the log requests of one poll, by the number of earlier discoveries and by the changes since."""
     show(
-        "2. log cost of one poll, mean / most (listing the path, and comparing the listing, are linear in the files listed)",
+        "2. log requests of one poll, mean / maximum (without the listing of the path)",
         discovery.COLUMNS,
         list(discovery.rows()),
     )
@@ -208,7 +208,7 @@ def discoveries() -> None:
 
 
 def on_spark() -> None:
-    """Measure a batch against the plain read and write of the same files."""
+    """Compare a batch with a plain read and write of the same files."""
     from pyspark.sql import SparkSession
 
     spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
@@ -231,7 +231,7 @@ def on_spark() -> None:
         "difference (median of pairs)",
     ]
     show(
-        "3. one batch against a plain Spark read and Parquet write of the same files, in turn, in one process",
+        "3. one batch, compared with a plain Spark read and Parquet write of the same files, in one process",
         columns,
         rows,
     )
@@ -239,7 +239,7 @@ def on_spark() -> None:
 
 
 def ratio(spark: object, count: int, format: str, pairs: int) -> list[str]:
-    """Run plain and guarded in turn. The first three pairs are not counted."""
+    """Run the plain copy and the batch in turn. The first three pairs are not counted."""
     with tempfile.TemporaryDirectory() as location:
         root = Path(location)
         frame = spark.range(0, count, 1, 2).selectExpr(  # type: ignore[attr-defined]
@@ -248,45 +248,45 @@ def ratio(spark: object, count: int, format: str, pairs: int) -> list[str]:
         frame.write.format(format).options(header="true").save(str(root / "made"))
         schema = "id long, user string, amount double, at timestamp, token string"
         parts = sorted((root / "made").glob("part-*"))
-        plain, immutable_config = [], []
+        plain, batch = [], []
         for turn in range(pairs + 3):
             (root / "in").mkdir(exist_ok=True)
-            here = [(root / "in" / f"{turn:03d}-{n}.{format}") for n, _ in enumerate(parts)]
-            for part, path in zip(parts, here, strict=True):
+            files = [(root / "in" / f"{turn:03d}-{n}.{format}") for n, _ in enumerate(parts)]
+            for part, path in zip(parts, files, strict=True):
                 path.hardlink_to(part)
             times: dict[str, float] = {}
             jobs: list[tuple[str, Callable[[], object]]] = [
                 (
                     "plain",
-                    lambda here=here, turn=turn: plain_copy(spark, here, format, schema, root / "plain" / str(turn)),
+                    lambda files=files, turn=turn: plain_copy(spark, files, format, schema, root / "plain" / str(turn)),
                 ),
-                ("immutable_config", lambda turn=turn: guarded_copy(root, format, schema, turn)),
+                ("batch", lambda turn=turn: batch_copy(root, format, schema, turn)),
             ]
             for name, job in jobs if turn % 2 else reversed(jobs):
                 began = time.perf_counter()
                 job()
                 times[name] = time.perf_counter() - began
-            for path in here:
+            for path in files:
                 path.unlink()
             if turn >= 3:
                 plain.append(times["plain"])
-                immutable_config.append(times["immutable_config"])
-        ratios = [g / p for g, p in zip(immutable_config, plain, strict=True)]
-        differences = [(g - p) * 1000 for g, p in zip(immutable_config, plain, strict=True)]
+                batch.append(times["batch"])
+        ratios = [b / p for b, p in zip(batch, plain, strict=True)]
+        differences = [(b - p) * 1000 for b, p in zip(batch, plain, strict=True)]
         return [
-            f"{count:,}", format, f"{statistics.median(plain) * 1000:.0f} ms", f"{statistics.median(immutable_config) * 1000:.0f} ms",
+            f"{count:,}", format, f"{statistics.median(plain) * 1000:.0f} ms", f"{statistics.median(batch) * 1000:.0f} ms",
             f"{statistics.median(ratios):.2f}", f"{statistics.median(differences):+.0f} ms",
         ]  # fmt: skip
 
 
 def plain_copy(spark: object, files: list[Path], format: str, schema: str, location: Path) -> None:
-    """Do what a user writes without the product."""
+    """Copy the files with plain Spark."""
     read = spark.read.schema(schema).options(header="true").format(format).load([str(path) for path in files])  # type: ignore[attr-defined]
     read.write.option("compression", "zstd").parquet(str(location))
 
 
-def guarded_copy(root: Path, format: str, schema: str, turn: int) -> None:
-    """Do the same with a pipeline on a local log: opening, discovery, plan, staging, manifest, outcome."""
+def batch_copy(root: Path, format: str, schema: str, turn: int) -> None:
+    """Copy the files with a batch of a pipeline on a local log."""
     pipeline = Pipeline(
         name="bench", log=str(root / "log"), sinks={"out": FilesSink(path=str(root / "out"))},
         source=FilesSource(path=str(root / "in"), format=format, schema=schema, options={"header": "true"} if format == "csv" else {}),
@@ -299,7 +299,7 @@ def guarded_copy(root: Path, format: str, schema: str, turn: int) -> None:
 
 
 def retry_and_import() -> None:
-    """Measure a retry of a committed batch, and the cost of the import beyond Airflow's own."""
+    """Measure a retry of a committed batch, and the import of the package after the import of Airflow."""
     with tempfile.TemporaryDirectory() as location:
         root = Path(location)
         (root / "in").mkdir()
@@ -311,7 +311,7 @@ def retry_and_import() -> None:
         run_batch(pipeline, run_key="once", engine=RowsEngine())
         began = time.perf_counter()
         run_batch(pipeline, run_key="once")
-        again = (time.perf_counter() - began) * 1000
+        retry = (time.perf_counter() - began) * 1000
     code = "import time, airflow.sdk; began = time.perf_counter(); import airflow_provider_streamsem{}; print((time.perf_counter() - began) * 1000)"
     imports = [
         min(
@@ -321,13 +321,13 @@ def retry_and_import() -> None:
         for what in ("", ".operators.micro_batch")
     ]
     show(
-        "4. once more",
+        "4. retry and import",
         [
-            "retry of a committed batch, engine asked for but not started",
-            "import of the package beyond airflow.sdk",
+            "retry of a committed batch (starts no Spark session)",
+            "import of the package after airflow.sdk",
             "import of its operator",
         ],
-        [[f"{again:.1f} ms", f"{imports[0]:.1f} ms", f"{imports[1]:.1f} ms"]],
+        [[f"{retry:.1f} ms", f"{imports[0]:.1f} ms", f"{imports[1]:.1f} ms"]],
     )
 
 
@@ -341,16 +341,16 @@ PARTS: dict[str, Callable[[], None]] = {
 
 
 def main() -> None:
-    """Run the measurements that the command line names, or without names all that need no servers."""
+    """Run the benchmarks that the command line names. Default: all that need no servers."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join([*PARTS, *ON_REAL_PARTS]))
-    asked = parser.parse_args().parts or list(PARTS)
-    unknown = sorted(set(asked) - {*PARTS, *ON_REAL_PARTS})
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join([*PARTS, *ON_SERVERS]))
+    names = parser.parse_args().parts or list(PARTS)
+    unknown = sorted(set(names) - {*PARTS, *ON_SERVERS})
     if unknown:
-        parser.error(f"unknown parts: {', '.join(unknown)}. Do: name some of {', '.join([*PARTS, *ON_REAL_PARTS])}.")
+        parser.error(f"unknown parts: {', '.join(unknown)}. Do: use some of {', '.join([*PARTS, *ON_SERVERS])}.")
     stop_servers_on_sigterm()
-    for name in asked:
-        if name in ON_REAL_PARTS:
+    for name in names:
+        if name in ON_SERVERS:
             import_module(f"benchmarks.{name}").main()
         else:
             PARTS[name]()

@@ -1,4 +1,4 @@
-"""``make bench ARGS=connect``: Kafka to Parquet on Spark Connect, against the same peers on the same server."""
+"""Kafka to Parquet on Spark Connect, compared with the same peers on the same server: ``make bench ARGS=connect``."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def main() -> None:
         with running(server):
             engine = SparkEngine(remote=server.url)
             subjects = {
-                "ours": partial(kafka.ours, engine=engine),
+                "provider": partial(kafka.run_provider, engine=engine),
                 "(a) bare read and write": kafka.bare,
                 "(b) streaming, file sink": kafka.stream_to_files,
             }
-            kafka.measure_places(
-                engine.session(), broker.bootstrap, home, ", by Spark Connect", subjects=subjects, benchmark="connect"
+            kafka.measure_locations(
+                engine.session(), broker.bootstrap, home, ", on Spark Connect", subjects=subjects, benchmark="connect"
             )
 
 

@@ -1,10 +1,9 @@
 """
-``make bench ARGS=dedup``: the cost of a batch by the number of known ids, against Structured Streaming's ``dropDuplicates`` with state in RocksDB.
+The cost of a batch with dedup by the number of known ids: ``make bench ARGS=dedup``. The peer is Structured Streaming's ``dropDuplicates`` on RocksDB.
 
-The first batch has ``remembered`` ids. Batches of new ids follow, with one file each, from Parquet to Parquet on local disk. Both subjects read the same
-files
-in one session. Ours is timed from the call to its result, including the opening of the log. The peer is timed by its own progress reports. The total written
-is the size of our layers on disk at the end. The slowest batch may be one that merged older layers.
+The first batch has ``known`` ids. Batches of new ids follow, with one file each, from Parquet to Parquet on local disk. Both subjects read the same files
+in one session. The time of the provider is that of the call, including the opening of the log. The time of the peer comes from its progress reports.
+The column *state written* is the size of the provider's state files at the end. The slowest batch may have merged older state files.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ from benchmarks import results
 from benchmarks.kafka import show
 
 BATCHES = int(os.environ.get("BATCHES", "10"))
-REMEMBERED = [int(n) for n in os.environ.get("REMEMBERED", "10000 1000000 10000000").split()]
+KNOWN_IDS = [int(n) for n in os.environ.get("REMEMBERED", "10000 1000000 10000000").split()]
 ROCKS = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 SCHEMA = "id long, amount double"
 
 
-def make(spark: Any, location: Path, remembered: int, rows: int) -> None:
+def make(spark: Any, location: Path, known: int, rows: int) -> None:
     """Create the files in the order of their names and times: the known ids first, then the batches. A tenth of a batch's ids are from the first file."""
     location.mkdir()
-    sizes = [remembered] + [rows] * BATCHES
+    sizes = [known] + [rows] * BATCHES
     first = 0
     for n, size in enumerate(sizes):
-        ids = f"CASE WHEN {n} > 0 AND id % 10 = 0 THEN pmod(hash(id), {remembered}) ELSE id END AS id"
+        ids = f"CASE WHEN {n} > 0 AND id % 10 = 0 THEN pmod(hash(id), {known}) ELSE id END AS id"
         frame = spark.range(first, first + size, 1, 1).selectExpr(ids, "id / 4.0D AS amount")
         frame.write.parquet(str(location.parent / f"made-{n}"))
         (made,) = (location.parent / f"made-{n}").glob("part-*.parquet")
@@ -43,24 +42,24 @@ def make(spark: Any, location: Path, remembered: int, rows: int) -> None:
         first += size
 
 
-def ours(location: Path, root: Path, *, dedup: bool) -> tuple[list[float], int]:
+def run_provider(location: Path, root: Path, *, dedup: bool) -> tuple[list[float], int]:
     """Return the milliseconds of each batch after the first, and the number of duplicates found."""
     pipeline = Pipeline(
         name="bench", log=str(root / "log"), source=FilesSource(path=str(location), format="parquet", schema=SCHEMA), limits=Limits(max_files=1),
         sinks={"out": FilesSink(str(root / "out"))}, dedup=Dedup(keys=["id"], rows=10**9) if dedup else None,
     )  # fmt: skip
-    took, found = [], 0
+    times_ms, found = [], 0
     for n in range(BATCHES + 1):
         began = time.perf_counter()
         result = run_batch(pipeline, run_key=f"run-{n}")
-        took.append((time.perf_counter() - began) * 1000)
+        times_ms.append((time.perf_counter() - began) * 1000)
         assert result.status == "committed"
         found += result.counts.get("duplicates", 0)
-    return took[1:], found
+    return times_ms[1:], found
 
 
-def streamed(spark: Any, location: Path, root: Path) -> tuple[list[float], int]:
-    """Return the same for the peer."""
+def run_streaming(spark: Any, location: Path, root: Path) -> tuple[list[float], int]:
+    """Return the same values for the peer."""
     stream = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(location))
     writer = (
         stream.dropDuplicates(["id"])
@@ -88,34 +87,34 @@ def main() -> None:
     rows_of_table = []
     with tempfile.TemporaryDirectory() as directory:
         for rows in (1_000, 50_000):
-            for remembered in REMEMBERED:
-                home = Path(directory) / f"{rows}-{remembered}"
+            for known in KNOWN_IDS:
+                home = Path(directory) / f"{rows}-{known}"
                 home.mkdir()
-                make(spark, home / "in", remembered, rows)
-                mine, found = ours(home / "in", home / "ours", dedup=True)
-                without, _ = ours(home / "in", home / "without", dedup=False)
-                theirs, agreed = streamed(spark, home / "in", home / "streamed")
-                assert found == agreed > 0, (found, agreed)
-                size = sum(f.stat().st_size for f in (home / "ours" / "log" / "state").rglob("*.parquet"))
-                medians = [statistics.median(each) for each in (mine, without, theirs)]
+                make(spark, home / "in", known, rows)
+                provider_ms, found = run_provider(home / "in", home / "provider", dedup=True)
+                without_ms, _ = run_provider(home / "in", home / "without", dedup=False)
+                streaming_ms, expected = run_streaming(spark, home / "in", home / "streamed")
+                assert found == expected > 0, (found, expected)
+                size = sum(f.stat().st_size for f in (home / "provider" / "log" / "state").rglob("*.parquet"))
+                medians = [statistics.median(each) for each in (provider_ms, without_ms, streaming_ms)]
                 subjects = ("provider", "provider without dedup", "streaming dropDuplicates")
-                case = f"{rows:,} rows, {remembered:,} ids"
+                case = f"{rows:,} rows, {known:,} ids"
                 results.record("dedup", case, dict(zip(subjects, medians, strict=True)))
-                slowest = [f"{max(mine):.0f} ms", f"{max(theirs):.0f} ms"]
+                slowest = [f"{max(provider_ms):.0f} ms", f"{max(streaming_ms):.0f} ms"]
                 ratio = f"{medians[0] / medians[2]:.2f}"
                 cells = [*(f"{m:.0f} ms" for m in medians), *slowest, ratio, f"{size / 1e6:.0f} MB"]
-                rows_of_table.append([f"{rows:,}", f"{remembered:,}", *cells])
+                rows_of_table.append([f"{rows:,}", f"{known:,}", *cells])
                 print(rows_of_table[-1], flush=True)
     columns = [
         "rows",
-        "remembered",
-        "ours",
+        "known ids",
+        "provider",
         "without dedup",
         "streaming",
-        "ours, slowest",
+        "provider, slowest",
         "streaming, slowest",
-        "ours / streaming",
-        "written in all",
+        "provider / streaming",
+        "state written",
     ]
     show(f"A batch with dedup, median of {BATCHES}", columns, rows_of_table)
     spark.stop()

@@ -1,5 +1,5 @@
 """
-``make bench ARGS=delta``: Kafka to a Delta table against Spark's own ways, on the real broker and S3 server, and the time of publishing as the table grows.
+Kafka to a Delta table, compared with Spark's own writers, and the time of publishing as the table grows: ``make bench ARGS=delta``.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ SCHEMA = '{"type":"struct","fields":[{"name":"id","type":"long","nullable":true,
 
 
 def to_delta(work: kafka.Work) -> Pipeline:
-    """Return the pipeline of our subject."""
+    """Return the pipeline of the provider."""
     return kafka.pipeline_of(work).replace(sinks={"out": DeltaSink(f"{work.location}/out")})
 
 
-def ours(work: kafka.Work) -> None:
-    """Drain into a Delta table. Spark's own reader checks the rows afterwards."""
+def run_provider(work: kafka.Work) -> None:
+    """Drain the topic into a Delta table with the provider."""
     result = run_batch(to_delta(work), run_key="all", drain=True)
     assert (result.batches, result.counts["read"]) == (kafka.BATCHES, kafka.BATCHES * work.rows)
 
 
-def published(root: Path, counts: tuple[int, ...]) -> list[list[str]]:
-    """Return the milliseconds from a committed batch to its receipt at each number of versions. Publishes that write a checkpoint are listed separately."""
+def publish_times(root: Path, counts: tuple[int, ...]) -> list[list[str]]:
+    """Return the milliseconds from a committed batch to its receipt at each number of versions. The slowest publish writes a checkpoint."""
     sink = DeltaSink(str(root / "table"))
-    took: list[float] = []
+    times_ms: list[float] = []
     rows = []
     for version in range(max(counts) + 1):
         location = Path(sink.attempt_location(version, "a"))
@@ -49,10 +49,10 @@ def published(root: Path, counts: tuple[int, ...]) -> list[list[str]]:
         )  # fmt: skip
         began = time.perf_counter()
         sink.publish(batch, None)  # type: ignore[arg-type]
-        took.append((time.perf_counter() - began) * 1000)
+        times_ms.append((time.perf_counter() - began) * 1000)
         if version in counts:
-            last = took[-10:]
-            slowest = max(took[-min(110, len(took)) :])
+            last = times_ms[-10:]
+            slowest = max(times_ms[-min(110, len(times_ms)) :])
             rows.append([str(version), f"{statistics.median(last):.0f} ms", f"{slowest:.0f} ms"])
     return rows
 
@@ -62,11 +62,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         home = Path(directory)
         columns = ["versions", "publish (median of ten)", "slowest of the last hundred (a checkpoint)"]
-        kafka.show("Publishing one file into a Delta table on disk", columns, published(home, (10, 100, 1000)))
+        kafka.show("Publishing one file into a Delta table on disk", columns, publish_times(home, (10, 100, 1000)))
         with kafka.servers(home) as (broker, _):
             spark = kafka.local_session()
             subjects = {
-                "ours": ours,
+                "provider": run_provider,
                 "Structured Streaming to Delta": kafka.stream_to_delta,
                 "append with txnAppId": kafka.append_to_delta,
             }
@@ -79,7 +79,7 @@ def main() -> None:
             title = f"{kafka.BATCHES} batches of {ROWS:,} records into a Delta table on s3a"
             measured = kafka.measure(spark, broker.bootstrap, location, ROWS, subjects=subjects, pipeline=to_delta)
             kafka.show(title, kafka.COLUMNS, kafka.ratios(measured))
-            medians = {name.replace("ours", "provider"): statistics.median(spent) for name, spent in measured.items()}
+            medians = {name: statistics.median(times) for name, times in measured.items()}
             results.record("delta", f"s3a, {ROWS:,} rows", medians)
             for each in locations[-3:]:
                 table = f"{each}/out".replace("s3://", "s3a://")

@@ -1,11 +1,8 @@
 """
-``make bench ARGS=discovery``: the log requests of one poll of a path, by the number of files discovered before.
+The log requests of one poll of a path by the number of known files: ``make bench ARGS=discovery``.
 
-Listing the path is the cost of the source itself and is not counted. Each poll is a new process that knows the newest discovery from the last outcome, as
-after
-a commit. The product itself creates the history, 260 files at a time. 26 discoveries of 10 files leave the same trees, and of their objects only the newest
-is
-ever read.
+The listing of the path is not counted. Each poll is a new process that knows the newest discovery from the last outcome. The package itself creates the
+earlier discoveries, with 260 files each. 26 discoveries of 10 files leave the same trees, and a poll reads only the newest discovery.
 """
 
 from __future__ import annotations
@@ -37,8 +34,8 @@ def file(n: int, path: str = "") -> FoundFile:
     return FoundFile(path=path, bytes=1_000, identity=f"etag:{n:032x}", mtime_ns=n * 10**9)
 
 
-def at_random(n: int) -> FoundFile:
-    """Return the same with a name that does not depend on its time."""
+def with_random_name(n: int) -> FoundFile:
+    """Return the n-th file with a name that does not depend on its time."""
     return file(n, path=f"{hashlib.md5(b'%d' % n, usedforsecurity=False).hexdigest()}.json")
 
 
@@ -70,7 +67,7 @@ def polls(store: MemoryStore, listings: Listings, seen: int, warm_up: int) -> li
     return found[warm_up:]
 
 
-def everything_stays(seen: int, count: int, *, without: int = -1) -> Listings:
+def all_files_stay(seen: int, count: int, *, without: int = -1) -> Listings:
     """List every file ever discovered and 10 new ones. One file may be missing."""
     files = [file(n) for n in range(seen) if n != without]
     for first in range(seen, seen + count * PER_DISCOVERY, PER_DISCOVERY):
@@ -111,27 +108,27 @@ def rows() -> Iterator[list[str]]:
     """Yield the rows of the table."""
     days = {"new": 10, "window": 2 * FILES_A_DAY}
     scenarios: list[tuple[str, Callable[[int], FoundFile], Callable[[int], Listings], int]] = [
-        ("all files stay, 10 new", file, partial(everything_stays, count=3), 0),
-        ("one object of them was deleted, 10 new", file, partial(everything_stays, count=4, without=5_000), 1),
+        ("all files stay, 10 new", file, partial(all_files_stay, count=3), 0),
+        ("one object of them was deleted, 10 new", file, partial(all_files_stay, count=4, without=5_000), 1),
         ("window moves each poll, 10 new", file, partial(moving_window, count=90, **days), 10),
         ("window moves each poll, nothing new", file, partial(idle_window, count=60), 2),
         ("window moves each poll, 1 new", file, partial(moving_window, count=300, new=1, window=1_440), 10),
         ("window moves each poll, 10 new, 2 more are late", file, partial(moving_window, count=90, late=2, **days), 10),
         ("processed files deleted daily, 10 new", file, partial(deleted_daily, count=96, of=file, new=10, polls_a_day=24), 24),
-        ("the same, random names", at_random, partial(deleted_daily, count=96, of=at_random, new=10, polls_a_day=24), 24),
+        ("the same, random names", with_random_name, partial(deleted_daily, count=96, of=with_random_name, new=10, polls_a_day=24), 24),
     ]  # fmt: skip
     histories: dict[tuple[str, int], MemoryStore] = {}
-    for what, of, listings, warm_up in scenarios:
+    for scenario, of, listings, warm_up in scenarios:
         for seen in SIZES:
             at_once = FLUSH if of is file else seen
-            kept = histories.setdefault((of.__name__, seen), MemoryStore())
-            if not kept._objects:
-                kept._objects.update(history(seen, of, at_once=at_once)._objects)
-            found = polls(MemoryStore(objects=dict(kept._objects)), listings(seen), seen, warm_up)
+            stored = histories.setdefault((of.__name__, seen), MemoryStore())
+            if not stored._objects:
+                stored._objects.update(history(seen, of, at_once=at_once)._objects)
+            found = polls(MemoryStore(objects=dict(stored._objects)), listings(seen), seen, warm_up)
             columns = list(zip(*found, strict=True))
             per_poll = [f"{statistics.mean(column):.2f} / {max(column)}" for column in columns[1:3]]
             kilobytes = [f"{statistics.mean(column) / 1e3:.0f} / {max(column) / 1e3:.0f}" for column in columns[3:]]
-            yield [what, f"{seen:,}", f"{seen // PER_DISCOVERY:,}", str(len(found)), *per_poll, *kilobytes]
+            yield [scenario, f"{seen:,}", f"{seen // PER_DISCOVERY:,}", str(len(found)), *per_poll, *kilobytes]
 
 
 COLUMNS = ["poll", "files discovered", "discoveries", "polls", "GET", "PUT", "KB read", "KB written"]

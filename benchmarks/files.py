@@ -1,7 +1,7 @@
 """
-``make bench ARGS=files``: batches of unusual shape (many columns, many files) against a plain read and Parquet write of the same files.
+Batches with many columns or many files, compared with a plain read and Parquet write of the same files: ``make bench ARGS=files``.
 
-Ours and the plain one take turns in one session, after a round of each that is not counted.
+The provider and the plain copy run in turn in one session. The first round is not counted.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ def many(home: Path, files: int) -> tuple[Path, str]:
     return source, "id long, amount decimal(12,2)"
 
 
-def compared(spark: SparkSession, engine: SparkEngine, source: Path, schema: str, title: str) -> None:
-    """Print the medians of both, and the ratio."""
+def compare(spark: SparkSession, engine: SparkEngine, source: Path, schema: str, title: str) -> None:
+    """Compare the provider with a plain copy, and print the medians and the ratio."""
     out = source.parent / "out"
 
     def plain() -> None:
         spark.read.schema(schema).json(str(source)).write.parquet(str(out / f"plain-{next(_NUMBERS)}"))
 
-    def ours() -> None:
-        location = out / f"ours-{next(_NUMBERS)}"
+    def provider() -> None:
+        location = out / f"provider-{next(_NUMBERS)}"
         files = FilesSource(path=str(source), format="json", schema=schema)
         pipeline = Pipeline(
             name="p", log=str(location / "log"), source=files, sinks={"out": FilesSink(str(location / "out"))}
@@ -68,18 +68,23 @@ def compared(spark: SparkSession, engine: SparkEngine, source: Path, schema: str
         result = run_batch(pipeline, run_key="r", engine=engine)
         assert result.counts["quarantined"] == 0
 
-    took: dict[str, list[float]] = {"plain": [], "ours": []}
+    times: dict[str, list[float]] = {"plain": [], "provider": []}
     for number in range(ROUNDS + 1):
-        for name, work in (("plain", plain), ("ours", ours)):
+        for name, work in (("plain", plain), ("provider", provider)):
             began = time.perf_counter()
             work()
             if number:
-                took[name].append(time.perf_counter() - began)
-    medians = {name: statistics.median(seconds) for name, seconds in took.items()}
-    ratio = statistics.median(ours / plain for ours, plain in zip(took["ours"], took["plain"], strict=True))
-    results.record("files", title, {"provider": medians["ours"] * 1000, "bare read and write": medians["plain"] * 1000})
+                times[name].append(time.perf_counter() - began)
+    medians = {name: statistics.median(seconds) for name, seconds in times.items()}
+    ratio = statistics.median(
+        provider_s / plain_s for provider_s, plain_s in zip(times["provider"], times["plain"], strict=True)
+    )
+    results.record(
+        "files", title, {"provider": medians["provider"] * 1000, "bare read and write": medians["plain"] * 1000}
+    )
     print(
-        f"{title}: ours {medians['ours']:.2f} s, plain {medians['plain']:.2f} s, ours / plain = {ratio:.2f}", flush=True
+        f"{title}: provider {medians['provider']:.2f} s, plain {medians['plain']:.2f} s, provider / plain = {ratio:.2f}",
+        flush=True,
     )
 
 
@@ -90,8 +95,8 @@ def main() -> None:
         engine = SparkEngine(master="local[2]")
         spark = engine.session()
         for columns in (10, 100, 1_000):
-            compared(spark, engine, *wide(home, columns), f"200 JSON records, {columns:,} columns")
-        compared(spark, engine, *many(home, FILES), f"{FILES:,} JSON files")
+            compare(spark, engine, *wide(home, columns), f"200 JSON records, {columns:,} columns")
+        compare(spark, engine, *many(home, FILES), f"{FILES:,} JSON files")
 
 
 if __name__ == "__main__":

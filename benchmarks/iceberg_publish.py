@@ -1,8 +1,8 @@
 """
-The time of publishing as an Iceberg table grows: `python -m benchmarks.iceberg_publish [--expire]`.
+The time of publishing as an Iceberg table grows: ``python -m benchmarks.iceberg_publish [--expire]``.
 
-Each version has one file with one row, with a SQL catalog in SQLite, all on local disk. The figures are medians over the ten versions that end at each count,
-in milliseconds: the step from a committed batch to its receipt (open the catalog, load the table, commit, load again), and its share of opening and loading.
+Each version has one file with one row. The table is on local disk, and its catalog is a SQL catalog in SQLite. The columns are milliseconds:
+``publish`` is the median of ten versions from a committed batch to its receipt. ``load`` is the time to open the catalog and load the table.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ def staged(sink: IcebergSink, version: int) -> Committable:
 
 
 def main() -> None:
-    """Publish, and print a line at each count."""
+    """Publish the versions, and print a line at each count."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--versions", type=int, nargs="+", default=[10, 100, 300])
     arguments.add_argument("--expire", action="store_true", help="expire snapshots after one second")
-    given, _ = arguments.parse_known_args()
+    args, _ = arguments.parse_known_args()
     with tempfile.TemporaryDirectory() as root:
         sink = IcebergSink(
             f"{root}/table",
             "bench.rows",
             properties={"type": "sql", "uri": f"sqlite:///{root}/catalog.db"},
-            expire_after_s=1 if given.expire else None,
+            expire_after_s=1 if args.expire else None,
         )
         print(f"{'versions':>9} {'publish ms':>11} {'slowest':>8} {'load ms':>8} {'snapshots':>10}")
-        took: list[float] = []
-        for version in range(max(given.versions)):
+        times_ms: list[float] = []
+        for version in range(max(args.versions)):
             files = staged(sink, version)
             before = Marker(version=version - 1, outcome="0" * 64) if version else None
             batch = Batch(
@@ -59,14 +59,14 @@ def main() -> None:
             )  # fmt: skip
             began = time.perf_counter()
             sink.publish(batch, None)  # type: ignore[arg-type]
-            took.append((time.perf_counter() - began) * 1000)
-            if version + 1 in given.versions:
+            times_ms.append((time.perf_counter() - began) * 1000)
+            if version + 1 in args.versions:
                 began = time.perf_counter()
                 sink.marker("bench", "rows")
                 load = (time.perf_counter() - began) * 1000
                 with sink._opened() as catalog:
                     snapshots = len(catalog.load_table(sink.table).snapshots())
-                last = took[-10:]
+                last = times_ms[-10:]
                 print(
                     f"{version + 1:>9} {statistics.median(last):>11.0f} {max(last):>8.0f} {load:>8.0f} {snapshots:>10}"
                 )

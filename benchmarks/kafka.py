@@ -1,7 +1,7 @@
 """
-Kafka to Parquet against the usual alternatives, on the real broker and S3 server: ``make bench ARGS=kafka``.
+Kafka to Parquet, compared with common alternatives, on a real broker and S3 server: ``make bench ARGS=kafka``.
 
-Each subject moves the same 20 batches from one topic in one warm session. Rounds are interleaved, so that other load on the machine affects all alike.
+Each subject moves the same 20 batches from one topic in one warm session. Rounds are interleaved, so that other load on the machine affects all equally.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from tests.integration.parts.spark import peers_conf, session_conf
 BATCHES = int(os.environ.get("BATCHES", "20"))
 ROUNDS = int(os.environ.get("ROUNDS", "3"))
 FETCH = {"kafka.max.partition.fetch.bytes": os.environ["FETCH_BYTES"]} if "FETCH_BYTES" in os.environ else {}
-"""how much the peers fetch at a time: Spark's default, or the value of ``FETCH_BYTES``"""
+"""the fetch size of the peers: Spark's default, or the value of ``FETCH_BYTES``"""
 PARTITIONS = 2
-COLUMNS = ["", "a batch (median)", "ours / this (median of rounds)"]
+COLUMNS = ["", "per batch (median)", "provider / this (median of rounds)"]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Work:
         return both[0], both[1]
 
     def read(self, n: int) -> Any:
-        """Return batch n as a DataFrame, as a user would read it."""
+        """Return batch n as a DataFrame."""
         start, end = self.ranges(n)
         reader = (
             self.spark.read.format("kafka")
@@ -77,7 +77,7 @@ class Work:
         )
 
     def stream(self) -> Any:
-        """Return the topic as a stream that is cut into the same batches."""
+        """Return the topic as a stream with the same batches."""
         reader = (
             self.spark.readStream.format("kafka")
             .option("kafka.bootstrap.servers", self.bootstrap)
@@ -88,7 +88,7 @@ class Work:
 
 
 def pipeline_of(work: Work) -> Pipeline:
-    """Return the pipeline of our subject."""
+    """Return the pipeline of the provider."""
     return Pipeline(
         name="bench", log=f"{work.location}/log", source=KafkaSource(topics=[work.topic], bootstrap_servers=work.bootstrap),
         sinks={"out": FilesSink(f"{work.location}/out")}, limits=Limits(max_rows=work.rows),
@@ -96,29 +96,29 @@ def pipeline_of(work: Work) -> Pipeline:
     )  # fmt: skip
 
 
-def ours(work: Work, engine: SparkEngine | None = None) -> None:
-    """Drain with this package."""
+def run_provider(work: Work, engine: SparkEngine | None = None) -> None:
+    """Drain the topic with the provider."""
     result = run_batch(pipeline_of(work), run_key="all", drain=True, engine=engine)
     assert (result.batches, result.counts["read"]) == (BATCHES, BATCHES * work.rows)
 
 
 def bare(work: Work) -> None:
-    """Read and append, with no protection at all."""
+    """Read and append each batch, without any guarantee."""
     for n in range(BATCHES):
         work.read(n).write.option("compression", "zstd").mode("append").parquet(f"{work.path}/out")
 
 
 def stream_to_files(work: Work) -> None:
     """Run Structured Streaming with its file sink."""
-    _drained(work, "parquet", {"compression": "zstd"})
+    _drain_stream(work, "parquet", {"compression": "zstd"})
 
 
 def stream_to_delta(work: Work) -> None:
     """Run Structured Streaming into a Delta table."""
-    _drained(work, "delta", {})
+    _drain_stream(work, "delta", {})
 
 
-def _drained(work: Work, format: str, options: dict[str, str]) -> None:
+def _drain_stream(work: Work, format: str, options: dict[str, str]) -> None:
     writer = (
         work.stream()
         .writeStream.format(format)
@@ -131,19 +131,19 @@ def _drained(work: Work, format: str, options: dict[str, str]) -> None:
 
 
 def append_to_delta(work: Work) -> None:
-    """Append batches with the writer's transaction number."""
+    """Append each batch with ``txnAppId`` and ``txnVersion``."""
     for n in range(BATCHES):
         writer = work.read(n).write.format("delta").mode("append").option("txnAppId", "bench").option("txnVersion", n)
         writer.save(f"{work.path}/out")
 
 
 SUBJECTS: dict[str, Callable[[Work], None]] = {
-    "ours": ours, "(a) bare read and write": bare, "(b) streaming, file sink": stream_to_files, "(c) streaming, Delta": stream_to_delta,
+    "provider": run_provider, "(a) bare read and write": bare, "(b) streaming, file sink": stream_to_files, "(c) streaming, Delta": stream_to_delta,
     "(d) append to Delta, txnAppId": append_to_delta,
 }  # fmt: skip
 
 TITLES = {
-    "ours": "provider",
+    "provider": "provider",
     "(a) bare read and write": "bare read and write",
     "(b) streaming, file sink": "streaming, file sink",
 }
@@ -174,7 +174,7 @@ def measure(
     spark: Any, bootstrap: str, location: Callable[[], str], rows: int, *,
     subjects: Mapping[str, Callable[[Work], None]] = SUBJECTS, pipeline: Callable[[Work], Pipeline] = pipeline_of,
 ) -> dict[str, list[float]]:  # fmt: skip
-    """Return subject → milliseconds per batch in each round but the first. ``pipeline`` is the pipeline of the subject *ours*."""
+    """Return subject → milliseconds per batch in each round but the first. ``pipeline`` returns the pipeline of the provider."""
     topic = f"bench-{rows}-{uuid.uuid4().hex[:6]}"
     produce(bootstrap, topic, rows * BATCHES)
     times: dict[str, list[float]] = {name: [] for name in subjects}
@@ -182,9 +182,7 @@ def measure(
         names = list(subjects)
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             work = Work(spark, bootstrap, topic, rows, location())
-            if (
-                name == "ours"
-            ):  # open the log before the timing: only the first run of a pipeline creates it and examines its store
+            if name == "provider":  # create the log and probe its store before the measurement, as an earlier run does
                 open_pipeline(pipeline(work), open_commit_log(f"{work.location}/log"))
             began = time.perf_counter()
             subjects[name](work)
@@ -194,44 +192,44 @@ def measure(
 
 
 def ratios(times: Mapping[str, list[float]]) -> list[list[str]]:
-    """Return a row of the table for each subject: its median, and the median ratio of *ours* to it."""
+    """Return a row of the table for each subject: its median, and the median ratio of the provider to it."""
     return [
         [
             name,
-            f"{statistics.median(spent):.0f} ms",
-            f"{statistics.median(o / t for o, t in zip(times['ours'], spent, strict=True)):.2f}",
+            f"{statistics.median(times_ms):.0f} ms",
+            f"{statistics.median(o / t for o, t in zip(times['provider'], times_ms, strict=True)):.2f}",
         ]
-        for name, spent in times.items()
+        for name, times_ms in times.items()
     ]
 
 
 def memory(spark: Any, bootstrap: str, location: str, batches: int = 200) -> list[list[str]]:
-    """Measure the memory of the driver during a drain: the JVM's heap after a collection, and this process."""
+    """Measure the memory of the driver during a drain: the JVM's heap after a garbage collection, and the Python process."""
     topic = f"memory-{uuid.uuid4().hex[:6]}"
     produce(bootstrap, topic, 100 * batches)
     runtime = spark._jvm.java.lang.Runtime.getRuntime()
-    seen: list[list[str]] = []
+    rows: list[list[str]] = []
     done = 0
 
-    def looks(frame: Any) -> Any:
+    def measure_memory(frame: Any) -> Any:
         nonlocal done
         done += 1
         if done % 50 == 0 or done == 10:
             runtime.gc()
             heap = (runtime.totalMemory() - runtime.freeMemory()) >> 20
-            seen.append([str(done), f"{heap} MB", f"{psutil.Process().memory_info().rss >> 20} MB"])
+            rows.append([str(done), f"{heap} MB", f"{psutil.Process().memory_info().rss >> 20} MB"])
         return frame.select("key", "value", "partition", "offset")
 
     pipeline = Pipeline(
         name="memory", log=f"{location}/log", source=KafkaSource(topics=[topic], bootstrap_servers=bootstrap), sinks={"out": FilesSink(f"{location}/out")},
-        limits=Limits(max_rows=100), transform=looks,
+        limits=Limits(max_rows=100), transform=measure_memory,
     )  # fmt: skip
     assert run_batch(pipeline, run_key="all", drain=True).batches == batches
-    return seen
+    return rows
 
 
 def show(title: str, columns: list[str], rows: list[list[str]]) -> None:
-    """Print a table at once."""
+    """Print a table."""
     table = Table(*columns, title=title, title_justify="left")
     for row in rows:
         table.add_row(*row)
@@ -241,7 +239,7 @@ def show(title: str, columns: list[str], rows: list[list[str]]) -> None:
 
 @contextmanager
 def servers(home: Path) -> Iterator[tuple[Broker, S3Server]]:
-    """Start a broker and an S3 server with the bucket ``lake``, which this process reaches through environment variables."""
+    """Start a broker and an S3 server with the bucket ``lake``, and set the environment variables that name the server."""
     broker, s3 = Broker(home / "kafka"), S3Server(home / "s3")
     with running(broker, s3):
         os.environ.update(s3.environment())
@@ -259,7 +257,7 @@ def local_session() -> Any:
     return spark
 
 
-def measure_places(
+def measure_locations(
     spark: Any, bootstrap: str, home: Path, suffix: str = "", *,
     subjects: Mapping[str, Callable[[Work], None]] = SUBJECTS, benchmark: str = "kafka",
 ) -> None:  # fmt: skip
@@ -268,20 +266,20 @@ def measure_places(
         "disk": lambda: str(home / "disk" / uuid.uuid4().hex),
         "s3a": lambda: f"s3://lake/{uuid.uuid4().hex}",
     }
-    for where, location in locations.items():
+    for storage, location in locations.items():
         for rows in (50_000, 1_000):
-            title = f"{BATCHES} batches of {rows:,} records, Parquet on {where}{suffix}"
+            title = f"{BATCHES} batches of {rows:,} records, Parquet on {storage}{suffix}"
             times = measure(spark, bootstrap, location, rows, subjects=subjects)
             show(title, COLUMNS, ratios(times))
-            medians = {TITLES[name]: statistics.median(spent) for name, spent in times.items() if name in TITLES}
-            results.record(benchmark, f"{where}, {rows:,} rows", medians)
+            medians = {TITLES[name]: statistics.median(times_ms) for name, times_ms in times.items() if name in TITLES}
+            results.record(benchmark, f"{storage}, {rows:,} rows", medians)
 
 
 def main() -> None:
     """Measure both locations and both sizes, then the driver's memory."""
     with tempfile.TemporaryDirectory() as directory, servers(home := Path(directory)) as (broker, _):
         spark = local_session()
-        measure_places(spark, broker.bootstrap, home)
+        measure_locations(spark, broker.bootstrap, home)
         columns = ["batches", "JVM heap in use", "resident memory of the Python process"]
         show("A drain of 200 batches to s3a", columns, memory(spark, broker.bootstrap, "s3://lake/memory"))
         spark.stop()

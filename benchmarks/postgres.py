@@ -1,8 +1,8 @@
 """
-Publishing into Postgres against a bare ``COPY`` of the same rows: ``python -m benchmarks.postgres``.
+Publishing into Postgres, compared with a bare ``COPY`` of the same rows: ``python -m benchmarks.postgres``.
 
-Both fill the same table on the same server from warm files. The bare one sends a CSV file that was written before. Rounds are interleaved, so that other load
-on the machine affects both alike. Set ``ROWS`` and ``ROUNDS`` in the environment.
+Both fill the same table on the same server from cached files. The bare ``COPY`` sends a prepared CSV file. Rounds are interleaved, so that other load on the
+machine affects both equally. Set ``ROWS`` and ``ROUNDS`` in the environment.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def rows_of(first: int, count: int) -> pyarrow.Table:
     )  # fmt: skip
 
 
-def timed(call: Callable[[], object]) -> float:
+def seconds_of(call: Callable[[], object]) -> float:
     """Return the seconds of one call."""
     began = time.perf_counter()
     call()
@@ -68,15 +68,15 @@ def timed(call: Callable[[], object]) -> float:
 
 
 def measure(server: Postgres, location: Path) -> None:
-    """Fill the table in turns, and print medians and the ratio of each round."""
-    reached = {
+    """Fill the table in turns, and print the medians and their ratios."""
+    connection_fields = {
         "conn_type": "postgres",
         "host": "127.0.0.1",
         "port": server.port,
         "login": "postgres",
         "schema": "postgres",
     }
-    os.environ["AIRFLOW_CONN_BENCH"] = json.dumps(reached)
+    os.environ["AIRFLOW_CONN_BENCH"] = json.dumps(connection_fields)
     schema, data = schema_of(**KINDS), rows_of(0, ROWS)
     prepared = location / "rows.csv"
     pyarrow.csv.write_csv(data, prepared, pyarrow.csv.WriteOptions(include_header=False))
@@ -91,8 +91,8 @@ def measure(server: Postgres, location: Path) -> None:
                 while chunk := file.read(1 << 18):
                     copy.write(chunk)
 
-    def unmarked(batch: Batch) -> None:
-        """Write at least once: the rows of a publish, in a transaction that does not check whether they exist."""
+    def publish_without_marker(batch: Batch) -> None:
+        """Write the rows of a batch in a transaction without a marker (at-least-once)."""
         with sink._connected() as connection:
             target = sql_columns.named(connection, sink.table)
             assert target is not None
@@ -100,46 +100,46 @@ def measure(server: Postgres, location: Path) -> None:
                 sink._settle(connection)
                 sink._write_rows(connection, target, batch.schema, record_batches(sink.location, batch), batch.root)
 
-    bares, ours, repeats = [], [], []
+    copies, publishes, without_marker = [], [], []
     for n, batch in enumerate(batches):
         calls = [
-            (bare, bares),
-            (lambda batch=batch: sink.publish(batch, None), ours),
-            (lambda batch=batch: unmarked(batch), repeats),
+            (bare, copies),
+            (lambda batch=batch: sink.publish(batch, None), publishes),
+            (lambda batch=batch: publish_without_marker(batch), without_marker),
         ]
         for call, seconds in calls[n % 3 :] + calls[: n % 3]:  # type: ignore[misc]
             admin.execute("TRUNCATE t")
             admin.execute("CHECKPOINT")
-            took = timed(call)
+            elapsed = seconds_of(call)
             assert admin.execute("SELECT count(*), sum(id) FROM t").fetchone() == (ROWS, ROWS * (ROWS - 1) // 2)
             if n:  # the first round is the warm-up
-                seconds.append(took)
+                seconds.append(elapsed)
     small = [staged(sink, rows_of(n, 100), 1_000 + n, schema=schema) for n in range(20)]
-    fixed = [timed(lambda batch=batch: sink.publish(batch, None)) for batch in small]  # type: ignore[misc]
-    asked = [timed(lambda: sink.resolve_schema(schema)) for _ in range(10)]
+    small_publishes = [seconds_of(lambda batch=batch: sink.publish(batch, None)) for batch in small]  # type: ignore[misc]
+    checks = [seconds_of(lambda: sink.resolve_schema(schema)) for _ in range(10)]
     title = f"{ROWS:,} rows, {prepared.stat().st_size / 1e6:.0f} MB of CSV, median of {ROUNDS} rounds"
     table = Table("", "seconds", "rows/s", "ratio", title=title)
-    base = statistics.median(bares)
-    ratio = statistics.median(mine / theirs for mine, theirs in zip(ours, bares, strict=True))
-    table.add_row("bare COPY of a prepared file", f"{base:.2f}", f"{ROWS / base:,.0f}", "1")
-    middle = statistics.median(ours)
-    table.add_row("publish, append", f"{middle:.2f}", f"{ROWS / middle:,.0f}", f"{ratio:.2f}")
-    unsafe = statistics.median(repeats)
-    kept = statistics.median(theirs / mine for mine, theirs in zip(ours, repeats, strict=True))
-    table.add_row("the same without the marker", f"{unsafe:.2f}", f"{ROWS / unsafe:,.0f}", "")
-    title_of_ratio = f"exactly once has {kept:.2f} of the throughput of the same sink at least once"
+    copy_s = statistics.median(copies)
+    ratio = statistics.median(mine / other for mine, other in zip(publishes, copies, strict=True))
+    table.add_row("bare COPY of a prepared file", f"{copy_s:.2f}", f"{ROWS / copy_s:,.0f}", "1")
+    publish_s = statistics.median(publishes)
+    table.add_row("publish, append", f"{publish_s:.2f}", f"{ROWS / publish_s:,.0f}", f"{ratio:.2f}")
+    without_marker_s = statistics.median(without_marker)
+    throughput = statistics.median(other / mine for mine, other in zip(publishes, without_marker, strict=True))
+    table.add_row("the same without the marker", f"{without_marker_s:.2f}", f"{ROWS / without_marker_s:,.0f}", "")
+    throughput_text = f"exactly-once has {throughput:.2f} × the throughput of the same sink without the marker"
     Console().print(table)
-    small_ms, accept_ms = statistics.median(fixed) * 1000, statistics.median(asked) * 1000
-    Console().print(title_of_ratio)
-    Console().print(f"publish of 100 rows: {small_ms:.0f} ms; accept: {accept_ms:.0f} ms")
+    small_ms, check_ms = statistics.median(small_publishes) * 1000, statistics.median(checks) * 1000
+    Console().print(throughput_text)
+    Console().print(f"publish of 100 rows: {small_ms:.0f} ms; check of the columns: {check_ms:.0f} ms")
 
 
 def main() -> None:
     """Start a server, and measure."""
     with home_for_others() as home:
-        made = Postgres(home / "server")
-        with running(made):
-            measure(made, home)
+        server = Postgres(home / "server")
+        with running(server):
+            measure(server, home)
 
 
 if __name__ == "__main__":

