@@ -35,9 +35,9 @@ def make(spark: Any, location: Path, known: int, rows: int) -> None:
         ids = f"CASE WHEN {n} > 0 AND id % 10 = 0 THEN pmod(hash(id), {known}) ELSE id END AS id"
         frame = spark.range(first, first + size, 1, 1).selectExpr(ids, "id / 4.0D AS amount")
         frame.write.parquet(str(location.parent / f"made-{n}"))
-        (made,) = (location.parent / f"made-{n}").glob("part-*.parquet")
+        (part,) = (location.parent / f"made-{n}").glob("part-*.parquet")
         path = location / f"{n:03d}.parquet"
-        made.rename(path)
+        part.rename(path)
         os.utime(path, (1_700_000_000 + n, 1_700_000_000 + n))
         first += size
 
@@ -70,9 +70,9 @@ def run_streaming(spark: Any, location: Path, root: Path) -> tuple[list[float], 
     query.awaitTermination()
     progress = [p for p in query.recentProgress if p.numInputRows]
     assert len(progress) == BATCHES + 1
-    given = sum(p.numInputRows for p in progress)
+    read = sum(p.numInputRows for p in progress)
     passed = spark.read.parquet(str(root / "out")).count()
-    return [p.durationMs["triggerExecution"] for p in progress[1:]], given - passed
+    return [p.durationMs["triggerExecution"] for p in progress[1:]], read - passed
 
 
 def main() -> None:

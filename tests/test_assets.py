@@ -85,7 +85,7 @@ def test_openlineage_dataset_follows_the_naming_rules_of_openlineage(
 ) -> None:
     from airflow.providers.common.compat.openlineage import facet
 
-    monkeypatch.setattr(facet, "Dataset", lambda **given: given, raising=False)
+    monkeypatch.setattr(facet, "Dataset", lambda **arguments: arguments, raising=False)
     assert to_openlineage(create_asset(log=log), None) == {"namespace": namespace, "name": name}
 
 

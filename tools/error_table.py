@@ -292,7 +292,7 @@ _HEAD = """# Errors
 Every message says what is true now and, after `Do:`, what to do. It names columns, files, hosts and settings, and no values of records and no secrets.
 
 - **Retried: no.** A retry cannot help. The task fails at once, whatever its `retries` are.
-- **Retried: yes.** The task fails, and Airflow tries it again as its `retries` say. A retry duplicates nothing.
+- **Retried: yes.** The task fails, and Airflow tries it again according to its `retries`. A retry duplicates nothing.
 
 In both cases the failed batch commits no rows, unless the message says that its version is committed. Earlier batches of the same run stay committed. Remove
 the cause. Then clear the task, or wait for the next run.

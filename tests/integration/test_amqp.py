@@ -230,9 +230,9 @@ def test_header_numbers_are_landed_unchanged(rabbitmq: RabbitMQ, tmp_path: Path)
     original = data.encode_table
     queue = Queue(rabbitmq, tmp_path / "a")
 
-    def encode_table(pieces: list[bytes], given: dict[str, Any]) -> int:
-        if given != {"any": "header"}:
-            return original(pieces, given)
+    def encode_table(pieces: list[bytes], headers: dict[str, Any]) -> int:
+        if headers != {"any": "header"}:
+            return original(pieces, headers)
         pieces += [struct.pack(">I", len(table)), table]
         return len(table) + 4
 

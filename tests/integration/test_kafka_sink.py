@@ -96,7 +96,7 @@ class WatchedClient:
 
     watched: Callable[[str], object] | None = None
     thread: int = 0
-    kept: list[Any] = field(default_factory=list)
+    producers: list[Any] = field(default_factory=list)
 
     def step(self, name: str) -> None:
         if self.watched is not None and threading.get_ident() == self.thread:
@@ -117,7 +117,7 @@ def watched_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[WatchedClient]:
     class Producer(confluent_kafka.Producer):  # type: ignore[misc]
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
-            client.kept.append(self)
+            client.producers.append(self)
 
         def init_transactions(self, *args: Any) -> None:
             self._stepped("init", super().init_transactions, *args)
@@ -155,7 +155,7 @@ def watched_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[WatchedClient]:
     monkeypatch.setattr(kafka, "_abort_quietly", abort_unless_crashed)
     monkeypatch.setattr(kafka, "_POLL_S", 0.1)
     yield client
-    client.kept.clear()
+    client.producers.clear()
 
 
 class AtStep:
@@ -198,7 +198,7 @@ def test_crash_at_every_step_then_recovery(
         assert fixture.opened().log.receipts(0).sinks["out"] == Receipt(result="applied", rows=2)  # type: ignore[union-attr]
         at += 1
     assert steps >= 14
-    watched_client.kept.clear()
+    watched_client.producers.clear()
 
 
 def test_error_of_a_call_that_succeeded_does_not_repeat_the_batch(

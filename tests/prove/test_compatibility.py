@@ -31,7 +31,7 @@ def interpreter(version: str) -> str | None:
 @pytest.mark.prove
 @pytest.mark.airflow
 @pytest.mark.timeout(2400)
-@pytest.mark.parametrize(("python", "airflow"), COMBINATIONS, ids=lambda given: given)
+@pytest.mark.parametrize(("python", "airflow"), COMBINATIONS, ids=lambda value: value)
 def test_provider_passes_its_tests_on_other_releases(python: str, airflow: str, tmp_path: Path) -> None:
     program = interpreter(python)
     if program is None:
