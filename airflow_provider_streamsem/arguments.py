@@ -77,6 +77,12 @@ def time_ms(name: str, value: object) -> int:
     return int(at.timestamp() * 1000)
 
 
+def timestamp(name: str, value: object) -> str:
+    """Return a time with a zone as ISO 8601 text. A ``datetime`` is accepted too, because a time without quotes in TOML is one."""
+    time_ms(name, value)
+    return value.isoformat() if isinstance(value, datetime) else str(value)
+
+
 def flag(name: str, value: object) -> bool:
     """Return a ``bool``. Other truthy or falsy values are rejected."""
     if type(value) is not bool:

@@ -81,10 +81,10 @@ class RateSource:
         arguments.integer(f"{where} seed", self.seed, least=0)
         if self.rows is not None:
             arguments.integer(f"{where} rows", self.rows, least=1)
-        arguments.time_ms(f"{where} start", self.start)
+        object.__setattr__(self, "start", arguments.timestamp(f"{where} start", self.start))
         if self.starting not in ("earliest", "latest"):
             try:
-                arguments.time_ms(f"{where} starting", self.starting)
+                object.__setattr__(self, "starting", arguments.timestamp(f"{where} starting", self.starting))
             except InvalidError as error:
                 accepted = ["earliest", "latest", "2026-01-31T00:00:00Z"]
                 raise InvalidError(f"{where} starting is not valid", given=self.starting, accepted=accepted) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
@@ -49,6 +50,13 @@ class TestRateSource(SourceContract):
 def test_argument_that_is_not_valid_is_refused_by_name(given: dict[str, Any]) -> None:
     with pytest.raises(InvalidError, match=next(iter(given))):
         RateSource(**given)
+
+
+def test_time_without_quotes_in_toml_is_accepted() -> None:
+    at = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    source = RateSource(start=at, starting=at)  # type: ignore[arg-type]
+    assert source.to_json() == RateSource(start=at.isoformat(), starting=at.isoformat()).to_json()
+    assert source.initial_offsets() == {"rate": 0}
 
 
 @pytest.mark.parametrize("pin", [{"start": 3, "end": 3}, {"start": -1, "end": 3}], ids=str)
