@@ -21,7 +21,7 @@ from urllib.parse import quote
 from airflow_provider_streamsem import arguments, telemetry
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connections import Connection
-from airflow_provider_streamsem.connectors.files.source import FilesSource
+from airflow_provider_streamsem.connectors.files.pins import FilePin
 from airflow_provider_streamsem.connectors.kafka.source import KafkaSource
 from airflow_provider_streamsem.engine import Job, Produced
 from airflow_provider_streamsem.errors import (
@@ -472,7 +472,7 @@ def _of_condition(
 
 def _files(job: Job) -> dict[str, object]:
     """Return the number of planned files and the first of them, for errors in which Spark does not name a file."""
-    if not isinstance(job.source, FilesSource) or not job.pins:
+    if not job.pins or not isinstance(job.pins[0], FilePin):
         return {}
     return {"files": len(job.pins), "first_file": job.pins[0].path}
 
