@@ -38,6 +38,7 @@ _NAMES = {
     "Pipeline": "airflow_provider_streamsem.pipeline.spec",
     "QueueSource": "airflow_provider_streamsem.connectors.queue.source",
     "RateSource": "airflow_provider_streamsem.connectors.rate.source",
+    "ReplaySource": "airflow_provider_streamsem.connectors.replay.source",
     "ReprocessOperator": "airflow_provider_streamsem.operators.reprocess",
     "RetentionSensor": "airflow_provider_streamsem.sensors.retention",
     "RunResult": "airflow_provider_streamsem.pipeline.result",
@@ -89,6 +90,7 @@ __all__ = [
     "Pipeline",
     "QueueSource",
     "RateSource",
+    "ReplaySource",
     "ReprocessOperator",
     "RetentionSensor",
     "RunResult",
@@ -128,6 +130,7 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.connectors.parsing.decoders import Avro, Json
     from airflow_provider_streamsem.connectors.queue.source import QueueSource
     from airflow_provider_streamsem.connectors.rate.source import RateSource
+    from airflow_provider_streamsem.connectors.replay.source import ReplaySource
     from airflow_provider_streamsem.connectors.sql.sink import JdbcSink
     from airflow_provider_streamsem.connectors.sqs.client import SqsQueue
     from airflow_provider_streamsem.dedup import Dedup

@@ -22,6 +22,7 @@ _BUILT_IN: dict[Kind, dict[str, str]] = {
         "kafka": "airflow_provider_streamsem.connectors.kafka.source:KafkaSource",
         "queue": "airflow_provider_streamsem.connectors.queue.source:QueueSource",
         "rate": "airflow_provider_streamsem.connectors.rate.source:RateSource",
+        "replay": "airflow_provider_streamsem.connectors.replay.source:ReplaySource",
     },
     "lookups": {"files": "airflow_provider_streamsem.connectors.files.lookup:FilesTable"},
     "sinks": {

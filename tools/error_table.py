@@ -201,6 +201,12 @@ TABLES: dict[str, list[Row]] = {
             "pipeline/test_gaps.py::test_file_that_vanished_between_plan_and_read_is_named",
         ),
         Row(
+            "a file of a replayed directory was added or changed",
+            SourceChangedError,
+            "restore the directory; or replay the changed one with a new log and new datasets",
+            "connectors/replay/test_source.py::test_directory_that_changes_is_refused_by_name",
+        ),
+        Row(
             "planned records of a Kafka topic were deleted or replaced",
             SourceChangedError,
             'restore the topic; or set `on_data_loss="record_gap"` for records that are missing',

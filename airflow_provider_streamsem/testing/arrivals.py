@@ -14,6 +14,7 @@ from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.connectors.contract import Source
 from airflow_provider_streamsem.connectors.files.source import FilesSource
 from airflow_provider_streamsem.connectors.kafka.source import KafkaSource
+from airflow_provider_streamsem.connectors.replay.source import ReplaySource
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.testing import messages
 from airflow_provider_streamsem.testing.lines import csv_line, json_line
@@ -33,7 +34,8 @@ class Arrivals:
     """
     A directory with one file for each batch of a test, and the source that reads the directory in place of the pipeline's source.
 
-    * For files of JSON lines, CSV or text, the pipeline's source reads the directory. Only its path is replaced, so its options, schema and quarantine apply.
+    * For files of JSON lines, CSV or text, also replayed ones, the pipeline's source reads the directory. Only its path is replaced, so its options, schema and
+      quarantine apply.
     * For Kafka, the pipeline's source decodes the messages (:class:`messages.GivenMessages`).
     * For Parquet, ORC and sources of other types, a row has typed columns. These sources have no raw records.
 
@@ -51,6 +53,8 @@ class Arrivals:
         self._files = 0
         self._line: Callable[[Any], str | bytes] | None = None
         self.loads: Any = None
+        if isinstance(source, ReplaySource):
+            source = source.files()
         if isinstance(source, KafkaSource):
             self.source = FilesSource(path=str(location), format="json", schema=messages.COLUMNS)
             self.loads = messages.GivenMessages(source, str(location))

@@ -13,7 +13,17 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from airflow_provider_streamsem import Avro, FilesSink, FilesSource, Json, KafkaSource, Limits, Pipeline, verify
+from airflow_provider_streamsem import (
+    Avro,
+    FilesSink,
+    FilesSource,
+    Json,
+    KafkaSource,
+    Limits,
+    Pipeline,
+    ReplaySource,
+    verify,
+)
 from airflow_provider_streamsem.errors import DataError, InvalidError
 from airflow_provider_streamsem.testing.harness import PipelineHarness
 from airflow_provider_streamsem.testing.messages import KafkaMessage
@@ -102,6 +112,12 @@ class TestWithoutSpark:
         harness = PipelineHarness(without_spark(limits=Limits(max_quarantined=1)), tmp_path)
         with pytest.raises(DataError):
             harness.run(["{", "{"])
+
+    def test_lines_of_a_replayed_directory_are_those_of_its_files(self, tmp_path: Path) -> None:
+        replayed = ReplaySource(path="/arrivals", format="json", schema="id long", start="2026-01-01T00:00:00Z")
+        run = PipelineHarness(without_spark().replace(source=replayed), tmp_path).run([{"id": 1}], ["{broken"])
+        assert run.rows() == [{"id": 1}]
+        assert [record["raw"] for record in run.quarantined] == ["{broken"]
 
     @pytest.mark.parametrize(
         ("pipeline", "message"),

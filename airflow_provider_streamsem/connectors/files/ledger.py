@@ -53,11 +53,21 @@ class Ledger:
             because this listing may be older than that discovery (D2)
         """
         newest = self.newest()
-        compared = self._log.perform(discovery.compare(newest, listed))
-        made = self._log.perform(discovery.extend(newest, compared, self._log.clock.new_id()))
+        made = self._made(newest, listed)
         if made is None:
             return 0 if newest is None else newest.end
         return made.end if self._create(made) else None
+
+    def begin(self, listed: Sequence[FoundFile]) -> None:
+        """Create the first discovery from a listing that has files. If there is a discovery, it stays, and the listing has no effect."""
+        made = self._made(None, listed)
+        if made is not None:
+            self._create(made)
+
+    def _made(self, newest: Discovery | None, listed: Sequence[FoundFile]) -> Discovery | None:
+        """Build the discovery after ``newest`` that has the new files of a listing; ``None`` if there is nothing to record."""
+        compared = self._log.perform(discovery.compare(newest, listed))
+        return self._log.perform(discovery.extend(newest, compared, self._log.clock.new_id()))
 
     def files(self, start: int, end: int) -> Iterator[FoundFile]:
         """

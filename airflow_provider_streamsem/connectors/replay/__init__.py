@@ -1,0 +1,1 @@
+"""The replay source: the files of a directory that does not change, one after another, for demonstrations and tests."""
