@@ -11,7 +11,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_streamsem import FilesSink, FilesSource, KafkaSource, Pipeline, QueueSource, SqsQueue
+from airflow_provider_streamsem import (
+    FilesSink,
+    FilesSource,
+    KafkaSource,
+    Pipeline,
+    QueueSource,
+    RateSource,
+    ReplaySource,
+    SqsQueue,
+)
 from airflow_provider_streamsem.connectors.delta.sink import DeltaSink
 from airflow_provider_streamsem.connectors.http import operations
 from airflow_provider_streamsem.connectors.http.sink import HttpSink
@@ -29,6 +38,8 @@ SOURCES: Mapping[str, Any] = {
     "SQS, AMQP": QueueSource(
         queue=SqsQueue(url="https://sqs.eu-west-1.amazonaws.com/1/orders"), landing="/landing", schema="id long"
     ),
+    "rate": RateSource(),
+    "replay": ReplaySource(path="/in", format="json", schema="id long", start="2026-01-01T00:00:00Z"),
 }
 SINKS: Mapping[str, Any] = {
     "files": FilesSink(path="/out"),
@@ -76,6 +87,16 @@ SOURCE_PROOFS: Mapping[str, tuple[str, ...]] = {
         "tests/connectors/queue/test_source.py::test_two_runs_interleaved_at_every_call_give_each_message_one_record",
         "tests/connectors/landing/test_messages.py::test_redelivered_message_is_dropped_within_the_window_and_a_new_record_after_it",
         "tests/integration/test_amqp.py::test_messages_redelivered_by_a_broker_killed_before_the_acknowledgement_are_not_repeated",
+    ),
+    "rate": (
+        "airflow_provider_streamsem/testing/conformance.py::test_plan_read_again_has_the_same_records",
+        "tests/connectors/rate/test_source.py::test_records_are_the_same_for_the_same_seed_and_differ_for_another",
+    ),
+    "replay": (
+        "tests/connectors/replay/test_source.py::test_crash_at_every_request_then_a_retry_reads_every_file_once",
+        "tests/connectors/replay/test_source.py::test_two_first_runs_interleaved_at_every_request_read_every_file_once",
+        "tests/connectors/replay/test_source.py::test_first_polls_with_different_listings_record_one_of_them_and_refuse_the_other",
+        "tests/connectors/replay/test_source.py::test_directory_that_changes_is_refused_by_name",
     ),
 }
 PROOFS: Mapping[str, tuple[str, ...]] = {
