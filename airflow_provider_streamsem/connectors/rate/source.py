@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import reduce
+from typing import TYPE_CHECKING, ClassVar
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import Clock
@@ -21,10 +22,11 @@ from airflow_provider_streamsem.protocol.entries import Json
 from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges, position
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 PARTITION = "rate"
-COLUMNS = "value long, timestamp timestamp, key long, random double"
+_LONG = 2**63 - 1
+"""The largest number that a column of type long holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class RateSource:
     The columns are ``value long`` (the number of the record: 0, 1, 2, …), ``timestamp timestamp`` (when the record arrived), ``key long`` and ``random double``
     (0 to 1, exclusive). An offset is a ``value``.
 
-    :param rows_per_second: number of records per second, 1 or more
+    :param rows_per_second: number of records per second, 1 to 1,000,000,000, inclusive
     :param start: when record 0 arrived: a timestamp with a time zone
     :param rows: number of records in all, 1 or more; ``None``: records arrive without end
     :param keys: number of distinct values of ``key``, 1 or more. The values are 0 to ``keys``, exclusive
@@ -76,11 +78,11 @@ class RateSource:
 
     def __post_init__(self) -> None:
         where = "source rate:"
-        arguments.integer(f"{where} rows_per_second", self.rows_per_second, least=1)
-        arguments.integer(f"{where} keys", self.keys, least=1)
-        arguments.integer(f"{where} seed", self.seed, least=0)
+        arguments.integer(f"{where} rows_per_second", self.rows_per_second, least=1, most=1_000_000_000)
+        arguments.integer(f"{where} keys", self.keys, least=1, most=_LONG)
+        arguments.integer(f"{where} seed", self.seed, least=0, most=_LONG)
         if self.rows is not None:
-            arguments.integer(f"{where} rows", self.rows, least=1)
+            arguments.integer(f"{where} rows", self.rows, least=1, most=_LONG)
         object.__setattr__(self, "start", arguments.timestamp(f"{where} start", self.start))
         if self.starting not in ("earliest", "latest"):
             try:
@@ -154,23 +156,24 @@ class RateSource:
 
     def load(self, spark: SparkSession, pins: Sequence[RatePin]) -> ParsedRecords:
         """Return the records of the pinned ranges as a DataFrame. Every record can be parsed."""
+        frames = [self._records(spark, pin.start, pin.end) for pin in pins] or [self._records(spark, 0, 0)]
+        return ParsedRecords(reduce(lambda frame, other: frame.union(other), frames))
+
+    def _records(self, spark: SparkSession, start: int, end: int) -> DataFrame:
+        """Return the records of one range. Spark writes no empty file for it, as it would for a union with an empty DataFrame."""
         from pyspark.sql import functions as F
 
-        frame: Any = spark.createDataFrame([], COLUMNS)
-        for pin in pins:
-            value = F.col("id")
-            arrived_ms = F.lit(arguments.time_ms("start", self.start)) + F.expr(f"id * 1000 div {self.rows_per_second}")
-            frame = frame.union(
-                spark.range(pin.start, pin.end).select(
-                    value.alias("value"),
-                    F.timestamp_millis(arrived_ms).alias("timestamp"),
-                    F.pmod(F.xxhash64(value, F.lit(self.seed), F.lit("key")), F.lit(self.keys)).alias("key"),
-                    (F.pmod(F.xxhash64(value, F.lit(self.seed), F.lit("random")), F.lit(2**53)) / 2**53).alias(
-                        "random"
-                    ),
-                )
-            )
-        return ParsedRecords(frame)
+        value, rate = F.col("id"), self.rows_per_second
+        # Seconds and their remainder are separate, because the number of a record times 1000 may be too large for a long.
+        elapsed_ms = F.expr(f"id div {rate} * 1000 + id % {rate} * 1000 div {rate}")
+        key = F.pmod(F.xxhash64(value, F.lit(self.seed), F.lit("key")), F.lit(self.keys))
+        random = F.pmod(F.xxhash64(value, F.lit(self.seed), F.lit("random")), F.lit(2**53)) / 2**53
+        return spark.range(start, end).select(
+            value.alias("value"),
+            F.timestamp_millis(elapsed_ms + arguments.time_ms("start", self.start)).alias("timestamp"),
+            key.alias("key"),
+            random.alias("random"),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from airflow_provider_streamsem import RateSource
+from airflow_provider_streamsem.connectors.rate.source import RatePin
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.conformance import SourceContract, SystemFixture
@@ -39,7 +41,10 @@ class TestRateSource(SourceContract):
     "given",
     [
         {"rows_per_second": 0},
+        {"rows_per_second": 10**9 + 1},
         {"keys": 0},
+        {"keys": 2**63},
+        {"seed": 2**63},
         {"rows": 0},
         {"seed": -1},
         {"start": "2026-01-01"},
@@ -74,6 +79,24 @@ def test_records_are_the_same_for_the_same_seed_and_differ_for_another(spark: An
     assert [row["random"] for row in rows(1)] != [row["random"] for row in rows(2)]
     assert {row["key"] for row in rows(1)} == {0, 1, 2}
     assert all(0 <= row["random"] < 1 for row in rows(1))
+
+
+def test_batch_of_few_records_has_no_empty_file(spark: Any, tmp_path: Path) -> None:
+    source = RateSource(rows_per_second=3)
+    for number, pins in enumerate(([RatePin(0, 4)], [RatePin(0, 2), RatePin(2, 4)])):
+        loaded = source.load(spark, pins).frame
+        assert [kind for _, kind in loaded.dtypes] == ["bigint", "timestamp", "bigint", "double"]
+        loaded.write.json(str(tmp_path / str(number)))
+        assert all(file.stat().st_size for file in (tmp_path / str(number)).glob("*.json"))
+
+
+def test_timestamp_is_the_time_at_which_the_planner_counts_the_record(spark: Any) -> None:
+    for source, first in ((RateSource(rows_per_second=7), 0), (RateSource(rows_per_second=10**9), 10**16)):
+        frame = source.load(spark, [RatePin(first, first + 20)]).frame
+        found = frame.selectExpr("value", "unix_millis(timestamp) ms").collect()
+        assert {row["value"]: row["ms"] for row in found} == {
+            n: source.arrived_at_ms(n) for n in range(first, first + 20)
+        }
 
 
 def test_number_of_rows_ends_the_source() -> None:
