@@ -41,6 +41,8 @@ class Command:
     arguments: tuple[Argument, ...]
     takes_target: bool = True
     """Whether the command takes a log or a pipeline as its first argument."""
+    is_target_optional: bool = False
+    """Whether an option may replace the first argument."""
     builds: str = ""
     """
     The objects of a pipeline that the command creates; ``""`` for none. A command that creates any requires the pipeline file. It must not use the spec in a
@@ -100,8 +102,19 @@ COMMANDS = (
                 action="store_true",
                 help="run batches up to the end offsets that the source has when the run starts",
             ),
+            _argument(
+                "--source",
+                choices=["rate"],
+                help="in place of a pipeline: generated records, ten a second, as a first look without any system",
+            ),
+            _argument(
+                "--into",
+                metavar="DIR",
+                help="with --source: directory of the pipeline file, the log and the rows (default: ./streamsem-rate)",
+            ),
             *_ENGINE,
         ),
+        is_target_optional=True,
         builds="source and sinks",
     ),
     Command(
@@ -257,8 +270,10 @@ COMMANDS = (
 
 def arguments_of(command: Command) -> tuple[Argument, ...]:
     """Return the arguments of a command, including those that several commands share."""
-    target = (_PIPELINE if command.builds else _LOG,) if command.takes_target else ()
-    return (*target, _JSON, *command.arguments)
+    target = _PIPELINE if command.builds else _LOG
+    if command.is_target_optional:
+        target = _argument(*target.flags, nargs="?", **target.settings)
+    return (*((target,) if command.takes_target else ()), _JSON, *command.arguments)
 
 
 def parser() -> argparse.ArgumentParser:

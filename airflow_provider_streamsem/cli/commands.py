@@ -14,6 +14,7 @@ import re
 import runpy
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime, timezone
 from functools import cache
 from itertools import islice, zip_longest
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_streamsem import extras
 from airflow_provider_streamsem.arguments import integer, time_ms
+from airflow_provider_streamsem.cli import first_look
 from airflow_provider_streamsem.cli.arguments import COMMANDS
 from airflow_provider_streamsem.cli.output import CommandResult, Table
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
@@ -69,6 +71,8 @@ def answer(args: argparse.Namespace) -> CommandResult:
     command: Callable[[argparse.Namespace], CommandResult] = globals()[args.command.replace("-", "_")]
     if not hasattr(args, "target"):
         return command(args)
+    if args.command == "run":
+        args.target = _target_of_run(args)
     if "://" not in args.target:
         args.target = os.path.abspath(args.target)
     in_python = re.fullmatch(r"(.+\.py):(\w+)", args.target)
@@ -86,6 +90,19 @@ def answer(args: argparse.Namespace) -> CommandResult:
     with located(named) as args.pipeline:
         args.log = args.pipeline.log
         return command(args)
+
+
+def _target_of_run(args: argparse.Namespace) -> str:
+    """
+    Return the pipeline that ``streamsem run`` was given, or the pipeline file of ``--source``.
+
+    :raises InvalidError: there is neither a pipeline nor ``--source``, or a pipeline and an option that replaces it
+    """
+    if (args.target is None) == (args.source is None) or (args.into is not None and args.source is None):
+        given = [name for name in ("target", "source", "into") if getattr(args, name) is not None]
+        accepted = ["streamsem run PIPELINE", "streamsem run --source rate --into DIR"]
+        raise InvalidError("run requires either a pipeline, or --source", given=given, accepted=accepted)
+    return args.target if args.source is None else first_look.pipeline_file(args.into or first_look.DIRECTORY)
 
 
 def _pipeline_of(path: str, name: str) -> Pipeline:
@@ -136,7 +153,10 @@ def run(args: argparse.Namespace) -> CommandResult:
     if not announces:
         log = open_commit_log(pipeline.log)
         result = with_others(log, result, before=before, after=_newest_closed(pipeline.log))
-    return _ran(pipeline, result)
+    shown = _ran(pipeline, result)
+    return (
+        shown if args.source is None else replace(shown, lines=[*shown.lines, *first_look.next_commands(args.target)])
+    )
 
 
 def _newest_closed(log: str) -> int:

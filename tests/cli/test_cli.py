@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from airflow_provider_streamsem import Limits, open_log
+from airflow_provider_streamsem import FilesSource, Limits, load_pipeline, open_log
 from airflow_provider_streamsem.cli import commands as commands_
-from airflow_provider_streamsem.cli import output
+from airflow_provider_streamsem.cli import first_look, output
 from airflow_provider_streamsem.cli.arguments import COMMANDS, Command, parser
 from airflow_provider_streamsem.cli.main import main
 from airflow_provider_streamsem.cli.output import CommandResult, Table
@@ -203,6 +203,9 @@ def test_vacuum_deletes_what_lost(fixture: PipelineFixture, capsys: pytest.Captu
         (["log", "ftp://x/y"], 2, "accepted"),
         (["run", "/some/log"], 2, "pipeline file"),
         (["run", "missing.toml"], 2, "cannot be read"),
+        (["run"], 2, "either a pipeline, or --source"),
+        (["run", "{toml}", "--source", "rate"], 2, "either a pipeline, or --source"),
+        (["run", "{toml}", "--into", "x"], 2, "'target', 'into'"),
         (["show", "{log}", "99"], 2, "no such version"),
         (["files", "{log}", "--at", "99"], 2, "closed"),
         (["files", "{log}", "--sink", "no"], 2, "no such sink"),
@@ -278,6 +281,54 @@ def test_run_lists_the_version_of_another_run_that_it_closed(
     fixture.dies("c")
     code, out, _ = run(capsys, "run", toml)
     assert re.search(r"completed  version 2 of run c: \d+ rows read", out)
+
+
+@pytest.mark.spark
+def test_first_look_runs_without_a_pipeline_file_and_continues(
+    tmp_path: Path, spark: object, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = run(capsys, "run", "--source", "rate")
+    assert (code, "guarantee  exactly-once" in out, "status     committed" in out) == (0, True, True)
+    file, log = "streamsem-rate/rate.toml", "streamsem-rate/log"
+    shown = re.findall(r"^  streamsem (.+?)  +# ", out, re.MULTILINE)
+    assert shown == [f"log {log}", f"files {log} | xargs head -n 3", f"explain {file}", f"run {file}"]
+    assert run(capsys, "explain", file)[0] == 0
+    code, out, _ = run(capsys, "run", "--source", "rate", "--json")
+    second = json.loads(out)
+    assert (code, second["pipeline"], second["versions"][1]) == (0, "rate", 2)
+    start, end = second["ranges"]["rate"]
+    assert start >= 600  # a minute of records
+    files = [Path(line) for line in run(capsys, "files", log)[1].splitlines()]
+    values = sorted(json.loads(row)["value"] for file in files for row in file.read_text().splitlines())
+    assert values == list(range(end))
+
+
+def test_first_look_into_another_directory_writes_its_pipeline_file_once(tmp_path: Path) -> None:
+    with_quotes = tmp_path / 'a "b"'
+    path = Path(first_look.pipeline_file(str(with_quotes)))
+    assert path.parent == with_quotes
+    assert load_pipeline(str(path)).log == str(with_quotes / "log")
+    written = path.read_text()
+    path.write_text(written.replace("rows_per_second = 10", "rows_per_second = 20"))
+    assert first_look.pipeline_file(str(with_quotes)) == str(path)
+    assert "rows_per_second = 20" in path.read_text()
+    assert all("'" in line for line in first_look.next_commands(str(path))[2:])
+
+
+def test_first_look_refuses_a_pipeline_file_of_another_user_or_source(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(first_look.pipeline_file(str(tmp_path)))
+    given = ["run", "--source", "rate", "--into", str(tmp_path)]
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "getuid", lambda: path.stat().st_uid + 1)
+        code, _, err = run(capsys, *given)
+    assert (code, "another user" in err, "--into" in err) == (2, True, True)
+    other = FilesSource(path="/in", format="text")
+    monkeypatch.setattr(first_look, "load_pipeline", lambda path: load_pipeline(path).replace(source=other))
+    code, _, err = run(capsys, *given)
+    assert (code, "another source" in err) == (2, True)
 
 
 def test_cause_of_a_failed_stage_is_shown(
