@@ -111,7 +111,11 @@ def test_no_fresh_seed_violates_the_protocol(root: Path) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("mutation", [*MUTATIONS, *PUBLISH_MUTATIONS, *STATE_MUTATIONS], ids=lambda mutation: f"{mutation.apply.__name__}-{mutation.fixture}")
+@pytest.mark.parametrize(
+    "mutation",
+    [*MUTATIONS, *PUBLISH_MUTATIONS, *STATE_MUTATIONS],
+    ids=lambda mutation: f"{mutation.apply.__name__}-{mutation.fixture}",
+)
 def test_simulation_detects_mutation(root: Path, monkeypatch: pytest.MonkeyPatch, mutation: Mutation) -> None:
     mutation.apply(monkeypatch)
     assert any(detects(seed, root, mutation) for seed in mutation.seeds(MUTATION_SEEDS)), "no seed detects the mutation"
