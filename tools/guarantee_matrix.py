@@ -73,8 +73,8 @@ _DATABASE = (
 )
 SOURCE_PROOFS: Mapping[str, tuple[str, ...]] = {
     "files": (
-        "tests/pipeline/test_crash_matrix.py::test_crash_then_a_new_process",
-        "tests/pipeline/test_dedup.py::test_repeats_pass_nowhere_after_a_death_at_every_step",
+        "tests/pipeline/test_crash_matrix.py::test_retry_after_a_crash",
+        "tests/pipeline/test_dedup.py::test_no_duplicate_is_written_after_a_crash_at_any_step",
     ),
     "Kafka": (
         "tests/chaos/test_chaos.py::test_no_kind_of_fault_duplicates_or_loses_records",
@@ -101,7 +101,7 @@ SOURCE_PROOFS: Mapping[str, tuple[str, ...]] = {
 }
 PROOFS: Mapping[str, tuple[str, ...]] = {
     "files": (
-        "tests/pipeline/test_crash_matrix.py::test_crash_then_a_new_process",
+        "tests/pipeline/test_crash_matrix.py::test_retry_after_a_crash",
         "tests/chaos/test_chaos.py::test_no_kind_of_fault_duplicates_or_loses_records",
     ),
     "Delta": (

@@ -1,4 +1,4 @@
-"""Fixtures of the batch tests."""
+"""Fixtures of the pipeline tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which versions the result of a run announces: its own, and those of other runs that nobody announced."""
+"""The result of a run announces its own versions and the unannounced versions of other runs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_run_that_publishes_the_commit_of_another_run_reports_it(tmp_path: Path)
     assert result.completed[0].counts["written.table"] == 6
 
 
-def test_own_batch_and_the_completed_version_are_counted_apart(fixture: PipelineFixture) -> None:
+def test_own_batch_and_the_completed_version_have_separate_counts(fixture: PipelineFixture) -> None:
     fixture.arrive(3)
     fixture.dies("first")
     result = fixture.run("second")
@@ -67,25 +67,27 @@ def test_versions_of_a_run_that_committed_and_then_failed_are_reported_by_the_ne
     assert (result.status, completed(result)) == ("committed", [0, 1])
 
 
-def test_run_that_completed_a_version_and_then_failed_leaves_it_to_the_next(fixture: PipelineFixture) -> None:
+def test_version_completed_by_a_run_that_then_failed_is_reported_by_the_next_run(fixture: PipelineFixture) -> None:
     fixture.arrive(3)
     fixture.dies("first")
-    seen: list[str] = []
+    steps: list[str] = []
 
-    def fails_in_its_own_batch(step: str) -> None:
-        seen.append(step)
-        if step == "read" and seen.count("read") == 2:
+    def fail_in_own_batch(step: str) -> None:
+        steps.append(step)
+        if step == "read" and steps.count("read") == 2:
             raise DataError("a record is bad")
 
     with pytest.raises(DataError):
-        fixture.run("second", engine=RowsEngine(fails_in_its_own_batch))
+        fixture.run("second", engine=RowsEngine(fail_in_own_batch))
     assert completed(fixture.run("third")) == [0, 1]
 
 
-def test_process_that_dies_after_it_announced_announces_again_though_others_ran_since(fixture: PipelineFixture) -> None:
+def test_retry_of_a_run_that_died_after_its_announcement_announces_the_same_versions_after_other_runs(
+    fixture: PipelineFixture,
+) -> None:
     fixture.arrive(2)
     fixture.dies("first")
-    alone = CountingStore(fixture.store)
+    healthy = CountingStore(fixture.store)
     for at in range(60):
         store = FaultyStore(fixture.store, at, Fault.CRASH_AFTER)
         with suppress(Crash):
@@ -93,14 +95,14 @@ def test_process_that_dies_after_it_announced_announces_again_though_others_ran_
         if any(stat.key.startswith("announced/") for stat in fixture.store.list("")):
             break
     fixture.arrive(1)
-    fixture.run("third", store=alone)
+    fixture.run("third", store=healthy)
     assert completed(fixture.run("second")) == [0]
 
 
 def test_drain_reports_versions_of_other_runs_between_its_own(fixture: PipelineFixture) -> None:
     fixture.arrive(6)
     fixture.dies("drain", drain=True, batch=2)  # version 1 is open
-    fixture.dies("other", drain=True, batch=2)  # finishes 1, plans 2
+    fixture.dies("other", drain=True, batch=2)  # completes version 1 and plans version 2
     result = fixture.run("drain", drain=True)
     assert (completed(result), result.version, result.versions) == ([2], 1, (0, 3))
     fixture.run("rest")
@@ -117,13 +119,13 @@ def test_many_unannounced_versions_are_bounded_in_the_result(
     assert (completed(result), result.versions) == ([2, 3], (0, 4))
 
 
-def test_others_between_are_found_with_few_reads(fixture: PipelineFixture) -> None:
+def test_versions_of_other_runs_inside_a_drain_are_found_with_few_reads(fixture: PipelineFixture) -> None:
     from airflow_provider_streamsem import Limits
 
     one = fixture.pipeline(limits=Limits(max_files=1))
     fixture.arrive(20)
     fixture.dies("drain", drain=True, batch=12, pipeline=one)
-    fixture.dies("other", batch=2, pipeline=one)  # finishes version 11, plans version 12 and dies
+    fixture.dies("other", batch=2, pipeline=one)  # completes version 11, plans version 12 and dies
     counting = CountingStore(fixture.store)
     result = fixture.run("drain", drain=True, pipeline=one, store=counting)
     assert completed(result) == [12]
@@ -133,29 +135,31 @@ def test_others_between_are_found_with_few_reads(fixture: PipelineFixture) -> No
     assert counting.requests["read"] <= 8
 
 
-def test_process_whose_twin_announced_and_died_announces_the_same(fixture: PipelineFixture) -> None:
+def test_process_announces_the_same_versions_as_a_concurrent_process_of_its_run_that_died(
+    fixture: PipelineFixture,
+) -> None:
     fixture.arrive(2)
     fixture.dies("first")
     fixture.arrive(1)
 
-    class TwinsFirst(CountingStore):
-        """Another process of the run announces, and dies, before this one looks for the newest announcement."""
+    class ConcurrentProcessFirst(CountingStore):
+        """Another process of the run announces and dies before this process reads the newest announcement."""
 
         def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
             if prefix == keys.ANNOUNCED:
                 fixture.run("second")
             return super().list(prefix, limit, start_after)
 
-    assert completed(fixture.run("second", store=TwinsFirst(fixture.store))) == [0]
+    assert completed(fixture.run("second", store=ConcurrentProcessFirst(fixture.store))) == [0]
 
 
-def test_idle_run_that_announced_and_died_announces_again_when_its_retry_finds_records(
+def test_retry_that_finds_records_repeats_the_announcement_of_its_idle_first_try(
     fixture: PipelineFixture,
 ) -> None:
     fixture.arrive(2)
     fixture.dies("first")
     assert completed(fixture.run("idle")) == [0]
-    fixture.returned.clear()  # the process died before the result was recorded
+    fixture.returned.clear()  # the process died before Airflow stored the result
     fixture.arrive(1)
     fixture.run("other")
     fixture.arrive(1)
@@ -164,10 +168,10 @@ def test_idle_run_that_announced_and_died_announces_again_when_its_retry_finds_r
     assert fixture.unannounced() == []
 
 
-def test_reprocessing_of_a_run_that_failed_half_way_leaves_other_runs_versions_to_the_next(
+def test_versions_of_other_runs_are_announced_by_the_next_request_after_a_failed_reprocessing(
     fixture: PipelineFixture,
 ) -> None:
-    def fails_at_the_second_version(rows: list[dict[str, int]]) -> list[dict[str, int]]:
+    def fail_at_the_second_version(rows: list[dict[str, int]]) -> list[dict[str, int]]:
         if any(6 <= row["id"] < 12 for row in rows):
             raise DataError("the transform does not fit the data")
         return rows
@@ -182,11 +186,11 @@ def test_reprocessing_of_a_run_that_failed_half_way_leaves_other_runs_versions_t
     fixture.arrive(2)
     fixture.dies("first")  # version 2 is open
     with pytest.raises(DataError):
-        clear("1", transform=fails_at_the_second_version)
+        clear("1", transform=fail_at_the_second_version)
     again = clear("2")
     fixture.returned.append(again)
     assert 2 in completed(again)
     assert clear("2") == again
     assert again.versions == (0, again.version + 1)
     own = [v.version for v in fixture.opened().versions() if v.plan.run_key.startswith("run#2:")]
-    assert fixture.unannounced() == sorted(own)  # which its counts hold
+    assert fixture.unannounced() == sorted(own)  # the result has their counts

@@ -1,8 +1,11 @@
 """
-Every step of a run × a death × who goes on afterwards, and every request × every other fault. Enumerated: steps and requests are counted first, and a run in
-which the chosen one is not reached fails the test.
+Crashes and faults at every step and request of a run.
 
-Afterwards, always: one outcome a version, ``verify`` clean, every row visible once, and the same run key answers the same again.
+The matrix is every step × a crash × the run that continues, and every request × every other fault. Steps and requests
+are counted first. A run that does not reach the chosen one fails the test.
+
+Checks after each case: each version has one outcome, ``verify`` has no findings, every row is visible once, and the
+same run key returns the same result again.
 """
 
 from __future__ import annotations
@@ -25,19 +28,19 @@ from airflow_provider_streamsem.testing.stores import Crash, Fault, FaultyStore
 from tests.external_systems import PublishingFixture, TableSink
 from tests.pipeline_fixture import PipelineFixture
 
-ANSWERS = (Fault.LOST_REPLY, Fault.CONFLICT, Fault.APPLIED_LATE)
-PAUSES = (Fault.PAUSE_BEFORE, Fault.PAUSE_AFTER)
+BAD_REPLIES = (Fault.LOST_REPLY, Fault.CONFLICT, Fault.APPLIED_LATE)
+PAUSE_FAULTS = (Fault.PAUSE_BEFORE, Fault.PAUSE_AFTER)
 NEVER = 10**9
 
 
 def first_batch(fixture: PipelineFixture) -> dict[str, Any]:
-    """The pipeline itself is created in this run."""
+    """The run creates the log."""
     fixture.arrive(2)
     return {}
 
 
 def later_batch(fixture: PipelineFixture) -> dict[str, Any]:
-    """A single batch on a log that exists."""
+    """The run commits a single batch on an existing log."""
     fixture.arrive(2, bad_lines=1)
     fixture.run("earlier")
     fixture.arrive(2, bad_lines=1)
@@ -45,7 +48,7 @@ def later_batch(fixture: PipelineFixture) -> dict[str, Any]:
 
 
 def drain(fixture: PipelineFixture) -> dict[str, Any]:
-    """Two batches towards a target."""
+    """The run drains two batches."""
     fixture.arrive(1)
     fixture.run("earlier")
     fixture.arrive(3)
@@ -53,7 +56,7 @@ def drain(fixture: PipelineFixture) -> dict[str, Any]:
 
 
 def resumed_drain(fixture: PipelineFixture) -> dict[str, Any]:
-    """A drain that died in its second batch, run again."""
+    """The run retries a drain that died in its second batch."""
     fixture.arrive(4)
 
     fixture.dies("run", drain=True, batch=2)
@@ -61,8 +64,8 @@ def resumed_drain(fixture: PipelineFixture) -> dict[str, Any]:
     return {"drain": True}
 
 
-def behind_another_run(fixture: PipelineFixture) -> dict[str, Any]:
-    """Another run's version is open and must be finished first."""
+def open_version_of_another_run(fixture: PipelineFixture) -> dict[str, Any]:
+    """The run must first complete the open version of another run."""
     fixture.arrive(3)
 
     fixture.dies("other")
@@ -70,7 +73,7 @@ def behind_another_run(fixture: PipelineFixture) -> dict[str, Any]:
 
 
 def reprocessed(fixture: PipelineFixture) -> dict[str, Any]:
-    """A committed version reprocessed."""
+    """The run reprocesses a version that was reprocessed before."""
     fixture.arrive(4)
     fixture.run("earlier", drain=True)
     fixture.run("first reprocessing run", reprocessed=0)
@@ -78,8 +81,8 @@ def reprocessed(fixture: PipelineFixture) -> dict[str, Any]:
     return {"reprocessed": 0}
 
 
-def reprocessed_behind_another_reprocess(fixture: PipelineFixture) -> dict[str, Any]:
-    """A reprocessing run of the same version is open: it is finished first, and then itself replaced."""
+def open_reprocessing_run(fixture: PipelineFixture) -> dict[str, Any]:
+    """The run first completes an open reprocessing run of the same version and then replaces it."""
     fixture.arrive(2)
     fixture.run("earlier")
     fixture.dies("other", reprocessed=0)
@@ -87,23 +90,23 @@ def reprocessed_behind_another_reprocess(fixture: PipelineFixture) -> dict[str, 
     return {"reprocessed": 0}
 
 
-def behind_an_owing_commit(fixture: PipelineFixture) -> dict[str, Any]:
-    """Another run has decided its version and died before a table got it."""
+def pending_publish_of_another_run(fixture: PipelineFixture) -> dict[str, Any]:
+    """Another run committed its version and died before it published to the table."""
     fixture.arrive(3)
     with TableSink.dying("before publish table"):
         fixture.run("other")
     return {}
 
 
-class ForgivingFixture(PipelineFixture):
-    """What is gone becomes a gap."""
+class GapRecordingFixture(PipelineFixture):
+    """Records missing files as gaps."""
 
     def pipeline(self, **changes: Any) -> Pipeline:
         return super().pipeline(**{"on_data_loss": "record_gap", **changes})
 
 
-def behind_a_file_that_was_moved(fixture: PipelineFixture) -> dict[str, Any]:
-    """Another run's version is open, and a file of it lies elsewhere now: the version is aborted, and its range planned anew."""
+def moved_file_of_an_open_version(fixture: PipelineFixture) -> dict[str, Any]:
+    """A file of another run's open version was moved. The run aborts the version and plans its range again."""
     fixture.arrive(3)
     fixture.dies("other")
     (fixture.root / "in" / "00000.json").rename(fixture.root / "in" / "moved.json")
@@ -111,8 +114,8 @@ def behind_a_file_that_was_moved(fixture: PipelineFixture) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Scene:
-    """What stands there before the run, and what the run is asked."""
+class Scenario:
+    """The state of the pipeline before the run, and the arguments of the run."""
 
     prepare: Callable[[PipelineFixture], dict[str, Any]]
     fixture: type[PipelineFixture] = PipelineFixture
@@ -121,41 +124,41 @@ class Scene:
         return self.prepare.__name__ + ("_publishing" if self.fixture is PublishingFixture else "")
 
 
-SCENES = [
-    Scene(first_batch),
-    Scene(later_batch),
-    Scene(drain),
-    Scene(resumed_drain),
-    Scene(behind_another_run),
-    Scene(reprocessed),
-    Scene(reprocessed_behind_another_reprocess),
-    Scene(behind_a_file_that_was_moved, ForgivingFixture),
-    Scene(first_batch, PublishingFixture),
-    Scene(drain, PublishingFixture),
-    Scene(behind_another_run, PublishingFixture),
-    Scene(behind_an_owing_commit, PublishingFixture),
-    Scene(reprocessed_behind_another_reprocess, PublishingFixture),
+SCENARIOS = [
+    Scenario(first_batch),
+    Scenario(later_batch),
+    Scenario(drain),
+    Scenario(resumed_drain),
+    Scenario(open_version_of_another_run),
+    Scenario(reprocessed),
+    Scenario(open_reprocessing_run),
+    Scenario(moved_file_of_an_open_version, GapRecordingFixture),
+    Scenario(first_batch, PublishingFixture),
+    Scenario(drain, PublishingFixture),
+    Scenario(open_version_of_another_run, PublishingFixture),
+    Scenario(pending_publish_of_another_run, PublishingFixture),
+    Scenario(open_reprocessing_run, PublishingFixture),
 ]
 
 
-class Stage:
-    """A scene prepared once; each case starts from a copy of it."""
+class PreparedScenario:
+    """Prepares a scenario once. Each case starts from a copy of it."""
 
-    def __init__(self, scene: Scene, root: Path) -> None:
-        self._prepared = scene.fixture(root / "world")
-        self.work = scene.prepare(self._prepared)
+    def __init__(self, scenario: Scenario, root: Path) -> None:
+        self._prepared = scenario.fixture(root / "pipeline")
+        self.arguments = scenario.prepare(self._prepared)
         assert isinstance(self._prepared.store, MemoryStore)
         self._objects = {stat.key: self._prepared.store.read(stat.key) or b"" for stat in self._prepared.store.list("")}
         self._returned = [*self._prepared.returned]
         self._processes = next(self._prepared.clocks)
-        self._died: set[str] = set()
-        self._settled: set[str] = set()
+        self._crashed: set[str] = set()
+        self._checked: set[str] = set()
         self._saved = root / "saved"
-        shutil.copytree(root / "world", self._saved)
+        shutil.copytree(root / "pipeline", self._saved)
 
     def fixture(self) -> PipelineFixture:
         shutil.rmtree(self._prepared.root)
-        shutil.copytree(self._saved, self._prepared.root)  # keeps times of modification
+        shutil.copytree(self._saved, self._prepared.root)  # keeps modification times
         assert isinstance(self._prepared.store, MemoryStore)
         self._prepared.store._objects.clear()
         self._prepared.store._objects.update(self._objects)
@@ -163,11 +166,11 @@ class Stage:
         self._prepared.clocks = count(self._processes)
         return self._prepared
 
-    def world(self, fixture: PipelineFixture) -> str:
+    def digest(self, fixture: PipelineFixture) -> str:
         """
-        A digest of all objects, files, tables and results. What follows depends on nothing else, so it is tested once for each world.
+        A digest of all objects, files, tables and results. The rest of the case depends on nothing else, so each digest is checked once.
 
-        Most steps and requests read. A process that dies there leaves the same world as one that dies at the step before.
+        Most steps and requests only read. A process that dies there leaves the same state as one that dies at the step before.
         """
         digest = hashlib.sha256()
         for stat in fixture.store.list(""):
@@ -178,41 +181,41 @@ class Stage:
         return digest.hexdigest()
 
     def run(self, fixture: PipelineFixture, **changes: Any) -> RunResult:
-        return fixture.run(**{"run_key": "run", **self.work, **changes})
+        return fixture.run(**{"run_key": "run", **self.arguments, **changes})
 
-    def requests(self, fault: Fault) -> list[int]:
-        """The indexes of the requests of a run at which the fault has an effect of its own."""
+    def request_indexes(self, fault: Fault) -> list[int]:
+        """The indexes of the requests at which the fault has a distinct effect."""
         fixture = self.fixture()
         store = FaultyStore(fixture.store, NEVER, fault)
         self.run(fixture, store=store)
         return store.indexes(fault)
 
-    def step(self, fixture: PipelineFixture, steps: Steps) -> RunResult:
+    def run_step_by_step(self, fixture: PipelineFixture, steps: Steps) -> RunResult:
         with TableSink.step_by_step(steps):
             return self.run(fixture, store=SteppedStore(fixture.store, steps), engine=RowsEngine(steps))
 
-    def deaths(self) -> Iterator[PipelineFixture]:
-        """The different worlds in which the run died, at any step."""
-        for _, fixture in self.every_death():
-            if (world := self.world(fixture)) not in self._died:
-                self._died.add(world)
+    def distinct_crashes(self) -> Iterator[PipelineFixture]:
+        """The distinct states that a crash at any step leaves."""
+        for _, fixture in self.every_crash():
+            if (digest := self.digest(fixture)) not in self._crashed:
+                self._crashed.add(digest)
                 yield fixture
 
-    def every_death(self) -> Iterator[tuple[int, PipelineFixture]]:
-        """For each step, its number and a world in which the run died there."""
-        alone = Steps()
-        self.step(self.fixture(), alone)
-        for at in range(len(alone.taken)):
+    def every_crash(self) -> Iterator[tuple[int, PipelineFixture]]:
+        """For each step, its number and the state that a crash at this step leaves."""
+        complete_run = Steps()
+        self.run_step_by_step(self.fixture(), complete_run)
+        for at in range(len(complete_run.taken)):
             fixture = self.fixture()
             with pytest.raises(Crash):
-                self.step(fixture, Steps(at))
+                self.run_step_by_step(fixture, Steps(at))
             yield at, fixture
 
-    def settle(self, fixture: PipelineFixture) -> None:
-        """Whoever died is started again; then nothing changes any more and all is right."""
-        if (world := self.world(fixture)) in self._settled:
+    def retry_and_check(self, fixture: PipelineFixture) -> None:
+        """Retry the run until it completes, and check that further retries change nothing and the log is correct."""
+        if (digest := self.digest(fixture)) in self._checked:
             return
-        self._settled.add(world)
+        self._checked.add(digest)
         first = self.run(fixture)
         head = fixture.opened().head
         engine = RowsEngine()
@@ -223,75 +226,83 @@ class Stage:
         assert fixture.unannounced() == []
 
 
-@pytest.mark.parametrize("scene", SCENES, ids=str)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
 class TestEveryRequest:
     @pytest.fixture
-    def stage(self, scene: Scene, tmp_path: Path) -> Stage:
-        return Stage(scene, tmp_path)
+    def prepared(self, scenario: Scenario, tmp_path: Path) -> PreparedScenario:
+        return PreparedScenario(scenario, tmp_path)
 
-    def test_crash_then_a_new_process(self, stage: Stage) -> None:
-        for fixture in stage.deaths():
-            stage.settle(fixture)
+    def test_retry_after_a_crash(self, prepared: PreparedScenario) -> None:
+        for fixture in prepared.distinct_crashes():
+            prepared.retry_and_check(fixture)
 
-    def test_crash_then_another_run_first(self, stage: Stage) -> None:
-        for fixture in stage.deaths():
+    def test_another_run_and_then_a_retry_after_a_crash(self, prepared: PreparedScenario) -> None:
+        for fixture in prepared.distinct_crashes():
             fixture.run("another")
-            stage.settle(fixture)
+            prepared.retry_and_check(fixture)
 
-    def test_crash_of_a_run_that_never_comes_back_leaves_no_version_unannounced(self, stage: Stage) -> None:
-        before = {stat.key for stat in stage.fixture().store.list("announced/")}
-        for fixture in stage.deaths():
-            # From here to Airflow's own record of the success, only the run's retry can announce.
+    def test_next_run_announces_the_versions_of_a_crashed_run_that_is_not_retried(
+        self, prepared: PreparedScenario
+    ) -> None:
+        before = {stat.key for stat in prepared.fixture().store.list("announced/")}
+        for fixture in prepared.distinct_crashes():
+            # Once the announcement exists, only a retry of the same run can announce these versions.
             if {stat.key for stat in fixture.store.list("announced/")} != before:
-                stage.run(fixture)
+                prepared.run(fixture)
             fixture.run("rest", drain=True)
             fixture.check()
             assert fixture.unannounced() == []
 
-    @pytest.mark.parametrize("fault", ANSWERS, ids=lambda fault: fault.name)
-    def test_bad_answer_then_the_same_process_goes_on(self, stage: Stage, fault: Fault) -> None:
-        for at in stage.requests(fault):
-            fixture = stage.fixture()
+    @pytest.mark.parametrize("fault", BAD_REPLIES, ids=lambda fault: fault.name)
+    def test_process_continues_after_a_bad_reply(self, prepared: PreparedScenario, fault: Fault) -> None:
+        for at in prepared.request_indexes(fault):
+            fixture = prepared.fixture()
             store = FaultyStore(fixture.store, at, fault)
-            stage.run(fixture, store=store)
+            prepared.run(fixture, store=store)
             assert store.reached
-            stage.settle(fixture)
+            prepared.retry_and_check(fixture)
 
     @pytest.mark.parametrize("other", ["run", "another"])
-    @pytest.mark.parametrize("fault", [*ANSWERS, *PAUSES], ids=lambda fault: fault.name)
-    def test_both_at_once(self, stage: Stage, fault: Fault, other: str) -> None:
-        """While one process waits at a request, a second one (a retry of the same run, or another run) goes all the way."""
-        for at in stage.requests(fault):
-            fixture = stage.fixture()
+    @pytest.mark.parametrize("fault", [*BAD_REPLIES, *PAUSE_FAULTS], ids=lambda fault: fault.name)
+    def test_two_concurrent_processes(self, prepared: PreparedScenario, fault: Fault, other: str) -> None:
+        """While one process waits at a request, a second one (a retry of the same run, or another run) runs to its end."""
+        for at in prepared.request_indexes(fault):
+            fixture = prepared.fixture()
             store = FaultyStore(
-                fixture.store, at, fault, other_processes=lambda fixture=fixture: stage.run(fixture, run_key=other)
+                fixture.store, at, fault, other_processes=lambda fixture=fixture: prepared.run(fixture, run_key=other)
             )
-            stage.run(fixture, store=store)
+            prepared.run(fixture, store=store)
             assert store.reached
-            stage.settle(fixture)
+            prepared.retry_and_check(fixture)
 
-    def test_crash_of_a_retry_of_a_crash(self, stage: Stage) -> None:
-        for at, fixture in stage.every_death():
-            again = Steps(at)
+    def test_retry_that_crashes_at_the_same_step_number(self, prepared: PreparedScenario) -> None:
+        for at, fixture in prepared.every_crash():
+            retry = Steps(at)
             try:
-                stage.step(fixture, again)
+                prepared.run_step_by_step(fixture, retry)
             except Crash:
-                assert again.died
-            stage.settle(fixture)
+                assert retry.died
+            prepared.retry_and_check(fixture)
 
 
 @pytest.mark.parametrize("step", ["read", "transform", "write out", "collect out", "staged"])
 @pytest.mark.parametrize("other", ["run", "another"])
-def test_zombie_at_every_step_of_staging(tmp_path: Path, step: str, other: str) -> None:
-    """A process stops in the middle of staging, another goes all the way, then the first goes on: one outcome, its own files are orphans."""
+def test_zombie_that_continues_at_a_step_of_staging_commits_nothing_twice(
+    tmp_path: Path, step: str, other: str
+) -> None:
+    """
+    A process pauses during staging, and another process runs to its end before the first continues.
+
+    There is one outcome, and the files of the losing attempt are orphans.
+    """
     fixture = PipelineFixture(tmp_path)
     fixture.arrive(3)
 
-    def pauses(name: str) -> None:
+    def run_other_process(name: str) -> None:
         if name == step and zombie.staged == 1:
             fixture.run(other, drain=True)
 
-    zombie = RowsEngine(pauses)
+    zombie = RowsEngine(run_other_process)
     result = fixture.run("run", engine=zombie)
     assert result.status == ("committed" if other == "run" else "empty") or result.version >= 0
     fixture.run("rest", drain=True)

@@ -1,4 +1,9 @@
-"""Dedup by id: a repeat within the time passes nowhere, through every death; what is remembered is bounded, and decided with the batch."""
+"""
+Deduplication by key.
+
+No duplicate within the TTL is written, after a crash at any step. The deduplication state is bounded, and each outcome
+commits it together with the rows of the batch.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +33,7 @@ from tests.pipeline_fixture import PipelineFixture
 
 @dataclass
 class RepeatingFixture(PipelineFixture):
-    """Every file repeats the ids of the file before it: the id ``n`` is in file ``n // 3`` and in the next."""
+    """Every file repeats the ids of the file before it: id ``n`` is in file ``n // 3`` and in the next file."""
 
     ttl_s: int = 1000
     at_s: int = 0
@@ -65,7 +70,7 @@ def fixture(tmp_path: Path) -> RepeatingFixture:
     return RepeatingFixture(tmp_path)
 
 
-def test_a_repeat_is_dropped_within_a_batch_and_across_batches(fixture: RepeatingFixture) -> None:
+def test_duplicate_is_dropped_within_a_batch_and_across_batches(fixture: RepeatingFixture) -> None:
     fixture.arrive(5)
     result = fixture.run("all", drain=True)
     assert result.batches == 3
@@ -73,7 +78,7 @@ def test_a_repeat_is_dropped_within_a_batch_and_across_batches(fixture: Repeatin
     fixture.check()
 
 
-def test_repeats_pass_nowhere_after_a_death_at_every_step(tmp_path: Path) -> None:
+def test_no_duplicate_is_written_after_a_crash_at_any_step(tmp_path: Path) -> None:
     def run_to(at: int | None) -> tuple[RepeatingFixture, Steps]:
         fixture, steps = RepeatingFixture(tmp_path / f"{at}"), Steps(at)
         fixture.arrive(2)
@@ -83,9 +88,9 @@ def test_repeats_pass_nowhere_after_a_death_at_every_step(tmp_path: Path) -> Non
             fixture.run("run", drain=True, store=SteppedStore(fixture.store, steps), engine=RowsEngine(steps))
         return fixture, steps
 
-    _, alone = run_to(None)
-    assert "remember" in alone.taken
-    for at in range(len(alone.taken)):
+    _, complete_run = run_to(None)
+    assert "remember" in complete_run.taken
+    for at in range(len(complete_run.taken)):
         for other in ("run", "another"):
             fixture, steps = run_to(at)
             assert steps.died
@@ -95,19 +100,19 @@ def test_repeats_pass_nowhere_after_a_death_at_every_step(tmp_path: Path) -> Non
             shutil.rmtree(tmp_path / f"{at}")
 
 
-def test_an_id_is_forgotten_after_its_time_and_not_before(fixture: RepeatingFixture) -> None:
+def test_id_expires_after_its_ttl_and_not_before(fixture: RepeatingFixture) -> None:
     fixture.arrive(1)
     fixture.run("a")
-    for at_s, passed in ((1000, 0), (1001, 3)):
+    for at_s, written_rows in ((1000, 0), (1001, 3)):
         fixture.at_s = at_s
         path = fixture.root / "in" / f"again-{at_s}.json"
         path.write_text("".join(json.dumps({"id": n}) + "\n" for n in range(3)))
         result = fixture.run(f"at {at_s}")
-        assert result.counts["written.out"] == passed
+        assert result.counts["written.out"] == written_rows
     assert fixture.visible() == Counter({0: 2, 1: 2, 2: 2})
 
 
-def test_an_aborted_version_forgets_nothing_and_remembers_nothing(fixture: RepeatingFixture) -> None:
+def test_aborted_version_does_not_change_the_deduplication_state(fixture: RepeatingFixture) -> None:
     from airflow_provider_streamsem.pipeline.maintenance import abort
 
     fixture.arrive(2)
@@ -120,7 +125,7 @@ def test_an_aborted_version_forgets_nothing_and_remembers_nothing(fixture: Repea
     fixture.check()
 
 
-def test_reprocessing_lets_pass_what_passed_and_later_batches_remember_it(fixture: RepeatingFixture) -> None:
+def test_reprocessing_writes_the_same_ids_and_later_batches_drop_their_duplicates(fixture: RepeatingFixture) -> None:
     fixture.arrive(4)
     fixture.run("all", drain=True)
     engine = RowsEngine()
@@ -133,7 +138,7 @@ def test_reprocessing_lets_pass_what_passed_and_later_batches_remember_it(fixtur
 
 
 class ParsingEngine(RowsEngine):
-    """Parses only some records, as another version of a schema does."""
+    """Parses only the records with the given ids, as a different schema would."""
 
     def __init__(self, ids: set[int]) -> None:
         super().__init__()
@@ -150,7 +155,9 @@ def test_reprocessing_that_parses_other_records_keeps_each_id_once(fixture: Repe
     fixture.at_s = 10
     fixture.arrive(1)  # 0 to 5
     fixture.run("second", engine=ParsingEngine({2, 3}))
-    fixture.run("reprocess", reprocessed=0, engine=ParsingEngine({0, 2}))  # 1 passes no longer, 2 passed in version 1
+    fixture.run(
+        "reprocess", reprocessed=0, engine=ParsingEngine({0, 2})
+    )  # id 1 is no longer parsed, id 2 was written by version 1
     assert fixture.visible() == Counter([0, 2, 3])
     fixture.at_s = 20
     path = fixture.root / "in" / "redelivery.json"
@@ -161,7 +168,7 @@ def test_reprocessing_that_parses_other_records_keeps_each_id_once(fixture: Repe
     assert fixture.visible() == Counter(range(6))
 
 
-def test_reprocessing_after_the_time_of_the_ids_is_over_lets_pass_what_passed(fixture: RepeatingFixture) -> None:
+def test_reprocessing_after_the_ids_expired_writes_the_same_ids(fixture: RepeatingFixture) -> None:
     fixture.arrive(4)
     fixture.run("all", drain=True)
     fixture.at_s = 5000
@@ -169,29 +176,29 @@ def test_reprocessing_after_the_time_of_the_ids_is_over_lets_pass_what_passed(fi
     fixture.check()
 
 
-def test_a_clock_that_goes_back_forgets_nothing_early(fixture: RepeatingFixture) -> None:
+def test_clock_that_goes_back_does_not_expire_ids_early(fixture: RepeatingFixture) -> None:
     fixture.at_s = 900
     fixture.arrive(2)
     fixture.run("first")
     fixture.at_s = 0
     fixture.arrive(2)
     fixture.run("second")
-    fixture.at_s = 1700  # of the first batch's ids, and not of the second's, less than 1000 s have gone
+    fixture.at_s = 1700  # the ids of the first batch are younger than 1000 s, those of the second are not
     (fixture.root / "in" / "again.json").write_text("".join(json.dumps({"id": n}) + "\n" for n in range(3)))
     assert fixture.run("third").counts["duplicates"] == 3
     fixture.check()
 
 
-def test_dedup_of_a_batch_drops_its_own_repeats_and_remembers_nothing(fixture: RepeatingFixture) -> None:
+def test_dedup_with_scope_batch_drops_duplicates_of_the_batch_and_stores_no_state(fixture: RepeatingFixture) -> None:
     fixture.arrive(5)
     result = fixture.run("all", drain=True, pipeline=fixture.pipeline(dedup=Dedup(keys=["id"], scope="batch")))
-    # Files are read two by two: what the second of them repeats is dropped, what the next batch repeats is not.
+    # A batch reads two files. Ids repeated inside a batch are dropped, ids repeated by the next batch are not.
     assert (result.counts["read"], result.counts["duplicates"], result.counts["written.out"]) == (27, 6, 21)
     assert fixture.visible() == fixture.expected + Counter([*range(3, 6), *range(9, 12)])
     assert fixture.verdict().findings == []
 
 
-def test_a_record_without_a_key_always_passes(fixture: RepeatingFixture) -> None:
+def test_record_with_a_null_key_is_always_written(fixture: RepeatingFixture) -> None:
     (fixture.root / "in" / "null.json").write_text('{"id": null}\n{"id": null}\n{"id": 1}\n{"id": 1}\n')
     result = fixture.run("first")
     assert (result.counts["written.out"], result.counts["duplicates"]) == (3, 1)
@@ -210,13 +217,15 @@ def test_layers_are_few_and_each_id_is_written_a_logarithmic_number_of_times(fix
     for version in range(outcome.version + 1):
         found = opened.log.outcome(version)
         assert found is not None
-        mine = [layer for layer in found[0].state["dedup"] if f"data/{version}/" in layer["files"][0]["key"]]
-        written += sum(layer["rows"] for layer in mine)
+        layers_of_version = [
+            layer for layer in found[0].state["dedup"] if f"data/{version}/" in layer["files"][0]["key"]
+        ]
+        written += sum(layer["rows"] for layer in layers_of_version)
     assert written <= 64 * 3 * 6
     fixture.check()
 
 
-def test_rows_bound_keeps_at_least_the_newest_and_not_twice_as_many(fixture: RepeatingFixture) -> None:
+def test_rows_limit_keeps_the_newest_ids_and_bounds_the_state(fixture: RepeatingFixture) -> None:
     fixture.arrive(40)
     bounded = fixture.pipeline(dedup=Dedup(keys=["id"], rows=30))
     fixture.run("all", drain=True, pipeline=bounded)
@@ -227,7 +236,7 @@ def test_rows_bound_keeps_at_least_the_newest_and_not_twice_as_many(fixture: Rep
     fixture.check()
 
 
-def test_vacuum_deletes_what_losing_attempts_remembered(fixture: RepeatingFixture) -> None:
+def test_vacuum_deletes_the_deduplication_state_of_losing_attempts(fixture: RepeatingFixture) -> None:
     fixture.arrive(2)
     fixture.dies("first", at="staged")
     fixture.run("first")
@@ -238,7 +247,7 @@ def test_vacuum_deletes_what_losing_attempts_remembered(fixture: RepeatingFixtur
     fixture.check()
 
 
-def test_verify_finds_remembered_ids_that_are_gone(fixture: RepeatingFixture) -> None:
+def test_verify_reports_a_missing_file_of_the_deduplication_state(fixture: RepeatingFixture) -> None:
     fixture.arrive(2)
     fixture.run("first")
     assert fixture.verdict().findings == []
@@ -247,7 +256,7 @@ def test_verify_finds_remembered_ids_that_are_gone(fixture: RepeatingFixture) ->
     assert [(f.invariant, f.version) for f in fixture.verdict().findings] == [("I6", 0)]
 
 
-def test_keys_cannot_change_under_one_log(fixture: RepeatingFixture) -> None:
+def test_dedup_keys_of_a_log_cannot_change(fixture: RepeatingFixture) -> None:
     fixture.arrive(1)
     fixture.run("first")
     with pytest.raises(ConflictError):
@@ -259,12 +268,12 @@ def test_keys_cannot_change_under_one_log(fixture: RepeatingFixture) -> None:
     [{"keys": []}, {"keys": ["a"]}, {"keys": ["a"], "ttl_s": 0}, {"keys": ["a"], "ttl_s": 1, "rows": 1}, {"keys": ["a"], "scope": "batch", "rows": 1}, {"keys": "a", "ttl_s": 1},
      {"keys": ["a"], "scope": "topic", "ttl_s": 1}],
 )  # fmt: skip
-def test_bad_arguments_are_named(arguments: dict[str, Any]) -> None:
+def test_invalid_arguments_are_reported_by_name(arguments: dict[str, Any]) -> None:
     with pytest.raises(InvalidError, match=r"dedup"):
         Dedup(**arguments)
 
 
-def test_label_names_what_it_depends_on(fixture: RepeatingFixture) -> None:
+def test_guarantee_label_names_the_dedup_limit(fixture: RepeatingFixture) -> None:
     assert str(guarantee(fixture.pipeline(dedup=Dedup(keys=["id"], ttl_s=86_400)))).startswith(
         "effectively-once (dedup 24 h)"
     )
@@ -274,7 +283,7 @@ def test_label_names_what_it_depends_on(fixture: RepeatingFixture) -> None:
     assert fixture.pipeline(dedup=Dedup(keys=["id"], ttl_s=86_400), require="effectively_once")
 
 
-def test_pure_rules_of_layers() -> None:
+def test_layers_are_merged_and_expired_by_age_and_size() -> None:
     layers = [Layer(newest_ms=at, rows=rows) for at, rows in ((10, 100), (20, 10), (30, 5), (40, 5))]
     assert [absorbed(layers, rows) for rows in (1, 5, 10, 75, 79, 80)] == [0, 3, 3, 3, 3, 4]
     kept = layers_of(state_of(layers), Dedup(keys=["a"], ttl_s=1), 1025)

@@ -1,4 +1,4 @@
-"""A fork starts at a version of another pipeline. Each record before it belongs to the original only, and each record after it to both, once."""
+"""A fork starts after a version of another pipeline. Earlier records belong to the original only. Later records are read once by both."""
 
 from __future__ import annotations
 
@@ -41,16 +41,20 @@ from tests.pipeline_fixture import PipelineFixture
 _NAMES = count()
 
 
-def memory() -> Store:
+def new_memory_store() -> Store:
     return open_memory_store(f"fork-{next(_NAMES)}")
 
 
-class Forking:
-    """An original with three versions of two files each, and the place of a fork."""
+class ForkFixture:
+    """An original pipeline with three versions of two files each, and the store of its fork."""
 
     def __init__(self, root: Path, **changes: Any) -> None:
         # Deduplication keeps its layers in directories.
-        stores = [open_store(str(root / name)) for name in ("log", "fork-log")] if changes else [memory(), memory()]
+        stores = (
+            [open_store(str(root / name)) for name in ("log", "fork-log")]
+            if changes
+            else [new_memory_store(), new_memory_store()]
+        )
         self.original = PipelineFixture(root, store=stores[0])
         self.original.arrive(5)
         self.changes = changes
@@ -89,7 +93,7 @@ def rows(first: int, files: int) -> Counter[int]:
 
 @pytest.mark.parametrize(("version", "first"), [(-1, 0), (0, 2), (1, 4), (2, 5), (None, 5)])
 def test_fork_reads_each_record_after_its_version_once(tmp_path: Path, version: int | None, first: int) -> None:
-    forking = Forking(tmp_path)
+    forking = ForkFixture(tmp_path)
     done = forking.fork(version)
     assert (done.version, done.offsets) == (2 if version is None else version, {"files": first})
     forking.original.arrive(1)
@@ -98,27 +102,27 @@ def test_fork_reads_each_record_after_its_version_once(tmp_path: Path, version: 
     assert verify(open_log(forking.log(), pipeline=forking.pipeline())).findings == []
     forking.run_original("later")
     forking.original.check()
-    assert forking.fork(version).copied == 0  # it exists
+    assert forking.fork(version).copied == 0  # the fork exists already
 
 
-def test_fork_at_a_time_starts_after_the_newest_version_closed_by_then(tmp_path: Path) -> None:
-    forking = Forking(tmp_path)
+def test_fork_at_a_time_starts_after_the_newest_version_closed_before_it(tmp_path: Path) -> None:
+    forking = ForkFixture(tmp_path)
     outcome = forking.original.log().outcome(1)
     assert outcome is not None
     log, at = forking.original.log(), outcome[0].decided_at_ms
     with pytest.raises(InvalidError, match="no version was closed by this time"):
         fork(forking.pipeline(), log, until_ms=at - 10**6, log=forking.log())
-    other = memory()
+    other = new_memory_store()
     pipeline = forking.pipeline(log=other.url)
     assert fork(pipeline, log, until_ms=at, log=forking.log(other)).version >= 1
     with pytest.raises(InvalidError, match="at most one"):
         fork(pipeline, log, until_ms=at, version=1, log=forking.log(other))
 
 
-def test_fork_that_dies_at_any_request_leaves_no_log_or_the_whole_fork(tmp_path: Path) -> None:
+def test_fork_that_dies_at_any_request_leaves_no_log_or_a_complete_fork(tmp_path: Path) -> None:
     for fault in (Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.LOST_REPLY, Fault.APPLIED_LATE):
         for at in count():
-            forking = Forking(tmp_path / fault.name / str(at))
+            forking = ForkFixture(tmp_path / fault.name / str(at))
             store = FaultyStore(forking.store, at, fault)
             with suppress(Crash):
                 forking.fork(1, store=store)
@@ -132,9 +136,9 @@ def test_fork_that_dies_at_any_request_leaves_no_log_or_the_whole_fork(tmp_path:
                 break
 
 
-def test_run_that_creates_the_log_while_the_fork_copies_wins_and_the_fork_is_refused(tmp_path: Path) -> None:
+def test_fork_is_refused_if_a_run_creates_the_log_while_it_copies(tmp_path: Path) -> None:
     for at in count():
-        forking = Forking(tmp_path / str(at))
+        forking = ForkFixture(tmp_path / str(at))
         store = FaultyStore(forking.store, at, Fault.PAUSE_BEFORE, other_processes=forking.run)
         refused = False
         try:
@@ -148,9 +152,9 @@ def test_run_that_creates_the_log_while_the_fork_copies_wins_and_the_fork_is_ref
         assert forking.ids() == (rows(0, 5) if refused else rows(4, 5))
 
 
-def test_ids_that_the_original_let_pass_before_the_fork_do_not_pass_again(tmp_path: Path) -> None:
+def test_fork_drops_duplicates_of_ids_that_the_original_wrote_before_it(tmp_path: Path) -> None:
     dedup = Dedup(keys=["id"], rows=10**6)
-    forking = Forking(tmp_path, dedup=dedup)
+    forking = ForkFixture(tmp_path, dedup=dedup)
     forking.fork(1)
     for name in ("00010.json", "00011.json"):  # repeats of records before and after the fork
         (tmp_path / "in" / name).write_text('{"id": 0}\n{"id": 13}\n{"id": 99}\n')
@@ -165,8 +169,8 @@ def test_ids_that_the_original_let_pass_before_the_fork_do_not_pass_again(tmp_pa
     assert forking.ids() == rows(4, 5) + Counter([99])
 
 
-def test_fork_with_other_dedup_keys_starts_without_state_only(tmp_path: Path) -> None:
-    forking = Forking(tmp_path, dedup=Dedup(keys=["id"], rows=10**6))
+def test_fork_with_other_dedup_keys_must_start_without_state(tmp_path: Path) -> None:
+    forking = ForkFixture(tmp_path, dedup=Dedup(keys=["id"], rows=10**6))
     other = Dedup(keys=["id", "n"], rows=10**6)
     with pytest.raises(ConflictError, match="dedup differs"):
         forking.fork(1, dedup=other)
@@ -176,15 +180,15 @@ def test_fork_with_other_dedup_keys_starts_without_state_only(tmp_path: Path) ->
 
 
 def test_aborted_first_version_keeps_the_state_of_the_fork(tmp_path: Path) -> None:
-    forking = Forking(tmp_path, dedup=Dedup(keys=["id"], rows=10**6))
+    forking = ForkFixture(tmp_path, dedup=Dedup(keys=["id"], rows=10**6))
     forking.fork(1)
     (tmp_path / "in" / "00010.json").write_text('{"id": 0}\n')
 
-    def die(step: str) -> None:
+    def crash(step: str) -> None:
         raise Crash
 
     with suppress(Crash):
-        run_batch(forking.pipeline(), run_key="dies", log=forking.log(), engine=RowsEngine(die))
+        run_batch(forking.pipeline(), run_key="dies", log=forking.log(), engine=RowsEngine(crash))
     record = forking.log().read_pipeline()
     assert record is not None
     maintenance.abort(forking.log(), record, 0, reason="a test")
@@ -193,7 +197,7 @@ def test_aborted_first_version_keeps_the_state_of_the_fork(tmp_path: Path) -> No
 
 
 def test_fork_of_a_fork_starts_where_its_version_ends(tmp_path: Path) -> None:
-    forking = Forking(tmp_path, dedup=Dedup(keys=["id"], rows=10**6))
+    forking = ForkFixture(tmp_path, dedup=Dedup(keys=["id"], rows=10**6))
     forking.fork(0)
     second = open_store(str(tmp_path / "second-log"))
     sinks = {"out": FilesSink(path=str(tmp_path / "second"), format="json")}
@@ -210,18 +214,21 @@ QUEUE = QueueSource(queue=SqsQueue(url="http://127.0.0.1/1/q"), landing="/tmp", 
 KAFKA = KafkaSource(topics=["a"], bootstrap_servers="127.0.0.1:1")
 
 
-def test_columns_of_directories_keep_the_types_that_the_original_has_recorded(tmp_path: Path) -> None:
-    """Otherwise the ids of the same records, and the keys of the state, would differ from those of the original."""
+def test_partition_columns_of_a_fork_keep_the_types_that_the_original_recorded(tmp_path: Path) -> None:
+    """With other types, the ids of the same records and the keys of the state would differ from those of the original."""
     put(tmp_path, "p=abc", 1)
-    made = Forking(tmp_path, dedup=Dedup(keys=["id"], rows=100), source=partitioned(tmp_path))
+    forked = ForkFixture(tmp_path, dedup=Dedup(keys=["id"], rows=100), source=partitioned(tmp_path))
     put(tmp_path, "p=01", 2)
-    made.run_original("strings")
-    made.fork()
+    forked.run_original("strings")
+    forked.fork()
     put(tmp_path, "p=01", 2)
     put(tmp_path, "p=02", 3)
-    for result in (made.run(), made.original.run("later", drain=True, pipeline=made.original.pipeline(**made.changes))):
+    for result in (
+        forked.run(),
+        forked.original.run("later", drain=True, pipeline=forked.original.pipeline(**forked.changes)),
+    ):
         assert result.counts["duplicates"] == 1
-    (plan, _) = made.log().plan(0) or (None, "")
+    (plan, _) = forked.log().plan(0) or (None, "")
     assert plan is not None
     assert plan.hint["partition_columns"] == {"p": "string"}
 
@@ -237,25 +244,25 @@ def put(root: Path, directory: str, id: int) -> None:
 
 
 def test_writer_that_does_not_know_forks_refuses_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    forking = Forking(tmp_path)
+    forking = ForkFixture(tmp_path)
     forking.fork(1)
     monkeypatch.setattr(log_module, "WRITER_FEATURES", frozenset({"publish"}))
     with pytest.raises(NewerFormatError, match="features"):
         forking.run()
 
 
-def test_repeated_fork_finds_the_fork_when_the_original_has_grown_or_is_gone(tmp_path: Path) -> None:
-    forking = Forking(tmp_path, dedup=Dedup(keys=["id"], rows=10**6))
+def test_repeated_fork_is_found_after_the_original_has_grown_or_was_deleted(tmp_path: Path) -> None:
+    forking = ForkFixture(tmp_path, dedup=Dedup(keys=["id"], rows=10**6))
     forking.fork()
     forking.original.arrive(2)
     forking.run_original("later")
     assert (forking.fork().version, forking.fork(2).is_new) == (2, False)
-    gone = CommitLog(MemoryStore("memory://deleted"))
-    assert fork(forking.pipeline(), gone, log=forking.log()).version == 2
+    deleted_log = CommitLog(MemoryStore("memory://deleted"))
+    assert fork(forking.pipeline(), deleted_log, log=forking.log()).version == 2
 
 
-def test_verify_names_a_missing_file_of_the_inherited_state(tmp_path: Path) -> None:
-    forking = Forking(tmp_path, dedup=Dedup(keys=["id"], rows=10**6))
+def test_verify_reports_a_missing_file_of_the_inherited_state(tmp_path: Path) -> None:
+    forking = ForkFixture(tmp_path, dedup=Dedup(keys=["id"], rows=10**6))
     forking.fork(1)
     for stat in list(forking.store.list("state/")):
         forking.store.delete(stat.key)
@@ -263,21 +270,21 @@ def test_verify_names_a_missing_file_of_the_inherited_state(tmp_path: Path) -> N
     assert [finding.what for finding in findings] == ["a file of the deduplication state is missing or was changed"]
 
 
-def test_sensor_of_offsets_counts_those_before_the_fork(tmp_path: Path) -> None:
-    forking = Forking(tmp_path)
+def test_offsets_before_the_fork_satisfy_the_batch_committed_condition(tmp_path: Path) -> None:
+    forking = ForkFixture(tmp_path)
     forking.fork(1)
     assert BatchCommitted(log=forking.store.url, offsets={"files": 4}).check().met
     assert not BatchCommitted(log=forking.store.url, offsets={"files": 5}).check().met
 
 
-def test_expired_ids_are_announced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    forking = Forking(tmp_path, dedup=Dedup(keys=["id"], ttl_s=60))
+def test_fork_logs_that_the_ids_of_the_original_have_expired(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    forking = ForkFixture(tmp_path, dedup=Dedup(keys=["id"], ttl_s=60))
     later = dataclasses.replace(forking.log(), clock=ManualClock(1_700_000_000_000 + 10**9))
     fork(forking.pipeline(), forking.original.log(), log=later)
     assert "has expired by dedup.ttl_s" in caplog.text
 
 
-BAD: list[tuple[dict[str, Any], dict[str, Any], type[StreamsemError], str]] = [
+INVALID_FORKS: list[tuple[dict[str, Any], dict[str, Any], type[StreamsemError], str]] = [
     ({"version": 3}, {}, InvalidError, "only a closed version"),
     ({}, {"sinks": {"out": None}}, ConflictError, "belongs to another log"),
     ({"version": -2}, {}, InvalidError, "only a closed version"),
@@ -287,11 +294,11 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], type[StreamsemError], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "changes", "error", "message"), BAD, ids=range(len(BAD)))
-def test_fork_that_cannot_continue_is_refused_and_writes_nothing(
+@pytest.mark.parametrize(("given", "changes", "error", "message"), INVALID_FORKS, ids=range(len(INVALID_FORKS)))
+def test_invalid_fork_is_refused_and_writes_nothing(
     tmp_path: Path, given: dict[str, Any], changes: dict[str, Any], error: type[StreamsemError], message: str
 ) -> None:
-    forking = Forking(tmp_path)
+    forking = ForkFixture(tmp_path)
     if "sinks" in changes:
         changes = {"sinks": forking.original.pipeline().sinks}
     with pytest.raises(error, match=message):
@@ -299,8 +306,8 @@ def test_fork_that_cannot_continue_is_refused_and_writes_nothing(
     assert list(forking.store.list("")) == []
 
 
-def test_log_that_exists_is_not_forked_into_and_a_fork_keeps_its_source(tmp_path: Path) -> None:
-    forking = Forking(tmp_path)
+def test_existing_log_cannot_be_forked_over_and_a_fork_keeps_its_source(tmp_path: Path) -> None:
+    forking = ForkFixture(tmp_path)
     forking.fork(1)
     with pytest.raises(ConflictError, match="was forked elsewhere"):
         forking.fork(0)
@@ -310,6 +317,6 @@ def test_log_that_exists_is_not_forked_into_and_a_fork_keeps_its_source(tmp_path
     assert forking.ids() == rows(4, 5)
     with pytest.raises(InvalidError, match="must not be equal or contain each other"):
         fork(forking.pipeline(), forking.log(), log=forking.log())
-    other = memory()
+    other = new_memory_store()
     with pytest.raises(InvalidError, match="there is no log"):
         fork(forking.pipeline(log=other.url), CommitLog(MemoryStore("memory://nothing")), log=forking.log(other))

@@ -1,4 +1,4 @@
-"""What becomes of a batch whose input changes, vanishes or was never there."""
+"""Input files that change or go missing after they were planned: the run stops, or records a gap."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from airflow_provider_streamsem.testing.stores import Crash
 from tests.pipeline_fixture import BeforeOutcome, PipelineFixture, die
 
 
-def test_file_changed_under_its_plan_is_named(fixture: PipelineFixture) -> None:
+def test_changed_planned_file_is_reported_by_name(fixture: PipelineFixture) -> None:
     fixture.arrive(2)
 
-    def changes(step: str) -> None:
+    def change_file(step: str) -> None:
         if step == "transform":
             (fixture.root / "in" / "00001.json").write_text('{"id": 99}\n')
 
     with pytest.raises(RecordsMissingError, match=r"00001\.json"):
-        fixture.run("a", engine=RowsEngine(changes))
+        fixture.run("a", engine=RowsEngine(change_file))
     assert fixture.opened().head == -1
 
 
-def test_file_that_vanished_between_plan_and_read_is_named(fixture: PipelineFixture) -> None:
+def test_file_deleted_between_plan_and_read_is_reported_by_name(fixture: PipelineFixture) -> None:
     fixture.arrive(2)
 
     fixture.dies("a")
@@ -42,7 +42,7 @@ def test_file_that_vanished_between_plan_and_read_is_named(fixture: PipelineFixt
 
 
 @pytest.mark.parametrize("drain", [False, True])
-def test_planned_file_that_is_gone_stops_the_run_or_becomes_a_gap_of_a_new_plan(
+def test_missing_planned_file_stops_the_run_or_becomes_a_gap_of_a_new_plan(
     fixture: PipelineFixture, drain: bool
 ) -> None:
     fixture.arrive(3)
@@ -61,7 +61,7 @@ def test_planned_file_that_is_gone_stops_the_run_or_becomes_a_gap_of_a_new_plan(
     assert fixture.verdict().findings == []
 
 
-def test_file_that_is_gone_is_no_gap_after_a_persons_abort_either(fixture: PipelineFixture) -> None:
+def test_missing_file_is_not_a_gap_after_an_abort_by_an_operator(fixture: PipelineFixture) -> None:
     fixture.arrive(2)
     fixture.dies("dead")
     (fixture.root / "in" / "00000.json").unlink()
@@ -71,7 +71,7 @@ def test_file_that_is_gone_is_no_gap_after_a_persons_abort_either(fixture: Pipel
         fixture.run("a")
 
 
-def test_attempt_that_is_complete_is_committed_though_its_files_are_gone(fixture: PipelineFixture) -> None:
+def test_complete_attempt_is_committed_although_its_input_files_are_missing(fixture: PipelineFixture) -> None:
     fixture.arrive(2)
     with pytest.raises(Crash):
         fixture.run("a", drain=True, store=BeforeOutcome(fixture.store, die))
@@ -80,72 +80,72 @@ def test_attempt_that_is_complete_is_committed_though_its_files_are_gone(fixture
     fixture.check()
 
 
-def test_attempt_that_is_decided_before_the_abort_for_a_missing_file_stays_committed(fixture: PipelineFixture) -> None:
+def test_attempt_committed_before_the_abort_for_a_missing_file_stays_committed(fixture: PipelineFixture) -> None:
     fixture.arrive(2)
     fixture.dies("dead", drain=True)
-    gone = fixture.root / "in" / "00000.json"
-    content, made = gone.read_text(), gone.stat().st_mtime_ns
-    gone.unlink()
+    missing = fixture.root / "in" / "00000.json"
+    content, modified_ns = missing.read_text(), missing.stat().st_mtime_ns
+    missing.unlink()
 
-    def others() -> None:
-        gone.write_text(content)
-        os.utime(gone, ns=(made, made))
+    def restore_and_commit() -> None:
+        missing.write_text(content)
+        os.utime(missing, ns=(modified_ns, modified_ns))
         fixture.run("dead", drain=True)
 
     fixture.run(
         "a",
         drain=True,
         pipeline=fixture.pipeline(on_data_loss="record_gap"),
-        store=BeforeOutcome(fixture.store, others),
+        store=BeforeOutcome(fixture.store, restore_and_commit),
     )
     assert fixture.opened().head == 0
     fixture.check()
 
 
-def test_attempt_that_others_complete_while_a_file_is_missed_is_committed(
+def test_attempt_completed_by_another_process_while_a_missing_file_is_checked_is_committed(
     fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fixture.arrive(2)
     fixture.dies("a", drain=True)
 
-    def looks(source: FilesSource, pins: object, *, was_read: bool) -> None:
+    def stage_and_report_missing(source: FilesSource, pins: object, *, was_read: bool) -> None:
         monkeypatch.undo()
         with pytest.raises(Crash):
             fixture.run("a", drain=True, store=BeforeOutcome(fixture.store, die))
         raise RecordsMissingError("a planned file is missing")
 
-    monkeypatch.setattr(FilesSource, "check_pins", looks)
+    monkeypatch.setattr(FilesSource, "check_pins", stage_and_report_missing)
     fixture.run("b", drain=True, pipeline=fixture.pipeline(on_data_loss="record_gap"))
     assert fixture.opened().head == 0
     fixture.check()
 
 
-def test_source_that_is_not_what_it_was_is_no_gap_where_other_records_stand_in_its_place(
+def test_truncated_and_refilled_source_stops_the_run_and_is_not_a_gap(
     fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fixture.arrive(2)
     fixture.dies("a")
 
-    def contradicts(source: FilesSource, pins: object, *, was_read: bool) -> None:
+    def fail_check(source: FilesSource, pins: object, *, was_read: bool) -> None:
         raise SourceChangedError("a log was truncated below what was planned")
 
-    monkeypatch.setattr(FilesSource, "check_pins", contradicts)
+    monkeypatch.setattr(FilesSource, "check_pins", fail_check)
     with pytest.raises(SourceChangedError, match="truncated"):
         fixture.run("a", pipeline=fixture.pipeline(on_data_loss="record_gap"))
     assert fixture.opened().head == -1
 
 
 @pytest.mark.parametrize("drain", [False, True])
-def test_file_that_changes_while_it_is_read_is_planned_anew_once(fixture: PipelineFixture, drain: bool) -> None:
+def test_file_that_changes_while_it_is_read_is_planned_again_once(fixture: PipelineFixture, drain: bool) -> None:
     fixture.arrive(2)
 
-    def changes(step: str, times: list[int] = []) -> None:  # noqa: B006
+    def change_file(step: str, times: list[int] = []) -> None:  # noqa: B006
         if step == "transform" and not times:
             times.append(1)
             (fixture.root / "in" / "00001.json").write_text('{"id": 3}\n{"id": 4}\n{"id": 5}\n \n')
 
     gap = fixture.pipeline(on_data_loss="record_gap")
-    fixture.run("a", drain=drain, pipeline=gap, engine=RowsEngine(changes))
+    fixture.run("a", drain=drain, pipeline=gap, engine=RowsEngine(change_file))
     closed = [(v.outcome.result, dict(v.outcome.gaps)) for v in fixture.opened().versions() if v.outcome]
     assert closed[-2:] == [("commit", {"files": ((1, 2),)}), ("abort", {})]
     fixture.run("rest", drain=True, pipeline=gap)
@@ -153,32 +153,32 @@ def test_file_that_changes_while_it_is_read_is_planned_anew_once(fixture: Pipeli
     assert fixture.verdict().findings == []
 
 
-def test_file_that_vanishes_while_it_is_read_is_a_gap_though_the_reader_calls_it_bad_data(
+def test_file_deleted_while_it_is_read_is_a_gap_although_the_reader_reports_bad_data(
     fixture: PipelineFixture,
 ) -> None:
     fixture.arrive(2)
 
-    def misses(step: str) -> None:
+    def delete_and_fail(step: str) -> None:
         if step == "transform" and (fixture.root / "in" / "00000.json").exists():
             (fixture.root / "in" / "00000.json").unlink()
             raise DataError("a file cannot be read")
 
-    result = fixture.run("a", pipeline=fixture.pipeline(on_data_loss="record_gap"), engine=RowsEngine(misses))
+    result = fixture.run("a", pipeline=fixture.pipeline(on_data_loss="record_gap"), engine=RowsEngine(delete_and_fail))
     assert (result.counts["read"], result.counts["gaps"]) == (3, 1)
     assert fixture.verdict().findings == []
 
 
-def test_source_that_contradicts_what_it_gave_to_plan_is_not_planned_for_ever(
+def test_run_stops_planning_again_if_the_source_denies_its_planned_files_repeatedly(
     fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fixture.arrive(2)
 
-    def contradicts(source: FilesSource, pins: object, *, was_read: bool) -> None:
+    def fail_check(source: FilesSource, pins: object, *, was_read: bool) -> None:
         raise RecordsMissingError("a planned file is missing", was_read=was_read)
 
-    monkeypatch.setattr(FilesSource, "check_pins", contradicts)
+    monkeypatch.setattr(FilesSource, "check_pins", fail_check)
     gap = fixture.pipeline(on_data_loss="record_gap")
-    for closed in (0, 1):  # the second run meets an open version, which it closes, and makes one of its own
+    for closed in (0, 1):  # the second run first closes the open version and then plans its own
         with pytest.raises(SourceChangedError, match="is missing"):
             fixture.run("a", pipeline=gap)
         assert fixture.opened().head == closed
@@ -187,7 +187,7 @@ def test_source_that_contradicts_what_it_gave_to_plan_is_not_planned_for_ever(
     fixture.check()
 
 
-def test_file_that_changed_before_it_was_read_is_a_gap_and_its_new_content_is_read(fixture: PipelineFixture) -> None:
+def test_file_changed_before_it_was_read_is_a_gap_and_its_new_content_is_read(fixture: PipelineFixture) -> None:
     fixture.arrive(2)
     fixture.dies("dead")
     (fixture.root / "in" / "00001.json").write_text('{"id": 3}\n{"id": 4}\n{"id": 5}\n \n')
@@ -195,7 +195,7 @@ def test_file_that_changed_before_it_was_read_is_a_gap_and_its_new_content_is_re
     assert fixture.visible() == Counter(range(6))
 
 
-def test_only_files_that_are_gone_make_a_commit_of_gaps_alone(fixture: PipelineFixture) -> None:
+def test_batch_of_missing_files_only_is_committed_as_gaps(fixture: PipelineFixture) -> None:
     fixture.arrive(2)
     fixture.dies("dead")
     for path in (fixture.root / "in").iterdir():
@@ -211,7 +211,7 @@ def test_only_files_that_are_gone_make_a_commit_of_gaps_alone(fixture: PipelineF
     assert fixture.verdict().findings == []
 
 
-def test_retried_drain_whose_place_is_not_mounted_records_no_gaps(fixture: PipelineFixture) -> None:
+def test_retried_drain_with_an_unmounted_source_directory_records_no_gaps(fixture: PipelineFixture) -> None:
     fixture.arrive(6)
 
     fixture.dies("a", drain=True, batch=2)
@@ -228,43 +228,45 @@ def test_retried_drain_whose_place_is_not_mounted_records_no_gaps(fixture: Pipel
 def test_file_removed_during_a_drain_becomes_a_gap_of_its_own_plan(fixture: PipelineFixture) -> None:
     fixture.arrive(4)
 
-    def removes(step: str) -> None:
+    def remove_file(step: str) -> None:
         (fixture.root / "in" / "00003.json").unlink(missing_ok=True)
 
     result = fixture.run(
-        "a", drain=True, engine=RowsEngine(removes), pipeline=fixture.pipeline(on_data_loss="record_gap")
+        "a", drain=True, engine=RowsEngine(remove_file), pipeline=fixture.pipeline(on_data_loss="record_gap")
     )
     assert (result.counts["read"], result.counts["gaps"]) == (9, 1)
 
 
-def test_discovery_by_a_faster_process_is_no_gap_for_a_slower_one(fixture: PipelineFixture) -> None:
+def test_files_discovered_by_a_faster_process_are_not_a_gap_of_a_slower_one(fixture: PipelineFixture) -> None:
     from airflow_provider_streamsem.testing.stores import Fault, FaultyStore
 
     for at in range(14):
         fixture.arrive(1)
 
-        def meanwhile(at: int = at) -> None:
+        def run_other(at: int = at) -> None:
             fixture.arrive(1)
 
-            def dies(step: str) -> None:
+            def fail(step: str) -> None:
                 raise RuntimeError
 
             with pytest.raises(RuntimeError):
-                fixture.run(f"b{at}", engine=RowsEngine(dies))
+                fixture.run(f"b{at}", engine=RowsEngine(fail))
 
-        store = FaultyStore(fixture.store, at, Fault.PAUSE_BEFORE, meanwhile)
+        store = FaultyStore(fixture.store, at, Fault.PAUSE_BEFORE, run_other)
         fixture.run(f"a{at}", drain=True, store=store, pipeline=fixture.pipeline(on_data_loss="record_gap"))
         fixture.run(f"rest{at}", drain=True)
     fixture.check()
 
 
-def test_place_that_is_not_there_is_not_an_empty_place(fixture: PipelineFixture) -> None:
+def test_missing_source_directory_is_an_error_and_not_an_empty_source(fixture: PipelineFixture) -> None:
     (fixture.root / "in").rmdir()
     with pytest.raises(UnavailableError, match="not mounted"):
         fixture.run("a")
 
 
-def test_links_to_directories_and_pipes_are_no_files_and_odd_names_are_named(fixture: PipelineFixture) -> None:
+def test_directory_links_and_pipes_are_ignored_and_names_that_are_not_utf8_are_reported(
+    fixture: PipelineFixture,
+) -> None:
     fixture.arrive(1)
     (fixture.root / "in" / "sub").mkdir()
     (fixture.root / "in" / "sub" / "x.json").write_text('{"id": 3}\n')

@@ -1,4 +1,8 @@
-"""A sink outside the log that lost versions which receipts name: the run stops, and nothing is applied until a user restores the sink or accepts the loss."""
+"""
+A sink outside the log that lost versions named by receipts.
+
+The run stops, and nothing is applied until a user restores the sink or accepts the loss.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +29,13 @@ _NAMES = count()
 
 @pytest.fixture
 def fixture(tmp_path: Path) -> PublishingFixture:
-    made = PublishingFixture(tmp_path, store=open_memory_store(f"lost-{next(_NAMES)}"))
-    made.arrive(10)
-    return made
+    fixture = PublishingFixture(tmp_path, store=open_memory_store(f"lost-{next(_NAMES)}"))
+    fixture.arrive(10)
+    return fixture
 
 
 def markers(fixture: PublishingFixture, version: int) -> tuple[dict[str, int], dict[str, int] | None]:
-    """Those of Outcome(version) and of Receipts(version)."""
+    """The marker versions of Outcome(version) and of Receipts(version)."""
     log = fixture.log()
     found, receipts = log.outcome(version), log.receipts(version)
     assert found is not None
@@ -42,7 +46,7 @@ def versions(markers: Mapping[str, Marker]) -> dict[str, int]:
     return {name: marker.version for name, marker in markers.items()}
 
 
-def test_database_restored_from_an_older_copy_stops_the_run_by_name_until_the_newest_is_back(
+def test_database_restored_from_an_older_copy_stops_runs_until_the_newest_copy_is_restored(
     fixture: PublishingFixture, tmp_path: Path
 ) -> None:
     older, newest = tmp_path / "older.db", tmp_path / "newest.db"
@@ -54,8 +58,8 @@ def test_database_restored_from_an_older_copy_stops_the_run_by_name_until_the_ne
     for run_key in ("third", "third", "fourth"):
         with pytest.raises(MarkerLostError) as stopped:
             fixture.run(run_key)
-    facts = ("sink='audit'", "version=2", "marker=0", "expected_marker=1", fixture.database, "streamsem skip")
-    assert all(fact in str(stopped.value) for fact in facts)
+    parts = ("sink='audit'", "version=2", "marker=0", "expected_marker=1", fixture.database, "streamsem skip")
+    assert all(part in str(stopped.value) for part in parts)
     assert not stopped.value.retryable
     assert fixture.rows("audit") == fixture.rows("table") == Counter(range(6))
     assert fixture.opened().head == 2
@@ -65,7 +69,7 @@ def test_database_restored_from_an_older_copy_stops_the_run_by_name_until_the_ne
     fixture.check()
 
 
-def test_sink_that_was_deleted_is_named_by_verify_and_left_alone_by_runs(fixture: PublishingFixture) -> None:
+def test_deleted_sink_is_reported_by_verify_and_not_written_by_runs(fixture: PublishingFixture) -> None:
     fixture.run("first")
     Path(fixture.database).unlink()
     with pytest.raises(MarkerLostError, match=r"the table has no marker.*expected_marker=0.*marker=None"):
@@ -76,12 +80,12 @@ def test_sink_that_was_deleted_is_named_by_verify_and_left_alone_by_runs(fixture
     assert "sink audit is missing" in found[0].what
 
 
-def test_loss_that_a_user_accepts_costs_one_version_and_later_ones_are_published(fixture: PublishingFixture) -> None:
+def test_later_versions_are_published_after_a_user_accepts_the_loss_with_skip(fixture: PublishingFixture) -> None:
     fixture.run("first")
     Path(fixture.database).unlink()
     with pytest.raises(MarkerLostError):
         fixture.run("second")
-    # The sinks publish in order: each accepts its own loss.
+    # The sinks publish in order, and a user accepts the loss of each one separately.
     with pytest.raises(MarkerLostError, match="sink='table'"):
         skip(fixture.pipeline(), 1, sink="audit", reason="the disk was lost", log=fixture.log())
     with pytest.raises(MarkerLostError, match="sink='table'"):
@@ -94,7 +98,7 @@ def test_loss_that_a_user_accepts_costs_one_version_and_later_ones_are_published
     assert fixture.verdict().findings == []
 
 
-def test_markers_are_carried_through_aborts_skips_batches_without_rows_and_reprocessing_runs(
+def test_markers_survive_aborts_skips_batches_without_rows_and_reprocessing_runs(
     fixture: PublishingFixture,
 ) -> None:
     fixture.run("empty", pipeline=fixture.pipeline(transform=lambda rows: []))
@@ -111,11 +115,11 @@ def test_markers_are_carried_through_aborts_skips_batches_without_rows_and_repro
     skip(fixture.pipeline(), 4, sink="table", reason="poison", log=fixture.log())
     assert markers(fixture, 4) == ({"audit": 1, "table": 1}, {"audit": 4, "table": 4})
     fixture.run("reprocessed", reprocessed=1, pipeline=fixture.pipeline(transform=lambda rows: []))
-    assert markers(fixture, 5)[1] == {"audit": 5, "table": 5}, "it took rows out"
+    assert markers(fixture, 5)[1] == {"audit": 5, "table": 5}, "the reprocessing run removed rows"
     assert fixture.verdict().findings == []
 
 
-def test_publisher_whose_transaction_landed_without_receipts_is_not_refused(fixture: PublishingFixture) -> None:
+def test_publisher_that_committed_its_transaction_without_receipts_is_not_refused(fixture: PublishingFixture) -> None:
     fixture.run("first")
     with TableSink.dying("after publish table"):
         fixture.run("second")
@@ -126,10 +130,10 @@ def test_publisher_whose_transaction_landed_without_receipts_is_not_refused(fixt
 
 
 @pytest.mark.parametrize("forged", [{}, {"audit": 0, "table": 7}, {"audit": 0, "table": 0, "other": 0}], ids=str)
-def test_outcome_or_receipts_with_other_markers_than_the_chain_are_refused_and_found(
+def test_outcome_or_receipts_with_wrong_markers_are_refused_and_reported_by_verify(
     fixture: PublishingFixture, forged: dict[str, int]
 ) -> None:
-    """Receipts that forgot a marker would let the next run publish into an older copy of the sink."""
+    """If receipts omit a marker, the next run would publish into an older copy of the sink."""
     from dataclasses import replace
 
     fixture.run("first")
@@ -147,63 +151,63 @@ def test_outcome_or_receipts_with_other_markers_than_the_chain_are_refused_and_f
     assert [(f.invariant, f.version) for f in fixture.verdict().findings] == [("I15", 1)]
 
 
-# --- a log that lost versions which its sinks have
+# --- a log that lost versions that its sinks have
 
 
-def copied(fixture: PublishingFixture) -> dict[str, bytes]:
-    """The log as it is now: key → bytes."""
+def copy_log(fixture: PublishingFixture) -> dict[str, bytes]:
+    """The objects of the log: key → bytes."""
     return {stat.key: fixture.store.read(stat.key) or b"" for stat in fixture.store.list("")}
 
 
-def restored(fixture: PublishingFixture, log: Mapping[str, bytes]) -> None:
-    """Put a log back to a copy."""
+def restore_log(fixture: PublishingFixture, log: Mapping[str, bytes]) -> None:
+    """Restore a log from a copy."""
     for stat in list(fixture.store.list("")):
         fixture.store.delete(stat.key)
     for key, data in log.items():
         fixture.store.create(key, data)
 
 
-def conflict(fixture: PublishingFixture, run_key: str, sink: str, version: int, marker: int) -> None:
+def run_expecting_conflict(fixture: PublishingFixture, run_key: str, sink: str, version: int, marker: int) -> None:
     with pytest.raises(MarkerConflictError, match=rf"sink='{sink}' version={version}.*marker={marker}") as stopped:
         fixture.run(run_key)
     assert not stopped.value.retryable
 
 
-def test_log_restored_without_its_newest_version_stops_the_run_until_the_newest_copy_is_back(
+def test_log_restored_without_its_newest_version_stops_runs_until_the_newest_copy_is_restored(
     fixture: PublishingFixture,
 ) -> None:
-    """The marker's number is that of the version which is planned anew: only the outcome tells them apart."""
+    """The marker has the number of the version that is planned again. Only the outcome distinguishes the two."""
     fixture.run("first")
-    older = copied(fixture)
+    older = copy_log(fixture)
     fixture.run("second")
-    newest = copied(fixture)
-    restored(fixture, older)
+    newest = copy_log(fixture)
+    restore_log(fixture, older)
     fixture.arrive(3)
     for run_key in ("third", "third", "fourth"):
-        conflict(fixture, run_key, "audit", 1, 1)
+        run_expecting_conflict(fixture, run_key, "audit", 1, 1)
     assert fixture.rows("audit") == fixture.rows("table") == Counter(range(12))
     findings = fixture.verdict().findings
     assert {(f.invariant, f.version) for f in findings} == {("I18", 1)}
     assert "another commit of version 1" in findings[0].what
-    restored(fixture, newest)
+    restore_log(fixture, newest)
     fixture.run("rest", drain=True)
     fixture.check()
 
 
 @pytest.mark.parametrize("lost", [1, 2, 3])
-def test_lost_versions_of_a_log_are_passed_by_skip_and_their_rows_published_by_reprocessing(
+def test_lost_versions_of_a_log_are_skipped_and_their_rows_are_published_by_reprocessing(
     fixture: PublishingFixture, lost: int
 ) -> None:
-    """As docs/how-to/recover.md says: the rows of the lost versions are deleted, the new ones skipped and then reprocessed."""
+    """The steps of docs/how-to/recover.md: delete the rows of the lost versions, skip the new versions, then reprocess them."""
     fixture.run("first")
-    older = copied(fixture)
+    older = copy_log(fixture)
     for number in range(lost):
         fixture.run(f"lost-{number}")
-    restored(fixture, older)
+    restore_log(fixture, older)
     with closing(sqlite3.connect(fixture.database)) as db, db:
         db.execute("DELETE FROM rows WHERE root > 0")
     for version in range(1, lost + 1):
-        conflict(fixture, f"new-{version}", "audit", version, lost)
+        run_expecting_conflict(fixture, f"new-{version}", "audit", version, lost)
         with pytest.raises(MarkerConflictError, match="sink='table'"):
             skip(fixture.pipeline(), version, sink="audit", reason="the log was lost", log=fixture.log())
         both = ("audit", "table")
@@ -219,32 +223,32 @@ def test_lost_versions_of_a_log_are_passed_by_skip_and_their_rows_published_by_r
 def test_sink_restored_to_a_copy_from_before_the_log_was_restored_is_refused(
     fixture: PublishingFixture, tmp_path: Path
 ) -> None:
-    """Its marker has the version that the receipts name, and is of a commit that this log never had."""
+    """The marker has the version that the receipts name, but its commit is not in this log."""
     fixture.run("first")
-    older, kept = copied(fixture), tmp_path / "kept.db"
+    older, kept = copy_log(fixture), tmp_path / "kept.db"
     shutil.copy(fixture.database, kept)
     fixture.run("second")
     of_old_log = tmp_path / "of-old-log.db"
     shutil.copy(fixture.database, of_old_log)
-    restored(fixture, older)
+    restore_log(fixture, older)
     shutil.copy(kept, fixture.database)
-    fixture.run("second anew")
+    fixture.run("second again")
     shutil.copy(of_old_log, fixture.database)
-    conflict(fixture, "third", "audit", 2, 1)
+    run_expecting_conflict(fixture, "third", "audit", 2, 1)
 
 
-def test_sink_that_got_nothing_of_the_version_planned_anew_is_refused_at_its_next_one(
+def test_sink_without_rows_of_the_version_planned_again_is_refused_at_the_next_version(
     fixture: PublishingFixture,
 ) -> None:
     fixture.run("first")
-    older = copied(fixture)
+    older = copy_log(fixture)
     fixture.run("second")
-    restored(fixture, older)
-    fixture.run("second anew", pipeline=fixture.pipeline(transform=lambda rows: []))
-    conflict(fixture, "third", "audit", 2, 1)
+    restore_log(fixture, older)
+    fixture.run("second again", pipeline=fixture.pipeline(transform=lambda rows: []))
+    run_expecting_conflict(fixture, "third", "audit", 2, 1)
 
 
-def test_marker_that_a_user_set_by_hand_needs_no_outcome(fixture: PublishingFixture) -> None:
+def test_marker_set_by_a_user_is_accepted_without_an_outcome(fixture: PublishingFixture) -> None:
     fixture.run("first")
     with closing(sqlite3.connect(fixture.database)) as db, db:
         db.execute("UPDATE markers SET outcome = ''")
@@ -252,21 +256,21 @@ def test_marker_that_a_user_set_by_hand_needs_no_outcome(fixture: PublishingFixt
     fixture.check()
 
 
-def test_vacuum_deletes_nothing_while_the_log_lacks_versions_that_a_sink_has(fixture: PublishingFixture) -> None:
-    """The attempts of the lost versions look like those that lost."""
+def test_vacuum_deletes_nothing_while_the_log_lacks_versions_of_a_sink(fixture: PublishingFixture) -> None:
+    """The attempts of lost versions look like losing attempts."""
     fixture.run("first")
-    older = copied(fixture)
+    older = copy_log(fixture)
     fixture.run("second")
-    newest = copied(fixture)
-    restored(fixture, older)
+    newest = copy_log(fixture)
+    restore_log(fixture, older)
     fixture.arrive(3)
-    conflict(fixture, "third", "audit", 1, 1)
+    run_expecting_conflict(fixture, "third", "audit", 1, 1)
     before = sorted(path for path in fixture.root.rglob("*") if path.is_file())
     for dry_run in (True, False):
         with pytest.raises(MarkerConflictError, match="nothing was deleted"):
             vacuum(fixture.pipeline(), dry_run=dry_run, log=fixture.log())
     assert before == sorted(path for path in fixture.root.rglob("*") if path.is_file())
-    restored(fixture, newest)
+    restore_log(fixture, newest)
     fixture.run("rest", drain=True)
     vacuum(fixture.pipeline(), log=fixture.log())
     fixture.check()

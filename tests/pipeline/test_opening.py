@@ -1,4 +1,4 @@
-"""Which pipeline may run on which log and dataset."""
+"""Which pipeline spec may run on an existing log and dataset."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_two_logs_over_one_dataset_are_refused(fixture: PipelineFixture, tmp_pat
     assert caught.value.fields["marked_log"] == fixture.store.url
 
 
-def test_dataset_with_unknown_output_is_refused(fixture: PipelineFixture) -> None:
+def test_dataset_with_files_of_unknown_origin_is_refused(fixture: PipelineFixture) -> None:
     fixture.arrive(1)
     (fixture.root / "out" / "data" / "0").mkdir(parents=True)
     (fixture.root / "out" / "data" / "0" / "x.json").write_text("{}")
@@ -44,7 +44,7 @@ def test_dataset_with_unknown_output_is_refused(fixture: PipelineFixture) -> Non
     assert fixture.log().read_pipeline() is None
 
 
-def test_dataset_that_lost_its_mark_is_refused(fixture: PipelineFixture) -> None:
+def test_dataset_without_its_ownership_marker_is_refused(fixture: PipelineFixture) -> None:
     fixture.arrive(1)
     fixture.run("a")
     (fixture.root / "out" / "_streamsem.json").unlink()
@@ -52,7 +52,9 @@ def test_dataset_that_lost_its_mark_is_refused(fixture: PipelineFixture) -> None
         fixture.run("b")
 
 
-def test_spec_with_other_guarded_fields_is_refused_and_names_them(fixture: PipelineFixture, tmp_path: Path) -> None:
+def test_spec_with_changed_immutable_fields_is_refused_and_the_fields_are_reported(
+    fixture: PipelineFixture, tmp_path: Path
+) -> None:
     fixture.arrive(1)
     fixture.run("a")
     moved = fixture.pipeline(sinks={"out": FilesSink(path=str(tmp_path / "elsewhere"), format="json")})
@@ -62,7 +64,7 @@ def test_spec_with_other_guarded_fields_is_refused_and_names_them(fixture: Pipel
         fixture.run("b", pipeline=fixture.pipeline(name="other"))
 
 
-def test_spec_with_other_free_fields_is_accepted_and_recorded(fixture: PipelineFixture) -> None:
+def test_spec_with_changed_mutable_fields_is_accepted_and_recorded(fixture: PipelineFixture) -> None:
     fixture.arrive(1)
     fixture.run("a")
     fixture.arrive(1)
@@ -72,15 +74,15 @@ def test_spec_with_other_free_fields_is_accepted_and_recorded(fixture: PipelineF
     assert json.loads(fixture.opened().log.read_spec(changed.spec_sha256))["limits"]["max_files"] == 7
 
 
-def test_run_takes_the_log_of_its_pipeline_only(fixture: PipelineFixture, tmp_path: Path) -> None:
+def test_run_refuses_the_log_of_another_pipeline(fixture: PipelineFixture, tmp_path: Path) -> None:
     from airflow_provider_streamsem import run_batch
 
     with pytest.raises(InvalidError, match="not the pipeline's"):
         run_batch(fixture.pipeline(), run_key="a", log=PipelineFixture(tmp_path / "other").log(), engine=RowsEngine())
 
 
-def elsewhere(fixture: PipelineFixture, *, files: int = 0) -> Pipeline:
-    """The pipeline with the path of another directory, which holds files of its own."""
+def with_wrong_path(fixture: PipelineFixture, *, files: int = 0) -> Pipeline:
+    """The pipeline with the path of a directory that holds other files."""
     other = fixture.root / "wrong"
     other.mkdir(exist_ok=True)
     for n in range(files):
@@ -91,18 +93,18 @@ def elsewhere(fixture: PipelineFixture, *, files: int = 0) -> Pipeline:
     )
 
 
-def test_corrected_path_counts_while_no_version_is_planned(fixture: PipelineFixture) -> None:
-    assert fixture.run("a", pipeline=elsewhere(fixture)).status == "empty"
+def test_source_path_can_be_corrected_while_no_version_is_planned(fixture: PipelineFixture) -> None:
+    assert fixture.run("a", pipeline=with_wrong_path(fixture)).status == "empty"
     fixture.arrive(2)
     assert fixture.run("a").counts["read"] == 6
     fixture.check()
     assert not (fixture.root / "wrong out").exists()
 
 
-def test_nothing_of_a_wrong_source_is_left_for_the_corrected_one_by_a_death_at_any_request(tmp_path: Path) -> None:
+def test_crash_with_a_wrong_path_before_the_first_plan_leaves_nothing_for_the_corrected_path(tmp_path: Path) -> None:
     for at in count():
         fixture = PipelineFixture(tmp_path / str(at))
-        wrong = elsewhere(fixture, files=3)
+        wrong = with_wrong_path(fixture, files=3)
         store = FaultyStore(fixture.store, at, Fault.CRASH_AFTER)
         with pytest.raises(Crash):
             fixture.run("a", pipeline=wrong, store=store)
@@ -116,7 +118,7 @@ def test_nothing_of_a_wrong_source_is_left_for_the_corrected_one_by_a_death_at_a
         fixture.check()
 
 
-def ran_into(
+def run_and_record(
     results: dict[str, str], fixture: PipelineFixture, name: str, pipeline: Pipeline, store: FaultyStore | None = None
 ) -> None:
     try:
@@ -126,29 +128,29 @@ def ran_into(
 
 
 @pytest.mark.parametrize("fault", [Fault.PAUSE_BEFORE, Fault.PAUSE_AFTER], ids=lambda fault: fault.name)
-def test_create_of_the_first_plan_decides_between_two_specs(tmp_path: Path, fault: Fault) -> None:
-    seen = set()
+def test_first_plan_binds_the_log_to_one_of_two_concurrent_specs(tmp_path: Path, fault: Fault) -> None:
+    results_of_right = set()
     for at in count():
         fixture = PipelineFixture(tmp_path / str(at))
         fixture.arrive(1)
-        wrong = elsewhere(fixture, files=3)
+        wrong = with_wrong_path(fixture, files=3)
         results: dict[str, str] = {}
 
-        right = partial(ran_into, results, fixture, "right", fixture.pipeline())
+        right = partial(run_and_record, results, fixture, "right", fixture.pipeline())
         store = FaultyStore(fixture.store, at, fault, other_processes=right)
-        ran_into(results, fixture, "wrong", wrong, store)
+        run_and_record(results, fixture, "wrong", wrong, store)
         if not store.reached:
             break
         assert sorted(results.values()) in (
             ["committed", "refused: planned by right"],
             ["committed", "refused: planned by wrong"],
         )
-        seen.add(results["right"])
+        results_of_right.add(results["right"])
         assert verify(fixture.log()).findings == []
-    assert len(seen) == 2
+    assert len(results_of_right) == 2
 
 
-def test_start_of_a_source_is_fixed_by_the_first_run_with_it(
+def test_first_run_with_a_source_fixes_its_initial_offsets(
     fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     starts = count(10)
@@ -167,50 +169,54 @@ def test_start_of_a_source_is_fixed_by_the_first_run_with_it(
 KEYS = [json.dumps([dag, "load", "run", -1], separators=(",", ":")) for dag in ("orders", "orders_v2")]
 
 
-def kept(rows: object) -> object:
+def identity(rows: object) -> object:
     return rows
 
 
-def planned_with(fixture: PipelineFixture, run_key: str, transform: Callable[[object], object] | None) -> None:
+def plan_with(fixture: PipelineFixture, run_key: str, transform: Callable[[object], object] | None) -> None:
     fixture.arrive(1)
     fixture.run(run_key, pipeline=fixture.pipeline(transform=transform))
 
 
-def test_changed_transform_is_said_when_a_version_is_planned(
+def test_changed_transform_is_logged_when_a_version_is_planned(
     fixture: PipelineFixture, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    planned_with(fixture, "a", None)
-    planned_with(fixture, "b", kept)
+    plan_with(fixture, "a", None)
+    plan_with(fixture, "b", identity)
     (record,) = [r for r in caplog.records if "another spec" in r.message]
     assert record.levelname == "INFO"
-    what = "version 1 is planned with another spec than version 0: transform; transform: '' before, 'tests.pipeline.test_opening:kept' now"
-    assert what in record.message
+    expected = "version 1 is planned with another spec than version 0: transform; transform: '' before, 'tests.pipeline.test_opening:identity' now"
+    assert expected in record.message
 
 
-def test_two_tasks_with_different_specs_are_named(fixture: PipelineFixture, caplog: pytest.LogCaptureFixture) -> None:
-    planned_with(fixture, f"airflow:{KEYS[0]}", None)
-    planned_with(fixture, f"airflow:{KEYS[1]}", kept)
+def test_two_tasks_with_different_specs_are_reported_by_name(
+    fixture: PipelineFixture, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan_with(fixture, f"airflow:{KEYS[0]}", None)
+    plan_with(fixture, f"airflow:{KEYS[1]}", identity)
     (record,) = [r for r in caplog.records if "two tasks run one pipeline" in r.message]
     assert record.levelname == "WARNING"
     for part in ("version 0 by DAG orders, task load", "version 1 by DAG orders_v2, task load", "transform"):
         assert part in record.message
 
 
-def test_spec_that_goes_back_is_warned_of(fixture: PipelineFixture, caplog: pytest.LogCaptureFixture) -> None:
-    for run_key, transform in (("a", None), ("b", kept), ("c", None)):
-        planned_with(fixture, run_key, transform)
+def test_return_to_an_earlier_spec_is_logged_as_a_warning(
+    fixture: PipelineFixture, caplog: pytest.LogCaptureFixture
+) -> None:
+    for run_key, transform in (("a", None), ("b", identity), ("c", None)):
+        plan_with(fixture, run_key, transform)
     (record,) = [r for r in caplog.records if r.levelname == "WARNING"]
     assert "is the same as that of version 0" in record.message
 
 
 @pytest.mark.parametrize("planner", [KEYS[0], KEYS[1]])
-def test_open_version_that_is_staged_with_another_spec_is_warned_of_with_the_changed_fields(
+def test_staging_an_open_version_with_another_spec_logs_a_warning_with_the_changed_fields(
     fixture: PipelineFixture, caplog: pytest.LogCaptureFixture, planner: str
 ) -> None:
     fixture.arrive(1)
     fixture.dies(f"airflow:{planner}")
-    fixture.run(f"airflow:{KEYS[1]}", pipeline=fixture.pipeline(transform=kept))
+    fixture.run(f"airflow:{KEYS[1]}", pipeline=fixture.pipeline(transform=identity))
     (record,) = [r for r in caplog.records if r.levelname == "WARNING"]
     by = " by DAG orders, task load" if planner == KEYS[0] else ""
     assert (
@@ -219,8 +225,10 @@ def test_open_version_that_is_staged_with_another_spec_is_warned_of_with_the_cha
     )
 
 
-def test_refused_spec_names_the_version_and_the_task_that_planned_it(fixture: PipelineFixture, tmp_path: Path) -> None:
-    planned_with(fixture, f"airflow:{KEYS[0]}", None)
+def test_error_for_a_refused_spec_names_the_version_and_task_that_planned_it(
+    fixture: PipelineFixture, tmp_path: Path
+) -> None:
+    plan_with(fixture, f"airflow:{KEYS[0]}", None)
     moved = fixture.pipeline(sinks={"out": FilesSink(path=str(tmp_path / "moved"), format="json")})
     with pytest.raises(ConflictError) as caught:
         fixture.run("b", pipeline=moved)

@@ -1,4 +1,4 @@
-"""The spec: checked once, the same from Python, TOML and the log; each bad argument gives one error that names it."""
+"""The pipeline spec: it is validated once, is the same from Python, TOML and the log, and each invalid argument gives one error that names it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def transform(frame: Any) -> Any:
     return frame
 
 
-BAD: list[tuple[dict[str, Any], str]] = [
+INVALID_PIPELINES: list[tuple[dict[str, Any], str]] = [
     ({"name": ""}, "name"), ({"name": "Orders"}, "name"), ({"name": 5}, "name"), ({"name": "x" * 65}, "name"),
     ({"log": ""}, "log"), ({"log": "orders"}, "location"), ({"log": None}, "log"), ({"log": "ftp://x"}, "accepted"),
     ({"source": "files"}, "sources"), ({"source": None}, "sources"),
@@ -40,14 +40,14 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("changes", "message"), BAD, ids=str)
-def test_bad_argument_of_a_pipeline_is_named(changes: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(("changes", "message"), INVALID_PIPELINES, ids=str)
+def test_invalid_argument_of_a_pipeline_is_reported_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidError, match=message) as caught:
         pipeline(**changes)
     assert "no rows were committed" in str(caught.value)
 
 
-BAD_SOURCE: list[tuple[dict[str, Any], str]] = [
+INVALID_SOURCES: list[tuple[dict[str, Any], str]] = [
     ({"path": "in"}, "location"), ({"path": ""}, "path"), ({"format": "avro"}, "format"), ({"format": None}, "format"), ({"schema": None}, "schema is required"),
     ({"schema": " "}, "schema"), ({"format": "text"}, "not accepted"), ({"options": []}, "options"), ({"options": {"header": True}}, "options"),
     ({"options": {"mode": "DROPMALFORMED"}}, "which records"), ({"options": {"MultiLine": "true"}}, "which records"), ({"options": {"comment": "#"}}, "which records"), ({"glob": ""}, "glob"), ({"glob": "a/*"}, "glob"),
@@ -55,21 +55,21 @@ BAD_SOURCE: list[tuple[dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("changes", "message"), BAD_SOURCE, ids=str)
-def test_bad_argument_of_a_files_source_is_named(changes: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(("changes", "message"), INVALID_SOURCES, ids=str)
+def test_invalid_argument_of_a_files_source_is_reported_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidError, match=message):
         dataclasses.replace(SOURCE, **changes)
 
 
-BAD_SINK: list[tuple[dict[str, Any], str]] = [
+INVALID_SINKS: list[tuple[dict[str, Any], str]] = [
     ({"path": "out"}, "location"), ({"path": "memory://out"}, "directory or in S3"), ({"format": "avro"}, "format"), ({"partition_by": "day"}, "partition_by"),
     ({"partition_by": ["day", "DAY"]}, "twice"), ({"partition_by": [1]}, "partition_by"), ({"codec": "brotli"}, "codec"), ({"codec": "zlib"}, "codec"),
     ({"target_file_bytes": 10}, "target_file_bytes"), ({"target_file_bytes": "1g"}, "target_file_bytes"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("changes", "message"), BAD_SINK, ids=str)
-def test_bad_argument_of_a_files_sink_is_named(changes: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(("changes", "message"), INVALID_SINKS, ids=str)
+def test_invalid_argument_of_a_files_sink_is_reported_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidError, match=message):
         dataclasses.replace(SINK, **changes)
 
@@ -86,7 +86,7 @@ def test_bad_argument_of_a_files_sink_is_named(changes: dict[str, Any], message:
     ],
     ids=str,
 )
-def test_bad_limits_are_named(changes: dict[str, Any]) -> None:
+def test_invalid_limits_are_reported_by_name(changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidError, match=next(iter(changes))):
         Limits(**changes)
 
@@ -113,7 +113,7 @@ partition_by = ["day"]
 """
 
 
-def test_transform_of_a_dag_file_has_the_same_name_wherever_the_file_lies() -> None:
+def test_name_of_a_transform_does_not_depend_on_the_path_of_its_dag_file() -> None:
     names = set()
     for path in ("a", "b"):
 
@@ -125,7 +125,7 @@ def test_transform_of_a_dag_file_has_the_same_name_wherever_the_file_lies() -> N
     assert names == {"orders:clean"}
 
 
-def test_toml_python_and_the_stored_spec_are_one(tmp_path: Path) -> None:
+def test_toml_python_and_the_stored_spec_give_the_same_pipeline(tmp_path: Path) -> None:
     path = tmp_path / "orders.toml"
     path.write_text(TOML)
     from_toml = load_pipeline(str(path))
@@ -138,20 +138,20 @@ def test_toml_python_and_the_stored_spec_are_one(tmp_path: Path) -> None:
     assert from_toml.load_transform() is transform
 
 
-def test_function_and_its_name_are_the_same_spec() -> None:
+def test_function_and_its_import_path_give_the_same_spec() -> None:
     assert pipeline(transform=transform).spec_sha256 == pipeline(transform=f"{__name__}:transform").spec_sha256
     assert pipeline().load_transform()(5) == 5
 
 
-BAD_TOML = [
+INVALID_TOML = [
     ("name = ", "TOML"), ("name = 'orders'", "source"), (TOML.replace('type = "files"', 'type = "kinesis"', 1), "kinesis"),
     (TOML + "\n[extra]\n", "extra"), (TOML.replace("partition_by", "partitions"), "partitions"), (TOML.replace("max_rows", "max_row"), "max_row"),
     (TOML.replace('format = "csv"\n', ""), "lacks"), (TOML.replace("[sinks.out]", "[sink]"), "sink"), ("limits = 5\n" + TOML.replace("[limits]\nmax_rows = 100", ""), "table"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "message"), BAD_TOML, ids=lambda t: t[-20:])
-def test_bad_pipeline_file_is_named_with_what_is_wrong(tmp_path: Path, text: str, message: str) -> None:
+@pytest.mark.parametrize(("text", "message"), INVALID_TOML, ids=lambda t: t[-20:])
+def test_error_for_an_invalid_pipeline_file_names_the_cause(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "orders.toml"
     path.write_text(text)
     with pytest.raises(InvalidError, match=message):
@@ -161,27 +161,27 @@ def test_bad_pipeline_file_is_named_with_what_is_wrong(tmp_path: Path, text: str
 @pytest.mark.parametrize(
     "name", ["no_such_module:f", "tests.pipeline.test_pipeline:no_such", "tests.pipeline.test_pipeline:TOML"]
 )
-def test_transform_that_cannot_be_had_is_named(name: str) -> None:
+def test_transform_that_cannot_be_imported_is_reported_by_name(name: str) -> None:
     with pytest.raises(InvalidError, match="transform"):
         pipeline(transform=name).load_transform()
 
 
-def test_replace_checks_anew_and_names_unknown_arguments() -> None:
+def test_replace_validates_again_and_reports_unknown_arguments() -> None:
     with pytest.raises(InvalidError, match="name"):
         pipeline().replace(name="X")
     with pytest.raises(InvalidError, match="colour"):
         pipeline().replace(colour="red")
 
 
-def test_guarantee_is_computed_from_the_parts_and_says_why() -> None:
-    kept = guarantee(pipeline(sinks={"a": FilesSink(path="/a"), "b": FilesSink(path="/b")}))
-    assert kept.label == "exactly_once"
-    text = str(kept)
+def test_guarantee_is_computed_from_source_and_sinks_and_states_its_reasons() -> None:
+    computed = guarantee(pipeline(sinks={"a": FilesSink(path="/a"), "b": FilesSink(path="/b")}))
+    assert computed.label == "exactly_once"
+    text = str(computed)
     for word in ("durable plan", "source:", "sink a:", "sink b:", "together"):
         assert word in text
 
 
-def test_weaker_parts_weaken_the_guarantee_and_require_refuses_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weaker_source_or_sink_weakens_the_guarantee_and_require_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FilesSource, "delivery", "at_most_once")
     assert guarantee(pipeline()).label == "at_most_once"
     with pytest.raises(InvalidError, match="weaker than it requires"):
@@ -208,15 +208,15 @@ def test_weaker_parts_weaken_the_guarantee_and_require_refuses_them(monkeypatch:
         (("at_least_once", "at_most_once"), "none"),
     ],
 )
-def test_label_of_two_sinks_is_what_holds_of_both(sinks: tuple[str, str], expected: str) -> None:
+def test_label_of_two_sinks_is_the_guarantee_that_both_meet(sinks: tuple[str, str], expected: str) -> None:
     a, b = (type("Sink", (FilesSink,), {"delivery": label, "__slots__": ()}) for label in sinks)
     spec = pipeline()
     object.__setattr__(spec, "sinks", {"a": a(path="/a"), "b": b(path="/b")})
-    kept = guarantee(spec)
-    assert (kept.label, dict(kept.sinks)) == (expected, {"a": sinks[0], "b": sinks[1]})
+    computed = guarantee(spec)
+    assert (computed.label, dict(computed.sinks)) == (expected, {"a": sinks[0], "b": sinks[1]})
 
 
-def test_secrets_in_a_place_are_refused_and_not_repeated() -> None:
+def test_secrets_in_a_url_are_refused_and_not_in_the_error() -> None:
     with pytest.raises(InvalidError) as caught:
         pipeline(log="s3://key:hunter2@lake/log")
     assert "hunter2" not in str(caught.value)
@@ -226,7 +226,7 @@ def test_secrets_in_a_place_are_refused_and_not_repeated() -> None:
         assert "hunter2" not in str(caught.value)
 
 
-def test_spark_conf_of_a_pipeline_file_is_read_and_is_no_part_of_the_pipeline(tmp_path: Path) -> None:
+def test_spark_conf_of_a_pipeline_file_is_read_and_is_not_part_of_the_spec(tmp_path: Path) -> None:
     plain = (
         f'name = "p"\nlog = "{tmp_path}/log"\n[source]\ntype = "files"\npath = "{tmp_path}/in"\nformat = "text"\n'
         f'[sinks.out]\ntype = "files"\npath = "{tmp_path}/out"\n'

@@ -1,4 +1,4 @@
-"""From a commit to its receipts: who may do it, what waits for it, and how a person gives a version up."""
+"""Publishing a commit to the sinks outside the log, its receipts, and how an operator skips a version."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _NAMES = count()
 
 @pytest.fixture
 def fixture(tmp_path: Path) -> PublishingFixture:
-    made = PublishingFixture(tmp_path, store=open_memory_store(f"publish-{next(_NAMES)}"))
-    made.arrive(4)
-    return made
+    fixture = PublishingFixture(tmp_path, store=open_memory_store(f"publish-{next(_NAMES)}"))
+    fixture.arrive(4)
+    return fixture
 
 
 @contextmanager
 def refusing(name: str) -> Iterator[None]:
-    """One of the tables refuses every batch."""
+    """The table refuses every batch."""
 
     def refuse(step: str) -> None:
         if step == f"before publish {name}":
@@ -48,13 +48,13 @@ def refusing(name: str) -> Iterator[None]:
         yield
 
 
-def refused(fixture: PublishingFixture) -> None:
+def run_with_refused_publish(fixture: PublishingFixture) -> None:
     with refusing("table"), pytest.raises(PublishError, match="streamsem skip"):
         fixture.run("first")
 
 
-def test_refused_batch_stays_decided_and_is_published_when_the_sink_is_mended(fixture: PublishingFixture) -> None:
-    refused(fixture)
+def test_refused_batch_stays_committed_and_is_published_when_the_sink_is_fixed(fixture: PublishingFixture) -> None:
+    run_with_refused_publish(fixture)
     assert fixture.opened().head == 0
     assert (sum(fixture.rows("audit").values()), sum(fixture.rows("table").values())) == (6, 0)
     engine = RowsEngine()
@@ -65,8 +65,8 @@ def test_refused_batch_stays_decided_and_is_published_when_the_sink_is_mended(fi
     fixture.check()
 
 
-def test_nothing_is_planned_before_the_receipts_are_there(fixture: PublishingFixture) -> None:
-    refused(fixture)
+def test_nothing_is_planned_before_the_receipts_exist(fixture: PublishingFixture) -> None:
+    run_with_refused_publish(fixture)
     with refusing("table"):
         for run_key in ("first", "second"):
             with pytest.raises(PublishError):
@@ -80,15 +80,15 @@ def test_nothing_is_planned_before_the_receipts_are_there(fixture: PublishingFix
     fixture.check()
 
 
-def test_a_commit_that_waits_for_receipts_cannot_be_aborted(fixture: PublishingFixture) -> None:
-    refused(fixture)
+def test_commit_with_pending_publishes_cannot_be_aborted(fixture: PublishingFixture) -> None:
+    run_with_refused_publish(fixture)
     opened = fixture.opened()
     with pytest.raises(InvalidError, match="requires_receipts=True"):
         abort(opened.log, opened.record, 0, reason="poison")
 
 
-def test_skipped_version_is_in_no_table_that_skipped_it_and_the_next_one_is(fixture: PublishingFixture) -> None:
-    refused(fixture)
+def test_sink_gets_no_rows_of_a_skipped_version_and_those_of_the_next(fixture: PublishingFixture) -> None:
+    run_with_refused_publish(fixture)
     receipts = skip(fixture.pipeline(), 0, sink="table", reason="poison", log=fixture.log())
     assert {name: receipt.result for name, receipt in receipts.sinks.items()} == {
         "audit": "applied",
@@ -101,24 +101,24 @@ def test_skipped_version_is_in_no_table_that_skipped_it_and_the_next_one_is(fixt
     assert fixture.verdict().findings == []
 
 
-def test_publisher_that_wakes_after_a_skip_applies_nothing(fixture: PublishingFixture) -> None:
-    refused(fixture)
+def test_publisher_that_continues_after_a_skip_applies_nothing(fixture: PublishingFixture) -> None:
+    run_with_refused_publish(fixture)
     opened = open_pipeline(fixture.pipeline(), fixture.log())
     assert opened.head.outcome is not None
     late = batch_of(opened, opened.head.outcome, opened.head.outcome_sha, "table")
     skip(fixture.pipeline(), 0, sink="table", reason="poison", log=fixture.log())
     sink = fixture.pipeline().sinks["table"]
     assert isinstance(sink, TableSink)
-    answered = sink.publish(late, None)  # type: ignore[arg-type]
-    assert answered is not None
-    assert answered.result == "skipped"
+    receipt_of_late = sink.publish(late, None)  # type: ignore[arg-type]
+    assert receipt_of_late is not None
+    assert receipt_of_late.result == "skipped"
     fixture.run("second")
     assert sink.publish(late, None) is None  # type: ignore[arg-type]
     assert fixture.rows("table") == Counter(range(6, 12))
 
 
 @pytest.mark.parametrize("version", [0, 2])
-def test_only_the_commit_that_waits_can_be_skipped(fixture: PublishingFixture, version: int) -> None:
+def test_only_the_commit_with_pending_publishes_can_be_skipped(fixture: PublishingFixture, version: int) -> None:
     fixture.run("first")
     with pytest.raises(InvalidError, match="only the newest commit can be skipped"):
         skip(fixture.pipeline(), version, sink="table", reason="no", log=fixture.log())
@@ -126,8 +126,12 @@ def test_only_the_commit_that_waits_can_be_skipped(fixture: PublishingFixture, v
         skip(fixture.pipeline(), version, sink="out", reason="no", log=fixture.log())
 
 
-def test_reprocessing_of_a_skipped_reprocessing_replaces_what_stands_in_the_table(fixture: PublishingFixture) -> None:
-    """The version that the second reprocess names was skipped there, while the rows of the first stand (the model's mutant reprocess_replaces_named_rows)."""
+def test_reprocessing_of_a_skipped_reprocessing_replaces_the_rows_in_the_table(fixture: PublishingFixture) -> None:
+    """
+    The table skipped the version that the second reprocessing names. It still has the rows of the first batch.
+
+    Covers the model's mutant ``reprocess_replaces_named_rows``.
+    """
     fixture.run("first")
     with refusing("table"), pytest.raises(PublishError):
         fixture.run("reprocess", reprocessed=0)
@@ -139,7 +143,7 @@ def test_reprocessing_of_a_skipped_reprocessing_replaces_what_stands_in_the_tabl
     fixture.check()
 
 
-def test_reprocessing_is_refused_before_its_plan_where_a_sink_cannot_replace_rows(
+def test_reprocessing_is_refused_before_its_plan_if_a_sink_cannot_replace_rows(
     fixture: PublishingFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fixture.run("first")
@@ -149,7 +153,7 @@ def test_reprocessing_is_refused_before_its_plan_where_a_sink_cannot_replace_row
     assert fixture.opened().log.plan(1) is None
 
 
-def test_clear_with_reprocessing_makes_rows_anew_though_another_run_has_left_its_version_open(
+def test_cleared_run_is_reprocessed_although_another_run_has_an_open_version(
     fixture: PublishingFixture,
 ) -> None:
     from airflow_provider_streamsem.pipeline.reprocess import reprocess_run
@@ -171,14 +175,14 @@ def test_reprocessing_whose_process_died_is_due(fixture: PublishingFixture) -> N
     assert waiting(fixture.pipeline()).is_due
 
 
-def test_verify_finds_nothing_where_an_empty_batch_was_reprocessed(fixture: PublishingFixture) -> None:
-    nothing = fixture.pipeline(transform=lambda rows: [])
-    fixture.run("first", pipeline=nothing)
-    fixture.run("reprocess", reprocessed=0, pipeline=nothing)
+def test_verify_has_no_findings_after_an_empty_batch_was_reprocessed(fixture: PublishingFixture) -> None:
+    without_rows = fixture.pipeline(transform=lambda rows: [])
+    fixture.run("first", pipeline=without_rows)
+    fixture.run("reprocess", reprocessed=0, pipeline=without_rows)
     assert fixture.verdict().findings == []
 
 
-def test_a_batch_without_rows_keeps_the_columns_of_earlier_batches(fixture: PublishingFixture) -> None:
+def test_batch_without_rows_keeps_the_columns_of_earlier_batches(fixture: PublishingFixture) -> None:
     fixture.run("first")
     fixture.run("second", pipeline=fixture.pipeline(transform=lambda rows: []))
     outcomes = [fixture.log().outcome(version) for version in (0, 1)]
@@ -200,14 +204,14 @@ def test_vacuum_deletes_staged_rows_after_the_receipts_and_not_before(fixture: P
     fixture.check()
 
 
-def test_rows_outside_the_log_are_not_read_by_the_log(fixture: PublishingFixture) -> None:
+def test_rows_of_sinks_outside_the_log_are_not_visible_in_the_log(fixture: PublishingFixture) -> None:
     fixture.run("first")
     assert {file.sink for file in fixture.opened().files()} == {"out"}
     with pytest.raises(InvalidError, match="publishes its rows outside the log"):
         fixture.opened().files(sink="table")
 
 
-def test_verify_finds_a_marker_that_went_back_one_that_is_ahead_and_receipts_that_are_gone(
+def test_verify_reports_a_marker_that_is_behind_or_ahead_and_missing_receipts(
     fixture: PublishingFixture,
 ) -> None:
     import sqlite3
@@ -225,13 +229,13 @@ def test_verify_finds_a_marker_that_went_back_one_that_is_ahead_and_receipts_tha
     assert [(f.invariant, f.version) for f in fixture.verdict().findings] == [("I2", 0)]
 
 
-def test_a_log_with_sinks_outside_says_so_to_older_writers(fixture: PublishingFixture) -> None:
+def test_log_with_sinks_outside_the_log_requires_the_writer_feature_publish(fixture: PublishingFixture) -> None:
     fixture.run("first")
     assert fixture.opened().record.writer_features == ("publish",)
 
 
-def test_no_plan_follows_a_commit_whose_receipts_are_not_there(fixture: PublishingFixture) -> None:
-    refused(fixture)
+def test_plan_after_a_commit_without_receipts_is_refused(fixture: PublishingFixture) -> None:
+    run_with_refused_publish(fixture)
     log = fixture.log()
     head, stored = log.find_head(), log.plan(0)
     assert stored is not None
@@ -241,18 +245,16 @@ def test_no_plan_follows_a_commit_whose_receipts_are_not_there(fixture: Publishi
     assert log.plan(1) is None
 
 
-def test_run_whose_own_commit_owes_is_found_from_a_head_that_is_older(fixture: PublishingFixture) -> None:
-    refused(fixture)
+def test_pending_publish_of_a_run_is_found_from_a_stale_head(fixture: PublishingFixture) -> None:
+    run_with_refused_publish(fixture)
     found = fixture.log().locate("first", ClosedHead(initial_offsets={"files": 0}))
     assert isinstance(found, PendingPublish)
     assert found.head.closed == 0
 
 
 @pytest.mark.parametrize("change", [{"version": 7}, {"outcome": "0" * 64}, {"sinks": {}}], ids=str)
-def test_receipts_that_are_not_of_the_commit_are_not_written(
-    fixture: PublishingFixture, change: dict[str, Any]
-) -> None:
-    refused(fixture)
+def test_receipts_of_another_commit_are_not_written(fixture: PublishingFixture, change: dict[str, Any]) -> None:
+    run_with_refused_publish(fixture)
     log = fixture.log()
     head = log.find_head()
     applied = {name: Receipt(result="applied", rows=6) for name in ("audit", "table")}
@@ -262,7 +264,7 @@ def test_receipts_that_are_not_of_the_commit_are_not_written(
     assert log.receipts(0) is None
 
 
-def test_chain_of_a_version_that_is_not_there_is_damage(fixture: PublishingFixture) -> None:
+def test_chain_of_a_missing_version_is_damage(fixture: PublishingFixture) -> None:
     fixture.run("first")
     fixture.run("reprocess", reprocessed=0)
     assert [fixture.log().find_root(version) for version in (0, 1)] == [0, 0]

@@ -1,4 +1,4 @@
-"""What the log of a process says of a run."""
+"""The log messages of a run."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from tests.protocol import samples
 
 
 @pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+def caplog_at_info(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     caplog.set_level(logging.INFO, logger="airflow_provider_streamsem")
     return caplog
 
 
-def lines(said: pytest.LogCaptureFixture) -> list[str]:
+def lines(caplog_at_info: pytest.LogCaptureFixture) -> list[str]:
     """The lines about versions and the run, without times."""
-    found = [message for message in said.messages if message.startswith(("version", "run", "lag"))]
-    said.clear()
+    found = [message for message in caplog_at_info.messages if message.startswith(("version", "run", "lag"))]
+    caplog_at_info.clear()
     return found
 
 
-def test_batch_is_one_line_with_its_counts_and_the_run_another(
-    fixture: PipelineFixture, said: pytest.LogCaptureFixture
+def test_batch_and_run_are_each_logged_as_one_line_with_counts(
+    fixture: PipelineFixture, caplog_at_info: pytest.LogCaptureFixture
 ) -> None:
     fixture.arrive(2, bad_lines=1)
     fixture.run("a")
-    lag, planned, staging, committed, ended = lines(said)
+    lag, planned, staging, committed, ended = lines(caplog_at_info)
     assert staging == "version 0: staging"
     assert lag == "lag: 2 files in the source"
     assert planned == "version 0 planned: files [0, 2)"
@@ -41,43 +41,46 @@ def test_batch_is_one_line_with_its_counts_and_the_run_another(
     assert ended.endswith(" s: 1 batch up to version 0, 8 rows read, 6 written to out, 2 quarantined")
 
 
-def test_run_that_is_complete_or_finds_nothing_says_so(
-    fixture: PipelineFixture, said: pytest.LogCaptureFixture
+def test_completed_or_empty_run_is_logged_as_such(
+    fixture: PipelineFixture, caplog_at_info: pytest.LogCaptureFixture
 ) -> None:
     fixture.arrive(3)
     fixture.run("a", drain=True)
-    lines(said)
+    lines(caplog_at_info)
     fixture.run("a", drain=True)
-    (again,) = lines(said)
+    (repeated,) = lines(caplog_at_info)
     assert (
         "was complete already (2 batches up to version 1, 9 rows read, 9 written to out); nothing was read or written"
-        in again
+        in repeated
     )
     fixture.run("b")
-    assert lines(said) == ["lag: 0 files in the source", "run b: nothing was planned"]
+    assert lines(caplog_at_info) == ["lag: 0 files in the source", "run b: nothing was planned"]
 
 
 def test_run_names_the_versions_of_other_runs_that_it_announces(
-    fixture: PipelineFixture, said: pytest.LogCaptureFixture
+    fixture: PipelineFixture, caplog_at_info: pytest.LogCaptureFixture
 ) -> None:
     fixture.arrive(2)
     fixture.dies("first")
-    lines(said)
+    lines(caplog_at_info)
     fixture.run("second")
-    assert lines(said)[-1] == "run second: nothing was planned; announces version 0 of other runs"
+    assert lines(caplog_at_info)[-1] == "run second: nothing was planned; announces version 0 of other runs"
 
 
-def test_rows_that_wait_for_more_are_told(fixture: PipelineFixture, said: pytest.LogCaptureFixture) -> None:
+def test_rows_left_for_a_later_run_are_logged_with_the_limits(
+    fixture: PipelineFixture, caplog_at_info: pytest.LogCaptureFixture
+) -> None:
     fixture.arrive(1)
     fixture.run("a")
     fixture.arrive(1)
     fixture.run("b", pipeline=fixture.pipeline(limits=Limits(min_rows=1_000_000, max_delay_s=3600)))
     assert any(
-        "left for a later run: limits.min_rows is 1000000, limits.max_delay_s is 3600" in m for m in said.messages
+        "left for a later run: limits.min_rows is 1000000, limits.max_delay_s is 3600" in m
+        for m in caplog_at_info.messages
     )
 
 
-def test_many_partitions_are_counted_and_reprocessing_runs_and_aborts_are_told() -> None:
+def test_messages_for_many_partitions_reprocessing_runs_and_aborts() -> None:
     ranges = {f"t-{n}": (0, n) for n in range(9)}
     assert report.planned(samples.plan(ranges=ranges)).endswith("t-5 [0, 5), and 3 more partitions")
     assert report.planned(samples.plan(ranges={})) == "version 0 planned: no offsets"

@@ -1,4 +1,4 @@
-"""Reprocess: the rows of a commit reprocessed, and nothing else changed."""
+"""Reprocessing replaces the rows of one commit and changes nothing else."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.pipeline_fixture import PipelineFixture
 
 @pytest.fixture
 def fixture(tmp_path: Path) -> PipelineFixture:
-    """Three committed versions of two files each, and a file that waits."""
+    """Three committed versions of two files each, and one file that is not read yet."""
     fixture = PipelineFixture(tmp_path)
     fixture.arrive(6)
     fixture.run("run", drain=True)
@@ -39,7 +39,7 @@ def fixed_ids(fixture: PipelineFixture) -> set[int]:
     return {row["id"] for row in rows if row.get("fixed")}
 
 
-def test_I20_reprocess_replaces_the_rows_of_one_version_by_one_object(fixture: PipelineFixture) -> None:
+def test_I20_reprocess_replaces_the_rows_of_one_version_with_one_object(fixture: PipelineFixture) -> None:
     result = fixture.run("fix", reprocessed=1, pipeline=fixture.pipeline(transform=marked))
     assert (result.status, result.version, result.ranges) == ("committed", 3, {"files": (2, 4)})
     assert fixed_ids(fixture) == set(range(6, 12))
@@ -49,7 +49,7 @@ def test_I20_reprocess_replaces_the_rows_of_one_version_by_one_object(fixture: P
     fixture.check()
 
 
-def test_reprocessing_leaves_the_offsets_where_they_are(fixture: PipelineFixture) -> None:
+def test_reprocessing_does_not_change_the_offsets(fixture: PipelineFixture) -> None:
     before = fixture.opened().view().next
     fixture.run("fix", reprocessed=0)
     assert fixture.opened().view().next == before
@@ -57,7 +57,7 @@ def test_reprocessing_leaves_the_offsets_where_they_are(fixture: PipelineFixture
     fixture.check()
 
 
-def test_I7_earlier_versions_read_as_they_did_after_a_reprocess(fixture: PipelineFixture) -> None:
+def test_I7_earlier_versions_are_unchanged_after_a_reprocess(fixture: PipelineFixture) -> None:
     before = fixture.opened().files(version=2)
     fixture.run("fix", reprocessed=0)
     maintenance.vacuum(fixture.pipeline(), log=fixture.log())
@@ -76,14 +76,14 @@ def test_reprocessing_of_a_reprocessed_version_replaces_the_newest_reprocessing(
     assert fixture.verdict().findings == []
 
 
-def test_same_reprocessing_again_answers_the_same_and_stages_nothing(fixture: PipelineFixture) -> None:
+def test_repeated_reprocessing_returns_the_same_result_and_stages_nothing(fixture: PipelineFixture) -> None:
     first = fixture.run("fix", reprocessed=1)
     engine = RowsEngine()
     assert fixture.run("fix", reprocessed=1, engine=engine) == first
     assert (engine.staged, fixture.opened().head) == (0, 3)
 
 
-def test_reprocessing_without_a_run_key_resumes_what_died_and_starts_anew_after_it_committed(
+def test_reprocessing_without_a_run_key_resumes_an_open_run_or_else_starts_another(
     fixture: PipelineFixture,
 ) -> None:
     fixture.dies("reprocess:1:1", reprocessed=1)
@@ -92,7 +92,7 @@ def test_reprocessing_without_a_run_key_resumes_what_died_and_starts_anew_after_
     assert (finished.version, again.version) == (3, 4)
 
 
-def test_I10_reprocess_that_cannot_be_staged_is_aborted_and_nothing_changed(fixture: PipelineFixture) -> None:
+def test_I10_aborted_reprocess_changes_nothing(fixture: PipelineFixture) -> None:
     before = fixture.visible()
     fixture.dies("fix", reprocessed=1)
     maintenance.abort(fixture.log(), fixture.opened().record, 3, reason="the transform is wrong")
@@ -117,7 +117,7 @@ def test_changes_name_what_a_copy_must_add_and_remove(fixture: PipelineFixture) 
     assert fixture.opened().changes(since=3).added == ()
 
 
-def test_reprocessing_of_a_version_whose_input_is_gone_is_refused_and_says_so(fixture: PipelineFixture) -> None:
+def test_reprocessing_of_a_version_with_missing_input_is_refused(fixture: PipelineFixture) -> None:
     (fixture.root / "in" / "00002.json").unlink()
     with pytest.raises(SourceChangedError, match=r"00002\.json"):
         fixture.run("fix", reprocessed=1)
@@ -125,7 +125,7 @@ def test_reprocessing_of_a_version_whose_input_is_gone_is_refused_and_says_so(fi
     assert fixture.run("next").ranges == {"files": (6, 7)}
 
 
-def test_reprocessing_that_died_and_whose_input_is_gone_is_closed_by_the_next_run(fixture: PipelineFixture) -> None:
+def test_open_reprocessing_run_with_missing_input_is_closed_by_the_next_run(fixture: PipelineFixture) -> None:
     before = fixture.visible()
     fixture.dies("fix", reprocessed=1)
     (fixture.root / "in" / "00002.json").unlink()
@@ -137,13 +137,13 @@ def test_reprocessing_that_died_and_whose_input_is_gone_is_closed_by_the_next_ru
     fixture.check()
 
 
-def test_reprocessing_that_no_retry_can_stage_stops_no_other_run(fixture: PipelineFixture) -> None:
-    def wrong(rows: list[dict[str, object]]) -> list[dict[str, object]]:
+def test_failing_reprocessing_run_does_not_stop_other_runs(fixture: PipelineFixture) -> None:
+    def fail(rows: list[dict[str, object]]) -> list[dict[str, object]]:
         raise DataError("the transform does not fit")
 
     before = fixture.visible()
     with pytest.raises(DataError):
-        fixture.run("fix", reprocessed=1, pipeline=fixture.pipeline(transform=wrong))
+        fixture.run("fix", reprocessed=1, pipeline=fixture.pipeline(transform=fail))
     (newest,) = fixture.opened().versions(limit=1)
     assert newest.outcome is not None
     assert (newest.outcome.result, "DataError" in newest.outcome.reason) == ("abort", True)
@@ -152,7 +152,7 @@ def test_reprocessing_that_no_retry_can_stage_stops_no_other_run(fixture: Pipeli
     fixture.check()
 
 
-def test_cleared_run_that_had_not_finished_is_finished_and_not_made_twice(fixture: PipelineFixture) -> None:
+def test_cleared_run_that_was_incomplete_is_completed_and_not_reprocessed(fixture: PipelineFixture) -> None:
     fixture.arrive(1)
     fixture.dies("late")
     finished = reprocess_run(
@@ -196,8 +196,8 @@ def test_whole_run_is_reprocessed_once_for_each_request(fixture: PipelineFixture
     fixture.check()
 
 
-def test_reprocessing_runs_across_segments_read_as_those_without_segments(tmp_path: Path) -> None:
-    """Reprocessing runs inside a hundred, of an earlier hundred, and of a reprocessing run of an earlier hundred; read through segments and without them."""
+def test_reprocessing_runs_give_the_same_files_with_and_without_segments(tmp_path: Path) -> None:
+    """The runs reprocess versions of their own segment and of an earlier one, and a version that was reprocessed before."""
     fixture = PipelineFixture(tmp_path, rows_per_file=1)
     fixture.arrive(460)
     pipeline = fixture.pipeline()
@@ -221,7 +221,7 @@ def test_reprocessing_runs_across_segments_read_as_those_without_segments(tmp_pa
 
 
 class StaleStore(MemoryStore):
-    """Its listing of versions shows what was there when ``shown`` was taken; its reads lag behind nothing."""
+    """Lists the versions that existed when ``shown`` was set. Reads are current."""
 
     shown: MemoryStore | None = None
 
@@ -232,9 +232,15 @@ class StaleStore(MemoryStore):
 
 
 @pytest.mark.parametrize("missed", [1, 2, 99])
-def test_reprocessing_without_a_run_key_makes_rows_anew_though_the_listing_lags(tmp_path: Path, missed: int) -> None:
-    """A stale head names an earlier reprocessing run's run, whose answer would be given without any work; or refuses a version that is there."""
-    store = StaleStore("memory://stale-world")
+def test_reprocessing_without_a_run_key_replaces_the_rows_although_the_listing_lags(
+    tmp_path: Path, missed: int
+) -> None:
+    """
+    The derived run key depends on the head.
+
+    With a stale head it could name an earlier reprocessing run, whose result would be returned without any work, or an existing version could be refused.
+    """
+    store = StaleStore("memory://stale-listing")
     fixture = PipelineFixture(tmp_path, store=store)
     fixture.arrive(2)
     fixture.run("run")

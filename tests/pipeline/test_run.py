@@ -1,4 +1,4 @@
-"""What a run answers, and what it costs."""
+"""Results and request counts of runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.pipeline_fixture import BeforeOutcome, PipelineFixture, die
 
 
 def requests(store: CountingStore) -> list[tuple[str, str]]:
-    """Requests as (method, first part of the key), doctor and specs left out: they belong to the pipeline's creation."""
+    """Requests as (method, first part of the key), without doctor and specs, which belong to the creation of the pipeline."""
     return [(m, k.split("/")[0]) for m, k in store.keys if not k.startswith(("doctor/", "specs/"))]
 
 
@@ -42,7 +42,7 @@ def test_single_batch_commits_what_its_limits_allow(fixture: PipelineFixture) ->
     assert fixture.log().read(result.outcome) is not None
 
 
-def test_next_run_goes_on_where_the_last_ended(fixture: PipelineFixture) -> None:
+def test_next_run_continues_where_the_last_ended(fixture: PipelineFixture) -> None:
     fixture.arrive(3)
     fixture.run("a")
     assert fixture.run("b").ranges == {"files": (2, 3)}
@@ -58,7 +58,7 @@ def test_run_with_nothing_new_writes_nothing(fixture: PipelineFixture) -> None:
     assert store.requests["create"] == 0
 
 
-def test_I12_same_run_key_again_answers_the_same_and_stages_nothing(fixture: PipelineFixture) -> None:
+def test_I12_repeated_run_key_returns_the_same_result_and_stages_nothing(fixture: PipelineFixture) -> None:
     fixture.arrive(3)
     first = fixture.run("a")
     fixture.arrive(1)
@@ -68,7 +68,7 @@ def test_I12_same_run_key_again_answers_the_same_and_stages_nothing(fixture: Pip
     assert engine.staged == 0
 
 
-def test_same_drain_again_answers_the_same_and_stages_nothing(fixture: PipelineFixture) -> None:
+def test_repeated_drain_returns_the_same_result_and_stages_nothing(fixture: PipelineFixture) -> None:
     fixture.arrive(5)
     first = fixture.run("a", drain=True)
     assert (first.batches, first.ranges, first.counts["read"]) == (3, {"files": (0, 5)}, 15)
@@ -94,7 +94,7 @@ def test_drain_stops_at_the_target_frozen_by_its_first_plan(fixture: PipelineFix
     fixture.check()
 
 
-def test_I19_retry_of_a_drain_goes_on_towards_the_same_target(fixture: PipelineFixture) -> None:
+def test_I19_retry_of_a_drain_continues_to_the_same_target(fixture: PipelineFixture) -> None:
     fixture.arrive(4)
 
     fixture.dies("a", drain=True, batch=2)
@@ -111,7 +111,7 @@ def test_single_batch_costs_ten_log_requests_and_two_for_discovery(fixture: Pipe
     store = CountingStore(fixture.store)
     fixture.run("b", store=store)
     assert requests(store) == [
-        ("read", "pipeline.json"),  # opening, once a process
+        ("read", "pipeline.json"),  # opening, once for each process
         ("list", "log"),
         ("read", "log"),
         ("read", "runs"),
@@ -122,7 +122,7 @@ def test_single_batch_costs_ten_log_requests_and_two_for_discovery(fixture: Pipe
         ("create", "runs"),
         ("create", "log"),
         ("read", "announced"),
-        ("read", "runs"),  # an earlier try of this run that found nothing may have announced others' versions
+        ("read", "runs"),  # an earlier try that found nothing may have announced versions of other runs
         ("create", "announced"),
     ]
 
@@ -153,7 +153,7 @@ def test_idle_poll_costs_one_listing_and_four_reads_besides_discovery(fixture: P
     ]
 
 
-def test_open_version_of_another_run_is_finished_first(fixture: PipelineFixture) -> None:
+def test_open_version_of_another_run_is_completed_first(fixture: PipelineFixture) -> None:
     fixture.arrive(3)
 
     fixture.dies("a")
@@ -163,7 +163,7 @@ def test_open_version_of_another_run_is_finished_first(fixture: PipelineFixture)
     fixture.check()
 
 
-def test_staged_attempt_that_nobody_decided_is_adopted_without_staging_again(fixture: PipelineFixture) -> None:
+def test_staged_attempt_without_an_outcome_is_adopted_without_staging_again(fixture: PipelineFixture) -> None:
     fixture.arrive(2)
     from airflow_provider_streamsem.testing.stores import Crash, Fault, FaultyStore
 
@@ -194,7 +194,7 @@ def test_staged_attempt_with_a_missing_file_is_not_adopted(fixture: PipelineFixt
     fixture.check()
 
 
-def test_I10_open_version_is_closed_by_an_abort_and_planned_anew_by_the_same_run(fixture: PipelineFixture) -> None:
+def test_I10_run_plans_again_after_its_open_version_was_aborted(fixture: PipelineFixture) -> None:
     fixture.arrive(2)
 
     fixture.dies("a")
@@ -208,15 +208,15 @@ def test_I10_open_version_is_closed_by_an_abort_and_planned_anew_by_the_same_run
     fixture.check()
 
 
-def test_zombie_that_wakes_after_an_abort_commits_nothing_of_the_aborted_version(fixture: PipelineFixture) -> None:
+def test_zombie_that_continues_after_an_abort_commits_nothing_of_the_aborted_version(fixture: PipelineFixture) -> None:
     fixture.arrive(2)
 
-    def aborted_meanwhile(step: str) -> None:
+    def abort_concurrently(step: str) -> None:
         if step == "staged" and engine.staged == 1:
             opened = fixture.opened()
             maintenance.abort(opened.log, opened.record, 0, reason="took too long")
 
-    engine = RowsEngine(aborted_meanwhile)
+    engine = RowsEngine(abort_concurrently)
     result = fixture.run("a", engine=engine)
     assert (result.version, engine.staged) == (1, 2)
     assert fixture.opened().log.outcome(0)[0].result == "abort"  # type: ignore[index]
@@ -234,20 +234,20 @@ def test_abort_after_a_commit_is_refused(fixture: PipelineFixture) -> None:
 def test_I11_vacuum_deletes_losing_attempts_of_closed_versions_and_nothing_else(fixture: PipelineFixture) -> None:
     fixture.arrive(4)
     fixture.run("a")
-    stray = fixture.root / "out" / "data" / "0" / "lost-attempt" / "part.json"
-    stray.parent.mkdir()
-    stray.write_text("{}\n")
-    open_stray = fixture.root / "out" / "data" / "1" / "running-attempt" / "part.json"
-    open_stray.parent.mkdir(parents=True)
-    open_stray.write_text("{}\n")
+    losing_file = fixture.root / "out" / "data" / "0" / "lost-attempt" / "part.json"
+    losing_file.parent.mkdir()
+    losing_file.write_text("{}\n")
+    running_file = fixture.root / "out" / "data" / "1" / "running-attempt" / "part.json"
+    running_file.parent.mkdir(parents=True)
+    running_file.write_text("{}\n")
     assert maintenance.vacuum(fixture.pipeline(), log=fixture.log(), dry_run=True).attempts == (
         ("out", 0, "lost-attempt"),
     )
-    assert stray.exists()
+    assert losing_file.exists()
     assert maintenance.vacuum(fixture.pipeline(), log=fixture.log()).bytes == 3
-    assert not stray.parent.exists()
+    assert not losing_file.parent.exists()
     assert maintenance.vacuum(fixture.pipeline(), log=fixture.log()).attempts == ()
-    assert open_stray.exists()
+    assert running_file.exists()
     assert ("out", 1, "running-attempt") not in maintenance.vacuum(fixture.pipeline(), log=fixture.log()).attempts
     fixture.run("b")
     fixture.check()
@@ -264,7 +264,7 @@ def test_quarantined_records_are_stored_with_their_commit(fixture: PipelineFixtu
     fixture.check()
 
 
-def test_more_bad_records_than_allowed_fail_the_batch_and_move_nothing(fixture: PipelineFixture) -> None:
+def test_more_bad_records_than_allowed_fail_the_batch_and_commit_nothing(fixture: PipelineFixture) -> None:
     fixture.arrive(1, bad_lines=3)
     with pytest.raises(DataError):
         fixture.run("a", pipeline=fixture.pipeline(limits=Limits(max_quarantined=2)))
@@ -285,7 +285,7 @@ def late_file(fixture: PipelineFixture, version: int) -> None:
     (location / "part.json").write_text("{}\n")
 
 
-def test_V6_vacuum_looks_again_only_at_versions_of_the_last_day(fixture: PipelineFixture) -> None:
+def test_V6_vacuum_inspects_again_only_versions_of_the_last_day(fixture: PipelineFixture) -> None:
     for number in range(5):
         fixture.arrive(1)
         fixture.run(f"r{number}")
@@ -300,7 +300,7 @@ def test_V6_vacuum_looks_again_only_at_versions_of_the_last_day(fixture: Pipelin
     fixture.check()
 
 
-def test_V6_requests_of_vacuum_do_not_grow_with_versions_that_it_has_looked_at(fixture: PipelineFixture) -> None:
+def test_V6_requests_of_vacuum_do_not_grow_with_inspected_versions(fixture: PipelineFixture) -> None:
     requests = []
     for number in range(120):
         fixture.arrive(1)
@@ -313,7 +313,7 @@ def test_V6_requests_of_vacuum_do_not_grow_with_versions_that_it_has_looked_at(f
     assert requests[0] == requests[1] < 12, requests
 
 
-def test_V6_note_that_was_forged_keeps_vacuum_from_nothing_but_looking(fixture: PipelineFixture) -> None:
+def test_V6_forged_note_only_skips_the_inspection(fixture: PipelineFixture) -> None:
     fixture.arrive(1)
     fixture.run("a")
     late_file(fixture, 0)
@@ -332,7 +332,7 @@ def test_V6_note_beyond_the_head_of_a_restored_log_is_not_used(fixture: Pipeline
     assert [stat.key for stat in fixture.store.list("vacuumed/")] == [keys.vacuumed(1)]
 
 
-def test_V6_vacuum_that_was_ended_goes_on_where_it_was(
+def test_V6_interrupted_vacuum_continues_where_it_stopped(
     fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(maintenance, "_NOTED_EACH", 4)
@@ -341,14 +341,14 @@ def test_V6_vacuum_that_was_ended_goes_on_where_it_was(
         fixture.run(f"r{number}")
         late_file(fixture, number)
 
-    class Ending(CountingStore):
+    class InterruptedStore(CountingStore):
         def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Any:
             if prefix == keys.attempts(6):
                 raise Crash
             return super().list(prefix, limit, start_after)
 
     with pytest.raises(Crash):
-        vacuum_later(fixture, 1, Ending(fixture.store))
+        vacuum_later(fixture, 1, InterruptedStore(fixture.store))
     assert [stat.key for stat in fixture.store.list("vacuumed/")] == [keys.vacuumed(4)]
     assert [version for _, version, _ in vacuum_later(fixture, 1).attempts] == [7, 8, 9]
 
@@ -369,7 +369,7 @@ def test_I11_vacuum_of_an_old_log_does_not_touch_the_dataset_of_a_new_one(
     new.check()
 
 
-def test_segment_whose_writer_died_is_made_half_a_hundred_later(tmp_path: Path) -> None:
+def test_segment_of_a_dead_writer_is_written_by_a_later_run(tmp_path: Path) -> None:
     from airflow_provider_streamsem.protocol import keys
     from airflow_provider_streamsem.stores.memory import MemoryStore
 
@@ -385,7 +385,7 @@ def test_segment_whose_writer_died_is_made_half_a_hundred_later(tmp_path: Path) 
     fixture.check()
 
 
-def test_I13_clocks_that_disagree_decide_nothing(fixture: PipelineFixture) -> None:
+def test_I13_disagreeing_clocks_do_not_affect_commits(fixture: PipelineFixture) -> None:
     from airflow_provider_streamsem import run_batch
     from airflow_provider_streamsem.commitlog.log import CommitLog
     from airflow_provider_streamsem.testing.clock import ManualClock
@@ -406,7 +406,9 @@ def test_I13_clocks_that_disagree_decide_nothing(fixture: PipelineFixture) -> No
         ({"run_key": "a", "drain": "yes"}, "drain"),
     ],
 )
-def test_bad_arguments_are_named(fixture: PipelineFixture, arguments: dict[str, object], message: str) -> None:
+def test_invalid_arguments_are_reported_by_name(
+    fixture: PipelineFixture, arguments: dict[str, object], message: str
+) -> None:
     from airflow_provider_streamsem import run_batch
 
     with pytest.raises(InvalidError, match=message):
@@ -417,18 +419,18 @@ def test_bad_arguments_are_named(fixture: PipelineFixture, arguments: dict[str, 
 
 @pytest.mark.parametrize("step", ["write out", "collect out", "staged"])
 @pytest.mark.parametrize("other", ["a", "b"])
-def test_attempt_that_vacuum_removed_after_others_closed_its_version_has_lost_and_not_failed(
+def test_attempt_deleted_by_vacuum_after_another_commit_of_its_version_does_not_fail(
     fixture: PipelineFixture, step: str, other: str
 ) -> None:
-    """A commit by another is success (W21), whatever became of the own attempt."""
+    """A commit by another attempt is a success (W21)."""
     fixture.arrive(2)
 
-    def closed_and_vacuumed_meanwhile(name: str) -> None:
+    def commit_and_vacuum(name: str) -> None:
         if name == step and engine.staged == 1:
             fixture.run(other)
             maintenance.vacuum(fixture.pipeline(), log=fixture.log())
 
-    engine = RowsEngine(closed_and_vacuumed_meanwhile)
+    engine = RowsEngine(commit_and_vacuum)
     result = fixture.run("a", engine=engine)
     assert result == fixture.run("a")
     assert (result.version, result.ranges, engine.staged) == (0, {"files": (0, 2)}, 1)
@@ -439,19 +441,19 @@ def test_attempt_that_vacuum_removed_after_others_closed_its_version_has_lost_an
 def test_failing_attempt_of_an_open_version_fails(fixture: PipelineFixture) -> None:
     fixture.arrive(1)
 
-    def fails(rows: list[dict[str, object]]) -> list[dict[str, object]]:
+    def fail(rows: list[dict[str, object]]) -> list[dict[str, object]]:
         raise ValueError(rows)
 
     with pytest.raises(ValueError, match="id"):
-        fixture.run("a", pipeline=fixture.pipeline(transform=fails))
+        fixture.run("a", pipeline=fixture.pipeline(transform=fail))
     assert fixture.opened().head == -1
 
 
-def test_log_whose_first_run_died_before_it_marked_its_dataset_is_clean_and_has_nothing_to_vacuum(
+def test_log_of_a_run_that_died_before_it_marked_its_dataset_has_no_findings(
     fixture: PipelineFixture,
 ) -> None:
     fixture.arrive(1)
-    at = next(n for n in range(99) if dies_after(fixture, n))
+    at = next(n for n in range(99) if crash_after(fixture, n))
     assert at > 0
     assert not (fixture.root / "out").exists()
     assert fixture.verdict().findings == []
@@ -460,15 +462,15 @@ def test_log_whose_first_run_died_before_it_marked_its_dataset_is_clean_and_has_
     fixture.check()
 
 
-def dies_after(fixture: PipelineFixture, request: int) -> bool:
-    """Run until ``pipeline.json`` is there and die; whether request number ``request`` is the one that creates it."""
+def crash_after(fixture: PipelineFixture, request: int) -> bool:
+    """Run and crash after a request. Returns whether this request created ``pipeline.json``."""
     with pytest.raises(Crash):
         fixture.run("a", store=FaultyStore(fixture.store, request, Fault.CRASH_AFTER))
     return fixture.store.read("pipeline.json") is not None
 
 
-def test_I7_version_that_was_read_once_reads_again_though_a_listing_lags(fixture: PipelineFixture) -> None:
-    class Lags(CountingStore):
+def test_I7_version_is_read_although_a_listing_lags(fixture: PipelineFixture) -> None:
+    class LaggingStore(CountingStore):
         def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
             newest = ("-1.c.json", "-1.p.json")
             return iter([stat for stat in super().list(prefix, limit, start_after) if not stat.key.endswith(newest)])
@@ -476,12 +478,12 @@ def test_I7_version_that_was_read_once_reads_again_though_a_listing_lags(fixture
     fixture.arrive(4)
     fixture.run("a", drain=True)
     read = fixture.opened().files(version=1)
-    lagging = open_log(fixture.log(Lags(fixture.store)))
+    lagging = open_log(fixture.log(LaggingStore(fixture.store)))
     assert lagging.head == 0
     assert lagging.files(version=1) == read
 
 
-def test_batch_whose_first_plan_was_aborted_names_only_what_it_read(fixture: PipelineFixture) -> None:
+def test_result_of_a_run_with_an_aborted_plan_has_only_the_committed_ranges(fixture: PipelineFixture) -> None:
     fixture.arrive(4)
     fixture.dies("a")
     opened = fixture.opened()

@@ -1,4 +1,4 @@
-"""Several sources of one pipeline: ranges and offsets for each source, records of all in one transform, nothing lost when one stands still."""
+"""Several sources in one pipeline: each source has its own ranges and offsets, and one transform gets the records of all."""
 
 from __future__ import annotations
 
@@ -86,17 +86,17 @@ def rows(spark: SparkSession, root: Path) -> list[tuple[Any, ...]]:
     return sorted(tuple(row) for row in read_committed(spark, str(root / "log")).collect())
 
 
-def test_each_source_has_its_own_ranges_and_one_may_stand_still(spark: SparkSession, tmp_path: Path) -> None:
+def test_each_source_has_its_own_ranges_and_may_have_no_new_records(spark: SparkSession, tmp_path: Path) -> None:
     put(tmp_path, "orders", "0", order(1), order(2))
     put(tmp_path, "payments", "0", payment(1))
     run(tmp_path, "first")
     assert lag(pipeline(tmp_path)).lag == 0
-    first = run_of(tmp_path, 0)
+    first = plan_of(tmp_path, 0)
     assert first.ranges == {"orders/files": (0, 1), "payments/files": (0, 1)}
     put(tmp_path, "payments", "1", payment(2))
     assert lag(pipeline(tmp_path)).lag == 1
     run(tmp_path, "second")
-    assert run_of(tmp_path, 1).ranges == {"payments/files": (1, 2)}
+    assert plan_of(tmp_path, 1).ranges == {"payments/files": (1, 2)}
     put(tmp_path, "orders", "1", order(3))
     run(tmp_path, "third")
     assert rows(spark, tmp_path) == [("order", 1), ("order", 2), ("order", 3), ("payment", 1), ("payment", 2)]
@@ -111,7 +111,7 @@ def run(root: Path, key: str, **changes: Any) -> None:
     run_batch(pipeline(root, **changes), run_key=key)
 
 
-def run_of(root: Path, version: int) -> Any:
+def plan_of(root: Path, version: int) -> Any:
     found = open_log(str(root / "log")).log.plan(version)
     assert found is not None
     return found[0]
@@ -140,7 +140,7 @@ def test_bad_records_are_quarantined_with_the_name_of_their_source(tmp_path: Pat
 
 
 def test_streams_of_two_sources_are_joined_across_batches(spark: SparkSession, tmp_path: Path) -> None:
-    """A payment finds the order of an earlier batch, through batches in which one source has no records, and the first may be empty."""
+    """A payment is joined with the order of an earlier batch. In some batches, including the first, one source has no records."""
     state = State(output_mode="append", partitions=2)
     put(tmp_path, "orders", "0", order(1, 1), order(2, 2))
     run(tmp_path, "orders alone", transform=joined, state=state)
@@ -186,18 +186,18 @@ def test_changed_item_is_reported_with_the_name_of_its_source(tmp_path: Path, mo
     put(tmp_path, "orders", "0", order(1))
     put(tmp_path, "payments", "0", payment(1))
 
-    def changing(frames: Mapping[str, DataFrame]) -> DataFrame:
+    def change_file_and_union(frames: Mapping[str, DataFrame]) -> DataFrame:
         put(tmp_path, "payments", "0", payment(1), payment(2))
         return union(frames)
 
     with pytest.raises(SourceChangedError) as caught:
-        run(tmp_path, "first", transform=changing)
+        run(tmp_path, "first", transform=change_file_and_union)
     assert caught.value.fields["source"] == "payments"
 
 
 @pytest.mark.parametrize("format", ["json", "csv", "parquet", "text"])
-def test_columns_without_records_are_those_with_records(spark: SparkSession, tmp_path: Path, format: str) -> None:
-    """Otherwise the stored state of a join would not fit its schema when the first records of a source arrive."""
+def test_empty_batch_of_a_source_has_the_same_columns(spark: SparkSession, tmp_path: Path, format: str) -> None:
+    """Otherwise the stored state of a join would not match the schema once the source has records."""
     (tmp_path / "in").mkdir()
     written = spark.sql("SELECT 'a' AS id, 5L AS n") if format != "text" else spark.sql("SELECT 'a' AS value")
     written.coalesce(1).write.format(format).save(str(tmp_path / "in" / "x"))
@@ -213,7 +213,7 @@ def test_columns_without_records_are_those_with_records(spark: SparkSession, tmp
 def test_fewer_records_of_a_source_that_does_not_compact_are_accepted_in_a_reprocessing_run(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """With the header option, a line is no record any more."""
+    """With the header option, the first line is not a record."""
     (tmp_path / "orders").mkdir()
     (tmp_path / "orders" / "a.csv").write_text("id,customer\n1,x\n")
     put(tmp_path, "payments", "0", payment(1))
@@ -228,7 +228,7 @@ def test_fewer_records_of_a_source_that_does_not_compact_are_accepted_in_a_repro
     assert rows(spark, tmp_path) == [("1",)]
 
 
-def test_sensor_of_retention_is_refused_if_no_source_expires(tmp_path: Path) -> None:
+def test_retention_condition_is_refused_if_no_source_has_retention(tmp_path: Path) -> None:
     with pytest.raises(InvalidError, match="no retention"):
         Retention(pipeline=pipeline(tmp_path), within_s=1)
 
@@ -248,9 +248,7 @@ def test_sensor_of_retention_is_refused_if_no_source_expires(tmp_path: Path) -> 
         ({"sources": {name: FilesSource(path=path, format="text", hive_partitions=False) for name, path in (("a", "/x"), ("b", "/x/y"))}}, "overlap"),
     ],
 )  # fmt: skip
-def test_arguments_that_do_not_fit_several_sources_are_refused(
-    tmp_path: Path, changes: dict[str, Any], reason: str
-) -> None:
+def test_arguments_that_require_one_source_are_refused(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
     if not reason:
         assert pipeline(tmp_path, **changes).limits.max_rows == 5
         return
@@ -295,7 +293,7 @@ path = "{tmp_path}/out"
 
 
 def test_run_without_a_transform_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    """A pipeline without one is valid, because `@task.micro_batch` adds it."""
+    """The spec itself is valid, because `@task.micro_batch` adds the transform."""
     put(tmp_path, "orders", "0", order(1))
     with pytest.raises(InvalidError, match="`sources` requires a transform"):
         run(tmp_path, "first", transform=None)

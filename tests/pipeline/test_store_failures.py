@@ -1,4 +1,4 @@
-"""Full disks, read-only logs, missing rights, a log on S3: one clear error, nothing lost, and the next run goes on."""
+"""Full disks, read-only logs, missing permissions, and a log on S3: one clear error, no lost rows, and the next run succeeds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.pipeline_fixture import PipelineFixture
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
 @pytest.mark.parametrize("at", range(6))
-def test_log_that_cannot_be_written_any_more_loses_nothing(
+def test_run_continues_without_loss_after_the_log_was_not_writable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, at: int
 ) -> None:
     fixture = PipelineFixture(tmp_path, store=LocalStore(str(tmp_path / "log")))
@@ -28,32 +28,34 @@ def test_log_that_cannot_be_written_any_more_loses_nothing(
     fixture.arrive(3)
     real, links = os.link, []
 
-    def full(source: str, target: str) -> None:
+    def fail(source: str, target: str) -> None:
         links.append(target)
         if len(links) > at:
             raise OSError(code, os.strerror(code))
         real(source, target)
 
     with monkeypatch.context() as patched:
-        patched.setattr("airflow_provider_streamsem.stores.local.os.link", full)
+        patched.setattr("airflow_provider_streamsem.stores.local.os.link", fail)
         with pytest.raises(StoreRefusedError, match="Do:"):
             fixture.run("a", drain=True)
     assert fixture.run("a", drain=True).ranges == {"files": (2, 5)}
     fixture.check()
 
 
-def test_disk_that_is_full_while_rows_are_staged_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_continues_without_loss_after_the_disk_was_full_during_staging(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fixture = PipelineFixture(tmp_path)
     fixture.arrive(2)
     real = os.fsync
 
-    def full(descriptor: int) -> None:
+    def fail(descriptor: int) -> None:
         if "/out/data/" in os.readlink(f"/proc/self/fd/{descriptor}"):
             raise OSError(errno.ENOSPC, "full")
         real(descriptor)
 
     with monkeypatch.context() as patched:
-        patched.setattr("airflow_provider_streamsem.stores.dataset.os.fsync", full)
+        patched.setattr("airflow_provider_streamsem.stores.dataset.os.fsync", fail)
         with pytest.raises(StoreRefusedError, match="nothing became visible"):
             fixture.run("a")
     assert fixture.opened().head == -1
@@ -70,14 +72,14 @@ def test_pipeline_runs_with_its_log_on_s3(streamsem_log: str, tmp_path: Path) ->
     fixture.check()
 
 
-def test_right_to_write_that_is_withdrawn_loses_nothing(streamsem_log: str, tmp_path: Path) -> None:
+def test_run_continues_without_loss_after_write_access_was_denied(streamsem_log: str, tmp_path: Path) -> None:
     store = open_store(streamsem_log)
     fixture = PipelineFixture(tmp_path, store=store)
     fixture.arrive(2)
     fixture.run("first")
     fixture.arrive(2)
 
-    class Withdrawn:
+    class DeniedClient:
         def __init__(self, client: Any) -> None:
             self.client = client
 
@@ -91,6 +93,6 @@ def test_right_to_write_that_is_withdrawn_loses_nothing(streamsem_log: str, tmp_
 
     assert isinstance(store, S3Store)
     with pytest.raises(StoreRefusedError, match="AccessDenied"):
-        fixture.run("a", store=S3Store(store.bucket, store.prefix.rstrip("/"), Withdrawn(store._client)))
+        fixture.run("a", store=S3Store(store.bucket, store.prefix.rstrip("/"), DeniedClient(store._client)))
     fixture.run("a")
     fixture.check()
