@@ -1,4 +1,4 @@
-"""Valid entries to break in one location."""
+"""Valid entries. Tests change one field of them."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ def outcome(of: Plan, **changes: Any) -> Outcome:
 
 
 def manifest(of: Plan, **changes: Any) -> StagedManifest:
-    made = outcome(of)
+    committed = outcome(of)
     values: dict[str, Any] = {
-        "version": of.version, "attempt_id": "a", "plan": encode(of).sha256, "spec": "s", "transform": "m:f", "sinks": made.sinks,
-        "schemas": made.schemas, "quarantine": made.quarantine, "counts": made.counts, "staged_ms": 5, "nonce": "m",
+        "version": of.version, "attempt_id": "a", "plan": encode(of).sha256, "spec": "s", "transform": "m:f", "sinks": committed.sinks,
+        "schemas": committed.schemas, "quarantine": committed.quarantine, "counts": committed.counts, "staged_ms": 5, "nonce": "m",
     }  # fmt: skip
     return StagedManifest(**{**values, **changes})
 
 
 def chain(length: int) -> list[tuple[Plan, Outcome]]:
-    """A log of commits, one offset each."""
-    made: list[tuple[Plan, Outcome]] = []
+    """A log of commits with one offset each."""
+    entries: list[tuple[Plan, Outcome]] = []
     for version in range(length):
-        previous = sha256(encode(made[-1][1]).data) if made else ""
+        previous = sha256(encode(entries[-1][1]).data) if entries else ""
         next_plan = plan(version, previous=previous)
-        made.append((next_plan, outcome(next_plan)))
-    return made
+        entries.append((next_plan, outcome(next_plan)))
+    return entries

@@ -1,4 +1,4 @@
-"""Entries are canonical, come back as they were, and say what is wrong with them."""
+"""Encoding and decoding of entries: canonical bytes, equal values after decoding, and errors that name the cause."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ JSON = st.recursive(
 
 
 def edited(data: bytes, change: dict[str, Any], *, seal: bool = True) -> bytes:
-    """An entry's bytes with fields changed (``...`` removes one); sealed: with a checksum that fits."""
+    """The bytes of an entry with changed fields (``...`` removes one), with a matching checksum if ``seal``."""
     body = json.loads(data)
     body.update(change)
     body = {name: value for name, value in body.items() if value is not ...}
@@ -45,7 +45,7 @@ def edited(data: bytes, change: dict[str, Any], *, seal: bool = True) -> bytes:
 
 
 @pytest.mark.parametrize("entry", [samples.plan(), samples.outcome(samples.plan()), samples.manifest(samples.plan())])
-def test_entries_come_back_as_they_were(entry: Any) -> None:
+def test_decoded_entry_equals_the_encoded_entry(entry: Any) -> None:
     encoded = codec.encode(entry)
     assert codec.decode(type(entry), "k", encoded.data) == entry
     assert encoded.spills == {}
@@ -53,7 +53,7 @@ def test_entries_come_back_as_they_were(entry: Any) -> None:
 
 
 @given(JSON, st.dictionaries(st.text(max_size=5), st.integers(0, 10**15), max_size=3))
-def test_any_pins_and_targets_come_back_as_they_were(pins: Any, target: dict[str, int]) -> None:
+def test_decoded_pins_and_targets_equal_the_encoded_ones(pins: Any, target: dict[str, int]) -> None:
     entry = samples.plan(pins=pins, target=target)
     assert codec.decode(Plan, "k", codec.encode(entry).data) == entry
 
@@ -69,7 +69,7 @@ def test_W2_floats_are_refused(value: Any) -> None:
         codec.canonical(value)
 
 
-def test_W4_large_parts_are_spilled_under_their_sha256_and_come_back() -> None:
+def test_W4_large_fields_are_spilled_under_their_sha256_and_decoded_with_the_entry() -> None:
     pins = [["x" * 100, n, "mtime:1"] for n in range(1000)]
     entry = samples.plan(pins=pins)
     encoded = codec.encode(entry)
@@ -85,7 +85,7 @@ def test_W4_large_parts_are_spilled_under_their_sha256_and_come_back() -> None:
         codec.decode(Plan, "k", encoded.data, {"pins": part + b" "})
 
 
-def test_same_part_of_two_entries_is_spilled_once() -> None:
+def test_equal_field_of_two_entries_is_spilled_once() -> None:
     schemas = {"out": "x" * 70_000}
     of = samples.plan()
     assert (
@@ -108,17 +108,17 @@ def test_R2_unknown_fields_are_ignored() -> None:
     (Plan, samples.plan(), {"kind": "rewrite"}),
     (Outcome, samples.outcome(samples.plan()), {"result": "perhaps"}),
 ])  # fmt: skip
-def test_R2_unknown_words_are_refused(cls: Any, entry: Any, change: dict[str, str]) -> None:
+def test_R2_unknown_kinds_and_results_are_refused(cls: Any, entry: Any, change: dict[str, str]) -> None:
     with pytest.raises(NewerFormatError, match="does not know"):
         codec.decode(cls, "k", edited(codec.encode(entry).data, change))
 
 
-def test_R3_edited_entry_is_found() -> None:
+def test_R3_edited_entry_fails_its_checksum() -> None:
     with pytest.raises(LogDamagedError, match="checksum"):
         codec.decode(Plan, "k", edited(codec.encode(samples.plan()).data, {"version": 1}, seal=False))
 
 
-def test_field_that_may_be_absent_may_be_absent() -> None:
+def test_optional_fields_may_be_absent() -> None:
     body = json.loads(codec.encode(samples.plan()).data)
     data = edited(
         codec.encode(samples.plan()).data, {name: ... for name in ("kind", "target", "state", "gaps") if name in body}
@@ -130,35 +130,35 @@ def test_field_that_may_be_absent_may_be_absent() -> None:
     {"version": "0"}, {"version": True}, {"ranges": {"files": [0]}}, {"ranges": {"files": [0, "1"]}}, {"ranges": [0, 1]}, {"run_key": None},
     {"target": []}, {"j": ...}, {"nonce": 5},
 ], ids=str)  # fmt: skip
-def test_field_of_another_type_is_named(change: dict[str, Any]) -> None:
+def test_field_of_a_wrong_type_is_reported_by_name(change: dict[str, Any]) -> None:
     with pytest.raises(LogDamagedError) as caught:
         codec.decode(Plan, "k", edited(codec.encode(samples.plan()).data, change))
     assert next(iter(change)) in str(caught.value)
 
 
-def test_nested_record_of_another_type_is_named() -> None:
+def test_nested_record_of_a_wrong_type_is_reported_by_name() -> None:
     data = edited(codec.encode(samples.outcome(samples.plan())).data, {"quarantine": 3})
     with pytest.raises(LogDamagedError, match="quarantine"):
         codec.decode(Outcome, "k", data)
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"a":1}', b'"x"', b'{"format":"1"}', b"\xff\xfe"])
-def test_bytes_that_are_no_entry_are_named(data: bytes) -> None:
+def test_bytes_that_are_not_an_entry_are_reported_with_their_key(data: bytes) -> None:
     with pytest.raises(LogDamagedError, match="key='k'"):
         codec.decode(Plan, "k", data)
 
 
-def test_number_that_no_writer_writes_is_damage() -> None:
+def test_float_in_an_entry_is_damage() -> None:
     with pytest.raises(LogDamagedError, match="canonical"):
         codec.decode(Plan, "k", b'{"format":1,"entry":"plan","x":1.5,"checksum":"0"}')
 
 
-def test_entry_of_another_kind_is_named() -> None:
+def test_entry_of_a_wrong_kind_is_damage() -> None:
     with pytest.raises(LogDamagedError, match="wrong kind"):
         codec.decode(StagedManifest, "k", codec.encode(samples.plan()).data)
 
 
-def test_kinds_are_different_words() -> None:
+def test_entry_kinds_are_distinct() -> None:
     kinds = [cls.entry for cls in (PipelineRecord, Plan, StagedManifest, Outcome, Segment)]
     assert len(set(kinds)) == len(kinds)
 
@@ -168,7 +168,7 @@ def nested(levels: int) -> str:
 
 
 @pytest.mark.parametrize("levels", [codec.MAX_NESTING + 1, 900, 100_000])
-def test_json_in_storage_that_is_nested_too_deep_is_damage(levels: int) -> None:
+def test_stored_json_that_is_nested_too_deep_is_damage(levels: int) -> None:
     deep = nested(levels)
     for cls in (
         PipelineRecord,
@@ -201,7 +201,7 @@ def test_nested_spill_schema_and_bounds_are_damage() -> None:
             codec.decode(Outcome, "k", codec.encode(samples.outcome(plan, **change)).data)
 
 
-def test_json_as_deep_as_is_accepted_comes_back() -> None:
+def test_json_at_the_nesting_limit_is_decoded() -> None:
     pins = json.loads(nested(codec.MAX_NESTING - 1))
     assert codec.decode(Plan, "k", codec.encode(samples.plan(pins=pins)).data).pins == pins
     wide = json.dumps([[i] for i in range(1_000)])

@@ -1,4 +1,4 @@
-"""Each invariant refuses what breaks it, in the head that every write and read goes through."""
+"""Each invariant refuses an entry that breaks it, both before a write and after a read."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ OPEN = EMPTY.planned(PLAN, encode(PLAN).sha256)
 CLOSED = OPEN.decided(samples.outcome(PLAN), "sha")
 
 
-def broken(invariant: str) -> object:
+def raises_damage(invariant: str) -> object:
     return pytest.raises(LogDamagedError, match=f"invariant='{invariant}'")
 
 
-def test_I1_other_bytes_where_only_one_writing_is_possible() -> None:
-    with broken("I1"):  # type: ignore[attr-defined]
+def test_I1_different_bytes_of_a_deterministic_object_are_refused() -> None:
+    with raises_damage("I1"):  # type: ignore[attr-defined]
         invariants.check_i1("k", b"stored", b"expected")
     invariants.check_i1("k", b"same", b"same")
 
 
-def test_I2_outcome_without_its_plan() -> None:
-    with broken("I2"):  # type: ignore[attr-defined]
+def test_I2_outcome_without_its_plan_is_refused() -> None:
+    with raises_damage("I2"):  # type: ignore[attr-defined]
         OPEN.decided(samples.outcome(samples.plan(1)), "sha")
 
 
-def test_I3_chain_that_does_not_fit() -> None:
-    with broken("I3"):  # type: ignore[attr-defined]
+def test_I3_entry_with_a_wrong_hash_of_its_predecessor_is_refused() -> None:
+    with raises_damage("I3"):  # type: ignore[attr-defined]
         EMPTY.planned(samples.plan(previous="other"), "sha")
-    with broken("I3"):  # type: ignore[attr-defined]
+    with raises_damage("I3"):  # type: ignore[attr-defined]
         OPEN.decided(samples.outcome(PLAN, plan="other"), "sha")
 
 
@@ -65,8 +65,8 @@ def test_I3_chain_that_does_not_fit() -> None:
         {"watermark_ms": 5},
     ],
 )
-def test_I4_plan_that_does_not_start_where_the_last_ended(changes: dict[str, object]) -> None:
-    with broken("I4"):  # type: ignore[attr-defined]
+def test_I4_plan_that_does_not_start_at_the_end_of_the_last_is_refused(changes: dict[str, object]) -> None:
+    with raises_damage("I4"):  # type: ignore[attr-defined]
         EMPTY.planned(samples.plan(**changes), "sha")
 
 
@@ -80,41 +80,41 @@ def test_I4_plan_that_does_not_start_where_the_last_ended(changes: dict[str, obj
         {"next": {}},
     ],
 )
-def test_I4_outcome_whose_next_is_not_its_plans(changes: dict[str, object]) -> None:
-    with broken("I4"):  # type: ignore[attr-defined]
+def test_I4_outcome_with_another_next_than_its_plan_is_refused(changes: dict[str, object]) -> None:
+    with raises_damage("I4"):  # type: ignore[attr-defined]
         OPEN.decided(samples.outcome(PLAN, **changes), "sha")
 
 
-def test_I5_ranges_that_do_not_tile() -> None:
+def test_I5_ranges_with_holes_or_overlaps_are_refused() -> None:
     for ranges in ([(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0, 1)], [(0, 4)]):
-        with broken("I5"):  # type: ignore[attr-defined]
+        with raises_damage("I5"):  # type: ignore[attr-defined]
             invariants.check_i5([{"files": r} for r in ranges], initial_offsets={"files": 0}, next={"files": 3})
     invariants.check_i5([{"files": (0, 1)}, {"files": (1, 3)}], initial_offsets={"files": 0}, next={"files": 3})
 
 
 @pytest.mark.parametrize("gaps", [((0, 0),), ((1, 1),), ((0, 2),), ((0, 1), (0, 1)), ((2, 3),)])
-def test_I5_gaps_that_lie_outside_their_range_or_overlap(gaps: tuple[tuple[int, int], ...]) -> None:
+def test_I5_gaps_that_overlap_or_are_outside_their_range_are_refused(gaps: tuple[tuple[int, int], ...]) -> None:
     plan = samples.plan(gaps={"files": gaps})
     opened = EMPTY.planned(plan, encode(plan).sha256)
-    with broken("I5"):  # type: ignore[attr-defined]
+    with raises_damage("I5"):  # type: ignore[attr-defined]
         opened.decided(samples.outcome(plan, gaps={"files": gaps}), "sha")
 
 
-def test_I5_outcome_declares_the_gaps_of_its_plan_and_an_abort_none() -> None:
+def test_I5_commit_must_have_the_gaps_of_its_plan_and_an_abort_none() -> None:
     plan = samples.plan(gaps={"files": ((0, 1),)})
     opened = EMPTY.planned(plan, encode(plan).sha256)
     assert opened.decided(samples.outcome(plan, gaps=plan.gaps), "sha").closed == 0
     assert opened.decided(samples.outcome(plan, result="abort"), "sha").closed == 0
     for outcome in (samples.outcome(plan), samples.outcome(plan, result="abort", gaps=plan.gaps)):
-        with broken("I5"):  # type: ignore[attr-defined]
+        with raises_damage("I5"):  # type: ignore[attr-defined]
             opened.decided(outcome, "sha")
 
 
-def test_I6_files_that_are_gone_or_changed() -> None:
+def test_I6_missing_or_changed_files_are_reported() -> None:
     file = samples.file()
     invariants.check_i6(file, version=0, found_bytes=10, found_checksum="footer:x")
     for size, checksum in ((None, None), (9, None), (10, "footer:y")):
-        with broken("I6"):  # type: ignore[attr-defined]
+        with raises_damage("I6"):  # type: ignore[attr-defined]
             invariants.check_i6(file, version=0, found_bytes=size, found_checksum=checksum)
 
 
@@ -127,18 +127,18 @@ def test_I6_files_that_are_gone_or_changed() -> None:
         {"sinks": {"out": Committable(format="parquet", rows=3, files=(samples.file(),))}},
     ],
 )
-def test_I14_counts_that_do_not_add_up(changes: dict[str, object]) -> None:
-    with broken("I14"):  # type: ignore[attr-defined]
+def test_I14_counts_that_do_not_add_up_are_refused(changes: dict[str, object]) -> None:
+    with raises_damage("I14"):  # type: ignore[attr-defined]
         OPEN.decided(samples.outcome(PLAN, **changes), "sha")
 
 
-def test_I14_attempt_whose_counts_do_not_reconcile_is_void() -> None:
+def test_I14_attempt_with_counts_that_do_not_reconcile_is_discarded() -> None:
     sinks = {"out": Committable(format="parquet", rows=2)}
     counts = {"parsed": 3, "filtered": 1}
     invariants.check_i14_staged(counts, sinks, handed={"out": 2}, rows="filter")
     invariants.check_i14_staged({"parsed": 9, "filtered": 0}, sinks, handed={"out": 2}, rows="any")
-    nothing = {"out": Committable(format="parquet", rows=0)}
-    invariants.check_i14_staged({"parsed": 9, "filtered": 0}, nothing, handed={"out": None}, rows="any")
+    no_rows = {"out": Committable(format="parquet", rows=0)}
+    invariants.check_i14_staged({"parsed": 9, "filtered": 0}, no_rows, handed={"out": None}, rows="any")
     for handed in (3, 0, None):
         with pytest.raises(StageError, match="do not equal the rows in its files"):
             invariants.check_i14_staged(counts, sinks, handed={"out": handed}, rows="any")
@@ -146,16 +146,16 @@ def test_I14_attempt_whose_counts_do_not_reconcile_is_void() -> None:
         invariants.check_i14_staged({"parsed": 3, "filtered": 0}, sinks, handed={"out": 2}, rows="filter")
 
 
-def test_I16_pointer_to_another_version() -> None:
-    with broken("I16"):  # type: ignore[attr-defined]
+def test_I16_pointer_to_another_version_is_refused() -> None:
+    with raises_damage("I16"):  # type: ignore[attr-defined]
         invariants.check_i16(RunPointer(run_key="run-0", j=0, version=9), PLAN)
 
 
-def test_I19_plan_beyond_the_target_or_second_commit_of_a_single_batch() -> None:
+def test_I19_plan_beyond_the_target_or_after_a_single_batch_is_refused() -> None:
     invariants.check_i19(samples.plan(target={"files": 1}))
-    with broken("I19"):  # type: ignore[attr-defined]
+    with raises_damage("I19"):  # type: ignore[attr-defined]
         invariants.check_i19(samples.plan(target={"files": 0}))
-    with broken("I19"):  # type: ignore[attr-defined]
+    with raises_damage("I19"):  # type: ignore[attr-defined]
         invariants.check_i19(samples.plan(run_counts={"read": 1}))
 
 
@@ -163,14 +163,14 @@ def found(entry: object) -> Found:
     return Found(encode(entry).data)  # type: ignore[arg-type]
 
 
-def test_listed_version_of_which_nothing_can_be_read_is_damage() -> None:
+def test_listed_version_without_readable_entries_is_damage() -> None:
     with pytest.raises(LogDamagedError, match="neither plan nor outcome"):
         drive(procedures.find_head(), Listed(("log/99999999/999999999999-0.p.json",)), Missing(), Missing())
 
 
 def test_open_version_whose_predecessor_is_open_is_damage() -> None:
     second = samples.plan(1, previous="x")
-    with broken("I2"):  # type: ignore[attr-defined]
+    with raises_damage("I2"):  # type: ignore[attr-defined]
         drive(procedures.read_head(1), Missing(), found(second), Missing())
 
 
@@ -181,7 +181,7 @@ def test_pointer_to_a_version_that_does_not_exist_is_damage() -> None:
         (EMPTY, [pointer, Listed(()), Missing(), Missing(), Missing()]),
         (CLOSED, [below, Listed(()), Missing(), Missing()]),
     ):
-        with broken("I16"):  # type: ignore[attr-defined]
+        with raises_damage("I16"):  # type: ignore[attr-defined]
             drive(procedures.locate("r", head), *events)
 
 
@@ -198,7 +198,7 @@ def test_W11_pointer_above_a_stale_head_is_followed_by_computed_keys() -> None:
 def test_closed_version_below_the_head_without_outcome_is_damage() -> None:
     later = samples.plan(1, run_key="r")
     head = ClosedHead(initial_offsets={}, outcome=samples.outcome(samples.plan(2)), outcome_sha="s")
-    with broken("I2"):  # type: ignore[attr-defined]
+    with raises_damage("I2"):  # type: ignore[attr-defined]
         drive(
             procedures.locate("r", head),
             found(RunPointer(run_key="r", j=0, version=1)),
@@ -209,24 +209,24 @@ def test_closed_version_below_the_head_without_outcome_is_damage() -> None:
         )
 
 
-def test_W12_lost_plan_gives_what_became_of_the_winner() -> None:
+def test_W12_writer_that_lost_the_plan_returns_the_head_of_the_winner() -> None:
     mine, theirs = samples.plan(nonce="mine"), samples.plan(nonce="theirs")
     outcome = samples.outcome(theirs)
     head, fresh = drive(procedures.put_plan(EMPTY, mine), Exists(), found(theirs), found(outcome))  # type: ignore[misc]
     assert (fresh, head.outcome) == (False, outcome)
-    with broken("I1"):  # type: ignore[attr-defined]
+    with raises_damage("I1"):  # type: ignore[attr-defined]
         drive(procedures.put_plan(EMPTY, mine), Exists(), found(theirs), Missing(), Missing())
 
 
-def test_W17_manifests_of_another_plan_are_nothing() -> None:
+def test_W17_manifests_of_another_plan_are_ignored() -> None:
     keys = ("attempts/0/a.json", "attempts/0/b.json", "attempts/0/c.json")
     good, other = samples.manifest(PLAN), samples.manifest(PLAN, plan="other")
     assert drive(procedures.find_staged(OPEN), Listed(keys), found(good), found(other), Missing()) == [good]
 
 
-def test_W20_pointer_that_another_wrote_is_checked_before_the_outcome_is_sent() -> None:
+def test_W20_pointer_of_another_writer_is_checked_before_the_outcome_is_sent() -> None:
     outcome = samples.outcome(PLAN)
-    with broken("I16"):  # type: ignore[attr-defined]
+    with raises_damage("I16"):  # type: ignore[attr-defined]
         drive(procedures.decide(OPEN, outcome), Exists(), found(RunPointer(run_key="run-0", j=0, version=7)))
     theirs = samples.outcome(PLAN, nonce="theirs")
     equal = RunPointer(run_key="run-0", j=0, version=0)
@@ -235,7 +235,7 @@ def test_W20_pointer_that_another_wrote_is_checked_before_the_outcome_is_sent() 
     assert head.outcome == stored == theirs
 
 
-def test_W4_spilled_parts_are_created_before_the_entry_and_read_with_it() -> None:
+def test_W4_spilled_fields_are_created_before_the_entry_and_read_with_it() -> None:
     big = samples.plan(pins=["x" * 100] * 1000)
     ((spill, part),) = encode(big).spills.items()
     requests = drive(procedures.create_entry("k", big), Created())
@@ -243,7 +243,7 @@ def test_W4_spilled_parts_are_created_before_the_entry_and_read_with_it() -> Non
     assert drive(procedures.read_entry(Plan, "k"), found(big), Found(part)) == (big, encode(big).sha256)
     with pytest.raises(LogDamagedError, match="spilled"):
         drive(procedures.read_entry(Plan, "k"), found(big), Missing())
-    with broken("I1"):  # type: ignore[attr-defined]
+    with raises_damage("I1"):  # type: ignore[attr-defined]
         drive(procedures.create_entry("k", big), Exists(), Found(b"other"))
     assert drive(procedures.read_entry(StagedManifest, "k"), Missing()) is None
 
@@ -257,15 +257,15 @@ REPROCESS = samples.plan(
 )
 
 
-def test_I20_reprocess_that_replaces_nothing_or_the_future_or_a_batch_that_replaces() -> None:
+def test_I20_reprocess_that_replaces_no_earlier_version_and_batch_that_replaces_one_are_refused() -> None:
     assert CLOSED.planned(REPROCESS, "sha").next == CLOSED.next
     future = Replaced(version=1, counts={})
     for changes in ({"replaces": None}, {"replaces": future}, {"kind": "batch"}):
-        with broken("I20"):  # type: ignore[attr-defined]
+        with raises_damage("I20"):  # type: ignore[attr-defined]
             CLOSED.planned(dataclasses.replace(REPROCESS, **changes), "sha")
 
 
-def test_I20_reprocess_with_other_ranges_gaps_or_counts_than_the_commit_it_replaces() -> None:
+def test_I20_reprocess_with_other_ranges_gaps_or_counts_than_the_replaced_commit_is_refused() -> None:
     commit = samples.outcome(PLAN)
     invariants.check_i20(REPROCESS, PLAN, commit)
     for reprocess, plan, outcome in (
@@ -275,54 +275,56 @@ def test_I20_reprocess_with_other_ranges_gaps_or_counts_than_the_commit_it_repla
         (dataclasses.replace(REPROCESS, replaces=Replaced(version=0, counts={})), PLAN, commit),
         (dataclasses.replace(REPROCESS, replaces=None), PLAN, commit),
     ):
-        with broken("I20"):  # type: ignore[attr-defined]
+        with raises_damage("I20"):  # type: ignore[attr-defined]
             invariants.check_i20(reprocess, plan, outcome)
 
 
-def test_I20_outcome_replaces_what_its_plan_does_and_an_abort_nothing() -> None:
+def test_I20_commit_must_replace_the_version_of_its_plan_and_an_abort_none() -> None:
     opened = CLOSED.planned(REPROCESS, encode(REPROCESS).sha256)
-    still = {"files": 1}
-    assert opened.decided(samples.outcome(REPROCESS, replaces=REPROCESS.replaces, next=still), "sha").next == still
-    assert opened.decided(samples.outcome(REPROCESS, result="abort", next=still), "sha").next == still
+    unchanged = {"files": 1}
+    assert (
+        opened.decided(samples.outcome(REPROCESS, replaces=REPROCESS.replaces, next=unchanged), "sha").next == unchanged
+    )
+    assert opened.decided(samples.outcome(REPROCESS, result="abort", next=unchanged), "sha").next == unchanged
     for changes in ({}, {"result": "abort", "replaces": REPROCESS.replaces}):
-        with broken("I20"):  # type: ignore[attr-defined]
-            opened.decided(samples.outcome(REPROCESS, next=still, **changes), "sha")
-    with broken("I4"):  # type: ignore[attr-defined]
+        with raises_damage("I20"):  # type: ignore[attr-defined]
+            opened.decided(samples.outcome(REPROCESS, next=unchanged, **changes), "sha")
+    with raises_damage("I4"):  # type: ignore[attr-defined]
         opened.decided(samples.outcome(REPROCESS, replaces=REPROCESS.replaces, next={"files": 2}), "sha")
 
 
-def test_I4_outcome_that_does_not_carry_the_partitions_that_its_plan_does_not_read() -> None:
+def test_I4_outcome_without_the_partitions_that_its_plan_does_not_read_is_refused() -> None:
     head = ClosedHead(initial_offsets={"a": 3, "b": 5})
     plan = samples.plan(ranges={"a": (3, 4)})
     opened = head.planned(plan, encode(plan).sha256)
     assert opened.decided(samples.outcome(plan, next={"a": 4, "b": 5}), "sha").next == {"a": 4, "b": 5}
-    with broken("I4"):  # type: ignore[attr-defined]
+    with raises_damage("I4"):  # type: ignore[attr-defined]
         opened.decided(samples.outcome(plan, next={"a": 4}), "sha")
 
 
 def test_I18_receipts_before_the_first_outcome_are_damage() -> None:
     receipts = Receipts(version=0, outcome="sha", sinks={}, markers={}, published_at_ms=0, nonce="n")
-    with broken("I18"):  # type: ignore[attr-defined]
+    with raises_damage("I18"):  # type: ignore[attr-defined]
         EMPTY.published(receipts)
 
 
-def test_I15_outcome_with_other_markers_than_the_receipts_before_it() -> None:
-    with broken("I15"):  # type: ignore[attr-defined]
+def test_I15_outcome_with_other_markers_than_the_receipts_before_it_is_refused() -> None:
+    with raises_damage("I15"):  # type: ignore[attr-defined]
         invariants.check_i15(samples.outcome(PLAN), before={"out": Marker(version=3, outcome="sha")})
 
 
-def test_I16_pointer_that_is_missing_below_a_newer_one() -> None:
-    with broken("I16"):  # type: ignore[attr-defined]
+def test_I16_missing_pointer_below_a_newer_one_is_damage() -> None:
+    with raises_damage("I16"):  # type: ignore[attr-defined]
         drive(announcements.others_between("run-0", (0, 0), (2, 9)), Missing())
 
 
-def test_P4_claim_that_another_made_first_is_not_mine() -> None:
+def test_P4_claim_of_another_publisher_is_not_acquired() -> None:
     mine, theirs = (Claim(version=0, sink="out", chunk=0, nonce=nonce) for nonce in ("mine", "theirs"))
     assert drive(procedures.claim(mine), Created()) is True
     assert drive(procedures.claim(mine), Exists(), found(theirs)) is False
 
 
-def test_effects_that_another_recorded_first_are_returned() -> None:
+def test_effects_recorded_first_by_another_publisher_are_returned() -> None:
     mine, theirs = (
         Effects(version=0, sink="out", chunk=0, done=done, nonce=nonce) for done, nonce in ((1, "mine"), (2, "theirs"))
     )
@@ -344,9 +346,9 @@ def receipts(**changes: Any) -> Receipts:
     return Receipts(**{**values, **changes})
 
 
-def test_I2_plan_after_a_commit_with_pending_publishes() -> None:
+def test_I2_plan_after_a_commit_with_pending_publishes_is_refused() -> None:
     assert PENDING.requires_receipts
-    with broken("I2"):  # type: ignore[attr-defined]
+    with raises_damage("I2"):  # type: ignore[attr-defined]
         PENDING.planned(samples.plan(1, previous="sha"), "plan")
     published = PENDING.published(receipts())
     assert not published.requires_receipts
@@ -354,21 +356,23 @@ def test_I2_plan_after_a_commit_with_pending_publishes() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"version": 1}, {"outcome": "other"}, {"sinks": {}}])
-def test_I18_receipts_of_another_commit_or_other_sinks(changes: dict[str, Any]) -> None:
-    with broken("I18"):  # type: ignore[attr-defined]
+def test_I18_receipts_of_another_commit_or_other_sinks_are_refused(changes: dict[str, Any]) -> None:
+    with raises_damage("I18"):  # type: ignore[attr-defined]
         PENDING.published(receipts(**changes))
 
 
-def test_I18_receipts_of_a_commit_without_sinks_outside_the_log() -> None:
-    with broken("I18"):  # type: ignore[attr-defined]
+def test_I18_receipts_of_a_commit_without_sinks_outside_the_log_are_refused() -> None:
+    with raises_damage("I18"):  # type: ignore[attr-defined]
         CLOSED.published(receipts())
 
 
 @pytest.mark.parametrize(
     "markers", [{"out": Marker(version=7, outcome="sha")}, {"other": Marker(version=0, outcome="sha")}]
 )
-def test_I15_receipts_with_a_marker_that_neither_their_outcome_nor_their_commit_set(markers: dict[str, Marker]) -> None:
-    with broken("I15"):  # type: ignore[attr-defined]
+def test_I15_receipts_with_a_marker_of_neither_their_outcome_nor_their_commit_are_refused(
+    markers: dict[str, Marker],
+) -> None:
+    with raises_damage("I15"):  # type: ignore[attr-defined]
         PENDING.published(receipts(markers=markers))
 
 
@@ -382,15 +386,15 @@ def test_P1_pointer_to_a_commit_with_pending_publishes_leads_to_publishing() -> 
 
 
 def test_I20_chain_with_a_missing_outcome_is_damage() -> None:
-    with broken("I20"):  # type: ignore[attr-defined]
+    with raises_damage("I20"):  # type: ignore[attr-defined]
         drive(procedures.find_root(3), Missing())
 
 
-def test_plan_that_moved_the_log_names_the_new_location() -> None:
+def test_error_for_a_moved_log_names_the_new_location() -> None:
     with pytest.raises(LogMovedError, match="moved_to='s3://new'"):
         CLOSED.planned(samples.plan(1, previous="sha", kind="move", moved_to="s3://new"), "plan")
 
 
 def test_line_of_quarantined_records_that_is_not_an_object_is_damage() -> None:
-    with broken("I1"):  # type: ignore[attr-defined]
+    with raises_damage("I1"):  # type: ignore[attr-defined]
         lines("k", b'{"a": 1}\n[]\n')

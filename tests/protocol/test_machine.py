@@ -1,4 +1,4 @@
-"""The tables are complete and are what PROTOCOL.md prints; a create ends only by an answer or a read."""
+"""The state machines equal the tables of PROTOCOL.md, and a create ends only with proof."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MINE = b"mine"
 
 
 def drive(procedure: Procedure[object], *events: Event) -> object:
-    """Send events; returns the result, or the requests made so far where it wants more."""
+    """Send events to a procedure. Returns its result, or the requests so far if it has not ended."""
     requests = [next(procedure)]
     for event in events:
         try:
@@ -45,7 +45,7 @@ def drive(procedure: Procedure[object], *events: Event) -> object:
     return requests
 
 
-def test_the_table_of_creates_is_the_one_in_the_protocol() -> None:
+def test_table_of_create_equals_the_table_of_the_protocol() -> None:
     printed = {}
     for state, answer, after in re.findall(r"^\| (SENT|READING) \| ([a-z]+)[^|]*\| ([A-Z]+)", PROTOCOL, re.MULTILINE):
         printed[CreateState[state], {"found": ""}.get(answer, answer)] = CreateState[after]
@@ -63,23 +63,23 @@ def test_table_of_recovery_equals_the_table_of_the_protocol() -> None:
     assert printed == RECOVERY
 
 
-def test_create_that_was_answered_created_is_mine_and_first() -> None:
+def test_create_with_the_reply_created_is_won_by_the_first_request() -> None:
     assert drive(create("k", MINE), Created()) == Creation(MINE, mine=True, first=True)
 
 
-def test_create_that_met_its_own_bytes_is_mine_but_not_first() -> None:
+def test_create_that_reads_its_own_bytes_is_won_but_not_by_the_first_request() -> None:
     assert drive(create("k", MINE), Unknown(), Exists(), Found(MINE)) == Creation(MINE, mine=True, first=False)
 
 
-def test_create_that_met_other_bytes_is_lost() -> None:
+def test_create_that_reads_other_bytes_is_lost() -> None:
     assert drive(create("k", MINE), Exists(), Found(b"theirs")) == Creation(b"theirs", mine=False, first=False)
 
 
-def test_W6_unknown_answers_send_the_same_bytes_again() -> None:
+def test_W6_same_bytes_are_sent_again_after_an_unknown_reply() -> None:
     assert drive(create("k", MINE), Unknown(), Unknown()) == [Put("k", MINE)] * 3
 
 
-def test_W6_missing_after_exists_concludes_nothing() -> None:
+def test_W6_create_is_sent_again_if_the_object_is_missing_after_the_reply_exists() -> None:
     assert drive(create("k", MINE), Exists(), Unknown(), Missing()) == [
         Put("k", MINE),
         Get("k"),
@@ -88,7 +88,7 @@ def test_W6_missing_after_exists_concludes_nothing() -> None:
     ]
 
 
-def test_reads_repeat_until_answered() -> None:
+def test_reads_are_repeated_until_they_have_a_reply() -> None:
     assert drive(get("k"), Unknown(), Found(b"x")) == b"x"
     assert drive(get("k"), Missing()) is None
     assert drive(list_keys("p", 2), Unknown(), Listed(("a",))) == ("a",)
@@ -98,7 +98,7 @@ def test_reads_repeat_until_answered() -> None:
     st.lists(st.sampled_from([Created(), Exists(), Unknown(), Missing(), Found(MINE), Found(b"theirs")]), max_size=12)
 )
 def test_create_never_ends_without_proof(events: list[Event]) -> None:
-    """Whatever answers come, as far as they fit the request: it ends by *created* or by bytes that were read, and says which."""
+    """Whatever replies arrive, the create ends only after *created* or after it has read the object, and returns which."""
     procedure = create("k", MINE)
     request = next(procedure)
     for event in events:
@@ -117,6 +117,6 @@ def test_create_never_ends_without_proof(events: list[Event]) -> None:
     assert ended.mine == (ended.data == MINE)
 
 
-def test_answer_that_fits_no_state_is_refused() -> None:
+def test_reply_that_no_state_expects_is_refused() -> None:
     with pytest.raises(KeyError):
         drive(create("k", MINE), Missing())

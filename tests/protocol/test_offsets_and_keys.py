@@ -1,4 +1,4 @@
-"""Ranges tile, keys sort newest first and parse back."""
+"""Ranges have no holes or overlaps. Keys sort newest first and can be parsed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OFFSETS = st.dictionaries(PARTITIONS, st.integers(0, 1000), max_size=3)
 
 
 @given(OFFSETS, OFFSETS)
-def test_ranges_between_two_offsets_lead_from_one_to_the_other(start: dict[str, int], more: dict[str, int]) -> None:
+def test_ranges_between_two_offsets_advance_one_to_the_other(start: dict[str, int], more: dict[str, int]) -> None:
     end = {p: start.get(p, 0) + n for p, n in more.items()}
     ranges = offsets.between(start, end)
     assert all(first < last for first, last in ranges.values())
@@ -24,7 +24,7 @@ def test_ranges_between_two_offsets_lead_from_one_to_the_other(start: dict[str, 
     assert offsets.starts(ranges) == {p: start.get(p, 0) for p in ranges}
 
 
-def test_target_below_is_reached_and_gives_no_range() -> None:
+def test_target_below_the_offset_is_reached_and_gives_no_range() -> None:
     assert offsets.between({"a": 5}, {"a": 3}) == {}
     assert offsets.reached({"a": 5}, {"a": 3})
     assert not offsets.reached({}, {"a": 1})
@@ -75,7 +75,7 @@ def test_positions_outside_the_log_are_refused() -> None:
             keys.plan(number)
 
 
-def test_other_keys_are_as_the_protocol_prints_them() -> None:
+def test_other_keys_equal_those_of_the_protocol() -> None:
     assert keys.attempt(3, "a") == "attempts/3/a.json"
     assert keys.segment(1, 2) == "segments/1/2.json"
     assert keys.quarantine(3, "a", 4) == "quarantine/3/a/00004.jsonl"
@@ -87,13 +87,13 @@ def test_other_keys_are_as_the_protocol_prints_them() -> None:
     assert (keys.data_prefix(3), keys.data_prefix(3, "a")) == ("data/3/", "data/3/a/")
     assert keys.attempt_of_data(f"data/3/{'0' * 32}/part-0.parquet") == (3, "0" * 32)
     assert keys.attempt_of_data("data/3/a/p=x/part-0.parquet") == (3, "a")
-    for of_others in (
+    for foreign_key in (
         "data/1101/0001/1010/file.parquet",
         "data/p=x/3/file",
         "data/3/file",
         "data/3//file",
         "log/3/a/b",
     ):
-        assert keys.attempt_of_data(of_others) is None
+        assert keys.attempt_of_data(foreign_key) is None
     assert (keys.page("s"), keys.known("s")) == ("files/s.json", "known/s.json")
     assert (keys.spill("s"), keys.spec("s"), keys.doctor("d")) == ("spill/s.json", "specs/s.json", "doctor/d.json")

@@ -1,4 +1,4 @@
-"""Folds: equal from segments and from outcomes, deterministic, and without holes."""
+"""Folds are equal from segments and from outcomes, are deterministic, and refuse missing versions."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.protocol import samples
 
 
 def history(kinds: list[bool]) -> list[Outcome]:
-    """Outcomes of versions 0, 1, …: a commit of one offset for each true, else an abort."""
-    made, offset = [], 0
+    """Outcomes of versions 0, 1, …: a commit of one offset for each true, otherwise an abort."""
+    outcomes, offset = [], 0
     for version, commit in enumerate(kinds):
         of = samples.plan(version, ranges={"files": (offset, offset + 1)})
         offset += commit
-        made.append(samples.outcome(of, result="commit" if commit else "abort", next={"files": offset}))
-    return made
+        outcomes.append(samples.outcome(of, result="commit" if commit else "abort", next={"files": offset}))
+    return outcomes
 
 
 @settings(max_examples=30)
@@ -43,7 +43,7 @@ def test_fold_from_segments_equals_fold_from_outcomes(kinds: list[bool], since: 
     assert from_outcomes.sink("other") == ()
 
 
-def test_fold_with_a_hole_or_a_double_is_refused() -> None:
+def test_fold_with_a_missing_or_duplicate_version_is_refused() -> None:
     outcomes = history([True] * 3)
     for parts in ([outcomes[0], outcomes[2]], [outcomes[0], outcomes[0]], [outcomes[1]]):
         with pytest.raises(LogDamagedError, match="missing or duplicated"):
@@ -52,9 +52,9 @@ def test_fold_with_a_hole_or_a_double_is_refused() -> None:
 
 def test_I9_segments_are_a_function_of_their_versions() -> None:
     outcomes = history([True] * 100)
-    made = [codec.encode(segments.level_1(0, list(outcomes), "sha")).data for _ in range(2)]
-    assert made[0] == made[1]
-    assert codec.decode(Segment, "k", made[0]) == segments.level_1(0, outcomes, "sha")
+    encoded = [codec.encode(segments.level_1(0, list(outcomes), "sha")).data for _ in range(2)]
+    assert encoded[0] == encoded[1]
+    assert codec.decode(Segment, "k", encoded[0]) == segments.level_1(0, outcomes, "sha")
 
 
 def test_higher_segments_hold_totals_and_no_files() -> None:
@@ -74,14 +74,14 @@ def test_higher_segments_hold_totals_and_no_files() -> None:
     assert len(parent.children) == 100
 
 
-def test_segments_fold_exactly_their_own_parts() -> None:
+def test_segment_of_other_versions_than_its_own_is_refused() -> None:
     with pytest.raises(ValueError, match="exactly"):
         segments.level_1(1, history([True] * 100), "sha")
     with pytest.raises(ValueError, match="exactly"):
         segments.parent(2, 0, [])
 
 
-def test_segments_fall_due_when_their_last_version_closes() -> None:
+def test_segments_are_due_when_their_last_version_closes() -> None:
     assert segments.due(98) == []
     assert segments.due(99) == [(1, 0)]
     assert segments.due(9_999) == [(1, 99), (2, 0)]
@@ -110,7 +110,7 @@ def stored(outcomes: list[Outcome]) -> CountingStore:
     return CountingStore(MemoryStore(objects={keys.outcome(o.version): codec.encode(o).data for o in outcomes}))
 
 
-def test_R5_missing_segments_are_folded_from_their_versions_and_written_by_whoever_needs_them() -> None:
+def test_R5_missing_segments_are_folded_from_their_versions_and_written() -> None:
     outcomes = history([True] * 10_000)
     store = stored(outcomes)
     log = CommitLog(store)
@@ -123,14 +123,14 @@ def test_R5_missing_segments_are_folded_from_their_versions_and_written_by_whoev
     assert fold(parts, initial_offsets={}).commits == 10_000
 
 
-def test_segment_from_memory_costs_no_reads() -> None:
+def test_segment_of_outcomes_in_memory_costs_no_reads() -> None:
     outcomes = history([True] * 100)
     store = stored(outcomes)
     CommitLog(store).write_segments(99, [(o, codec.encode(o).sha256) for o in outcomes])
     assert store.requests == {"create": 1}
 
 
-def test_race_of_two_folders_writes_the_same_bytes() -> None:
+def test_concurrent_folds_write_the_same_bytes() -> None:
     store = stored(history([True] * 100))
     log = CommitLog(store)
     log.write_segments(99, [])
@@ -138,7 +138,7 @@ def test_race_of_two_folders_writes_the_same_bytes() -> None:
     assert log.perform(procedures.read_or_write_segment(1, 0)).commits == 100
 
 
-def test_I9_segment_with_other_content_is_found_by_the_next_folder() -> None:
+def test_I9_segment_with_wrong_content_is_reported_by_the_next_fold() -> None:
     store = stored(history([True] * 100))
     log = CommitLog(store)
     forged = segments.level_1(0, history([False] * 100), "sha")
@@ -147,7 +147,7 @@ def test_I9_segment_with_other_content_is_found_by_the_next_folder() -> None:
         log.write_segments(99, [])
 
 
-def test_versions_that_are_missing_below_the_head_are_found() -> None:
+def test_missing_versions_below_the_head_are_reported() -> None:
     store = stored([o for o in history([True] * 100) if o.version != 50])
     for procedure in (procedures.write_segments(99), procedures.read_parts_to(99), procedures.read_parts_to(98)):
         with pytest.raises(LogDamagedError, match="50"):
