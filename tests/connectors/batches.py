@@ -80,7 +80,7 @@ def check_that_commits_of_other_logs_are_refused(sink: Any, published: Batch, ne
     """
     Check that a sink refuses the commits of a log that was restored from an older copy.
 
-    Such a log plans versions again that the sink already has. By the version number alone, the marker would say that they are applied.
+    Such a log plans versions again that the sink already has. The version number alone would count them as applied.
 
     :param published: the newest batch in the sink
     :param next: the batch of the following version

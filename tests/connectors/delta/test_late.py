@@ -21,19 +21,20 @@ from tests.rounds import ROUNDS
 @pytest.fixture
 def watchers(watch_delta_writes: Any) -> list[Callable[[str], object]]:
     """Return a list of callbacks. The last one is called before and after each write to a table."""
-    made: list[Callable[[str], object]] = [nothing]
-    watch_delta_writes(lambda name: made[-1](name))
-    return made
+    callbacks: list[Callable[[str], object]] = [ignore]
+    watch_delta_writes(lambda name: callbacks[-1](name))
+    return callbacks
 
 
-def nothing(step: str) -> None:
-    """Watch no step."""
+def ignore(step: str) -> None:
+    """Ignore a step."""
 
 
 def test_publisher_paused_before_its_commit_changes_nothing_in_every_round(tmp_path: Path, watchers: Any) -> None:
     """
-    While the publisher is paused, others publish its version, or also the next one, or reprocess the version so that its files leave the table, or another
-    application commits.
+    While the publisher is paused, other processes commit to the table.
+
+    They publish its version, or also the next one, or reprocess its version so that its files leave the table. In one case another application commits.
     """
     fixture = DeltaFixture(tmp_path)
     fixture.arrive(2)
@@ -59,7 +60,7 @@ def test_publisher_paused_before_its_commit_changes_nothing_in_every_round(tmp_p
 
         watchers.append(others_publish)
         fixture.run(f"turn {turn}")
-        watchers.append(nothing)
+        watchers.append(ignore)
         assert slept, kind
         rows = fixture.rows()
         assert rows.pop(-1, 0) == others
@@ -69,29 +70,29 @@ def test_publisher_paused_before_its_commit_changes_nothing_in_every_round(tmp_p
 
 @pytest.mark.parametrize("retry", ["second", "another"])
 def test_crash_around_every_write_that_adds_columns_then_retry(tmp_path: Path, watchers: Any, retry: str) -> None:
-    def wider(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def add_column(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [{**row, "half": row["id"] // 2} for row in rows]
 
     def run_to(at: int | None, name: str) -> tuple[DeltaFixture, Steps]:
-        watchers.append(nothing)
+        watchers.append(ignore)
         fixture, steps = DeltaFixture(tmp_path / name), Steps(at)
         fixture.arrive(2)
         fixture.run("first")
         fixture.arrive(2)
         watchers.append(steps)
         with suppress(Crash):
-            fixture.run("second", pipeline=fixture.pipeline(transform=wider))
-        watchers.append(nothing)
+            fixture.run("second", pipeline=fixture.pipeline(transform=add_column))
+        watchers.append(ignore)
         return fixture, steps
 
-    _, alone = run_to(None, "alone")
+    _, complete_run = run_to(None, "complete")
     writes = ("add_columns", "create_write_transaction")
-    assert alone.taken == [f"{when} {name}" for name in writes for when in ("before", "after")]
-    for at in range(len(alone.taken)):
+    assert complete_run.taken == [f"{when} {name}" for name in writes for when in ("before", "after")]
+    for at in range(len(complete_run.taken)):
         fixture, steps = run_to(at, f"{at}")
         assert steps.died
-        fixture.run(retry, pipeline=fixture.pipeline(transform=wider))
-        fixture.run("second", pipeline=fixture.pipeline(transform=wider))
+        fixture.run(retry, pipeline=fixture.pipeline(transform=add_column))
+        fixture.run("second", pipeline=fixture.pipeline(transform=add_column))
         assert fixture.rows() == fixture.expected
         assert fixture.verdict().findings == []
         halves = DeltaTable(fixture.table).to_pyarrow_table()["half"].to_pylist()

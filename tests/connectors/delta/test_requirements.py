@@ -1,4 +1,4 @@
-"""What Delta tables require of their writers: the sink satisfies it, or refuses the table before the commit and names the requirement."""
+"""Requirements that Delta tables set for their writers: the sink meets them, or refuses the table before the commit and names the requirement."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from tests.connectors.delta.delta_fixture import DeltaFixture
 ID = {"name": "id", "type": "long", "nullable": True, "metadata": {}}
 
 
-def field(name: str, kind: Any, *, nullable: bool = True, **notes: Any) -> dict[str, Any]:
-    return {"name": name, "type": kind, "nullable": nullable, "metadata": notes}
+def field(name: str, kind: Any, *, nullable: bool = True, **metadata: Any) -> dict[str, Any]:
+    return {"name": name, "type": kind, "nullable": nullable, "metadata": metadata}
 
 
 def struct(*fields: Any) -> dict[str, Any]:
     return {"type": "struct", "fields": list(fields)}
 
 
-def made(
+def sink_for_table(
     path: Path, *fields: Any, features: tuple[str, ...] = (), readers: tuple[str, ...] = (), protocol: tuple[int, int] = (1, 2), **properties: str
 ) -> DeltaSink:  # fmt: skip
     """Create a table as another writer leaves it: the first entry of its log."""
@@ -84,7 +84,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("feature", REFUSED)
 def test_table_with_an_unsupported_feature_or_property_is_refused_by_name(tmp_path: Path, feature: str) -> None:
-    sink = made(tmp_path, **REFUSED[feature])
+    sink = sink_for_table(tmp_path, **REFUSED[feature])
     with pytest.raises(DataError, match="requirements for writers") as caught:
         sink.resolve_schema(schema_of(id="long"))
     assert feature in caught.value.fields["requires"]  # type: ignore[operator]
@@ -107,7 +107,7 @@ def test_column_that_a_writer_must_compute_or_check_is_refused_by_name(
     tmp_path: Path, column: dict[str, Any], requires: str
 ) -> None:
     with pytest.raises(DataError) as caught:
-        made(tmp_path, ID, column).resolve_schema(schema_of(id="long"))
+        sink_for_table(tmp_path, ID, column).resolve_schema(schema_of(id="long"))
     assert caught.value.fields["requires"] == [requires]
 
 
@@ -120,7 +120,7 @@ def test_table_whose_features_need_nothing_for_added_files_accepts_rows(tmp_path
         {"appendOnly": "true", "checkpointInterval": "10"},
     ]  # fmt: skip
     for number, kind in enumerate(accepted):
-        sink = made(tmp_path / str(number), **kind)
+        sink = sink_for_table(tmp_path / str(number), **kind)
         publish(sink, staged(sink, pyarrow.table({"id": [number]}), schema=schema_of(id="long")))
         assert rows(sink) == [{"id": number}]
 
@@ -137,7 +137,7 @@ KINDS = {
     "g": struct(field("a", "integer")),
     "l": {"type": "array", "elementType": "long", "containsNull": True},
 }
-GOOD = {"id": 1, "s": {"a": 1, "b": None}, "g": {"a": None}, "l": [None]}
+ACCEPTED = {"id": 1, "s": {"a": 1, "b": None}, "g": {"a": None}, "l": [None]}
 ARROW = pyarrow.schema(
     [
         ("id", pyarrow.int64()),
@@ -155,18 +155,18 @@ ARROW = pyarrow.schema(
 def test_null_in_a_not_null_column_is_refused_before_the_commit_with_and_without_footer_statistics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], column: str, statistics: bool
 ) -> None:
-    sink = made(tmp_path, *REQUIRED)
+    sink = sink_for_table(tmp_path, *REQUIRED)
     write = pyarrow.parquet.write_table
     monkeypatch.setattr(pyarrow.parquet, "write_table", lambda *a, **k: write(*a, write_statistics=statistics, **k))
-    table = pyarrow.Table.from_pylist([GOOD, {**GOOD, **change}], schema=ARROW)
+    table = pyarrow.Table.from_pylist([ACCEPTED, {**ACCEPTED, **change}], schema=ARROW)
     with pytest.raises(DataError, match="NOT NULL") as caught:
         staged(sink, table, schema=schema_of(**KINDS))
     assert caught.value.fields["columns"] == [column]
 
 
 def test_rows_without_nulls_in_not_null_columns_are_published(tmp_path: Path) -> None:
-    sink = made(tmp_path, *REQUIRED)
-    table = pyarrow.Table.from_pylist([GOOD, {**GOOD, "id": 2}], schema=ARROW)
+    sink = sink_for_table(tmp_path, *REQUIRED)
+    table = pyarrow.Table.from_pylist([ACCEPTED, {**ACCEPTED, "id": 2}], schema=ARROW)
     publish(sink, staged(sink, table, schema=schema_of(**KINDS)))
     assert len(rows(sink)) == 2
     with pytest.raises(DataError, match="NOT NULL"):
@@ -176,7 +176,7 @@ def test_rows_without_nulls_in_not_null_columns_are_published(tmp_path: Path) ->
 def test_publishing_to_a_column_that_became_not_null_fails_and_names_streamsem_skip(tmp_path: Path) -> None:
     sink = DeltaSink(str(tmp_path / "table"))
     batch = staged(sink, pyarrow.table({"id": [1, None]}), schema=schema_of(id="long"))
-    made(tmp_path, field("id", "long", nullable=False))
+    sink_for_table(tmp_path, field("id", "long", nullable=False))
     with pytest.raises(PublishError, match="streamsem skip"):
         publish(sink, batch)
     assert rows(sink) == []
@@ -189,7 +189,7 @@ def test_publishing_to_a_column_that_became_not_null_fails_and_names_streamsem_s
 def test_text_that_does_not_fit_char_or_varchar_is_refused_before_the_commit(
     tmp_path: Path, kind: str, text: str | None, fits: bool
 ) -> None:
-    sink = made(tmp_path, ID, field("c", "string", __CHAR_VARCHAR_TYPE_STRING=kind))
+    sink = sink_for_table(tmp_path, ID, field("c", "string", __CHAR_VARCHAR_TYPE_STRING=kind))
     table = pyarrow.table({"id": [1, 2], "c": pyarrow.array([None, text], pyarrow.string())})
     if fits:
         publish(sink, staged(sink, table, schema=schema_of(id="long", c="string")))
@@ -214,9 +214,9 @@ class AppendOnlyFixture(DeltaFixture):
 
 @pytest.fixture
 def fixture(tmp_path: Path) -> AppendOnlyFixture:
-    made = AppendOnlyFixture(tmp_path)
-    made.begin()
-    return made
+    fixture = AppendOnlyFixture(tmp_path)
+    fixture.begin()
+    return fixture
 
 
 def test_reprocessing_in_an_append_only_table_is_refused_before_the_plan(fixture: AppendOnlyFixture) -> None:
@@ -270,16 +270,16 @@ def test_table_errors_are_permanent_and_store_errors_are_retried(
         (OSError("Generic S3 error: connection reset"), UnavailableError, 12),
         (CommitFailedError("Error in object store: operation timed out"), UnavailableError, 12),
     ]:
-        asked: list[int] = []
+        calls: list[int] = []
 
-        def fail(*given: Any, error: Exception = error, asked: list[int] = asked, **named: Any) -> None:
-            asked.append(1)
+        def fail(*given: Any, error: Exception = error, calls: list[int] = calls, **named: Any) -> None:
+            calls.append(1)
             raise error
 
         monkeypatch.setattr(DeltaTable, "create_write_transaction", fail)
         with pytest.raises(raised):
             publish(sink, batch)
-        assert len(asked) == tries, error
+        assert len(calls) == tries, error
     lost: list[int] = []
 
     def conflicts(table: DeltaTable, *given: Any, **named: Any) -> None:
@@ -296,7 +296,9 @@ def test_table_errors_are_permanent_and_store_errors_are_retried(
 
 def test_rows_are_staged_with_the_types_of_the_table(tmp_path: Path) -> None:
     s = struct(field("a", "long"), field("c", "string"))
-    sink = made(tmp_path, field("id", "long"), field("d", "decimal(12,2)"), field("s", s), field("v", "string"))
+    sink = sink_for_table(
+        tmp_path, field("id", "long"), field("d", "decimal(12,2)"), field("s", s), field("v", "string")
+    )
     given = schema_of(id="integer", d="decimal(5,2)", s=struct(field("a", "byte"), field("b", "string")), v="void", more="void")  # fmt: skip
     accepted = {column["name"]: column["type"] for column in json.loads(sink.resolve_schema(given))["fields"]}
     inside = {part["name"]: part["type"] for part in accepted.pop("s")["fields"]}
@@ -309,7 +311,7 @@ def test_rows_are_staged_with_the_types_of_the_table(tmp_path: Path) -> None:
 
 def test_added_struct_field_is_null_in_old_rows(tmp_path: Path) -> None:
     inner = field("l", {"type": "array", "elementType": struct(field("a", "long")), "containsNull": True})
-    sink = made(
+    sink = sink_for_table(
         tmp_path, field("id", "long", nullable=False), field("s", struct(field("a", "long", nullable=False))), inner
     )
     before = pyarrow.table({"id": [0], "s": [{"a": 0}], "l": [[{"a": 0}]]})
@@ -333,7 +335,7 @@ def test_added_struct_field_is_null_in_old_rows(tmp_path: Path) -> None:
 def test_files_narrower_than_the_changed_column_type_are_not_published(tmp_path: Path) -> None:
     sink = DeltaSink(str(tmp_path / "table"))
     batch = staged(sink, pyarrow.table({"id": pyarrow.array([1], pyarrow.int32())}), schema=schema_of(id="integer"))
-    made(tmp_path)
+    sink_for_table(tmp_path)
     with pytest.raises(PublishError, match="no longer accepts its rows"):
         publish(sink, batch)
     assert rows(sink) == []

@@ -38,9 +38,9 @@ from tests.step_by_step import step_by_step
 
 @pytest.fixture
 def fixture(tmp_path: Path) -> DeltaFixture:
-    made = DeltaFixture(tmp_path)
-    made.arrive(4)
-    return made
+    fixture = DeltaFixture(tmp_path)
+    fixture.arrive(4)
+    return fixture
 
 
 def sink_of(fixture: DeltaFixture) -> DeltaSink:
@@ -85,8 +85,8 @@ def test_late_publisher_adds_and_restores_nothing(fixture: DeltaFixture) -> None
     first, second, reprocessed = fixture.batches()
     assert publish(fixture, first) is None
     assert publish(fixture, second) is None
-    answered = publish(fixture, reprocessed)
-    assert (answered.result, answered.rows) == ("applied", 6)
+    receipt = publish(fixture, reprocessed)
+    assert (receipt.result, receipt.rows) == ("applied", 6)
     assert DeltaTable(fixture.table).version() == before
     fixture.check_exactly_once()
 
@@ -108,8 +108,8 @@ def test_concurrent_publishers_add_a_batch_once_in_every_round(fixture: DeltaFix
             committable = type(template.committable)(format="parquet", rows=6, files=tuple(copied))
             last = Marker(version=version - 1, outcome=template.outcome)
             batch = replace(template, version=version, committable=committable, root=version, expected_marker=last)
-            answers = list(pool.map(lambda batch: publish(fixture, batch), [batch, batch]))
-            assert [answer.result for answer in answers] == ["applied", "applied"]
+            receipts = list(pool.map(lambda batch: publish(fixture, batch), [batch, batch]))
+            assert [one.result for one in receipts] == ["applied", "applied"]
     assert set(fixture.rows().values()) == {ROUNDS + 1}
     assert DeltaTable(table).version() == ROUNDS + 1  # the empty table, and one entry for each version
 
@@ -143,9 +143,9 @@ def _append_others(fixture: DeltaFixture) -> None:
     write_deltalake(fixture.table, pyarrow.table({"id": [-1]}), mode="append")
 
 
-@pytest.mark.parametrize("harm", ["deleted", "truncated"])
+@pytest.mark.parametrize("damage", ["deleted", "truncated"])
 def test_staged_files_that_were_deleted_or_truncated_are_not_added_to_the_table(
-    fixture: DeltaFixture, harm: str
+    fixture: DeltaFixture, damage: str
 ) -> None:
     """VACUUM by another application deletes files that no table entry names yet, if a batch stays unpublished for long."""
     fixture.run("first")
@@ -154,7 +154,7 @@ def test_staged_files_that_were_deleted_or_truncated_are_not_added_to_the_table(
     for file in first.committable.files:
         path = Path(fixture.table) / file.key
         kept = path.read_bytes()
-        path.unlink() if harm == "deleted" else path.write_bytes(kept[:-1])
+        path.unlink() if damage == "deleted" else path.write_bytes(kept[:-1])
         with pytest.raises(PublishError, match="Restore them"):
             publish(fixture, later)
         path.write_bytes(kept)
@@ -313,9 +313,9 @@ def test_statistics_match_the_files(fixture: DeltaFixture) -> None:
     }
 
 
-@pytest.mark.parametrize("harm", ["deleted", "renamed", "created again", "restored"])
+@pytest.mark.parametrize("damage", ["deleted", "renamed", "created again", "restored"])
 def test_table_that_lost_published_versions_stops_the_run_and_is_left_unchanged(
-    fixture: DeltaFixture, tmp_path: Path, harm: str
+    fixture: DeltaFixture, tmp_path: Path, damage: str
 ) -> None:
     import pyarrow
 
@@ -325,11 +325,11 @@ def test_table_that_lost_published_versions_stops_the_run_and_is_left_unchanged(
     fixture.run("second")
     newest = DeltaTable(fixture.table).version()
     fixture.arrive(2)
-    if harm == "restored":
+    if damage == "restored":
         DeltaTable(fixture.table).restore(at)
     else:
         (Path(fixture.table) / "_delta_log").rename(aside)
-    if harm == "created again":
+    if damage == "created again":
         write_deltalake(fixture.table, pyarrow.table({"id": [-1]}))
     before = fixture.rows()
     for run_key in ("third", "fourth"):
@@ -340,9 +340,9 @@ def test_table_that_lost_published_versions_stops_the_run_and_is_left_unchanged(
     assert fixture.rows() == before
     assert [(f.invariant, f.version) for f in fixture.verdict().findings] == [("I15", 1)]
     # Recovery: restore the table, or accept the loss.
-    if harm == "restored":
+    if damage == "restored":
         DeltaTable(fixture.table).restore(newest)
-    elif harm == "created again":
+    elif damage == "created again":
         skip(fixture.pipeline(), 2, sink="table", reason="the table was lost", log=fixture.log())
         fixture.run("reprocess", reprocessed=2)
         assert fixture.rows() == Counter([-1, *range(12, 18)])
@@ -357,7 +357,7 @@ def test_table_that_lost_published_versions_stops_the_run_and_is_left_unchanged(
 def test_restore_between_the_commit_and_its_receipts_is_detected_before_the_receipts_are_written(
     fixture: DeltaFixture,
 ) -> None:
-    class DiesBeforeReceipts(CountingStore):
+    class StoreThatDiesBeforeReceipts(CountingStore):
         def create(self, key: str, data: bytes) -> bool:
             if key == keys.receipts(1):
                 raise Crash
@@ -367,7 +367,7 @@ def test_restore_between_the_commit_and_its_receipts_is_detected_before_the_rece
     at = DeltaTable(fixture.table).version()
     fixture.arrive(2)
     with suppress(Crash):
-        fixture.run("second", store=DiesBeforeReceipts(fixture.store))
+        fixture.run("second", store=StoreThatDiesBeforeReceipts(fixture.store))
     DeltaTable(fixture.table).restore(at)
     with pytest.raises(MarkerLostError, match="restored"):
         fixture.run("second")
@@ -398,7 +398,7 @@ def test_vacuum_keeps_the_files_of_a_lost_version_that_the_table_names(
             fixture.store.delete(stat.key)
     with pytest.raises(MarkerConflictError):
         fixture.run("again")
-    skip(fixture.pipeline(), 1, sink="table", reason="the rows are there", log=fixture.log())
+    skip(fixture.pipeline(), 1, sink="table", reason="the table has the rows", log=fixture.log())
     kept = fixture.rows()
     assert vacuum(fixture.pipeline(), log=fixture.log()).attempts == ()
     assert "the table references its files" in caplog.text

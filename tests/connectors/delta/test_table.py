@@ -53,20 +53,20 @@ def count_calls(monkeypatch: pytest.MonkeyPatch, name: str) -> list[object]:
 def test_table_log_is_read_whole_only_once_for_many_batches(sink: DeltaSink, monkeypatch: pytest.MonkeyPatch) -> None:
     for version in range(2):
         publish(sink, batch(sink, version))
-    opened, asked = count_calls(monkeypatch, "__init__"), count_calls(monkeypatch, "transaction_version")
+    opened, reads = count_calls(monkeypatch, "__init__"), count_calls(monkeypatch, "transaction_version")
     for version in range(2, 6):
         publish(sink, batch(sink, version))
-    assert (opened, asked) == ([], [])
+    assert (opened, reads) == ([], [])
     assert rows(sink) == Counter(range(6))
 
 
 def test_version_published_by_another_process_is_not_published_again_with_a_cached_table(sink: DeltaSink) -> None:
     first = batch(sink, 0)
     publish(sink, first)
-    mine, delta_table._kept = delta_table._kept, {}
+    own_cache, delta_table._kept = delta_table._kept, {}
     second = batch(sink, 1)
     publish(sink, second)
-    delta_table._kept = mine
+    delta_table._kept = own_cache
     assert publish(sink, second).result == "applied"
     assert rows(sink) == Counter([0, 1])
     assert publish(sink, first) is None
@@ -127,12 +127,12 @@ def test_table_is_not_cached_after_a_failed_commit(sink: DeltaSink, monkeypatch:
     publish(sink, batch(sink, 0))
     real = DeltaTable.create_write_transaction
 
-    def landed_and_lost(*args: Any, **kwargs: Any) -> None:
+    def commit_and_lose_reply(*args: Any, **kwargs: Any) -> None:
         monkeypatch.setattr(DeltaTable, "create_write_transaction", real)
         real(*args, **kwargs)
-        raise OSError("the answer was lost")
+        raise OSError("the reply was lost")
 
-    monkeypatch.setattr(DeltaTable, "create_write_transaction", landed_and_lost)
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", commit_and_lose_reply)
     opened = count_calls(monkeypatch, "__init__")
     assert publish(sink, batch(sink, 1)).result == "applied"
     assert len(opened) == 1

@@ -51,9 +51,9 @@ class UpsertFixture(DeltaFixture):
 
 @pytest.fixture
 def fixture(tmp_path: Path) -> UpsertFixture:
-    made = UpsertFixture(tmp_path)
-    made.arrive(4)
-    return made
+    fixture = UpsertFixture(tmp_path)
+    fixture.arrive(4)
+    return fixture
 
 
 def publish(fixture: UpsertFixture, version: int) -> Any:
@@ -134,8 +134,8 @@ def test_concurrent_and_paused_publishers_merge_each_version_once_in_every_round
         assert slept
         with ThreadPoolExecutor(2) as pool:
             newest = len(fixture.batches()) - 1
-            answers = list(pool.map(lambda version: publish(fixture, version), [newest, newest]))
-        assert [answer.result for answer in answers] == ["applied", "applied"]
+            receipts = list(pool.map(lambda version: publish(fixture, version), [newest, newest]))
+        assert [one.result for one in receipts] == ["applied", "applied"]
         fixture.check_merged()
     assert DeltaTable(fixture.table).version() == len(fixture.batches())
 
@@ -168,7 +168,7 @@ def test_changing_append_to_upsert_is_refused_since_vacuum_would_delete_the_tabl
 
 
 @pytest.mark.parametrize(
-    ("transform", "says"),
+    ("transform", "message"),
     [
         (
             lambda rows: [{"k": None if row["id"] == 1 else row["id"], "v": 1} for row in rows],
@@ -179,9 +179,9 @@ def test_changing_append_to_upsert_is_refused_since_vacuum_would_delete_the_tabl
     ],
 )
 def test_rows_without_a_valid_key_are_refused_before_the_commit(
-    fixture: UpsertFixture, transform: Any, says: str
+    fixture: UpsertFixture, transform: Any, message: str
 ) -> None:
-    with pytest.raises(DataError, match=says):
+    with pytest.raises(DataError, match=message):
         fixture.run("first", pipeline=fixture.pipeline(transform=transform))
     assert fixture.opened().head == -1
     fixture.run("first")
@@ -217,7 +217,7 @@ def test_append_only_table_is_refused_before_the_commit(fixture: UpsertFixture) 
 
 
 def staged(fixture: UpsertFixture, version: int, table: pyarrow.Table, types: dict[str, str] | None = None) -> Batch:
-    """Return a batch whose columns are integers unless ``types`` says otherwise."""
+    """Return a batch whose columns are integers, except those in ``types``."""
     sink = DeltaSink(fixture.table, mode="upsert", keys=["k"])
     kinds = {name: (types or {}).get(name, "long") for name in table.schema.names}
     return batches.staged(sink, table, version, schema=batches.schema_of(**kinds))
@@ -273,7 +273,7 @@ def test_key_of_every_type_is_found_again_in_a_separate_file(
 
 
 def test_timestamp_key_is_found_in_a_file_with_bounds_truncated_to_milliseconds(fixture: UpsertFixture) -> None:
-    """Spark truncates bounds so. The largest value is then above the upper bound."""
+    """Spark truncates bounds to milliseconds. The largest value is then above the upper bound."""
     at = datetime(2024, 2, 29, 1, 2, 3, 999_999, timezone.utc)
     sink = DeltaSink(fixture.table, mode="upsert", keys=["k"])
     kind = pyarrow.timestamp("us", "UTC")

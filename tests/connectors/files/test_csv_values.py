@@ -115,13 +115,13 @@ def test_complete_looking_line_inside_a_broken_record_fails_the_batch(location: 
     ],
     ids=["after a quote inside a field", "after two openings", "with another quote", "after an escaped quote"],
 )
-def test_line_inside_quotes_is_no_record(location: Location, data: str | bytes, options: dict[str, str]) -> None:
+def test_line_inside_quotes_is_not_a_record(location: Location, data: str | bytes, options: dict[str, str]) -> None:
     location.put("a.csv", data)
     with pytest.raises(DataError, match=r"a\.csv"):
         location.run(location.pipeline(source={"format": "csv", "schema": "a string, b string", "options": options}))
 
 
-def test_quote_inside_a_field_makes_only_its_line_bad(location: Location, spark: SparkSession) -> None:
+def test_quote_inside_a_field_quarantines_only_its_line(location: Location, spark: SparkSession) -> None:
     location.put("a.csv", '1,"a"\n2,"b ""q"" c"\n3,5" pipe\n4,"two\nlines"\n5,ok\n')
     location.run(location.pipeline(source={"format": "csv", "schema": "a int, b string"}))
     assert location.rows(spark) == [{"a": 1, "b": "a"}, {"a": 2, "b": 'b "q" c'}, {"a": 5, "b": "ok"}]

@@ -152,12 +152,12 @@ def test_partition_directory_names_are_readable_and_distinct(spark: SparkSession
 def test_partition_directories_are_named_by_column_and_value(location: Location) -> None:
     location.put("a.txt", "x")
     columns = ["date'2026-01-01' day", "value `two words`"]
-    made = location.pipeline(
+    spec = location.pipeline(
         source={"format": "text"},
         sink={"partition_by": ["day", "two words"]},
         transform=lambda frame: frame.selectExpr(*columns),
     )
-    location.run(made)
+    location.run(spec)
     (file,) = open_log(str(location.root / "log")).files()
     assert "/__day=2026-01-01/__p0=x/" in file.path
 
@@ -170,13 +170,13 @@ def test_two_partition_columns_never_share_a_directory_name() -> None:
 
 def test_column_with_the_name_of_a_partition_directory_is_refused(location: Location) -> None:
     location.put("a.txt", "x")
-    made = location.pipeline(
+    spec = location.pipeline(
         source={"format": "text"},
         sink={"partition_by": ["day"]},
         transform=lambda frame: frame.selectExpr("value as day", "1 as __DAY"),
     )
     with pytest.raises(DataError, match=r"rename them.*columns=\['__DAY'\]"):
-        location.run(made)
+        location.run(spec)
 
 
 @pytest.mark.parametrize("format", ["parquet", "orc"])
@@ -233,8 +233,8 @@ def test_columns_in_another_order_are_read_back_by_name(location: Location, spar
 def test_columns_of_all_files_of_a_batch_are_read(location: Location, spark: SparkSession, format: str) -> None:
     for name, frame in (("a", spark.range(1)), ("b", spark.range(1).selectExpr("id", "'x' as name"))):
         frame.coalesce(1).write.format(format).save(str(location.root / name))
-        (made,) = (location.root / name).glob(f"part-*.{format}")
-        made.rename(location.root / "in" / f"{name}.{format}")
+        (file,) = (location.root / name).glob(f"part-*.{format}")
+        file.rename(location.root / "in" / f"{name}.{format}")
     location.run(location.pipeline(source={"format": format}))
     assert location.rows(spark) == [{"id": 0, "name": "x"}, {"id": 0, "name": None}]
 
@@ -242,18 +242,18 @@ def test_columns_of_all_files_of_a_batch_are_read(location: Location, spark: Spa
 @pytest.mark.parametrize("format", ["csv", "json"])
 def test_text_formats_keep_microseconds_and_long_fields(location: Location, spark: SparkSession, format: str) -> None:
     location.put("a.txt", "x")
-    made = (
+    expressions = (
         "timestamp_ntz'2024-01-01 00:00:00.123456' ntz",
         "timestamp'1883-11-18 12:03:57.5 UTC' old",
         "repeat('y', 2000000) long",
     )
     location.run(
         location.pipeline(
-            source={"format": "text"}, sink={"format": format}, transform=lambda frame: frame.selectExpr(*made)
+            source={"format": "text"}, sink={"format": format}, transform=lambda frame: frame.selectExpr(*expressions)
         )
     )
     (row,) = location.rows(spark)
-    assert row == spark.range(1).selectExpr(*made).first().asDict()  # type: ignore[union-attr]
+    assert row == spark.range(1).selectExpr(*expressions).first().asDict()  # type: ignore[union-attr]
 
 
 def test_columns_that_cannot_partition_are_named(location: Location) -> None:
@@ -354,8 +354,8 @@ def test_csv_header_in_another_order_is_refused_instead_of_swapping_columns(loca
 
 
 def test_columnar_files_are_read_with_their_own_types(location: Location, spark: SparkSession) -> None:
-    odd_values(spark).write.parquet(str(location.root / "made"))
-    for path in (location.root / "made").glob("part-*.parquet"):
+    odd_values(spark).write.parquet(str(location.root / "written"))
+    for path in (location.root / "written").glob("part-*.parquet"):
         path.rename(location.root / "in" / path.name)
     result = location.run(location.pipeline(source={"format": "parquet"}, transform=lambda frame: frame.select("id")))
     assert (result.counts["read"], result.counts["parsed"]) == (20, 20)
@@ -492,18 +492,18 @@ def test_non_utf8_text_keeps_its_bytes_in_parquet(location: Location, spark: Spa
 
 
 @pytest.mark.parametrize(
-    ("column", "said"),
+    ("column", "message"),
     [(f"{BAD_BYTES} name", "not UTF-8"), ("date'0000-01-01' name", "outside the years 1 to 9999")],
 )
 def test_value_that_an_http_call_cannot_hold_is_refused_before_the_commit(
-    location: Location, column: str, said: str
+    location: Location, column: str, message: str
 ) -> None:
     location.put("a.txt", "x")
     sinks = {"push": HttpSink(staging=str(location.root / "staged"), url="http://127.0.0.1:1/")}
     pipeline = location.pipeline(
         source={"format": "text"}, sinks=sinks, transform=lambda frame: frame.selectExpr(column)
     )
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         location.run(pipeline)
     assert open_log(str(location.root / "log")).head == -1
 
@@ -560,7 +560,7 @@ def test_missing_file_is_an_error_for_readers_with_any_session_settings(
 
 
 @pytest.mark.parametrize(
-    ("sink", "column", "said"),
+    ("sink", "column", "message"),
     [
         ({"format": "json"}, "map(1, 'a') v", "maps whose keys are not text"),
         ({"format": "json"}, "array(named_struct('m', map(date'2026-01-01', 'a'))) v", "maps whose keys are not text"),
@@ -572,11 +572,11 @@ def test_missing_file_is_an_error_for_readers_with_any_session_settings(
     ],
 )
 def test_column_that_cannot_be_read_back_is_refused(
-    location: Location, sink: dict[str, Any], column: str, said: str
+    location: Location, sink: dict[str, Any], column: str, message: str
 ) -> None:
     location.put("a.txt", "x")
     pipeline = location.pipeline(source={"format": "text"}, sink=sink, transform=lambda frame: frame.selectExpr(column))
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         location.run(pipeline)
 
 

@@ -75,8 +75,8 @@ def expected(value: Any, kind: str) -> Any:
     if kind == "boolean":
         return value if isinstance(value, bool) else BAD
     if bits := {"long": 64, "int": 32, "smallint": 16, "tinyint": 8}.get(kind):
-        whole = is_number and re.fullmatch("-?[0-9]+", value)
-        return int(value) if whole and -(1 << bits - 1) <= int(value) < 1 << bits - 1 else BAD
+        is_integer = is_number and re.fullmatch("-?[0-9]+", value)
+        return int(value) if is_integer and -(1 << bits - 1) <= int(value) < 1 << bits - 1 else BAD
     if kind in ("double", "float"):
         nearest = float(value) if is_number else float("inf")
         if kind == "float" and abs(nearest) <= 3.4028235e38:

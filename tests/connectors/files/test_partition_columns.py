@@ -40,10 +40,10 @@ def types(frame: DataFrame) -> dict[str, str]:
 def test_partition_columns_match_those_that_spark_reads(
     location: Location, spark: SparkSession, format: str, declared: bool
 ) -> None:
-    made = orders(spark) if format != "text" else orders(spark).drop("id")
-    made.repartition(1).write.partitionBy("day", "hour", "note").format(format).save(str(location.root / "made"))
+    frame = orders(spark) if format != "text" else orders(spark).drop("id")
+    frame.repartition(1).write.partitionBy("day", "hour", "note").format(format).save(str(location.root / "written"))
     (location.root / "in").rmdir()
-    (location.root / "made").rename(location.root / "in")
+    (location.root / "written").rename(location.root / "in")
     schema = {"text": "value string", "csv": "id long, name string", "json": "id long, name string"}.get(format)
     if declared:
         schema = "id long, hour string, name string, day timestamp"
@@ -91,11 +91,11 @@ def test_aborted_version_does_not_fix_the_types_of_partition_columns(location: L
     location.put("h=1/a.json", '{"id": 1}\n')
     location.put("other.json", '{"id": 5}\n')
 
-    def vanishes(frame: DataFrame) -> DataFrame:
+    def delete_file(frame: DataFrame) -> DataFrame:
         (location.root / "in" / "h=1" / "a.json").unlink(missing_ok=True)
         return frame
 
-    location.run(location.pipeline(source=JSON, on_data_loss="record_gap", transform=vanishes))
+    location.run(location.pipeline(source=JSON, on_data_loss="record_gap", transform=delete_file))
     location.put("h=x/b.json", '{"id": 2}\n')
     location.run(location.pipeline(source=JSON))
     assert [(row["id"], row["h"]) for row in location.rows(spark)] == [(2, "x"), (5, None)]
@@ -139,8 +139,8 @@ def test_files_of_every_depth_are_read_though_plain_spark_drops_those_without_pa
 def test_partition_value_overrides_the_column_in_the_file_as_in_spark(
     location: Location, spark: SparkSession, schema: str | None
 ) -> None:
-    made = spark.createDataFrame([(1, 7, "x"), (2, 8, "y")], "id long, day int, name string").repartition(1)
-    made.write.parquet(str(location.root / "in" / "DAY=2026"))
+    frame = spark.createDataFrame([(1, 7, "x"), (2, 8, "y")], "id long, day int, name string").repartition(1)
+    frame.write.parquet(str(location.root / "in" / "DAY=2026"))
     reader = spark.read if schema is None else spark.read.schema(schema)
     expected = reader.parquet(str(location.root / "in"))
     location.run(location.pipeline(source={"format": "parquet", "schema": schema}))

@@ -1,4 +1,4 @@
-"""What the files source lists, and how it cuts batches."""
+"""Which files the files source lists, and how it divides them into batches."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_poll_of_a_moving_window_does_not_read_all_earlier_discoveries(tmp_path:
     assert sum(costs[-6:]) <= 6 * 8
 
 
-def test_discovered_file_that_left_the_window_is_still_read_and_is_no_gap(tmp_path: Path) -> None:
+def test_discovered_file_outside_the_window_is_still_read_and_is_not_a_gap(tmp_path: Path) -> None:
     fixture = PipelineFixture(tmp_path)
     fixture.arrive(4)
     fixture.run("a")
@@ -118,7 +118,7 @@ def test_row_count_is_estimated_from_the_last_batch(tmp_path: Path) -> None:
     fixture.arrive(40)
     pipeline = fixture.pipeline(limits=Limits(max_rows=20))
     first, second = (fixture.run(run, pipeline=pipeline).counts["read"] for run in "ab")
-    assert first > 20  # the first estimate assumes 100 bytes a row; these have about 11
+    assert first > 20  # The first estimate assumes 100 bytes for each row. These rows have about 11.
     assert second <= 20
     fixture.run("c", drain=True, pipeline=pipeline)
     fixture.check()
@@ -146,7 +146,7 @@ def test_overwritten_file_is_a_new_file(tmp_path: Path) -> None:
     assert fixture.run("b").counts["read"] == 1
 
 
-def test_pins_are_checked_one_by_one(tmp_path: Path) -> None:
+def test_each_pin_is_checked_separately(tmp_path: Path) -> None:
     fixture = PipelineFixture(tmp_path)
     fixture.arrive(2)
     files = source(tmp_path / "in")

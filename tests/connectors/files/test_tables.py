@@ -27,9 +27,9 @@ MARKS = {
 @pytest.mark.parametrize("below", ["", "data", "data/day=1/hour=2"])
 @pytest.mark.parametrize("mark", MARKS)
 def test_path_in_a_table_is_refused_and_the_table_is_named(mark: str, below: str, tmp_path: Path) -> None:
-    made = tmp_path / "table" / mark
-    made.parent.mkdir(parents=True)
-    made.write_text("{}")
+    file = tmp_path / "table" / mark
+    file.parent.mkdir(parents=True)
+    file.write_text("{}")
     with pytest.raises(InvalidError, match=MARKS[mark]) as caught:
         refuse_table(str(tmp_path / "table" / below))
     assert caught.value.fields["table"] == str(tmp_path / "table")
@@ -40,9 +40,9 @@ def test_selected_file_of_a_table_below_the_path_is_refused_and_one_beside_the_t
     mark: str, tmp_path: Path
 ) -> None:
     for path in (f"in/db/table/{mark}", "in/db/a.json"):
-        made = tmp_path / path
-        made.parent.mkdir(parents=True, exist_ok=True)
-        made.write_text('{"id": 1}')
+        file = tmp_path / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text('{"id": 1}')
     fixture = PipelineFixture(tmp_path)
     fixture.run(
         "a",
@@ -63,9 +63,9 @@ def test_selected_file_of_a_table_below_the_path_is_refused_and_one_beside_the_t
 
 def test_path_beside_tables_or_with_an_unrelated_metadata_directory_is_accepted(tmp_path: Path) -> None:
     for path in ("in/metadata/x.metadata.json", "in/a.json", "table/_delta_log/0.json"):
-        made = tmp_path / path
-        made.parent.mkdir(parents=True, exist_ok=True)
-        made.write_text("{}")
+        file = tmp_path / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("{}")
     refuse_table(str(tmp_path / "in"))
     refuse_table(str(tmp_path / "absent"))
 

@@ -1,4 +1,4 @@
-"""An HTTP endpoint on loopback that records every call and answers as a test tells it."""
+"""An HTTP endpoint on the loopback interface. It records every call and replies as the test defines."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Recorder:
 
     answers: Callable[[Call], Reply] = lambda call: 200
     calls: list[Call] = field(default_factory=list)
-    heard: list[Call] = field(default_factory=list)
+    received: list[Call] = field(default_factory=list)
     port: int = 0
 
     @property
@@ -76,7 +76,7 @@ def _handler(recorder: Recorder) -> type[BaseHTTPRequestHandler]:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             headers = {name.lower(): value for name, value in self.headers.items()}
             call = Call(self.command, self.path, headers, json.loads(body) if body else None)
-            recorder.heard.append(call)
+            recorder.received.append(call)
             answer = recorder.answers(call)
             answer, extra = answer if isinstance(answer, tuple) else (answer, {})
             if answer == "dropped":

@@ -1,4 +1,4 @@
-"""HTTP effects: what each delivery choice guarantees for every record when a process dies, waits or runs beside another at any step."""
+"""HTTP effects: the guarantee of each delivery choice if a process dies, waits or runs beside another at any step."""
 
 from __future__ import annotations
 
@@ -55,30 +55,30 @@ CHOICES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def recorder() -> Iterator[Recorder]:
-    with serving(Recorder()) as made:
-        yield made
+    with serving(Recorder()) as recorder:
+        yield recorder
 
 
-def fixture(root: Path, files: int = 2) -> PipelineFixture:
+def new_fixture(root: Path, files: int = 2) -> PipelineFixture:
     """Create a fixture with six rows in one batch. With chunks of two rows it has three chunks."""
-    made = PipelineFixture(root)
-    made.arrive(files)
-    return made
+    fixture = PipelineFixture(root)
+    fixture.arrive(files)
+    return fixture
 
 
-def pushing(w: PipelineFixture, recorder: Recorder, **choice: Any) -> Pipeline:
+def pushing(fixture: PipelineFixture, recorder: Recorder, **choice: Any) -> Pipeline:
     given = {"url": recorder.url, "chunk_rows": 2, **choice}
-    return w.pipeline(sinks={"push": HttpSink(str(w.root / "staged"), **given)})
+    return fixture.pipeline(sinks={"push": HttpSink(str(fixture.root / "staged"), **given)})
 
 
-def receipt(w: PipelineFixture, version: int = 0) -> Receipt:
-    found = w.opened().log.receipts(version)
+def receipt(fixture: PipelineFixture, version: int = 0) -> Receipt:
+    found = fixture.opened().log.receipts(version)
     assert found is not None
     return found.sinks["push"]
 
 
-def claims(w: PipelineFixture) -> list[str]:
-    return [stat.key for stat in w.store.list("claims/")]
+def claims(fixture: PipelineFixture) -> list[str]:
+    return [stat.key for stat in fixture.store.list("claims/")]
 
 
 # --- a crash, a pause or another process at every step
@@ -105,25 +105,25 @@ class WatchedCalls:
         if self.watched is not None and any(part in name for part in ("claims/", "effects/", ".d.json", "call")):
             self.watched(name)
 
-    def run(self, w: PipelineFixture, pipeline: Pipeline, watched: Callable[[str], object]) -> None:
-        """Run ``a`` and watch its steps. Runs that it meets are not watched."""
+    def run(self, fixture: PipelineFixture, pipeline: Pipeline, watched: Callable[[str], object]) -> None:
+        """Run ``a`` and watch its steps. Other runs that start in the meantime are not watched."""
         self.watched = watched
         try:
-            w.run("a", pipeline=pipeline, store=SteppedStore(w.store, self.step))
+            fixture.run("a", pipeline=pipeline, store=SteppedStore(fixture.store, self.step))
         finally:
             self.watched = None
 
 
 class AtStep:
-    """Does something once, at one step."""
+    """Calls an action once, at one step."""
 
-    def __init__(self, at: int, what: Callable[[], object]) -> None:
-        self.at, self.what, self.taken = at, what, list[str]()
+    def __init__(self, at: int, action: Callable[[], object]) -> None:
+        self.at, self.action, self.taken = at, action, list[str]()
 
     def __call__(self, name: str) -> None:
         self.taken.append(name)
         if len(self.taken) - 1 == self.at:
-            self.what()
+            self.action()
 
 
 def die() -> None:
@@ -134,28 +134,28 @@ def always_ok(recorder: Recorder) -> Callable[[Call], Reply]:
     return lambda call: 200
 
 
-def limited(recorder: Recorder) -> Callable[[Call], Reply]:
-    """Rate-limit the first call of two records. One wait is so long that the publisher records its progress before it waits."""
+def rate_limited(recorder: Recorder) -> Callable[[Call], Reply]:
+    """Rate-limit the first call of two records. One wait is long enough that the publisher records its progress first."""
 
     def answer(call: Call) -> Reply:
         wait_s = {3: 10, 4: 1}.get(call.ids[0])
-        is_first = sum(heard.ids == call.ids for heard in recorder.heard) == 1
+        is_first = sum(received.ids == call.ids for received in recorder.received) == 1
         return (429, {"Retry-After": str(wait_s)}) if wait_s and is_first else 200
 
     return answer
 
 
-def judge(choice: str, w: PipelineFixture, recorder: Recorder, where: str) -> None:
-    seen, actual = recorder.ids(), receipt(w)
-    lost, twice = w.expected - seen, {n for n, times in seen.items() if times > 1}
-    assert not seen - Counter({n: 99 for n in w.expected}), where
-    assert w.verdict().findings == [], where
+def check_guarantee(choice: str, fixture: PipelineFixture, recorder: Recorder, where: str) -> None:
+    seen, actual = recorder.ids(), receipt(fixture)
+    lost, twice = fixture.expected - seen, {n for n, times in seen.items() if times > 1}
+    assert not seen - Counter({n: 99 for n in fixture.expected}), where
+    assert fixture.verdict().findings == [], where
     if choice == "at_most_once":
         assert not twice, f"{where}: repeated {twice}"
         assert lost.total() <= actual.detail["unknown"] + actual.detail["refused"], (
-            f"{where}: a loss that nobody tells of"
+            f"{where}: the receipt does not count the loss"
         )
-        assert actual.rows + actual.detail["unknown"] == w.expected.total(), where
+        assert actual.rows + actual.detail["unknown"] == fixture.expected.total(), where
         assert (actual.result == "unknown") == (actual.detail["unknown"] > 0), where
     else:
         assert not lost, f"{where}: lost {lost}"
@@ -163,70 +163,74 @@ def judge(choice: str, w: PipelineFixture, recorder: Recorder, where: str) -> No
             result="applied", rows=6, detail={"chunks": 3, "refused": 0, "unknown": 0, "skipped": 0}
         )
     if choice == "effectively_once":
-        assert Counter(body["id"] for body in recorder.table().values()) == w.expected, where
+        assert Counter(body["id"] for body in recorder.table().values()) == fixture.expected, where
 
 
-# Idempotency keys do not change the order of steps, so a rate-limited endpoint with keys would test nothing more.
-ENDPOINTS = [*((choice, always_ok) for choice in CHOICES), ("at_least_once", limited), ("at_most_once", limited)]
+# Idempotency keys do not change the order of steps, so a rate-limited endpoint with keys adds no coverage.
+ENDPOINTS = [
+    *((choice, always_ok) for choice in CHOICES),
+    ("at_least_once", rate_limited),
+    ("at_most_once", rate_limited),
+]
 
 
-@pytest.mark.parametrize("who", ["same run", "other run"])
+@pytest.mark.parametrize("other_run", ["same run", "other run"])
 @pytest.mark.parametrize(("choice", "answers"), ENDPOINTS)
 def test_crash_at_every_step_then_recovery(
-    choice: str, who: str, answers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
+    choice: str, other_run: str, answers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
 ) -> None:
     watched_calls, lost, repeated = WatchedCalls(monkeypatch), 0, 0
     recorder.answers = answers(recorder)
     at, steps = 0, 1
     while at < steps:
         recorder.calls.clear()
-        recorder.heard.clear()
-        w = fixture(tmp_path / str(at))
-        pipeline = pushing(w, recorder, **CHOICES[choice])
+        recorder.received.clear()
+        fixture = new_fixture(tmp_path / str(at))
+        pipeline = pushing(fixture, recorder, **CHOICES[choice])
         assert guarantee(pipeline).label == choice
-        killed = AtStep(at, die)
+        crash = AtStep(at, die)
         with suppress(Crash):
-            watched_calls.run(w, pipeline, killed)
-        steps = max(steps, len(killed.taken) + 1)
-        if who == "other run":
+            watched_calls.run(fixture, pipeline, crash)
+        steps = max(steps, len(crash.taken) + 1)
+        if other_run == "other run":
             with suppress(UnavailableError):  # another run may not close a foreign claim as unknown
-                w.run("b", pipeline=pipeline)
-        w.run("a", pipeline=pipeline)
-        judge(choice, w, recorder, f"killed at {at}, {killed.taken[-1]}")
-        lost += (w.expected - recorder.ids()).total()
-        repeated += (recorder.ids() - w.expected).total()
+                fixture.run("b", pipeline=pipeline)
+        fixture.run("a", pipeline=pipeline)
+        check_guarantee(choice, fixture, recorder, f"killed at {at}, {crash.taken[-1]}")
+        lost += (fixture.expected - recorder.ids()).total()
+        repeated += (recorder.ids() - fixture.expected).total()
         at += 1
-    assert steps > (30 if choice == "at_most_once" else 24), "each chunk has a look, a note and two calls"
-    assert (lost > 0) == (choice == "at_most_once"), "that it may lose is no empty warning"
-    assert (repeated > 0) == (choice != "at_most_once"), "that it may repeat is none either"
+    assert steps > (30 if choice == "at_most_once" else 24), "each chunk has a read, a record and two calls"
+    assert (lost > 0) == (choice == "at_most_once"), "only at-most-once delivery loses records"
+    assert (repeated > 0) == (choice != "at_most_once"), "only the other choices repeat calls"
 
 
-@pytest.mark.parametrize("who", ["a", "b"])
+@pytest.mark.parametrize("other_run", ["a", "b"])
 @pytest.mark.parametrize(("choice", "answers"), ENDPOINTS)
 def test_concurrent_runs_with_a_pause_at_every_step(
-    choice: str, who: str, answers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
+    choice: str, other_run: str, answers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
 ) -> None:
     watched_calls = WatchedCalls(monkeypatch)
     recorder.answers = answers(recorder)
     at, steps = 0, 1
     while at < steps:
         recorder.calls.clear()
-        recorder.heard.clear()
-        w = fixture(tmp_path / str(at))
-        pipeline = pushing(w, recorder, **CHOICES[choice])
+        recorder.received.clear()
+        fixture = new_fixture(tmp_path / str(at))
+        pipeline = pushing(fixture, recorder, **CHOICES[choice])
 
-        def meanwhile() -> None:
+        def run_concurrently() -> None:
             watched, watched_calls.watched = watched_calls.watched, None
             with suppress(UnavailableError):
-                w.run(who, pipeline=pipeline)  # noqa: B023
+                fixture.run(other_run, pipeline=pipeline)  # noqa: B023
             watched_calls.watched = watched
 
-        paused = AtStep(at, meanwhile)
+        paused = AtStep(at, run_concurrently)
         with suppress(UnavailableError):
-            watched_calls.run(w, pipeline, paused)
+            watched_calls.run(fixture, pipeline, paused)
         steps = max(steps, len(paused.taken) + 1)
-        w.run("a", pipeline=pipeline)
-        judge(choice, w, recorder, f"paused at {at}, {paused.taken[-1]}")
+        fixture.run("a", pipeline=pipeline)
+        check_guarantee(choice, fixture, recorder, f"paused at {at}, {paused.taken[-1]}")
         at += 1
     assert steps > 20
 
@@ -238,29 +242,29 @@ class LedgerFaults(FaultyStore):
         return super()._next(kind, key) if any(part in key for part in ("claims/", "effects/", ".d.json")) else None
 
 
-@pytest.mark.parametrize("who", ["a", "b"])
+@pytest.mark.parametrize("other_run", ["a", "b"])
 @pytest.mark.parametrize("fault", [Fault.LOST_REPLY, Fault.CONFLICT, Fault.APPLIED_LATE], ids=lambda fault: fault.name)
 @pytest.mark.parametrize("choice", CHOICES)
 def test_every_faulty_ledger_reply_while_another_run_publishes(
-    choice: str, fault: Fault, who: str, tmp_path: Path, recorder: Recorder
+    choice: str, fault: Fault, other_run: str, tmp_path: Path, recorder: Recorder
 ) -> None:
     at, store = 0, None
     while store is None or store.reached:
         recorder.calls.clear()
-        w = fixture(tmp_path / str(at))
-        pipeline = pushing(w, recorder, **CHOICES[choice])
+        fixture = new_fixture(tmp_path / str(at))
+        pipeline = pushing(fixture, recorder, **CHOICES[choice])
 
-        def meanwhile() -> None:
+        def run_concurrently() -> None:
             with suppress(UnavailableError):  # another run may not close a foreign claim as unknown
-                w.run(who, pipeline=pipeline)  # noqa: B023
+                fixture.run(other_run, pipeline=pipeline)  # noqa: B023
 
-        store = LedgerFaults(w.store, at, fault, other_processes=meanwhile)
+        store = LedgerFaults(fixture.store, at, fault, other_processes=run_concurrently)
         with suppress(UnavailableError):
-            w.run("a", pipeline=pipeline, store=store)
-        w.run("a", pipeline=pipeline)
-        judge(choice, w, recorder, f"{fault.name} at {at}")
+            fixture.run("a", pipeline=pipeline, store=store)
+        fixture.run("a", pipeline=pipeline)
+        check_guarantee(choice, fixture, recorder, f"{fault.name} at {at}")
         at += 1
-    assert at > (9 if choice == "at_most_once" else 6), "each chunk has a look and a note"
+    assert at > (9 if choice == "at_most_once" else 6), "each chunk has a read and a record"
 
 
 def table_after(calls: list[Call], operation: str) -> dict[int, Any]:
@@ -297,9 +301,9 @@ def test_idempotent_operation_leaves_the_same_table_after_repeated_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: Recorder, files: int
 ) -> None:
     """
-    A publisher pauses at every step while others publish its version and the later ones. Then it continues and repeats what it has begun.
+    A publisher pauses at every step while others publish its version and the later ones. Then it continues and repeats its calls.
 
-    With two files there is one version, which has each key twice. So no later version hides the effect of a late call.
+    With two files there is one version, which has each key twice, so no later version hides the effect of a late call.
     """
     watched_calls, tables = WatchedCalls(monkeypatch), []
 
@@ -309,24 +313,24 @@ def test_idempotent_operation_leaves_the_same_table_after_repeated_calls(
     at, steps = -1, 1
     while at < steps:
         recorder.calls.clear()
-        w = fixture(tmp_path / str(at), files)
-        pipeline = pushing(w, recorder, operation="upsert_newer").replace(transform=keyed)
+        fixture = new_fixture(tmp_path / str(at), files)
+        pipeline = pushing(fixture, recorder, operation="upsert_newer").replace(transform=keyed)
 
-        def meanwhile() -> None:
+        def run_concurrently() -> None:
             watched, watched_calls.watched = watched_calls.watched, None
-            w.run("others", pipeline=pipeline, drain=True)  # noqa: B023
+            fixture.run("others", pipeline=pipeline, drain=True)  # noqa: B023
             watched_calls.watched = watched
 
-        paused = AtStep(at, meanwhile)
-        watched_calls.run(w, pipeline, paused)
+        paused = AtStep(at, run_concurrently)
+        watched_calls.run(fixture, pipeline, paused)
         steps = max(steps, len(paused.taken))
-        w.run("others", pipeline=pipeline, drain=True)
+        fixture.run("others", pipeline=pipeline, drain=True)
         tables.append({operation: table_after(recorder.calls, operation) for operation in OPERATIONS})
         at += 1
-    undisturbed, *disturbed = tables
-    assert len(disturbed) > 20
+    without_pause, *with_pause = tables
+    assert len(with_pause) > 20
     for operation, row in OPERATIONS.items():
-        stays = all(found[operation] == undisturbed[operation] for found in disturbed)
+        stays = all(found[operation] == without_pause[operation] for found in with_pause)
         # With one version, a late delete finds no later version whose rows it could delete.
         assert stays == (row.idempotent or (files == 2 and operation == "delete")), operation
 
@@ -334,16 +338,18 @@ def test_idempotent_operation_leaves_the_same_table_after_repeated_calls(
 def test_guarantee_with_record_id_says_that_records_with_equal_ids_are_merged(
     tmp_path: Path, recorder: Recorder
 ) -> None:
-    reasons_given = guarantee(pushing(fixture(tmp_path), recorder, record_id=["{a}", "b"], idempotent=True)).reasons
+    reasons_given = guarantee(pushing(new_fixture(tmp_path), recorder, record_id=["{a}", "b"], idempotent=True)).reasons
     assert any("records with equal {a}, b have the same key" in reason for reason in reasons_given)
-    assert not any("have the same key" in reason for reason in guarantee(pushing(fixture(tmp_path), recorder)).reasons)
+    assert not any(
+        "have the same key" in reason for reason in guarantee(pushing(new_fixture(tmp_path), recorder)).reasons
+    )
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_guarantee_of_an_operation_matches_the_operations_table(
     operation: str, tmp_path: Path, recorder: Recorder
 ) -> None:
-    pipeline = pushing(fixture(tmp_path), recorder, operation=operation)
+    pipeline = pushing(new_fixture(tmp_path), recorder, operation=operation)
     if OPERATIONS[operation].idempotent:
         assert pipeline.replace(require="effectively_once")
         return
@@ -353,49 +359,49 @@ def test_guarantee_of_an_operation_matches_the_operations_table(
 
 
 def test_late_publisher_makes_no_calls(tmp_path: Path, recorder: Recorder) -> None:
-    w = fixture(tmp_path, 4)
-    pipeline = pushing(w, recorder)
-    w.run("a", pipeline=pipeline, drain=True)
-    opened, seen = open_pipeline(pipeline, w.log()), recorder.ids()
+    fixture = new_fixture(tmp_path, 4)
+    pipeline = pushing(fixture, recorder)
+    fixture.run("a", pipeline=pipeline, drain=True)
+    opened, seen = open_pipeline(pipeline, fixture.log()), recorder.ids()
     vacuum(pipeline, log=opened.log)
-    assert not [*(w.root / "staged").rglob("*.parquet")], "its staged rows are gone"
+    assert not [*(fixture.root / "staged").rglob("*.parquet")], "vacuum deleted the staged rows"
     found = opened.log.outcome(0)
     assert found is not None
     sink = pipeline.sinks["push"]
     for _ in range(3):
         effects = LoggedEffects(opened.log, 0, "push", may_close=False)
-        assert sink.publish(batch_of(opened, *found, "push"), effects) == receipt(w)  # type: ignore[attr-defined]
-    assert recorder.ids() == seen == w.expected
+        assert sink.publish(batch_of(opened, *found, "push"), effects) == receipt(fixture)  # type: ignore[attr-defined]
+    assert recorder.ids() == seen == fixture.expected
 
 
 def test_staged_rows_of_a_version_published_days_later_are_vacuumed_after_publishing(
     tmp_path: Path, recorder: Recorder
 ) -> None:
-    w = fixture(tmp_path)
-    pipeline = pushing(w, recorder)
+    fixture = new_fixture(tmp_path)
+    pipeline = pushing(fixture, recorder)
     recorder.answers = lambda call: 403
     with pytest.raises(PublishError):
-        w.run("a", pipeline=pipeline)
+        fixture.run("a", pipeline=pipeline)
     days_later = ManualClock(1_700_000_000_000 + 3 * 86_400_000)
-    assert vacuum(pipeline, log=CommitLog(w.store, days_later)).attempts == ()
+    assert vacuum(pipeline, log=CommitLog(fixture.store, days_later)).attempts == ()
     recorder.answers = lambda call: 200
-    w.run("a", pipeline=pipeline)
-    assert len(vacuum(pipeline, log=CommitLog(w.store, days_later)).attempts) == 1
-    assert not [*(w.root / "staged").rglob("*.parquet")]
+    fixture.run("a", pipeline=pipeline)
+    assert len(vacuum(pipeline, log=CommitLog(fixture.store, days_later)).attempts) == 1
+    assert not [*(fixture.root / "staged").rglob("*.parquet")]
 
 
 def test_pipelines_of_the_docs_page_are_accepted_and_the_mail_example_is_at_most_once() -> None:
     page = (Path(__file__).parents[3] / "docs" / "connectors" / "http.md").read_text()
-    made: dict[str, Any] = {}
+    namespace: dict[str, Any] = {}
     for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
-        exec(compile(code, "http.md", "exec"), made)
-    assert guarantee(made["MAILS"]).label == "at_most_once"
+        exec(compile(code, "http.md", "exec"), namespace)
+    assert guarantee(namespace["MAILS"]).label == "at_most_once"
     for more in ("exactly_once", "effectively_once", "at_least_once"):
         with pytest.raises(InvalidError, match="weaker than it requires"):
-            made["MAILS"].replace(require=more)
+            namespace["MAILS"].replace(require=more)
 
 
-# --- what a reply proves
+# --- the outcome of a call by its reply
 
 
 @pytest.mark.parametrize(
@@ -405,16 +411,16 @@ def test_unclear_reply_is_retried_or_counted_unknown_by_delivery_choice(
     answer: Reply, tmp_path: Path, recorder: Recorder
 ) -> None:
     for choice, given in CHOICES.items():
-        w = fixture(tmp_path / choice)
+        fixture = new_fixture(tmp_path / choice)
         recorder.calls.clear()
-        recorder.heard.clear()
+        recorder.received.clear()
         unclear = [3]
         recorder.answers = lambda call: answer if call.ids == unclear and not unclear.append(-1) else 200  # noqa: B023
-        w.run("a", pipeline=pushing(w, recorder, timeout_s=1, **given))
-        heard = Counter(found for call in recorder.heard for found in call.ids)
-        assert heard == w.expected + (Counter() if choice == "at_most_once" else Counter([3]))
-        judge(choice, w, recorder, choice)
-        assert receipt(w).detail["unknown"] == (1 if choice == "at_most_once" else 0)
+        fixture.run("a", pipeline=pushing(fixture, recorder, timeout_s=1, **given))
+        received = Counter(found for call in recorder.received for found in call.ids)
+        assert received == fixture.expected + (Counter() if choice == "at_most_once" else Counter([3]))
+        check_guarantee(choice, fixture, recorder, choice)
+        assert receipt(fixture).detail["unknown"] == (1 if choice == "at_most_once" else 0)
 
 
 @pytest.mark.parametrize(
@@ -424,16 +430,16 @@ def test_unclear_reply_is_retried_or_counted_unknown_by_delivery_choice(
 def test_call_that_the_endpoint_did_not_perform_is_retried_under_the_same_claim(
     choice: str, answer: Reply, tmp_path: Path, recorder: Recorder
 ) -> None:
-    w = fixture(tmp_path)
-    recorder.answers = lambda call: answer if call.ids == [3] and recorder.heard.count(call) < 4 else 200
-    w.run("a", pipeline=pushing(w, recorder, **CHOICES[choice]))
-    assert Counter(found for call in recorder.heard for found in call.ids) == w.expected + Counter({3: 3})
-    assert recorder.ids() == w.expected
-    assert receipt(w).rows == 6
-    assert len(claims(w)) == (3 if choice == "at_most_once" else 0)
+    fixture = new_fixture(tmp_path)
+    recorder.answers = lambda call: answer if call.ids == [3] and recorder.received.count(call) < 4 else 200
+    fixture.run("a", pipeline=pushing(fixture, recorder, **CHOICES[choice]))
+    assert Counter(found for call in recorder.received for found in call.ids) == fixture.expected + Counter({3: 3})
+    assert recorder.ids() == fixture.expected
+    assert receipt(fixture).rows == 6
+    assert len(claims(fixture)) == (3 if choice == "at_most_once" else 0)
 
 
-class Window:
+class RateLimitedEndpoint:
     """An endpoint that performs ``calls`` calls in each window of 60 seconds, and returns the start of the next window in Retry-After."""
 
     def __init__(self, clock: ManualClock, calls: int) -> None:
@@ -448,9 +454,9 @@ class Window:
         return 200
 
 
-def run_at(w: PipelineFixture, clock: ManualClock, pipeline: Pipeline, run_key: str = "a") -> CountingStore:
+def run_at(fixture: PipelineFixture, clock: ManualClock, pipeline: Pipeline, run_key: str = "a") -> CountingStore:
     """Run with a clock that other runs share. Return the store, which counted the requests."""
-    store = CountingStore(w.store)
+    store = CountingStore(fixture.store)
     run_batch(pipeline, run_key=run_key, log=CommitLog(store, clock), engine=RowsEngine())
     return store
 
@@ -459,21 +465,23 @@ def run_at(w: PipelineFixture, clock: ManualClock, pipeline: Pipeline, run_key: 
 def test_batch_of_ten_times_the_rate_limit_completes_in_one_run(
     choice: str, tmp_path: Path, recorder: Recorder
 ) -> None:
-    w, clock = fixture(tmp_path, 100), ManualClock()
-    recorder.answers = Window(clock, 30)
+    fixture, clock = new_fixture(tmp_path, 100), ManualClock()
+    recorder.answers = RateLimitedEndpoint(clock, 30)
     began_ms = clock.now_ms()
     store = run_at(
-        w, clock, pushing(w, recorder, chunk_rows=100, **CHOICES[choice]).replace(limits=Limits(max_files=100))
+        fixture,
+        clock,
+        pushing(fixture, recorder, chunk_rows=100, **CHOICES[choice]).replace(limits=Limits(max_files=100)),
     )
-    assert recorder.ids() == w.expected
-    assert receipt(w) == Receipt(
+    assert recorder.ids() == fixture.expected
+    assert receipt(fixture) == Receipt(
         result="applied", rows=300, detail={"chunks": 3, "refused": 0, "unknown": 0, "skipped": 0}
     )
-    assert len(recorder.heard) - 300 < 30, "the rate adapts: few calls are refused"
-    assert clock.now_ms() - began_ms < 3 * 10 * 60_000, "and it is not given up"
+    assert len(recorder.received) - 300 < 30, "the publisher adapts its rate, so few calls are refused"
+    assert clock.now_ms() - began_ms < 3 * 10 * 60_000, "the publisher does not reduce its rate too far"
     kept = [key for method, key in store.keys if method == "create" and key.startswith(("effects/", "claims/"))]
     assert len(kept) < (clock.now_ms() - began_ms) / 5_000 * 2 + 6, (
-        "at most one note and one claim in five seconds of waiting"
+        "at most one record and one claim in five seconds of waiting"
     )
 
 
@@ -481,22 +489,22 @@ def test_batch_of_ten_times_the_rate_limit_completes_in_one_run(
 def test_retries_under_a_rate_limit_repeat_no_call_and_lose_no_record(
     choice: str, tmp_path: Path, recorder: Recorder
 ) -> None:
-    w, clock = fixture(tmp_path, 100), ManualClock()
-    recorder.answers = Window(clock, 30)
-    pipeline = pushing(w, recorder, chunk_rows=100, max_wait_s=0, **CHOICES[choice]).replace(
+    fixture, clock = new_fixture(tmp_path, 100), ManualClock()
+    recorder.answers = RateLimitedEndpoint(clock, 30)
+    pipeline = pushing(fixture, recorder, chunk_rows=100, max_wait_s=0, **CHOICES[choice]).replace(
         limits=Limits(max_files=100)
     )
     for again in range(1, 10):
         with pytest.raises(UnavailableError, match="no record is lost") as ended:
-            run_at(w, clock, pipeline, "a" if again % 2 else "b")
+            run_at(fixture, clock, pipeline, "a" if again % 2 else "b")
         assert ended.value.retryable
         assert (ended.value.fields["done"], ended.value.fields["rows"]) == (30 * again, 300)
         until = datetime.datetime.fromisoformat(str(ended.value.fields["run_again_at"]))
         clock.sleep(until.timestamp() - clock.now_ms() / 1000)
-    run_at(w, clock, pipeline)
-    assert recorder.ids() == w.expected
-    assert len(recorder.heard) == 300 + 9
-    assert receipt(w) == Receipt(
+    run_at(fixture, clock, pipeline)
+    assert recorder.ids() == fixture.expected
+    assert len(recorder.received) == 300 + 9
+    assert receipt(fixture) == Receipt(
         result="applied", rows=300, detail={"chunks": 3, "refused": 0, "unknown": 0, "skipped": 0}
     )
 
@@ -505,19 +513,19 @@ def test_retries_under_a_rate_limit_repeat_no_call_and_lose_no_record(
 def test_publisher_that_dies_in_a_long_wait_repeats_and_loses_nothing(
     choice: str, tmp_path: Path, recorder: Recorder
 ) -> None:
-    class Dying(ManualClock):
+    class DyingClock(ManualClock):
         def sleep(self, seconds: float) -> None:
             if seconds > 5:
                 raise Crash
 
-    w = fixture(tmp_path)
-    recorder.answers = limited(recorder)
-    pipeline = pushing(w, recorder, **CHOICES[choice])
+    fixture = new_fixture(tmp_path)
+    recorder.answers = rate_limited(recorder)
+    pipeline = pushing(fixture, recorder, **CHOICES[choice])
     with pytest.raises(Crash):
-        run_at(w, Dying(), pipeline)
-    w.run("b", pipeline=pipeline)
-    assert recorder.ids() == w.expected
-    assert receipt(w) == Receipt(
+        run_at(fixture, DyingClock(), pipeline)
+    fixture.run("b", pipeline=pipeline)
+    assert recorder.ids() == fixture.expected
+    assert receipt(fixture) == Receipt(
         result="applied", rows=6, detail={"chunks": 3, "refused": 0, "unknown": 0, "skipped": 0}
     )
 
@@ -530,19 +538,19 @@ def test_retry_after_is_read_as_seconds_or_as_a_date_by_the_endpoints_clock(tmp_
     assert retry_after_s({"Retry-After": "Thu, 01 Jan 2015 00:02:00 GMT"}, 1_767_225_600_000) == 0
     for bad in ("", "-1", "1.5", "soon", "9" * 10, "Thu, 99 Jan 2026 00:00:00 GMT"):
         assert retry_after_s({"Retry-After": bad}, 0) is None
-    w, clock = fixture(tmp_path), ManualClock()
+    fixture, clock = new_fixture(tmp_path), ManualClock()
     began_ms = clock.now_ms()
-    recorder.answers = lambda call: (503, {"Retry-After": "40"}) if len(recorder.heard) == 2 else 200
-    run_at(w, clock, pushing(w, recorder, delivery="at_most_once"))
+    recorder.answers = lambda call: (503, {"Retry-After": "40"}) if len(recorder.received) == 2 else 200
+    run_at(fixture, clock, pushing(fixture, recorder, delivery="at_most_once"))
     assert clock.now_ms() - began_ms >= 40_000
-    assert recorder.ids() == w.expected
+    assert recorder.ids() == fixture.expected
 
 
 def test_calls_stay_below_max_per_s(tmp_path: Path, recorder: Recorder) -> None:
-    w, clock = fixture(tmp_path, 20), ManualClock()
+    fixture, clock = new_fixture(tmp_path, 20), ManualClock()
     times = []
     recorder.answers = lambda call: times.append(clock.now_ms()) or 200  # type: ignore[func-returns-value]
-    run_at(w, clock, pushing(w, recorder, chunk_rows=7, max_per_s=4).replace(limits=Limits(max_files=20)))
+    run_at(fixture, clock, pushing(fixture, recorder, chunk_rows=7, max_per_s=4).replace(limits=Limits(max_files=20)))
     assert len(times) == 60
     assert times[-1] - times[0] == 59 * 250
 
@@ -550,25 +558,29 @@ def test_calls_stay_below_max_per_s(tmp_path: Path, recorder: Recorder) -> None:
 def test_released_round_that_a_live_publisher_claimed_is_not_closed_as_unknown(
     tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run that committed waits. Another run continues with the rest and has not recorded its result when the first one wakes."""
-    w = fixture(tmp_path)
-    recorder.answers = limited(recorder)
-    pipeline = pushing(w, recorder, delivery="at_most_once", chunk_rows=6)
+    """
+    The run that committed waits. Another run continues with the rest.
 
-    class Waking(ManualClock):
+    It has not recorded its result when the first run continues.
+    """
+    fixture = new_fixture(tmp_path)
+    recorder.answers = rate_limited(recorder)
+    pipeline = pushing(fixture, recorder, delivery="at_most_once", chunk_rows=6)
+
+    class WakingClock(ManualClock):
         def sleep(self, seconds: float) -> None:
             super().sleep(seconds)
             if seconds > 5:
                 with monkeypatch.context() as stuck:
                     stuck.setattr(LoggedEffects, "record", lambda *args, **named: die())
                     with pytest.raises(Crash):
-                        w.run("b", pipeline=pipeline)
+                        fixture.run("b", pipeline=pipeline)
 
     with pytest.raises(UnavailableError, match="another publisher has claimed"):
-        run_at(w, Waking(), pipeline)
-    w.run("a", pipeline=pipeline)
-    assert recorder.ids() == w.expected
-    actual = receipt(w)
+        run_at(fixture, WakingClock(), pipeline)
+    fixture.run("a", pipeline=pipeline)
+    assert recorder.ids() == fixture.expected
+    actual = receipt(fixture)
     assert (actual.result, actual.rows, actual.detail["unknown"]) == ("unknown", 3, 3)
 
 
@@ -576,57 +588,57 @@ def test_released_round_that_a_live_publisher_claimed_is_not_closed_as_unknown(
 def test_effects_that_contradict_the_records_of_their_round_are_reported_as_log_damage(
     changed: dict[str, int], tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    w = fixture(tmp_path)
-    pipeline = pushing(w, recorder)
+    fixture = new_fixture(tmp_path)
+    pipeline = pushing(fixture, recorder)
     recorder.answers = lambda call: (429, {"Retry-After": "999"}) if call.ids == [1] else 200
     with monkeypatch.context() as forged:
         real = LoggedEffects.record
         forged.setattr(LoggedEffects, "record", lambda self, *at, **named: real(self, *at, **{**named, **changed}))
         with pytest.raises((LogDamagedError, UnavailableError)):
-            w.run("a", pipeline=pipeline)
+            fixture.run("a", pipeline=pipeline)
     with pytest.raises(LogDamagedError, match="do not add up to its number of records"):
-        w.run("a", pipeline=pipeline)
+        fixture.run("a", pipeline=pipeline)
 
 
 def test_endpoint_that_stays_unclear_is_called_again_by_the_next_retry(tmp_path: Path, recorder: Recorder) -> None:
-    w = fixture(tmp_path)
-    pipeline = pushing(w, recorder)
+    fixture = new_fixture(tmp_path)
+    pipeline = pushing(fixture, recorder)
     recorder.answers = lambda call: 503 if call.ids == [3] else 200
     with pytest.raises(UnavailableError, match=r"repeats it.*chunk=1 record=1 status=503"):
-        w.run("a", pipeline=pipeline)
+        fixture.run("a", pipeline=pipeline)
     recorder.answers = lambda call: 200
-    w.run("b", pipeline=pipeline)
-    judge("at_least_once", w, recorder, "after 503")
+    fixture.run("b", pipeline=pipeline)
+    check_guarantee("at_least_once", fixture, recorder, "after 503")
 
 
 def test_unreachable_endpoint_costs_no_claim_and_no_record(tmp_path: Path) -> None:
-    w, recorder = fixture(tmp_path), Recorder()
+    fixture, recorder = new_fixture(tmp_path), Recorder()
     with serving(recorder):
         pass
-    pipeline = pushing(w, recorder, delivery="at_most_once")
+    pipeline = pushing(fixture, recorder, delivery="at_most_once")
     with pytest.raises(UnavailableError, match="no call was made"):
-        w.run("a", pipeline=pipeline)
-    assert claims(w) == []
+        fixture.run("a", pipeline=pipeline)
+    assert claims(fixture) == []
     with serving(recorder):
-        w.run("a", pipeline=pipeline)
-    assert recorder.ids() == w.expected
-    assert receipt(w).result == "applied"
+        fixture.run("a", pipeline=pipeline)
+    assert recorder.ids() == fixture.expected
+    assert receipt(fixture).result == "applied"
 
 
 @pytest.mark.parametrize(("answer", "error"), [(500, UnavailableError), (302, PublishError)])
 def test_endpoint_that_always_fails_costs_at_most_one_chunk_per_retry(
     answer: int, error: type[Exception], tmp_path: Path, recorder: Recorder
 ) -> None:
-    w = fixture(tmp_path)
-    pipeline = pushing(w, recorder, delivery="at_most_once")
+    fixture = new_fixture(tmp_path)
+    pipeline = pushing(fixture, recorder, delivery="at_most_once")
     recorder.answers = lambda call: answer
     with pytest.raises(error, match="are not claimed"):
-        w.run("a", pipeline=pipeline)
-    assert len(claims(w)) == 1
-    assert len(recorder.heard) == 2
+        fixture.run("a", pipeline=pipeline)
+    assert len(claims(fixture)) == 1
+    assert len(recorder.received) == 2
     recorder.answers = lambda call: 200
-    w.run("a", pipeline=pipeline)
-    actual = receipt(w)
+    fixture.run("a", pipeline=pipeline)
+    actual = receipt(fixture)
     assert (actual.rows, actual.detail["unknown"], actual.detail["refused"]) == (4, 2, 0)
     assert max(recorder.ids().values()) == 1
 
@@ -635,45 +647,45 @@ def test_endpoint_that_always_fails_costs_at_most_one_chunk_per_retry(
 def test_run_fails_if_the_only_chunk_of_a_batch_had_no_clear_reply(
     answer: int, error: type[Exception], tmp_path: Path, recorder: Recorder
 ) -> None:
-    w = fixture(tmp_path)
-    pipeline = pushing(w, recorder, delivery="at_most_once", chunk_rows=100)
+    fixture = new_fixture(tmp_path)
+    pipeline = pushing(fixture, recorder, delivery="at_most_once", chunk_rows=100)
     recorder.answers = lambda call: answer
     with pytest.raises(error):
-        w.run("a", pipeline=pipeline)
-    w.run("a", pipeline=pipeline)
-    assert (receipt(w).result, receipt(w).detail["unknown"]) == ("unknown", 6)
+        fixture.run("a", pipeline=pipeline)
+    fixture.run("a", pipeline=pipeline)
+    assert (receipt(fixture).result, receipt(fixture).detail["unknown"]) == ("unknown", 6)
 
 
 @pytest.mark.parametrize("chunk_rows", [2, 100])
 @pytest.mark.parametrize("answer", CALLER_REJECTED)
 def test_rejected_caller_loses_no_record(answer: int, chunk_rows: int, tmp_path: Path, recorder: Recorder) -> None:
-    w = fixture(tmp_path)
-    pipeline = pushing(w, recorder, delivery="at_most_once", chunk_rows=chunk_rows)
+    fixture = new_fixture(tmp_path)
+    pipeline = pushing(fixture, recorder, delivery="at_most_once", chunk_rows=chunk_rows)
     recorder.answers = lambda call: answer if call.ids == [3] else 200
     for run in ("a", "a", "b"):
         with pytest.raises(PublishError, match="rejects the caller"):
-            w.run(run, pipeline=pipeline)
+            fixture.run(run, pipeline=pipeline)
     recorder.answers = lambda call: 200
-    w.run("a", pipeline=pipeline)
-    assert recorder.ids() == w.expected
-    actual = receipt(w)
+    fixture.run("a", pipeline=pipeline)
+    assert recorder.ids() == fixture.expected
+    actual = receipt(fixture)
     assert (actual.result, actual.rows, actual.detail["refused"]) == ("applied", 6, 0)
 
 
 def test_call_that_could_not_be_sent_loses_no_record(
     tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    w = fixture(tmp_path)
-    pipeline = pushing(w, recorder, delivery="at_most_once")
+    fixture = new_fixture(tmp_path)
+    pipeline = pushing(fixture, recorder, delivery="at_most_once")
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     monkeypatch.setenv("NO_PROXY", "")
     for _ in range(2):
         with pytest.raises(UnavailableError, match="the call was not sent"):
-            w.run("a", pipeline=pipeline)
+            fixture.run("a", pipeline=pipeline)
     monkeypatch.delenv("HTTP_PROXY")
-    w.run("a", pipeline=pipeline)
-    assert recorder.ids() == w.expected
-    assert receipt(w).result == "applied"
+    fixture.run("a", pipeline=pipeline)
+    assert recorder.ids() == fixture.expected
+    assert receipt(fixture).result == "applied"
 
 
 @pytest.mark.parametrize(
@@ -699,76 +711,76 @@ def test_call_that_a_proxy_accepted_is_never_reported_as_unsent(
     answer: str, tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The recorder is both the proxy and the endpoint behind it."""
-    w = fixture(tmp_path)
+    fixture = new_fixture(tmp_path)
     monkeypatch.setenv("HTTP_PROXY", recorder.url.removesuffix("/effects"))
     monkeypatch.setenv("NO_PROXY", "")
-    pipeline = pushing(w, recorder, url="http://behind.invalid/effects", delivery="at_most_once")
+    pipeline = pushing(fixture, recorder, url="http://behind.invalid/effects", delivery="at_most_once")
     recorder.answers = lambda call: answer if call.ids == [3] else 200
     for _ in range(2):
-        w.run("a", pipeline=pipeline)
+        fixture.run("a", pipeline=pipeline)
     assert max(recorder.ids().values()) == 1
-    assert len([call for call in recorder.heard if call.ids == [3]]) == 1
-    assert receipt(w).detail["unknown"] == 1
+    assert len([call for call in recorder.received if call.ids == [3]]) == 1
+    assert receipt(fixture).detail["unknown"] == 1
 
 
 def test_retry_after_beyond_the_date_range_is_an_error_that_loses_no_record(tmp_path: Path, recorder: Recorder) -> None:
-    w = fixture(tmp_path)
-    pipeline = pushing(w, recorder, delivery="at_most_once")
+    fixture = new_fixture(tmp_path)
+    pipeline = pushing(fixture, recorder, delivery="at_most_once")
     far = {"Retry-After": "Fri, 31 Dec 9999 23:59:59 GMT"}
     recorder.answers = lambda call: (429, far) if call.ids == [3] else 200
     with pytest.raises(UnavailableError, match="limits the rate of calls"):
-        w.run("a", pipeline=pipeline)
+        fixture.run("a", pipeline=pipeline)
     recorder.answers = lambda call: 200
-    w.run("a", pipeline=pipeline)
-    assert recorder.ids() == w.expected
-    assert receipt(w).result == "applied"
+    fixture.run("a", pipeline=pipeline)
+    assert recorder.ids() == fixture.expected
+    assert receipt(fixture).result == "applied"
 
 
 def test_redirect_is_not_followed(tmp_path: Path, recorder: Recorder) -> None:
     recorder.answers = lambda call: 307 if call.path == "/effects" else 200
     for name, choice in CHOICES.items():
-        w = fixture(tmp_path / name)
+        fixture = new_fixture(tmp_path / name)
         with pytest.raises(PublishError):
-            w.run("a", pipeline=pushing(w, recorder, **choice))
-    assert {call.path for call in recorder.heard} == {"/effects"}
+            fixture.run("a", pipeline=pushing(fixture, recorder, **choice))
+    assert {call.path for call in recorder.received} == {"/effects"}
     assert recorder.calls == []
 
 
 def test_refused_record_blocks_the_pipeline_until_the_endpoint_accepts_it(tmp_path: Path, recorder: Recorder) -> None:
-    w = fixture(tmp_path)
-    pipeline = pushing(w, recorder)
+    fixture = new_fixture(tmp_path)
+    pipeline = pushing(fixture, recorder)
     recorder.answers = lambda call: 422 if call.ids == [3] else 200
     for run in ("a", "b"):
         with pytest.raises(PublishError, match=r"chunk=1 record=1 status=422.*streamsem skip"):
-            w.run(run, pipeline=pipeline)
-    assert w.opened().log.receipts(0) is None
+            fixture.run(run, pipeline=pipeline)
+    assert fixture.opened().log.receipts(0) is None
     recorder.answers = lambda call: 200
-    w.run("b", pipeline=pipeline)
-    judge("at_least_once", w, recorder, "fixed")
+    fixture.run("b", pipeline=pipeline)
+    check_guarantee("at_least_once", fixture, recorder, "fixed")
 
 
 @pytest.mark.parametrize("choice", ["at_least_once", "at_most_once"])
-def test_refused_record_is_counted_and_left_out_with_on_refusal_record(
+def test_refused_record_is_counted_and_skipped_with_on_refusal_record(
     choice: str, tmp_path: Path, recorder: Recorder
 ) -> None:
-    w = fixture(tmp_path)
+    fixture = new_fixture(tmp_path)
     recorder.answers = lambda call: 400 if call.ids[0] in (2, 3, 4) else 200
-    w.run("a", pipeline=pushing(w, recorder, delivery=choice, on_refusal="record"))
+    fixture.run("a", pipeline=pushing(fixture, recorder, delivery=choice, on_refusal="record"))
     assert recorder.ids() == Counter([0, 1, 5])
-    assert receipt(w) == Receipt(
+    assert receipt(fixture) == Receipt(
         result="applied", rows=3, detail={"chunks": 3, "refused": 3, "unknown": 0, "skipped": 0}
     )
 
 
 def test_refused_credentials_are_never_counted_as_refused_records(tmp_path: Path, recorder: Recorder) -> None:
-    w = fixture(tmp_path)
-    pipeline = pushing(w, recorder, on_refusal="record")
+    fixture = new_fixture(tmp_path)
+    pipeline = pushing(fixture, recorder, on_refusal="record")
     recorder.answers = lambda call: 401
     with pytest.raises(PublishError, match="status=401"):
-        w.run("a", pipeline=pipeline)
+        fixture.run("a", pipeline=pipeline)
     recorder.answers = lambda call: 200
-    w.run("a", pipeline=pipeline)
-    judge("at_least_once", w, recorder, "after 401")
+    fixture.run("a", pipeline=pipeline)
+    check_guarantee("at_least_once", fixture, recorder, "after 401")
 
 
 def test_skipped_batch_records_what_is_known_of_each_chunk(tmp_path: Path, recorder: Recorder) -> None:
@@ -776,16 +788,16 @@ def test_skipped_batch_records_what_is_known_of_each_chunk(tmp_path: Path, recor
         ("at_most_once", {"chunks": 3, "refused": 0, "unknown": 0, "skipped": 6}),
         ("at_least_once", {"chunks": 3, "refused": 0, "unknown": 6, "skipped": 0}),
     ):
-        w = fixture(tmp_path / choice)
-        pipeline = pushing(w, recorder, delivery=choice)
+        fixture = new_fixture(tmp_path / choice)
+        pipeline = pushing(fixture, recorder, delivery=choice)
         recorder.answers = lambda call: 403
         with pytest.raises(PublishError):
-            w.run("a", pipeline=pipeline)
-        skip(pipeline, 0, sink="push", reason="the endpoint is gone", log=w.log())
+            fixture.run("a", pipeline=pipeline)
+        skip(pipeline, 0, sink="push", reason="the endpoint was removed", log=fixture.log())
         recorder.answers = lambda call: 200
-        w.run("b", pipeline=pipeline)
+        fixture.run("b", pipeline=pipeline)
         assert recorder.calls == []
-        actual = receipt(w)
+        actual = receipt(fixture)
         assert (actual.rows, actual.detail) == (0, expected)
         assert actual.result == ("skipped" if choice == "at_most_once" else "unknown")
 
@@ -793,17 +805,17 @@ def test_skipped_batch_records_what_is_known_of_each_chunk(tmp_path: Path, recor
 def test_claim_of_a_deleted_run_is_closed_as_unknown_by_streamsem_skip(
     tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    w = fixture(tmp_path)
-    pipeline = pushing(w, recorder, delivery="at_most_once")
+    fixture = new_fixture(tmp_path)
+    pipeline = pushing(fixture, recorder, delivery="at_most_once")
 
     with monkeypatch.context() as dying:
         dying.setattr(LoggedEffects, "record", lambda *args, **named: die())
         with pytest.raises(Crash):
-            w.run("a", pipeline=pipeline)
+            fixture.run("a", pipeline=pipeline)
     with pytest.raises(UnavailableError, match="another publisher has claimed"):
-        w.run("b", pipeline=pipeline)
-    skip(pipeline, 0, sink="push", reason="its task was deleted", log=w.log())
-    actual = receipt(w)
+        fixture.run("b", pipeline=pipeline)
+    skip(pipeline, 0, sink="push", reason="its task was deleted", log=fixture.log())
+    actual = receipt(fixture)
     assert (actual.result, actual.rows, actual.detail["unknown"], actual.detail["skipped"]) == ("unknown", 0, 2, 4)
 
 
@@ -813,45 +825,45 @@ def test_claim_of_a_deleted_run_is_closed_as_unknown_by_streamsem_skip(
 def test_idempotency_key_of_a_call_is_stable_across_retries_and_never_shared(
     tmp_path: Path, recorder: Recorder
 ) -> None:
-    w = fixture(tmp_path, 4)
-    pipeline = pushing(w, recorder, records_per_call=2, chunk_rows=5)
+    fixture = new_fixture(tmp_path, 4)
+    pipeline = pushing(fixture, recorder, records_per_call=2, chunk_rows=5)
     recorder.answers = lambda call: 503 if 9 in call.ids else 200
     with pytest.raises(UnavailableError):
-        w.run("a", pipeline=pipeline, drain=True)
+        fixture.run("a", pipeline=pipeline, drain=True)
     recorder.answers = lambda call: 200
-    w.run("a", pipeline=pipeline, drain=True)
+    fixture.run("a", pipeline=pipeline, drain=True)
     by_key: dict[str, list[list[int]]] = {}
-    for call in recorder.heard:
+    for call in recorder.received:
         by_key.setdefault(call.key, []).append(call.ids)
     assert all(all(ids == tries[0] for ids in tries) for tries in by_key.values())
     assert [tries[0] for tries in by_key.values()] == [[0, 1], [2, 3], [4], [5], [6, 7], [8, 9], [10], [11]]
-    uuid, found = w.opened().record.pipeline_uuid, [w.log().outcome(version) for version in range(2)]
+    uuid, found = fixture.opened().record.pipeline_uuid, [fixture.log().outcome(version) for version in range(2)]
     zero, one = (f"{uuid}-push-{version}-{stored[1][:16]}" for version, stored in enumerate(found) if stored)
     assert list(by_key)[:5] == [f"{zero}-0-0", f"{zero}-0-2", f"{zero}-0-4", f"{zero}-1-0", f"{one}-0-0"]
 
 
 def test_version_replanned_by_a_restored_log_has_new_idempotency_keys(tmp_path: Path, recorder: Recorder) -> None:
     """With the keys of the lost version, an endpoint would treat the calls as repeats and lose the new records."""
-    w = fixture(tmp_path, 2)
-    pipeline = pushing(w, recorder)
-    w.run("a", pipeline=pipeline)
-    older = {stat.key: w.store.read(stat.key) or b"" for stat in w.store.list("")}
-    w.arrive(1)
-    w.run("b", pipeline=pipeline)
-    for stat in list(w.store.list("")):
+    fixture = new_fixture(tmp_path, 2)
+    pipeline = pushing(fixture, recorder)
+    fixture.run("a", pipeline=pipeline)
+    older = {stat.key: fixture.store.read(stat.key) or b"" for stat in fixture.store.list("")}
+    fixture.arrive(1)
+    fixture.run("b", pipeline=pipeline)
+    for stat in list(fixture.store.list("")):
         if stat.key not in older:
-            w.store.delete(stat.key)
-    lost = {call.key for call in recorder.heard}
-    w.arrive(1)
-    w.run("c", pipeline=pipeline)
-    assert lost.isdisjoint(call.key for call in recorder.heard[len(lost) :])
-    assert w.expected.keys() == {call.body["id"] for call in recorder.heard}
+            fixture.store.delete(stat.key)
+    lost = {call.key for call in recorder.received}
+    fixture.arrive(1)
+    fixture.run("c", pipeline=pipeline)
+    assert lost.isdisjoint(call.key for call in recorder.received[len(lost) :])
+    assert fixture.expected.keys() == {call.body["id"] for call in recorder.received}
 
 
 def test_record_with_a_record_id_has_the_same_key_in_every_version(tmp_path: Path, recorder: Recorder) -> None:
-    w = fixture(tmp_path, 4)
-    pipeline = pushing(w, recorder, record_id=["half"], idempotent=True).replace(transform=halved)
-    w.run("a", pipeline=pipeline, drain=True)
+    fixture = new_fixture(tmp_path, 4)
+    pipeline = pushing(fixture, recorder, record_id=["half"], idempotent=True).replace(transform=halved)
+    fixture.run("a", pipeline=pipeline, drain=True)
     assert Counter(call.body["half"] for call in recorder.calls) == Counter([*range(6), *range(6)])
     assert sorted(body["half"] for body in recorder.table().values()) == [*range(6)]
 
@@ -903,18 +915,18 @@ def test_columns_that_cannot_be_sent_are_refused_before_the_commit(tmp_path: Pat
     ):
         with pytest.raises(DataError, match="nothing became visible column='a'"):
             check_types(_schema(a=bad))
-    w = fixture(tmp_path)
+    fixture = new_fixture(tmp_path)
     with pytest.raises(DataError, match=r"record_id are missing.*\['order'\]"):
-        w.run("a", pipeline=pushing(w, recorder, record_id=["order"]))
-    assert recorder.heard == []
-    assert w.opened().log.outcome(0) is None
+        fixture.run("a", pipeline=pushing(fixture, recorder, record_id=["order"]))
+    assert recorder.received == []
+    assert fixture.opened().log.outcome(0) is None
 
 
 def test_batch_without_rows_makes_no_calls(tmp_path: Path, recorder: Recorder) -> None:
-    w = fixture(tmp_path)
-    w.run("a", pipeline=pushing(w, recorder).replace(transform=none))
-    assert recorder.heard == []
-    assert receipt(w).result == "applied"
+    fixture = new_fixture(tmp_path)
+    fixture.run("a", pipeline=pushing(fixture, recorder).replace(transform=none))
+    assert recorder.received == []
+    assert receipt(fixture).result == "applied"
 
 
 def none(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -934,16 +946,16 @@ def test_secrets_come_from_the_connection_and_are_never_logged_or_stored(
         "extra": {"X-Token": secrets[1], "verify": False},
     }  # fmt: skip
     monkeypatch.setenv("AIRFLOW_CONN_HOOK", json.dumps(text))
-    w = fixture(tmp_path)
-    pipeline = pushing(w, recorder, url=None, conn_id="hook", endpoint="/v1/metrics?source=x", method="PUT")
+    fixture = new_fixture(tmp_path)
+    pipeline = pushing(fixture, recorder, url=None, conn_id="hook", endpoint="/v1/metrics?source=x", method="PUT")
     recorder.answers = lambda call: 422
     with pytest.raises(PublishError) as refused:
-        w.run("a", pipeline=pipeline)
+        fixture.run("a", pipeline=pipeline)
     recorder.answers = lambda call: "lost"
     with pytest.raises(UnavailableError) as lost:
-        w.run("a", pipeline=pipeline)
+        fixture.run("a", pipeline=pipeline)
     recorder.answers = lambda call: 200
-    w.run("a", pipeline=pipeline)
+    fixture.run("a", pipeline=pipeline)
     call = recorder.calls[-1]
     basic = base64.b64encode(f"u:{secrets[0]}".encode()).decode()
     assert (call.method, call.path) == ("PUT", "/v1/metrics?source=x")
@@ -951,7 +963,7 @@ def test_secrets_come_from_the_connection_and_are_never_logged_or_stored(
     assert call.headers["content-type"] == "application/json"
     assert "verify" not in call.headers
     actual = "".join("".join(traceback.format_exception(found.value)) for found in (refused, lost))
-    stored = "".join((w.store.read(stat.key) or b"").decode() for stat in w.store.list(""))
+    stored = "".join((fixture.store.read(stat.key) or b"").decode() for stat in fixture.store.list(""))
     for secret in (*secrets, basic):
         assert secret not in actual + stored + caplog.text + repr(pipeline)
 
@@ -990,8 +1002,8 @@ def test_credentials_from_netrc_are_not_sent(
     netrc.write_text("machine 127.0.0.1 login someone password else")
     netrc.chmod(0o600)
     monkeypatch.setenv("NETRC", str(netrc))
-    w = fixture(tmp_path / "w")
-    w.run("a", pipeline=pushing(w, recorder))
+    fixture = new_fixture(tmp_path / "w")
+    fixture.run("a", pipeline=pushing(fixture, recorder))
     assert all("authorization" not in call.headers for call in recorder.calls)
 
 
@@ -1002,11 +1014,11 @@ def test_invalid_header_is_refused_before_the_commit_and_not_quoted(
     extra: dict[str, Any], tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_HOOK", json.dumps({"conn_type": "http", "host": "h", "extra": extra}))
-    w = fixture(tmp_path)
+    fixture = new_fixture(tmp_path)
     with pytest.raises(InvalidError, match="conn_id='hook'") as refused:
-        w.run("a", pipeline=pushing(w, recorder, url=None, conn_id="hook"))
+        fixture.run("a", pipeline=pushing(fixture, recorder, url=None, conn_id="hook"))
     assert "cret" not in str(refused.value)
-    assert w.opened().log.outcome(0) is None
+    assert fixture.opened().log.outcome(0) is None
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -1021,17 +1033,17 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("given", "says"), BAD)
-def test_invalid_argument_is_named(given: dict[str, Any], says: str) -> None:
-    with pytest.raises(InvalidError, match=says) as refused:
+@pytest.mark.parametrize(("given", "message"), BAD)
+def test_invalid_argument_is_reported_by_name(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidError, match=message) as refused:
         HttpSink("/staged", **given)
     assert "pw-x" not in str(refused.value)
 
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_label_and_spec_match_the_delivery_choice(choice: str, tmp_path: Path) -> None:
-    w, recorder = PipelineFixture(tmp_path), Recorder(port=1)
-    pipeline = pushing(w, recorder, **CHOICES[choice])
+    fixture, recorder = PipelineFixture(tmp_path), Recorder(port=1)
+    pipeline = pushing(fixture, recorder, **CHOICES[choice])
     found = guarantee(pipeline)
     assert found.label == choice
     promise = {
@@ -1048,21 +1060,21 @@ def test_label_and_spec_match_the_delivery_choice(choice: str, tmp_path: Path) -
 def test_options_that_define_chunks_and_keys_cannot_change_on_an_existing_log(
     tmp_path: Path, recorder: Recorder
 ) -> None:
-    w = fixture(tmp_path)
-    w.run("a", pipeline=pushing(w, recorder))
-    w.run("a", pipeline=pushing(w, recorder, idempotent=True, on_refusal="record", timeout_s=5))
+    fixture = new_fixture(tmp_path)
+    fixture.run("a", pipeline=pushing(fixture, recorder))
+    fixture.run("a", pipeline=pushing(fixture, recorder, idempotent=True, on_refusal="record", timeout_s=5))
     for change in ({"chunk_rows": 3}, {"delivery": "at_most_once"}, {"record_id": ["id"]}, {"records_per_call": 2}):
         with pytest.raises(ConflictError):
-            w.run("b", pipeline=pushing(w, recorder, **change))
+            fixture.run("b", pipeline=pushing(fixture, recorder, **change))
 
 
 def test_reprocessing_is_refused_before_anything_is_written(tmp_path: Path, recorder: Recorder) -> None:
-    w = fixture(tmp_path)
-    pipeline = pushing(w, recorder)
-    w.run("a", pipeline=pipeline)
+    fixture = new_fixture(tmp_path)
+    pipeline = pushing(fixture, recorder)
+    fixture.run("a", pipeline=pipeline)
     with pytest.raises(InvalidError):
-        w.run("r", pipeline=pipeline, reprocessed=0)
-    assert recorder.ids() == w.expected
+        fixture.run("r", pipeline=pipeline, reprocessed=0)
+    assert recorder.ids() == fixture.expected
 
 
 def test_record_key_is_unchanged_after_its_decimal_column_was_widened(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""An Iceberg sink on local disk with a SQL catalog, batches for it without an engine, and a catalog that fails where a test says."""
+"""An Iceberg sink on local disk with a SQL catalog, batches for it without an engine, and a catalog that fails at a chosen step."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def _stepped(name: str) -> Any:
     def call(self: Any, *arguments: Any, **named: Any) -> Any:
         self.properties["py-io-impl"] = f"{__name__}.SteppedIO"
         Steps.reached(f"before {name}")
-        answer = getattr(super(type(self), self), name)(*arguments, **named)
+        result = getattr(super(type(self), self), name)(*arguments, **named)
         Steps.reached(f"after {name}")
-        return answer
+        return result
 
     return call
 

@@ -41,7 +41,7 @@ PARTITIONS: dict[str, tuple[Any, Any, list[tuple[str, Any]]]] = {
         pyarrow.string(),
         [("__p=_null", None), ("__p=_empty", ""), (named("a/b=ç%20 d"), "a/b=ç%20 d"), (f"__p=_sha256-{'0' * 64}", "x" * 100)],
     ),
-    "whole": ("long", pyarrow.int64(), [("__p=_null", None), (named("-7"), -7), (named("9007199254740993"), 2**53 + 1)]),
+    "integer": ("long", pyarrow.int64(), [("__p=_null", None), (named("-7"), -7), (named("9007199254740993"), 2**53 + 1)]),
     "small": ("byte", pyarrow.int8(), [(named("3"), 3)]),
     "truth": ("boolean", pyarrow.bool_(), [("__p=_null", None), (named("true"), True), (named("false"), False)]),
     "day": ("date", pyarrow.date32(), [("__p=_null", None), (named("1969-12-31"), date(1969, 12, 31))]),
@@ -91,8 +91,8 @@ def test_each_partition_value_is_read_unchanged_and_found_by_a_filter(tmp_path: 
 def test_table_with_other_partitions_is_refused_before_the_commit(tmp_path: Path, found: list[str]) -> None:
     lake = Lake(tmp_path)
     columns = [*ID, ("p", "string"), ("other", "string")]
-    made = lake.with_options(partition_by=found)
-    made.sink._created(lake.catalog(), made.batch(0, [], columns=columns))
+    partitioned = lake.with_options(partition_by=found)
+    partitioned.sink._created(lake.catalog(), partitioned.batch(0, [], columns=columns))
     with pytest.raises(ConflictError, match="other partitions"):
         lake.with_options(partition_by=["p"]).sink.resolve_schema(spark_schema(columns))
 
@@ -166,10 +166,13 @@ def test_existing_table_keeps_its_rows_and_location(tmp_path: Path) -> None:
     with lake.catalog() as catalog:
         catalog.create_namespace("lake")
         table = catalog.create_table("lake.rows", schema, location=f"file://{tmp_path}/elsewhere")
-        table.append(pyarrow.table({"note": ["mine"], "id": pyarrow.array([1], pyarrow.int64())}))
+        table.append(pyarrow.table({"note": ["existing"], "id": pyarrow.array([1], pyarrow.int64())}))
     lake.sink.resolve_schema(spark_schema(ID))
     lake.publish(lake.batch(0, [2]))
-    assert {(row["id"], row["note"]) for row in lake.table().scan().to_arrow().to_pylist()} == {(1, "mine"), (2, None)}
+    assert {(row["id"], row["note"]) for row in lake.table().scan().to_arrow().to_pylist()} == {
+        (1, "existing"),
+        (2, None),
+    }
 
 
 def test_new_columns_are_added_in_the_commit_that_adds_their_rows(tmp_path: Path) -> None:
@@ -325,14 +328,16 @@ def reuse_renamed(update: Any) -> None:
     update.rename_column("v", "w")
 
 
-@pytest.mark.parametrize("away", [reuse_dropped, reuse_renamed])
-def test_reused_column_name_is_refused_since_readers_would_find_its_old_values_there(tmp_path: Path, away: Any) -> None:
+@pytest.mark.parametrize("reuse", [reuse_dropped, reuse_renamed])
+def test_reused_column_name_is_refused_since_readers_would_find_its_old_values_there(
+    tmp_path: Path, reuse: Any
+) -> None:
     lake = Lake(tmp_path)
     columns = [*ID, ("v", "long")]
     lake.publish(lake.batch(0, [("", pyarrow.table({"id": [0], "v": [1]}))], columns=columns))
     staged = lake.batch(1, [("", pyarrow.table({"id": [1], "v": [2]}))], columns=columns)
     with lake.table().update_schema() as update:
-        away(update)
+        reuse(update)
     with lake.table().update_schema() as update:
         update.add_column("v", LongType())
     for given in (columns, ID):  # rows that this sink wrote earlier are wrong, whatever it writes now
@@ -437,9 +442,9 @@ def test_bound_that_one_row_group_lacks_is_omitted(tmp_path: Path) -> None:
     table = pyarrow.table({"id": [1, 2], "v": [1.0, float("nan")]})
     pyarrow.parquet.write_table(table, location / "p.parquet", row_group_size=1)
     (file,) = lake.sink.collect(0, "a").files
-    noted = json.loads(file.stats)["columns"]
-    assert noted["v"][3:] == [None, None]
-    assert noted["id"][2:] == [0, 1, 2]
+    bounds = json.loads(file.stats)["columns"]
+    assert bounds["v"][3:] == [None, None]
+    assert bounds["id"][2:] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("name", ["token", "credential", "s3.secret-access-key", "adls.account-key", "header.Authorization"])  # fmt: skip

@@ -189,8 +189,8 @@ def test_batch_file_without_rows_sets_the_marker_and_later_batches_follow(lake: 
         data = io.BytesIO()
         pyarrow.parquet.write_table(table, data)
         assert lake.sink.dataset().create(f"data/{version}/a/part-0.parquet", data.getvalue())
-        made = {"outcome": batches.outcome_of(version), "expected_marker": batches.before(version)}
-        batch = replace(valued(lake, 10 + version, {}), version=version, committable=lake.sink.collect(version, "a"), **made)  # fmt: skip
+        markers = {"outcome": batches.outcome_of(version), "expected_marker": batches.before(version)}
+        batch = replace(valued(lake, 10 + version, {}), version=version, committable=lake.sink.collect(version, "a"), **markers)  # fmt: skip
         receipt = lake.publish(batch)
         assert receipt is not None
         assert (receipt.result, receipt.rows) == ("applied", len(rows))
@@ -205,7 +205,7 @@ def test_timestamp_outside_of_pythons_range_is_refused_before_the_commit(lake: L
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "properties",
     [
         {"write.format.default": "orc"},
         {"write.parquet.compression-codec": "lzo"},
@@ -215,10 +215,12 @@ def test_timestamp_outside_of_pythons_range_is_refused_before_the_commit(lake: L
         {"write.metadata.metrics.default": "some"},
     ],
 )
-def test_table_whose_file_format_pyiceberg_cannot_write_is_refused_and_loses_nothing(lake: Lake, asked: Any) -> None:
+def test_table_whose_file_format_pyiceberg_cannot_write_is_refused_and_loses_nothing(
+    lake: Lake, properties: Any
+) -> None:
     lake.publish(valued(lake, 0, {1: 1}))
     with lake.table().transaction() as change:
-        change.set_properties(asked)
+        change.set_properties(properties)
     batch = valued(lake, 1, {1: 2})
     with pytest.raises(DataError, match="pyiceberg cannot write"):
         lake.sink.resolve_schema(batch.schema)
@@ -260,9 +262,9 @@ def test_merge_that_would_change_timestamps_of_other_rows_is_refused(lake: Lake,
     path = lake.root / "others.parquet"
     pyarrow.parquet.write_table(theirs, path, use_deprecated_int96_timestamps=True)
     file = DataFile(key="others.parquet", bytes=path.stat().st_size, rows=1, checksum="")
-    made = iceberg_files.iceberg_file(lake.table().metadata, file, f"file://{path}")
+    data_file = iceberg_files.iceberg_file(lake.table().metadata, file, f"file://{path}")
     with lake.table().transaction() as commit, commit.update_snapshot().fast_append() as snapshot:
-        snapshot.append_data_file(made)
+        snapshot.append_data_file(data_file)
     batch = lake.batch(1, [("", pyarrow.concat_tables([rows(1), rows(3)]))], columns=columns)
     if year == 9999:
         with pytest.raises(PublishError, match="contains dates or times that the merge would change") as caught:

@@ -38,18 +38,18 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def at_step(step: str, act: Any, *, nth: int = 1) -> None:
     """Call ``act`` when a step is reached for the nth time. Steps that ``act`` itself reaches do not count."""
-    seen = {"count": 0, "busy": False}
+    state = {"count": 0, "busy": False}
 
     def hook(name: str) -> None:
-        if name != step or seen["busy"]:
+        if name != step or state["busy"]:
             return
-        seen["count"] += 1
-        if seen["count"] == nth:
-            seen["busy"] = True
+        state["count"] += 1
+        if state["count"] == nth:
+            state["busy"] = True
             try:
                 act()
             finally:
-                seen["busy"] = False
+                state["busy"] = False
 
     Steps.hook = hook
 
@@ -122,23 +122,23 @@ def test_reprocessing_to_no_rows_removes_the_old_rows(tmp_path: Path) -> None:
 def test_two_concurrent_publishers_apply_each_batch_once_in_every_round(tmp_path: Path) -> None:
     lake = Lake(tmp_path)
     lake.publish(lake.batch(0, [0]))
-    answers: list[Any] = []
+    receipts: list[Any] = []
     for version in range(1, ROUNDS + 1):
         batch, gate = lake.batch(version, [version]), threading.Barrier(2)
 
         def enter(batch: Any = batch, gate: Any = gate) -> None:
             sink = lake.sink
             gate.wait()
-            answers.append(lake.publish(batch, sink=sink))
+            receipts.append(lake.publish(batch, sink=sink))
 
         threads = [threading.Thread(target=enter) for _ in range(2)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        answers.append(lake.publish(batch))  # late
-    assert len(answers) == 3 * ROUNDS
-    assert {answer.result for answer in answers} == {"applied"}
+        receipts.append(lake.publish(batch))  # late
+    assert len(receipts) == 3 * ROUNDS
+    assert {one.result for one in receipts} == {"applied"}
     assert lake.rows() == list(range(ROUNDS + 1))
     assert lake.marked() == [f"{version} applied" for version in range(ROUNDS + 1)]
 
@@ -205,30 +205,31 @@ def test_two_concurrent_first_publishers_create_one_table(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "error", [CommitFailedException("it had landed"), requests.ConnectionError("no reply"), OSError("post-commit")]
+    "error",
+    [CommitFailedException("the commit had succeeded"), requests.ConnectionError("no reply"), OSError("post-commit")],
 )
-def test_reply_lost_after_the_commit_landed_duplicates_nothing(tmp_path: Path, error: Exception) -> None:
+def test_reply_lost_after_a_successful_commit_duplicates_nothing(tmp_path: Path, error: Exception) -> None:
     lake = Lake(tmp_path)
     lake.publish(lake.batch(0, [0]))
     at_step("after commit_table", fails(error))
     receipt = lake.publish(lake.batch(1, [1]))
     assert receipt is not None
     assert receipt.result == "applied"
-    assert lake.rows() == [0, 1], "the manifests of the commit that landed are there"
+    assert lake.rows() == [0, 1], "the manifests of the successful commit exist"
     assert lake.marked() == ["0 applied", "1 applied"]
 
 
-def test_next_publisher_finds_out_whether_an_unanswered_commit_landed(tmp_path: Path) -> None:
+def test_next_publisher_determines_whether_an_unanswered_commit_succeeded(tmp_path: Path) -> None:
     lake = Lake(tmp_path)
     lake.publish(lake.batch(0, [0]))
     batch = lake.batch(1, [1])
 
     def never(name: str) -> None:
-        if name == "after commit_table" or (name == "before load_table" and landed):
-            landed.append(name)
+        if name == "after commit_table" or (name == "before load_table" and committed):
+            committed.append(name)
             raise requests.ConnectionError
 
-    landed: list[str] = []
+    committed: list[str] = []
     Steps.hook = never
     with pytest.raises(UnavailableError, match="whether the batch is in it is unknown"):
         lake.publish(batch)
@@ -308,17 +309,17 @@ def test_table_errors_are_permanent_and_catalog_errors_are_retried(tmp_path: Pat
         (ConnectionError("reset"), UnavailableError, 12),
         (OperationalError("locked", None, Exception()), UnavailableError, 12),
     ]:
-        asked: list[str] = []
+        calls: list[str] = []
 
-        def fail(name: str, error: Exception = error, asked: list[str] = asked) -> None:
+        def fail(name: str, error: Exception = error, calls: list[str] = calls) -> None:
             if name == "before commit_table":
-                asked.append(name)
+                calls.append(name)
                 raise error
 
         Steps.hook = fail
         with pytest.raises(raised):
             lake.publish(batch)
-        assert len(asked) == tries, error
+        assert len(calls) == tries, error
     Steps.hook = None
     assert lake.publish(batch) is not None
     assert lake.rows() == [0, 1]
@@ -420,7 +421,7 @@ def test_expiry_removes_old_snapshots_of_the_sink_and_keeps_those_of_other_write
     monkeypatch.setattr(iceberg, "SYSTEM_CLOCK", Later())
     lake.publish(lake.batch(3, [3]))
     assert lake.marked() == ["0 applied", "2 applied", "3 applied"], (
-        "what the tag and the branch showed, and the new one"
+        "the snapshots of the tag and the branch, and the new one"
     )
     assert len(lake.table().snapshots()) == 4
     assert len(lake.rows()) == 5
@@ -445,8 +446,8 @@ def test_batch_without_rows_creates_no_table(tmp_path: Path) -> None:
         assert not catalog.table_exists("lake.rows")
 
 
-@pytest.mark.parametrize("harm", ["renamed", "dropped", "rolled back"])
-def test_table_that_lost_published_versions_stops_the_run_and_is_left_unchanged(tmp_path: Path, harm: str) -> None:
+@pytest.mark.parametrize("damage", ["renamed", "dropped", "rolled back"])
+def test_table_that_lost_published_versions_stops_the_run_and_is_left_unchanged(tmp_path: Path, damage: str) -> None:
     lake = Lake(tmp_path)
     fixture = PipelineFixture(tmp_path)
     fixture.arrive(8)
@@ -456,9 +457,9 @@ def test_table_that_lost_published_versions_stops_the_run_and_is_left_unchanged(
     table = lake.table()
     newest = table.snapshots()[-1].snapshot_id
     with lake.catalog() as catalog:
-        if harm == "renamed":
+        if damage == "renamed":
             catalog.rename_table(lake.name, "lake.aside")
-        elif harm == "dropped":
+        elif damage == "dropped":
             catalog.drop_table(lake.name)
         else:
             table.manage_snapshots().rollback_to_snapshot(table.snapshots()[0].snapshot_id).commit()
@@ -469,15 +470,15 @@ def test_table_that_lost_published_versions_stops_the_run_and_is_left_unchanged(
     assert [fact for fact in facts if fact not in str(stopped.value)] == []
     assert [(f.invariant, f.version) for f in fixture.verdict().findings] == [("I15", 1)]
     with lake.catalog() as catalog:
-        assert catalog.table_exists(lake.name) == (harm == "rolled back")
-        if harm == "renamed":
+        assert catalog.table_exists(lake.name) == (damage == "rolled back")
+        if damage == "renamed":
             catalog.rename_table("lake.aside", lake.name)
-        elif harm == "dropped":
+        elif damage == "dropped":
             skip(pipeline, 2, sink="t", reason="the table was dropped", log=fixture.log())
         else:
             lake.table().manage_snapshots().set_current_snapshot(newest).commit()
     fixture.run("rest", drain=True, pipeline=pipeline)
-    lost = range(18) if harm == "dropped" else range(0)
+    lost = range(18) if damage == "dropped" else range(0)
     assert lake.rows() == sorted(set(fixture.expected) - set(lost))
     assert fixture.verdict().findings == []
 

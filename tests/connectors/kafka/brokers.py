@@ -77,14 +77,14 @@ class Calls:
         return len(self.names) > self.at
 
     def call(self, name: str, make: Callable[[], Any]) -> Any:
-        mine = len(self.names) == self.at
+        is_target = len(self.names) == self.at
         self.names.append(name)
-        if mine and not self.after:
+        if is_target and not self.after:
             self._now()
-        answer = make()
-        if mine and self.after:
+        result = make()
+        if is_target and self.after:
             self._now()
-        return answer
+        return result
 
     def _now(self) -> None:
         if self.do is None:
@@ -147,9 +147,9 @@ class MemoryQueue(SqsQueue):
 
 
 def memory_queue(broker: Any) -> MemoryQueue:
-    made = MemoryQueue(url=f"https://memory/{next(_NAMES)}")
-    _BROKERS[made.url] = broker
-    return made
+    queue = MemoryQueue(url=f"https://memory/{next(_NAMES)}")
+    _BROKERS[queue.url] = broker
+    return queue
 
 
 def connected(queue: SqsQueue, broker: Any) -> None:

@@ -1,4 +1,4 @@
-"""How a Kafka range is cut, with an in-memory cluster: retention, new leaders, deleted topics and outdated hints."""
+"""How the Kafka planner divides ranges, with an in-memory cluster: retention, new leaders, deleted topics and stale hints."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Cluster:
     def __init__(self, **partitions: tuple[int, int, int]) -> None:
         self.table = {Partition("a", int(name[1:]), "A"): values for name, values in partitions.items()}
         self.cut: set[str] = set()
-        self.asked: list[str] = []
-        self.looks = 0
+        self.epoch_requests: list[str] = []
+        self.metadata_requests = 0
         self.late: dict[Partition, tuple[int, int, int]] = {}
 
     def partitions(self, topics: Iterable[str]) -> list[Partition]:
-        self.looks += 1
-        if self.looks > 2:
+        self.metadata_requests += 1
+        if self.metadata_requests > 2:
             self.table |= self.late
         return sorted(p for p in self.table if p.topic in set(topics))
 
@@ -44,7 +44,7 @@ class Cluster:
         return {p: self.table[p][0] for p in partitions}
 
     def was_truncated(self, partition: Partition, offset: int, epoch: int) -> bool:
-        self.asked.append(partition.name)
+        self.epoch_requests.append(partition.name)
         return partition.name in self.cut
 
 
@@ -79,18 +79,18 @@ def test_new_leader_after_retention_is_reported_as_retention_and_not_as_truncati
     with pytest.raises(SourceChangedError, match=r"lost=.*\(100, 500\)"):
         slice_of(cluster, {"a-0@A": 100}, hint=hint)
     assert some(slice_of(cluster, {"a-0@A": 100}, hint=hint, gap=True)).gaps == {"a-0@A": ((100, 500),)}
-    assert cluster.asked == []
+    assert cluster.epoch_requests == []
 
 
 def test_new_leader_is_checked_once_and_then_recorded_in_the_hint() -> None:
     cluster = Cluster(p0=(0, 150, 4), p1=(0, 50, 4))
     found = some(slice_of(cluster, {"a-0@A": 100, "a-1@A": 50}, hint={"ends": {"a-0@A": [100, 3], "a-1@A": [50, 3]}}))
     assert found.ranges == {"a-0@A": (100, 150)}
-    assert cluster.asked == ["a-0@A", "a-1@A"]
+    assert cluster.epoch_requests == ["a-0@A", "a-1@A"]
     assert found.hint == {"ends": {"a-0@A": [150, 4], "a-1@A": [50, 4]}}
-    cluster.asked.clear()
+    cluster.epoch_requests.clear()
     assert slice_of(cluster, {"a-0@A": 150, "a-1@A": 50}, hint=found.hint) is None
-    assert cluster.asked == []
+    assert cluster.epoch_requests == []
 
 
 def test_truncated_partition_stops_the_run_and_is_named() -> None:
@@ -123,7 +123,7 @@ def test_end_of_a_missing_partition_beyond_its_last_known_end_has_no_leader_epoc
     assert found.hint == {"ends": {"a-0@A": [100, 4], "a-1@A": [40, -1]}}
     returned = Cluster(p0=(0, 100, 4), p1=(0, 60, 7))
     assert some(slice_of(returned, {"a-0@A": 100, "a-1@A": 40}, hint=found.hint)).ranges == {"a-1@A": (40, 60)}
-    assert returned.asked == []
+    assert returned.epoch_requests == []
 
 
 def test_outcome_has_the_hint_of_its_plan_whichever_process_commits_it() -> None:
@@ -133,14 +133,14 @@ def test_outcome_has_the_hint_of_its_plan_whichever_process_commits_it() -> None
     assert source.read_pins(plain(found.pins)) == tuple(found.pins)
 
 
-def test_pins_of_a_partition_that_is_too_short_are_refused_without_a_question_about_leaders(
+def test_pins_beyond_the_end_of_a_partition_are_refused_without_an_epoch_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cluster, source = Cluster(p0=(0, 90, 4)), KafkaSource(topics=["a"], bootstrap_servers="h:1")
     monkeypatch.setattr(KafkaSource, "cluster", lambda self: cluster)
     with pytest.raises(SourceChangedError, match="truncated"):
         source.check_pins([RangePin("a", "A", 0, 0, 100, 3)], was_read=True)
-    assert cluster.asked == []
+    assert cluster.epoch_requests == []
 
 
 def test_missing_offsets_do_not_count_against_the_limit() -> None:
@@ -160,7 +160,7 @@ def test_missing_partition_is_lost_up_to_its_last_known_end() -> None:
 
 
 @pytest.mark.parametrize("known", [{}, {"p1": (0, 30, 0)}])
-def test_partition_that_a_broker_does_not_know_yet_is_no_gap(known: dict[str, Any]) -> None:
+def test_partition_that_a_broker_does_not_know_yet_is_not_a_gap(known: dict[str, Any]) -> None:
     """Either the whole topic is unknown, or a partition that was added."""
     cluster = Cluster(**known)
     cluster.late[Partition("a", 0, "A")] = (0, 30, 0)
@@ -171,7 +171,7 @@ def test_partition_that_a_broker_does_not_know_yet_is_no_gap(known: dict[str, An
         slice_of(cluster, {"a-0@A": 10, "a-1@A": 30}, {"a-0@A": 30, "a-1@A": 30})
 
 
-def test_missing_partition_that_was_fully_read_is_no_loss() -> None:
+def test_missing_partition_that_was_fully_read_is_not_a_loss() -> None:
     hint = {"ends": {"a-0@OLD": [30, 0]}}
     assert slice_of(Cluster(p0=(0, 5, 0)), {"a-0@OLD": 30, "a-0@A": 5}, hint=hint) is None
 

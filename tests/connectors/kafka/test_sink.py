@@ -29,9 +29,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("given", "says"), BAD)
-def test_invalid_argument_is_named(given: dict[str, Any], says: str) -> None:
-    with pytest.raises(InvalidError, match=says):
+@pytest.mark.parametrize(("given", "message"), BAD)
+def test_invalid_argument_is_reported_by_name(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidError, match=message):
         KafkaSink("/staged", **given)
 
 
@@ -48,7 +48,7 @@ def test_columns_of_a_kafka_record_are_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("types", "says"),
+    ("types", "message"),
     [
         ({"value": "string", "id": "long"}, "not those of a Kafka record"), ({"key": "string"}, "not those of a Kafka record"), ({"value": "string"}, "the sink sets no topic"),
         ({"value": "long", "topic": "string"}, "column='value'"), ({"value": "string", "topic": "string", "partition": "string"}, "column='partition'"),
@@ -56,8 +56,10 @@ def test_columns_of_a_kafka_record_are_accepted() -> None:
         ({"value": "string", "topic": "string", "headers": {**HEADERS, "elementType": "binary"}}, "column='headers'"),
     ],
 )  # fmt: skip
-def test_columns_that_are_not_those_of_a_kafka_record_are_refused_and_named(types: dict[str, Any], says: str) -> None:
-    with pytest.raises(DataError, match=f"{says}|nothing became visible.*{says}"):
+def test_columns_that_are_not_those_of_a_kafka_record_are_refused_and_named(
+    types: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(DataError, match=f"{message}|nothing became visible.*{message}"):
         check_columns(_schema(**types), None)
 
 
@@ -134,7 +136,7 @@ def test_control_topic_that_cannot_be_checked_gets_no_batch(monkeypatch: pytest.
     calls: list[str] = []
     failures = [OSError("reset"), StoreRefusedError("denied")]
 
-    class Refusing:
+    class UnavailableTopic:
         topic = "__streamsem_markers"
 
         def is_missing(self) -> bool:
@@ -144,7 +146,7 @@ def test_control_topic_that_cannot_be_checked_gets_no_batch(monkeypatch: pytest.
         def ensure(self) -> None:
             self.is_missing()
 
-    monkeypatch.setattr(KafkaSink, "_control", lambda self: Refusing())
+    monkeypatch.setattr(KafkaSink, "_control", lambda self: UnavailableTopic())
     monkeypatch.setattr(KafkaSink, "_fencing", lambda self, batch: calls.append("fencing"))
     monkeypatch.setattr(KafkaSink, "first_wait_s", 0.0)
     file = DataFile(key="data/0/a/x.parquet", bytes=1, rows=1, checksum="sha256:00")

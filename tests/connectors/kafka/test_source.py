@@ -53,8 +53,8 @@ def test_batch_is_divided_in_proportion_to_the_lag() -> None:
     st.sampled_from(["", "1E0XtTAeTmmIowwYv02X_A"]),
 )
 def test_partition_name_round_trips(topic: str, number: int, topic_id: str) -> None:
-    made = Partition(topic, number, topic_id)
-    assert parse_partition(made.name) == made
+    partition = Partition(topic, number, topic_id)
+    assert parse_partition(partition.name) == partition
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -130,8 +130,8 @@ HOSTILE = (
 
 def connection_with(extra: dict[str, object]) -> Any:
     """Resolve every connection id to a connection with this extra."""
-    whole = {"bootstrap.servers": "127.0.0.1:1", **extra}
-    return use_resolver(lambda conn_id: Connection(conn_id=conn_id, conn_type="kafka", extra=whole))
+    full_extra = {"bootstrap.servers": "127.0.0.1:1", **extra}
+    return use_resolver(lambda conn_id: Connection(conn_id=conn_id, conn_type="kafka", extra=full_extra))
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -155,8 +155,8 @@ BATCH = Batch(
     root=0,
 )
 PATHS: dict[str, Callable[[], object]] = {
-    "time look-up of a new pipeline": SOURCE.initial_offsets,
-    "time look-up of a reader": lambda: SOURCE.offsets_for_time(0),
+    "time lookup of a new pipeline": SOURCE.initial_offsets,
+    "time lookup of a reader": lambda: SOURCE.offsets_for_time(0),
     "retention sensor": lambda: SOURCE.expiry({}, within_ms=None, now_ms=0),
     "offsets sensor and planner": lambda: KafkaPlanner(SOURCE).poll(None),
     "check of pins": lambda: SOURCE.check_pins([], was_read=False),

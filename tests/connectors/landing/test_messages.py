@@ -1,4 +1,4 @@
-"""Each message of a queue becomes one record, wherever a process dies and however many processes land at once."""
+"""Each message of a queue becomes one record, whatever process dies and however many processes land concurrently."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def message(number: int | str) -> Message:
 
 
 def broker(messages: int = 5, **given: int) -> Broker:
-    made = Broker(**given)
-    made.send(*map(message, range(messages)))
-    return made
+    broker = Broker(**given)
+    broker.send(*map(message, range(messages)))
+    return broker
 
 
 def land(
@@ -86,7 +86,7 @@ def test_crash_before_or_after_any_call_lands_each_message_once() -> None:
         queue, store = broker(), MemoryStore()
         with suppress(Crash):
             land(queue, store, Calls(at, after=after))
-            raise AssertionError("it did not die")
+            raise AssertionError("the process did not die")
         assert len(queue.queue) + sum(landed(store).values()) >= 5
         finish(queue, store)
         assert landed(store) == once(), (at, after)
@@ -211,7 +211,7 @@ def test_message_with_an_expired_acknowledgement_is_redelivered_and_dropped() ->
 def test_unanswered_acknowledgement_does_not_fail_the_landing() -> None:
     class AcknowledgeUnanswered(Broker):
         def acknowledge(self, handles: object) -> None:
-            raise UnavailableError("no answer")
+            raise UnavailableError("no reply")
 
     class AcknowledgeForbidden(Broker):
         def acknowledge(self, handles: object) -> None:
@@ -265,7 +265,7 @@ def land_at(store: MemoryStore, hours: float, *numbers: int | str, window: Windo
 
 
 def test_redelivered_message_is_dropped_within_the_window_and_a_new_record_after_it() -> None:
-    """Pin down the meaning of `dedup 24 h`."""
+    """Defines `dedup 24 h`."""
     store = MemoryStore()
     land_at(store, 0, 0)
     land_at(store, 24, 1)
@@ -281,7 +281,7 @@ def test_pause_between_runs_does_not_use_up_the_window() -> None:
     assert land_at(store, 1000, 0) == 0
 
 
-def test_message_count_window_forgets_an_id_after_that_many_later_messages() -> None:
+def test_id_leaves_a_window_of_n_messages_after_n_later_messages() -> None:
     few = Window(hours=None, messages=2)
     store = MemoryStore()
     land_at(store, 0, 0, window=few)
@@ -313,8 +313,8 @@ def test_landing_needs_the_same_few_requests_after_many_landings() -> None:
         queue.send(*(message(f"{n}-{k}") for k in range(3)))
         land(queue, counting)
         requests.append(counting.requests)
-    assert requests[0]["create"] == 3  # includes the mark
-    assert max(r["create"] for r in requests[1:]) == 2  # the landing and its ids
+    assert requests[0]["create"] == 3  # includes the marker of the landing
+    assert max(r["create"] for r in requests[1:]) == 2  # the landing file and its ids
     assert max(r["list"] for r in requests) == 2
     assert max(r["read"] for r in requests) <= 10  # about the logarithm of the number of landings in the window
     counting = CountingStore(store)
@@ -371,7 +371,7 @@ def test_landing_file_that_no_run_wrote_is_refused_by_name(damaged: bytes) -> No
         land_at(store, 0, 1)
 
 
-def test_deleted_landings_are_forgotten_and_nothing_else_breaks() -> None:
+def test_deleted_landings_are_no_longer_deduplicated_and_later_landings_succeed() -> None:
     store = MemoryStore()
     for n in range(4):
         land_at(store, 0, n)
@@ -417,7 +417,7 @@ def test_stale_listing_costs_requests_and_no_record() -> None:
     assert landed(store) == once(6)
 
 
-def test_files_of_others_are_ignored() -> None:
+def test_files_of_other_writers_are_ignored() -> None:
     store = MemoryStore()
     store.create("000-readme.txt", b"")
     store.create("000000000000-7.jsonl", b"not ours")

@@ -1,4 +1,4 @@
-"""A queue as a source: whole runs that are killed at every call to log, landing and queue, read-only inspections, and specs."""
+"""A queue as a source: complete runs that are killed at every call to log, landing and queue, read-only inspections, and specs."""
 
 from __future__ import annotations
 
@@ -90,184 +90,191 @@ class QueueFixture:
 
 
 def test_messages_are_landed_acknowledged_and_committed_once(tmp_path: Path) -> None:
-    made = QueueFixture(tmp_path)
-    made.send(10)
-    results = [made.run(f"run-{n}") for n in range(4)]
+    queue_fixture = QueueFixture(tmp_path)
+    queue_fixture.send(10)
+    results = [queue_fixture.run(f"run-{n}") for n in range(4)]
     assert [r.counts.get("read", 0) for r in results] == [4, 4, 2, 0]
-    assert made.broker.queue == []
-    made.check()
+    assert queue_fixture.broker.queue == []
+    queue_fixture.check()
 
 
 def test_crash_at_every_call_to_queue_landing_and_log_gives_each_message_one_record(tmp_path: Path) -> None:
     """A run commits a batch, messages wait, and the next run is killed. The same run is retried, then others follow."""
-    whole = QueueFixture(tmp_path / "whole")
+    complete_run = QueueFixture(tmp_path / "complete")
     names: list[str] = []
 
-    def begun(made: QueueFixture) -> QueueFixture:
-        made.send(3)
-        made.run("before")
-        made.send(4)
-        return made
+    def prepare(fixture: QueueFixture) -> QueueFixture:
+        fixture.send(3)
+        fixture.run("before")
+        fixture.send(4)
+        return fixture
 
     calls = Calls()
-    begun(whole).run("run", calls)
+    prepare(complete_run).run("run", calls)
     names = calls.names
     assert {"receive", "acknowledge", "create", "log create"} <= set(names)
     for at in range(len(names)):
         for after in (False, True):
-            made = begun(QueueFixture(tmp_path / f"{at}-{after}"))
+            queue_fixture = prepare(QueueFixture(tmp_path / f"{at}-{after}"))
             with suppress(Crash):
-                made.run("run", Calls(at, after=after))
-                raise AssertionError("it did not die")
-            made.broker.later()
-            made.send(1)
-            made.run("run")
-            made.finish()
-            made.check()
+                queue_fixture.run("run", Calls(at, after=after))
+                raise AssertionError("the run did not die")
+            queue_fixture.broker.later()
+            queue_fixture.send(1)
+            queue_fixture.run("run")
+            queue_fixture.finish()
+            queue_fixture.check()
 
 
 def test_two_runs_interleaved_at_every_call_give_each_message_one_record(tmp_path: Path) -> None:
     calls = Calls()
-    whole = QueueFixture(tmp_path / "whole")
-    whole.send(4)
-    whole.run("run", calls)
+    complete_run = QueueFixture(tmp_path / "complete")
+    complete_run.send(4)
+    complete_run.run("run", calls)
     for at in range(len(calls.names)):
-        made = QueueFixture(tmp_path / str(at))
-        made.send(4)
+        queue_fixture = QueueFixture(tmp_path / str(at))
+        queue_fixture.send(4)
 
-        def other(made: QueueFixture = made) -> None:
-            made.broker.later()
-            mine = module.open_store
-            made.run("other")
-            module.open_store = mine
+        def other(queue_fixture: QueueFixture = queue_fixture) -> None:
+            queue_fixture.broker.later()
+            original = module.open_store
+            queue_fixture.run("other")
+            module.open_store = original
 
-        made.run("run", Calls(at, do=other))
-        made.finish()
-        made.check()
+        queue_fixture.run("run", Calls(at, do=other))
+        queue_fixture.finish()
+        queue_fixture.check()
 
 
 def test_two_pipelines_share_a_landing_and_each_reads_every_message(tmp_path: Path) -> None:
-    made = QueueFixture(tmp_path)
-    made.send(3)
-    made.run("one")
-    made.send(3)
-    other = made.pipeline(log=f"memory://queue-{next(_NAMES)}", sinks={"out": FilesSink(path=str(tmp_path / "other"), format="json")})  # fmt: skip
+    queue_fixture = QueueFixture(tmp_path)
+    queue_fixture.send(3)
+    queue_fixture.run("one")
+    queue_fixture.send(3)
+    other = queue_fixture.pipeline(log=f"memory://queue-{next(_NAMES)}", sinks={"out": FilesSink(path=str(tmp_path / "other"), format="json")})  # fmt: skip
     result = run_batch(other, run_key="a", drain=True, engine=RowsEngine())
     assert result.counts["read"] == 6
-    made.run("two")
-    made.check()
+    queue_fixture.run("two")
+    queue_fixture.check()
 
 
 def test_landing_of_one_queue_receives_no_message_of_another(tmp_path: Path) -> None:
-    made = QueueFixture(tmp_path)
-    made.send(2)
-    made.run("one")
+    queue_fixture = QueueFixture(tmp_path)
+    queue_fixture.send(2)
+    queue_fixture.run("one")
     another = Broker()
     another.send(Message(id="m0", body=b'{"id": 100}'))
     source = QueueSource(queue=SQS, landing=str(tmp_path / "in"), schema="id long")
     connected(source.queue, another)
     sinks = {"out": FilesSink(path=str(tmp_path / "other"), format="json")}
-    other = made.pipeline().replace(source=source, log=f"memory://queue-{next(_NAMES)}", sinks=sinks)
+    other = queue_fixture.pipeline().replace(source=source, log=f"memory://queue-{next(_NAMES)}", sinks=sinks)
     with pytest.raises(InvalidError, match="belongs to another queue"):
         run_batch(other, run_key="a", engine=RowsEngine())
     assert len(another.queue) == 1
-    made.check()
+    queue_fixture.check()
 
 
 def test_landing_in_a_dataset_is_refused_before_any_message_is_received(tmp_path: Path) -> None:
     (tmp_path / "_streamsem.json").write_text("{}")
-    made = QueueFixture(tmp_path / "new")
-    made.send(4)
+    queue_fixture = QueueFixture(tmp_path / "new")
+    queue_fixture.send(4)
     for run in ("a", "b"):
         with pytest.raises(InvalidError, match="is inside the dataset of a pipeline"):
-            made.run(run)
-    assert len(made.broker.queue) == 4
+            queue_fixture.run(run)
+    assert len(queue_fixture.broker.queue) == 4
     (tmp_path / "_streamsem.json").unlink()
-    made.run("c")
-    made.check()
+    queue_fixture.run("c")
+    queue_fixture.check()
 
 
 def test_queue_that_does_not_answer_claims_no_landing(tmp_path: Path) -> None:
-    made = QueueFixture(tmp_path)
-    made.send(1)
+    queue_fixture = QueueFixture(tmp_path)
+    queue_fixture.send(1)
     misspelt = QueueSource(queue=memory_queue(None), landing=str(tmp_path / "in"), schema="id long")
     with pytest.raises(AttributeError):
-        made.fixture.run("a", pipeline=made.pipeline().replace(source=misspelt))
-    made.run("b")
-    made.check()
+        queue_fixture.fixture.run("a", pipeline=queue_fixture.pipeline().replace(source=misspelt))
+    queue_fixture.run("b")
+    queue_fixture.check()
 
 
 def test_invalid_messages_are_landed_once_and_quarantined(tmp_path: Path) -> None:
-    made = QueueFixture(tmp_path)
-    made.send(1)
+    queue_fixture = QueueFixture(tmp_path)
+    queue_fixture.send(1)
     bodies = [b"", b"\n", b"[1]", b'{"id": 1', b"\xff\xfe", b"nothing"]
-    made.broker.send(*(Message(id=f"bad{n}", body=body) for n, body in enumerate(bodies)))
-    made.broker.send(Message(id=None, body=b'{"id": 1}'))
-    result = made.run("a", source={"max_messages": 100})
+    queue_fixture.broker.send(*(Message(id=f"bad{n}", body=body) for n, body in enumerate(bodies)))
+    queue_fixture.broker.send(Message(id=None, body=b'{"id": 1}'))
+    result = queue_fixture.run("a", source={"max_messages": 100})
     assert (result.counts["read"], result.counts["quarantined"]) == (8, 7)
-    assert made.broker.queue == []
-    assert made.run("b").counts == {}
-    assert len([*made.fixture.opened().quarantined()]) == 7
-    made.check()
+    assert queue_fixture.broker.queue == []
+    assert queue_fixture.run("b").counts == {}
+    assert len([*queue_fixture.fixture.opened().quarantined()]) == 7
+    queue_fixture.check()
 
 
 def test_reprocessing_reads_landed_messages_and_not_the_queue(tmp_path: Path) -> None:
-    made = QueueFixture(tmp_path)
-    made.send(4)
-    made.run("a")
-    connected(made.queue, None)  # any call to the queue would fail
-    reprocessed = made.fixture.run("reprocess", pipeline=made.pipeline(), reprocessed=0)
+    queue_fixture = QueueFixture(tmp_path)
+    queue_fixture.send(4)
+    queue_fixture.run("a")
+    connected(queue_fixture.queue, None)  # any call to the queue would fail
+    reprocessed = queue_fixture.fixture.run("reprocess", pipeline=queue_fixture.pipeline(), reprocessed=0)
     assert reprocessed.counts["read"] == 4
-    made.check()
+    queue_fixture.check()
 
 
 # --- inspections receive no messages
 
 
-def snapshot(made: QueueFixture) -> object:
-    files = sorted((str(p), p.stat().st_mtime_ns) for p in made.fixture.root.rglob("*"))
-    log = [(stat.key, made.fixture.store.read(stat.key)) for stat in made.fixture.store.list("")]
-    return files, log, [(w.message, w.hidden_until, w.handle) for w in made.broker.queue], made.broker.deliveries
+def snapshot(queue_fixture: QueueFixture) -> object:
+    files = sorted((str(p), p.stat().st_mtime_ns) for p in queue_fixture.fixture.root.rglob("*"))
+    log = [(stat.key, queue_fixture.fixture.store.read(stat.key)) for stat in queue_fixture.fixture.store.list("")]
+    return (
+        files,
+        log,
+        [(w.message, w.hidden_until, w.handle) for w in queue_fixture.broker.queue],
+        queue_fixture.broker.deliveries,
+    )
 
 
 INSPECTIONS: dict[str, Callable[[QueueFixture], object]] = {
-    "waiting": lambda made: waiting(made.pipeline(), clock=ManualClock()),
-    "freshness": lambda made: Freshness(pipeline=made.pipeline(), max_lag=0, max_age_s=60).check(clock=ManualClock()),
-    "lag": lambda made: lag(made.pipeline()),
+    "waiting": lambda queue_fixture: waiting(queue_fixture.pipeline(), clock=ManualClock()),
+    "freshness": lambda queue_fixture: Freshness(pipeline=queue_fixture.pipeline(), max_lag=0, max_age_s=60).check(
+        clock=ManualClock()
+    ),
+    "lag": lambda queue_fixture: lag(queue_fixture.pipeline()),
 }
 
 
-@pytest.mark.parametrize("peek", INSPECTIONS)
+@pytest.mark.parametrize("inspection", INSPECTIONS)
 @pytest.mark.parametrize("state", ["no message", "messages", "landed and messages"])
-def test_inspection_receives_no_message_and_writes_nothing(tmp_path: Path, peek: str, state: str) -> None:
-    made = QueueFixture(tmp_path)
-    made.run("makes the log")
+def test_inspection_receives_no_message_and_writes_nothing(tmp_path: Path, inspection: str, state: str) -> None:
+    queue_fixture = QueueFixture(tmp_path)
+    queue_fixture.run("creates the log")
     if state == "landed and messages":
-        made.send(9)
-        for at in count():  # dies right after the acknowledgement: landed, and in no plan
+        queue_fixture.send(9)
+        for at in count():  # the run dies after the acknowledgement, so the messages are landed but not planned
             calls = Calls(at, after=True)
             with suppress(Crash):
-                made.run("dead", calls)
+                queue_fixture.run("dead", calls)
             if calls.names[-1] == "acknowledge":
                 break
-            made.broker.later()
+            queue_fixture.broker.later()
     if state != "no message":
-        made.send(2)
-    before = snapshot(made)
+        queue_fixture.send(2)
+    before = snapshot(queue_fixture)
     for _ in range(2):
-        INSPECTIONS[peek](made)
-    assert snapshot(made) == before
+        INSPECTIONS[inspection](queue_fixture)
+    assert snapshot(queue_fixture) == before
 
 
 @pytest.mark.parametrize("messages", [0, 1, 4, 5, 9])
 @pytest.mark.parametrize("most", [None, 1, 2])
 def test_due_work_is_what_a_run_plans(tmp_path: Path, messages: int, most: int | None) -> None:
-    made = QueueFixture(tmp_path)
-    made.run("makes the log")
-    made.send(messages)
-    spec = made.pipeline(limits=Limits(max_files=most))
+    queue_fixture = QueueFixture(tmp_path)
+    queue_fixture.run("creates the log")
+    queue_fixture.send(messages)
+    spec = queue_fixture.pipeline(limits=Limits(max_files=most))
     found = waiting(spec, clock=ManualClock())
-    result = made.fixture.run("a", pipeline=spec)
+    result = queue_fixture.fixture.run("a", pipeline=spec)
     assert found.is_due == (result.status == "committed") == bool(messages)
     assert (found.lag, found.unit) == (-(-messages // 4), "landings")
     if messages:
@@ -275,26 +282,26 @@ def test_due_work_is_what_a_run_plans(tmp_path: Path, messages: int, most: int |
 
 
 def test_due_work_includes_landings_that_are_in_no_plan(tmp_path: Path) -> None:
-    made = QueueFixture(tmp_path)
-    made.send(20)
-    made.run("a")
-    planner = made.fixture.planner(made.pipeline())
+    queue_fixture = QueueFixture(tmp_path)
+    queue_fixture.send(20)
+    queue_fixture.run("a")
+    planner = queue_fixture.fixture.planner(queue_fixture.pipeline())
     planner.poll(None)
     planner.poll(None)  # two landings wait
     for most, ranges in ((1, (1, 2)), (2, (1, 3)), (3, (1, 4)), (None, (1, 4))):
-        spec = made.pipeline(limits=Limits(max_files=most))
+        spec = queue_fixture.pipeline(limits=Limits(max_files=most))
         assert waiting(spec, clock=ManualClock()).ranges == {"files": ranges}
-    result = made.fixture.run("b", pipeline=made.pipeline(limits=Limits()))
+    result = queue_fixture.fixture.run("b", pipeline=queue_fixture.pipeline(limits=Limits()))
     assert result.ranges == {"files": (1, 4)}
 
 
 def test_unknown_age_of_messages_in_the_queue_counts_as_too_old(tmp_path: Path) -> None:
-    made = QueueFixture(tmp_path)
-    made.send(1)
-    made.run("a")
-    fresh = Freshness(pipeline=made.pipeline(), max_age_s=60)
+    queue_fixture = QueueFixture(tmp_path)
+    queue_fixture.send(1)
+    queue_fixture.run("a")
+    fresh = Freshness(pipeline=queue_fixture.pipeline(), max_age_s=60)
     assert fresh.check(clock=ManualClock()).met
-    made.send(1)
+    queue_fixture.send(1)
     assert not fresh.check(clock=ManualClock()).met
 
 
@@ -302,27 +309,27 @@ def test_unknown_age_of_messages_in_the_queue_counts_as_too_old(tmp_path: Path) 
 
 
 def test_missing_landing_receives_no_message(tmp_path: Path) -> None:
-    made = QueueFixture(tmp_path)
-    made.send(1)
+    queue_fixture = QueueFixture(tmp_path)
+    queue_fixture.send(1)
     with pytest.raises(UnavailableError, match="not mounted"):
-        made.run("a", source={"landing": str(tmp_path / "elsewhere")})
-    assert made.broker.deliveries == 0
+        queue_fixture.run("a", source={"landing": str(tmp_path / "elsewhere")})
+    assert queue_fixture.broker.deliveries == 0
 
 
 def test_landing_that_became_empty_receives_no_message(tmp_path: Path) -> None:
-    made = QueueFixture(tmp_path)
-    made.send(1)
-    made.run("a")
+    queue_fixture = QueueFixture(tmp_path)
+    queue_fixture.send(1)
+    queue_fixture.run("a")
     (tmp_path / "in").rename(tmp_path / "away")
     (tmp_path / "in").mkdir()
-    made.send(1)
+    queue_fixture.send(1)
     with pytest.raises(UnavailableError, match="may not be mounted"):
-        made.run("b")
-    assert made.broker.deliveries == 1
+        queue_fixture.run("b")
+    assert queue_fixture.broker.deliveries == 1
     (tmp_path / "in").rmdir()
     (tmp_path / "away").rename(tmp_path / "in")
-    made.finish()
-    made.check()
+    queue_fixture.finish()
+    queue_fixture.check()
 
 
 # --- specs
@@ -338,10 +345,10 @@ SPECS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("given", SPECS, ids=lambda given: str(given["queue"])[:40])
 def test_spec_round_trips_through_json(given: dict[str, Any], tmp_path: Path) -> None:
-    made = PipelineFixture(tmp_path).pipeline(source=QueueSource(landing=str(tmp_path / "landing"), **given))
-    again = from_json(json.loads(made.spec_bytes()))
-    assert again == made
-    assert again.spec_bytes() == made.spec_bytes()
+    spec = PipelineFixture(tmp_path).pipeline(source=QueueSource(landing=str(tmp_path / "landing"), **given))
+    again = from_json(json.loads(spec.spec_bytes()))
+    assert again == spec
+    assert again.spec_bytes() == spec.spec_bytes()
 
 
 def test_queue_is_read_from_toml(tmp_path: Path) -> None:
@@ -411,27 +418,29 @@ def test_landing_must_not_overlap_log_or_dataset(tmp_path: Path) -> None:
 
 def test_guarantee_names_the_window_and_is_never_exactly_once(tmp_path: Path) -> None:
     source = QueueSource(queue=SQS, landing=str(tmp_path / "in"), schema="id long")
-    made = PipelineFixture(tmp_path).pipeline(source=source)
-    computed = guarantee(made)
+    spec = PipelineFixture(tmp_path).pipeline(source=source)
+    computed = guarantee(spec)
     assert (computed.label, computed.terms) == ("effectively_once", "dedup 24 h")
     assert str(computed).startswith("effectively-once (dedup 24 h)\n")
     with pytest.raises(InvalidError, match="weaker than it requires"):
-        made.replace(require="exactly_once")
-    made.replace(require="at_least_once")
+        spec.replace(require="exactly_once")
+    spec.replace(require="at_least_once")
     both = QueueSource(queue=SQS, landing="/a", schema="id long", dedup_hours=1, dedup_messages=10)
     assert both.terms == "dedup 1 h, 10 messages"
 
 
 def test_another_queue_on_the_same_log_is_refused(tmp_path: Path) -> None:
-    made = QueueFixture(tmp_path)
-    made.send(1)
-    made.run("a")
+    queue_fixture = QueueFixture(tmp_path)
+    queue_fixture.send(1)
+    queue_fixture.run("a")
     from airflow_provider_streamsem.errors import ConflictError
 
-    connected(made.queue, made.broker)
-    other = made.pipeline().replace(source=QueueSource(queue=SQS, landing=str(tmp_path / "in"), schema="id long"))
+    connected(queue_fixture.queue, queue_fixture.broker)
+    other = queue_fixture.pipeline().replace(
+        source=QueueSource(queue=SQS, landing=str(tmp_path / "in"), schema="id long")
+    )
     with pytest.raises(ConflictError):
-        made.fixture.run("b", pipeline=other)
+        queue_fixture.fixture.run("b", pipeline=other)
 
 
 @pytest.fixture(autouse=True)
@@ -444,9 +453,9 @@ def _open_store_is_restored() -> Iterator[None]:
 def test_dag_and_toml_of_the_docs_page_are_accepted(tmp_path: Path) -> None:
     page = (Path(__file__).parents[3] / "docs" / "connectors" / "queues.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    made: dict[str, Any] = {"__name__": "orders_dag"}
-    exec(compile(code, "queue.md", "exec"), made)
-    assert guarantee(made["ORDERS"]).terms == "dedup 96 h"
+    namespace: dict[str, Any] = {"__name__": "orders_dag"}
+    exec(compile(code, "queue.md", "exec"), namespace)
+    assert guarantee(namespace["ORDERS"]).terms == "dedup 96 h"
     (toml,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     (tmp_path / "p.toml").write_text(
         f'name = "o"\nlog = "s3://lake/log"\n{toml}[sinks.out]\ntype = "files"\npath = "s3://lake/out"\n'

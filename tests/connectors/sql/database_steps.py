@@ -1,4 +1,4 @@
-"""The calls on a database driver, in order: a publisher dies after one of them, or loses its reply."""
+"""Numbers the calls to a database driver. A publisher dies after one of them, or loses its reply."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Steps:
             return None  # a dead process does nothing, whatever cleanup SQLAlchemy attempts
         is_target = len(self.names) == self.at
         self.names.append(name)
-        answer = call()
+        reply = call()
         if is_target and self.fault == "after":
             self.dead = True
             die()
             raise Crash
         if is_target and self.fault == "lost":
             raise lost()
-        return answer
+        return reply

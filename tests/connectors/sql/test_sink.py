@@ -1,4 +1,4 @@
-"""Rows of a database table, on SQLite: what each mode guarantees through crashes, lost replies, other publishers and unsuitable tables."""
+"""The SQL sink on SQLite: the guarantee of each mode after crashes, lost replies, concurrent publishers and with unsuitable tables."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def sink(location: Path, mode: str = "append", **changes: Any) -> JdbcSink:
 
 
 @pytest.fixture
-def stepping(monkeypatch: pytest.MonkeyPatch) -> Callable[[Steps], None]:
+def use_steps(monkeypatch: pytest.MonkeyPatch) -> Callable[[Steps], None]:
     """Return a function that runs the driver calls of SQLAlchemy as numbered steps."""
 
     def use(steps: Steps) -> None:
@@ -129,9 +129,9 @@ def stepping(monkeypatch: pytest.MonkeyPatch) -> Callable[[Steps], None]:
                 steps.take("close", super().close, self.die)
 
         def connect(*arguments: Any, **named: Any) -> Any:
-            made = steps.take("connect", lambda: Connection(*arguments, **named), lambda: None)
-            assert made is not None
-            return made
+            connection = steps.take("connect", lambda: Connection(*arguments, **named), lambda: None)
+            assert connection is not None
+            return connection
 
         monkeypatch.setattr("sqlite3.dbapi2.connect", connect)
 
@@ -140,11 +140,11 @@ def stepping(monkeypatch: pytest.MonkeyPatch) -> Callable[[Steps], None]:
 
 @pytest.mark.parametrize(("mode", "what"), [("append", "batch"), ("replace_version", "reprocess")])
 def test_crash_or_lost_reply_at_any_call_leaves_every_row_once(
-    mode: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stepping: Callable[[Steps], None]
+    mode: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use_steps: Callable[[Steps], None]
 ) -> None:
     def scenario(steps: Steps, location: Path) -> None:
         location.mkdir()
-        stepping(Steps())
+        use_steps(Steps())
         db = database_at(location / "db.sqlite", monkeypatch)
         db.run(OPEN_TABLE)
         fixture = PipelineFixture(location)
@@ -159,10 +159,10 @@ def test_crash_or_lost_reply_at_any_call_leaves_every_row_once(
             else:
                 fixture.run("second", pipeline=pipeline)
 
-        stepping(steps)
+        use_steps(steps)
         with suppress(Crash, StreamsemError):
             work()
-        stepping(Steps())
+        use_steps(Steps())
         work()
         if what == "reprocess":
             fixture.run("second", pipeline=pipeline)
@@ -171,11 +171,11 @@ def test_crash_or_lost_reply_at_any_call_leaves_every_row_once(
         assert verdict.findings == [], (steps.at, steps.fault, steps.names)
         assert db.markers() == [(1 + (what == "reprocess"), "applied")]
 
-    whole = Steps()
-    scenario(whole, tmp_path / "whole")
-    assert whole.names.count("commit") >= 2
-    assert "executemany" in whole.names
-    for at in range(len(whole.names)):
+    complete_run = Steps()
+    scenario(complete_run, tmp_path / "complete")
+    assert complete_run.names.count("commit") >= 2
+    assert "executemany" in complete_run.names
+    for at in range(len(complete_run.names)):
         for fault in ("after", "lost"):  # a crash before a call is a crash after the previous one
             steps = Steps(at, fault)
             scenario(steps, tmp_path / f"{at}-{fault}")
@@ -192,7 +192,7 @@ def commit_without_publishing(fixture: PipelineFixture, pipeline: Pipeline, run_
         patched.setattr(JdbcSink, "publish", die)
         with suppress(Crash):
             fixture.run(run_key, pipeline=pipeline)
-            raise AssertionError("it did not die")
+            raise AssertionError("the run did not die")
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -205,18 +205,18 @@ def test_two_concurrent_publishers_and_a_late_one_apply_a_version_once(mode: str
         commit_without_publishing(fixture, pipeline, f"r{version}")
         batch = committed_batch(fixture, pipeline, "t", version)
         start = threading.Barrier(2)
-        answers: list[Receipt | None] = []
+        receipts: list[Receipt | None] = []
 
-        def publish(batch: Any = batch, start: Any = start, answers: Any = answers) -> None:
+        def publish(batch: Any = batch, start: Any = start, receipts: Any = receipts) -> None:
             start.wait()
-            answers.append(sink(tmp_path, mode).publish(batch, None))  # type: ignore[arg-type]
+            receipts.append(sink(tmp_path, mode).publish(batch, None))  # type: ignore[arg-type]
 
         threads = [threading.Thread(target=publish) for _ in range(2)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert answers == [Receipt(result="applied", rows=3)] * 2
+        assert receipts == [Receipt(result="applied", rows=3)] * 2
         assert db.ids() == fixture.expected
         fixture.run(f"r{version}", pipeline=pipeline)
     late = committed_batch(fixture, pipeline, "t", 3)
@@ -390,17 +390,17 @@ REFUSED = {
     "another case": ("append", "CREATE TABLE t (ID BIGINT)", {"id": "long"}),
     "another type": ("append", "CREATE TABLE t (id TEXT)", {"id": "long"}),
     "a decimal that a float cannot hold": ("append", "CREATE TABLE t (id NUMERIC(30,2))", {"id": "decimal(30,2)"}),
-    "a column whose type nothing tells": ("append", "CREATE TABLE t (id BIGINT, a BIGINT)", {"id": "long", "a": "void"}),
-    "a type that no column has": ("append", "CREATE TABLE t (id TEXT)", {"id": "interval day to second"}),
-    "a column that must have a value": ("append", "CREATE TABLE t (id BIGINT, must TEXT NOT NULL)", {"id": "long"}),
-    "a column that the database makes": ("append", "CREATE TABLE t (id BIGINT, twice BIGINT AS (id * 2) STORED)", {"id": "long", "twice": "long"}),
+    "an untyped column": ("append", "CREATE TABLE t (id BIGINT, a BIGINT)", {"id": "long", "a": "void"}),
+    "an unsupported type": ("append", "CREATE TABLE t (id TEXT)", {"id": "interval day to second"}),
+    "a missing NOT NULL column": ("append", "CREATE TABLE t (id BIGINT, must TEXT NOT NULL)", {"id": "long"}),
+    "a generated column": ("append", "CREATE TABLE t (id BIGINT, twice BIGINT AS (id * 2) STORED)", {"id": "long", "twice": "long"}),
     "no unique index": ("upsert", "CREATE TABLE t (id BIGINT NOT NULL)", {"id": "long"}),
     "a unique index of other columns": ("upsert", "CREATE TABLE t (id BIGINT NOT NULL, a BIGINT, UNIQUE (id, a))", {"id": "long"}),
-    "a unique index of some rows": ("upsert", "CREATE TABLE t (id BIGINT NOT NULL); CREATE UNIQUE INDEX i ON t (id) WHERE id > 0", {"id": "long"}),
+    "a partial unique index": ("upsert", "CREATE TABLE t (id BIGINT NOT NULL); CREATE UNIQUE INDEX i ON t (id) WHERE id > 0", {"id": "long"}),
     "a key that may be null": ("upsert", "CREATE TABLE t (id BIGINT UNIQUE)", {"id": "long"}),
     "rows without the key": ("upsert", "CREATE TABLE t (id BIGINT PRIMARY KEY, a BIGINT)", {"a": "long"}),
-    "no column of versions": ("replace_version", "CREATE TABLE t (id BIGINT)", {"id": "long"}),
-    "rows with a column of versions": ("replace_version", TABLE, {"id": "long", "_streamsem_version": "long"}),
+    "no version column": ("replace_version", "CREATE TABLE t (id BIGINT)", {"id": "long"}),
+    "rows with a version column": ("replace_version", TABLE, {"id": "long", "_streamsem_version": "long"}),
     "markers that are not unique": ("append", "CREATE TABLE t (id BIGINT); CREATE TABLE streamsem_markers (pipeline_uuid TEXT, sink TEXT, version BIGINT, state TEXT)", {"id": "long"}),
 }  # fmt: skip
 
@@ -428,10 +428,10 @@ def test_constraint_that_would_silently_drop_rows_refuses_the_batch(
     db: Database, tmp_path: Path, mode: str, action: str
 ) -> None:
     db.run(f"CREATE TABLE t (id BIGINT PRIMARY KEY NOT NULL, other BIGINT UNIQUE ON CONFLICT {action})")
-    made = sink(tmp_path, mode)
-    batch = staged(made, pyarrow.table({"id": [1, 2], "other": [7, 7]}), schema=schema_of(id="long", other="long"))
+    target = sink(tmp_path, mode)
+    batch = staged(target, pyarrow.table({"id": [1, 2], "other": [7, 7]}), schema=schema_of(id="long", other="long"))
     with pytest.raises(PublishError, match="UNIQUE"):
-        made.publish(batch, None)  # type: ignore[arg-type]
+        target.publish(batch, None)  # type: ignore[arg-type]
     assert db.ids() == Counter()
 
 
@@ -500,9 +500,11 @@ def test_dropped_marker_table_stops_publishing_and_is_not_recreated(db: Database
     assert fixture.verdict().findings == []
 
 
-@pytest.mark.parametrize("harm", ["the markers were dropped", "the markers were emptied", "an older copy", "no table"])
+@pytest.mark.parametrize(
+    "damage", ["the markers were dropped", "the markers were emptied", "an older copy", "no table"]
+)
 def test_database_that_lost_published_versions_stops_the_run_and_creates_nothing(
-    db: Database, tmp_path: Path, harm: str
+    db: Database, tmp_path: Path, damage: str
 ) -> None:
     db.run(OPEN_TABLE)
     fixture = PipelineFixture(tmp_path)
@@ -512,19 +514,19 @@ def test_database_that_lost_published_versions_stops_the_run_and_creates_nothing
     older = db.path.read_bytes()
     fixture.run("b", pipeline=pipeline)
     newest = db.path.read_bytes()
-    if harm == "an older copy":
+    if damage == "an older copy":
         db.path.write_bytes(older)
     else:
-        db.run({"the markers were dropped": "DROP TABLE streamsem_markers", "no table": 'DROP TABLE "t"'}.get(harm, "DELETE FROM streamsem_markers"))  # fmt: skip
+        db.run({"the markers were dropped": "DROP TABLE streamsem_markers", "no table": 'DROP TABLE "t"'}.get(damage, "DELETE FROM streamsem_markers"))  # fmt: skip
     before = db.run("SELECT name FROM sqlite_master ORDER BY 1")
-    refused = DataError if harm in ("the markers were dropped", "no table") else MarkerLostError
+    refused = DataError if damage in ("the markers were dropped", "no table") else MarkerLostError
     for run_key in ("c", "d"):
         with pytest.raises(refused, match=r"streamsem_markers|no such table; nothing became visible table='t'"):
             fixture.run(run_key, pipeline=pipeline)
     assert db.run("SELECT name FROM sqlite_master ORDER BY 1") == before
-    if harm != "no table":
+    if damage != "no table":
         assert [(f.invariant, f.version) for f in fixture.verdict().findings] == [("I15", 1)]
-    if harm == "an older copy":
+    if damage == "an older copy":
         skip(pipeline, 2, sink="t", reason="version 1 was lost with the disk", log=fixture.log())
         assert db.ids() == Counter(range(6))
         db.run(f'INSERT INTO "t" (id) VALUES {", ".join(f"({n})" for n in range(6, 18))}')
@@ -546,7 +548,7 @@ def test_version_is_skipped_after_the_marker_table_was_dropped_and_later_ones_ar
     fixture.arrive(1)
     commit_without_publishing(fixture, pipeline, "b")
     db.run("DROP TABLE streamsem_markers")
-    skip(pipeline, 1, sink="t", reason="the rows are there", log=fixture.log())
+    skip(pipeline, 1, sink="t", reason="the table has the rows", log=fixture.log())
     fixture.arrive(1)
     fixture.run("c", pipeline=pipeline)
     assert db.markers() == [(2, "applied")]

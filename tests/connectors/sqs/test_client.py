@@ -1,4 +1,4 @@
-"""SQS queues through boto3, on moto: whole runs, redelivery after the visibility timeout, refusals."""
+"""SQS queues through boto3, on moto: complete runs, redelivery after the visibility timeout, and refusals."""
 
 from __future__ import annotations
 
@@ -64,41 +64,41 @@ class SqsFixture:
         assert self.fixture.visible() == Counter(range(self.sent))
 
 
-def test_messages_of_a_real_client_are_committed_once_and_deleted(tmp_path: Path, sqs: Any) -> None:
-    made = SqsFixture(tmp_path, sqs)
-    made.send(25)
-    assert made.fixture.run("a", pipeline=made.pipeline(max_messages=20)).counts["read"] == 20
-    assert made.left() == (5, 0)
-    assert made.fixture.run("b", pipeline=made.pipeline()).counts["read"] == 5
-    assert made.left() == (0, 0)
-    made.check()
+def test_messages_received_with_boto3_are_committed_once_and_deleted(tmp_path: Path, sqs: Any) -> None:
+    queue_fixture = SqsFixture(tmp_path, sqs)
+    queue_fixture.send(25)
+    assert queue_fixture.fixture.run("a", pipeline=queue_fixture.pipeline(max_messages=20)).counts["read"] == 20
+    assert queue_fixture.left() == (5, 0)
+    assert queue_fixture.fixture.run("b", pipeline=queue_fixture.pipeline()).counts["read"] == 5
+    assert queue_fixture.left() == (0, 0)
+    queue_fixture.check()
 
 
 def test_landed_message_that_was_not_deleted_is_redelivered_and_dropped(
     tmp_path: Path, sqs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = SqsFixture(tmp_path, sqs, visibility_timeout_s=2)
-    made.send(3)
+    queue_fixture = SqsFixture(tmp_path, sqs, visibility_timeout_s=2)
+    queue_fixture.send(3)
 
     def unanswered(*_: object) -> None:
-        raise UnavailableError("no answer")
+        raise UnavailableError("no reply")
 
     with monkeypatch.context() as broken:
         broken.setattr(SqsReceiver, "acknowledge", unanswered)
-        made.fixture.run("a", pipeline=made.pipeline())
-    assert made.left() == (0, 3)
+        queue_fixture.fixture.run("a", pipeline=queue_fixture.pipeline())
+    assert queue_fixture.left() == (0, 3)
     time.sleep(2.1)
-    made.send(1)
-    assert made.left() == (4, 0)
-    assert made.fixture.run("b", pipeline=made.pipeline()).counts["read"] == 1
-    assert made.left() == (0, 0)
-    made.check()
+    queue_fixture.send(1)
+    assert queue_fixture.left() == (4, 0)
+    assert queue_fixture.fixture.run("b", pipeline=queue_fixture.pipeline()).counts["read"] == 1
+    assert queue_fixture.left() == (0, 0)
+    queue_fixture.check()
 
 
 def test_invalid_receipt_handle_is_ignored(tmp_path: Path, sqs: Any) -> None:
-    made = SqsFixture(tmp_path, sqs)
-    made.send(1)
-    with made.queue.connect() as receiver:
+    queue_fixture = SqsFixture(tmp_path, sqs)
+    queue_fixture.send(1)
+    with queue_fixture.queue.connect() as receiver:
         (message,) = receiver.receive(10)
         receiver.acknowledge([message.handle])
         receiver.acknowledge([message.handle, "not-a-handle"])
@@ -106,13 +106,13 @@ def test_invalid_receipt_handle_is_ignored(tmp_path: Path, sqs: Any) -> None:
 
 
 def test_attributes_and_bodies_are_landed_unchanged(tmp_path: Path, sqs: Any) -> None:
-    made = SqsFixture(tmp_path, sqs)
+    queue_fixture = SqsFixture(tmp_path, sqs)
     attributes = {
         "kind": {"DataType": "String", "StringValue": "ä"},
         "raw": {"DataType": "Binary", "BinaryValue": b"\xff"},
     }
-    sqs.send_message(QueueUrl=made.url, MessageBody="a\r\n\u2028b ☃", MessageAttributes=attributes)
-    made.pipeline().source.open(made.fixture.log(), None).poll(None)
+    sqs.send_message(QueueUrl=queue_fixture.url, MessageBody="a\r\n\u2028b ☃", MessageAttributes=attributes)
+    queue_fixture.pipeline().source.open(queue_fixture.fixture.log(), None).poll(None)
     (file,) = (tmp_path / "in").glob("*.jsonl")
     landed = [json.loads(line) for line in file.read_bytes().split(b"\n")[:-1]]
     assert [one["body"] for one in landed] == ["a\r\n\u2028b ☃"]
@@ -121,36 +121,38 @@ def test_attributes_and_bodies_are_landed_unchanged(tmp_path: Path, sqs: Any) ->
 
 def test_landing_on_s3_is_one_file_with_its_ids_below_one_mark(tmp_path: Path, sqs: Any) -> None:
     boto3.client("s3").create_bucket(Bucket="lake", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
-    made = SqsFixture(tmp_path, sqs)
+    queue_fixture = SqsFixture(tmp_path, sqs)
     location = f"s3://lake/landing/{next(_NAMES)}"
     for n, messages in enumerate((3, 2)):
-        made.send(messages)
-        spec = made.pipeline().replace(source=QueueSource(queue=made.queue, landing=location, schema="id long"))
-        assert made.fixture.run(f"run-{n}", pipeline=spec).counts["read"] == messages
+        queue_fixture.send(messages)
+        spec = queue_fixture.pipeline().replace(
+            source=QueueSource(queue=queue_fixture.queue, landing=location, schema="id long")
+        )
+        assert queue_fixture.fixture.run(f"run-{n}", pipeline=spec).counts["read"] == messages
     prefix = location.removeprefix("s3://lake/")
     found = [item["Key"] for item in boto3.client("s3").list_objects_v2(Bucket="lake", Prefix=prefix)["Contents"]]
     assert [key.removeprefix(prefix) for key in found] == [
         "/999999999998-1.jsonl", "/999999999999-0.jsonl", "/_ids/999999999998-1.json", "/_ids/999999999999-0.json", "/_queue.json",
     ]  # fmt: skip
-    made.check()
+    queue_fixture.check()
 
 
 def test_fifo_queue_is_landed_too(tmp_path: Path, sqs: Any) -> None:
-    made = SqsFixture(tmp_path, sqs)
-    made.url = sqs.create_queue(QueueName="a.fifo", Attributes={"FifoQueue": "true", "ContentBasedDeduplication": "true"})["QueueUrl"]  # fmt: skip
-    made.queue = SqsQueue(url=made.url)
-    made.send(12, MessageGroupId="g")
+    queue_fixture = SqsFixture(tmp_path, sqs)
+    queue_fixture.url = sqs.create_queue(QueueName="a.fifo", Attributes={"FifoQueue": "true", "ContentBasedDeduplication": "true"})["QueueUrl"]  # fmt: skip
+    queue_fixture.queue = SqsQueue(url=queue_fixture.url)
+    queue_fixture.send(12, MessageGroupId="g")
     for n in range(3):
-        made.fixture.run(f"run-{n}", pipeline=made.pipeline())
-    assert made.left() == (0, 0)
-    made.check()
+        queue_fixture.fixture.run(f"run-{n}", pipeline=queue_fixture.pipeline())
+    assert queue_fixture.left() == (0, 0)
+    queue_fixture.check()
 
 
 def test_missing_queue_is_a_refusal(tmp_path: Path, sqs: Any) -> None:
-    made = SqsFixture(tmp_path, sqs)
-    sqs.delete_queue(QueueUrl=made.url)
+    queue_fixture = SqsFixture(tmp_path, sqs)
+    sqs.delete_queue(QueueUrl=queue_fixture.url)
     with pytest.raises(StoreRefusedError, match="SQS refused"):
-        made.fixture.run("a", pipeline=made.pipeline())
+        queue_fixture.fixture.run("a", pipeline=queue_fixture.pipeline())
 
 
 def test_unreachable_server_is_a_retryable_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,8 +183,8 @@ def test_region_comes_from_the_url_unless_it_is_given(monkeypatch: pytest.Monkey
 
 
 def test_landing_stops_receiving_at_half_the_visibility_timeout(tmp_path: Path, sqs: Any) -> None:
-    made = SqsFixture(tmp_path, sqs, visibility_timeout_s=40)
-    made.send(35)
+    queue_fixture = SqsFixture(tmp_path, sqs, visibility_timeout_s=40)
+    queue_fixture.send(35)
     clock = ManualClock()
 
     class Slow(ManualClock):
@@ -190,7 +192,7 @@ def test_landing_stops_receiving_at_half_the_visibility_timeout(tmp_path: Path, 
             clock.sleep(7)
             return clock.now_ms()
 
-    log = made.fixture.log()
+    log = queue_fixture.fixture.log()
     log.clock = Slow()
-    made.pipeline().source.open(log, None).poll(None)
+    queue_fixture.pipeline().source.open(log, None).poll(None)
     assert 10 <= sum(path.read_bytes().count(b"\n") for path in (tmp_path / "in").glob("*.jsonl")) < 35

@@ -1,7 +1,7 @@
 """
-The publish loop, over a sink in memory whose commits fail by a script: each batch is in the sink at most once, and every error is true.
+The publish loop, with a sink in memory whose commits fail by a script.
 
-The tests of Delta, Iceberg, databases and Kafka show the same on the systems themselves.
+Each batch is in the sink at most once, and every error describes the actual state. The tests of Delta, Iceberg, databases and Kafka show the same on real systems.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ NEWER = SinkMarker(4, "applied", "after")
 TABLE_REFUSES = PublishError("the table was altered; the batch is not in it")
 
 
-class Memory(TransactionalSink["Memory"]):
-    """A sink whose state is a marker and a list of committed versions. A step of the script is what one try meets."""
+class MemorySink(TransactionalSink["Memory"]):
+    """A sink with a marker and a list of committed versions. Each try executes one step of the script."""
 
     tries: ClassVar[int] = 4
 
@@ -47,22 +47,22 @@ class Memory(TransactionalSink["Memory"]):
         type(self).reopens = reopens
 
     @contextmanager
-    def opened(self, batch: Batch, failure: Failure | None, *, skips: bool) -> Iterator[Memory]:
+    def opened(self, batch: Batch, failure: Failure | None, *, skips: bool) -> Iterator[MemorySink]:
         step = self.script[0] if self.script else ""
         if step.startswith("opening "):
             self.script.pop(0)
-            raise {"opening is refused": StoreRefusedError("denied"), "opening is unavailable": UnavailableError("no answer"), "opening fails": OSError("reset")}[step]  # fmt: skip
+            raise {"opening is refused": StoreRefusedError("denied"), "opening is unavailable": UnavailableError("no reply"), "opening fails": OSError("reset")}[step]  # fmt: skip
         yield self
 
-    def marker_in(self, handle: Memory, batch: Batch) -> SinkMarker | None:
+    def marker_in(self, handle: MemorySink, batch: Batch) -> SinkMarker | None:
         self.reads += 1
         return self.found
 
-    def check_sink(self, handle: Memory, batch: Batch, found: SinkMarker | None) -> None:
+    def check_sink(self, handle: MemorySink, batch: Batch, found: SinkMarker | None) -> None:
         if not batch.is_settled(found):
             batch.check_marker(found, "the marker is missing")
 
-    def commit(self, handle: Memory, batch: Batch, found: SinkMarker | None, *, skips: bool) -> bool:
+    def commit(self, handle: MemorySink, batch: Batch, found: SinkMarker | None, *, skips: bool) -> bool:
         step = self.script.pop(0) if self.script else "applied"
         if step in ("applied", "applied, and the reply is lost"):
             assert self.found == found, "the commit is conditional on the marker"
@@ -76,7 +76,7 @@ class Memory(TransactionalSink["Memory"]):
         if step.startswith("refused"):
             self.table_version += step == "refused, and the table changes"
             raise ValueError("a row does not fit")
-        if step in ("applied, and the reply is lost", "no answer"):
+        if step in ("applied, and the reply is lost", "no reply"):
             raise OSError("reset")
         return step == "applied"
 
@@ -84,7 +84,7 @@ class Memory(TransactionalSink["Memory"]):
         self.found = SinkMarker(batch.version, "applied", batch.outcome)
         self.rows.append(batch.version)
 
-    def table_state(self, handle: Memory) -> object:
+    def table_state(self, handle: MemorySink) -> object:
         return self.table_version
 
     def is_refusal(self, error: Exception) -> bool:
@@ -104,7 +104,7 @@ def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def publish(sink: Memory, *, expected: SinkMarker | None = OLDER) -> Receipt | None:
+def publish(sink: MemorySink, *, expected: SinkMarker | None = OLDER) -> Receipt | None:
     marker = None if expected is None else Marker(version=expected.version, outcome=expected.outcome)
     return sink.publish(replace(BATCH, expected_marker=marker), cast(EffectLedger, None))
 
@@ -114,8 +114,8 @@ def publish(sink: Memory, *, expected: SinkMarker | None = OLDER) -> Receipt | N
     [
         ["applied"],
         ["applied, and the reply is lost"],
-        ["no answer", "no answer", "applied, and the reply is lost"],
-        ["no answer", "no answer", "no answer", "applied, and the reply is lost"],
+        ["no reply", "no reply", "applied, and the reply is lost"],
+        ["no reply", "no reply", "no reply", "applied, and the reply is lost"],
         ["another publisher applies it"],
         ["another publisher applies it, and the table is altered"],
         ["refused, and the table changes", "applied"],
@@ -125,29 +125,29 @@ def publish(sink: Memory, *, expected: SinkMarker | None = OLDER) -> Receipt | N
     ids=" then ".join,
 )
 def test_batch_is_applied_once_and_reported_as_applied(script: list[str]) -> None:
-    sink = Memory(*script)
+    sink = MemorySink(*script)
     assert publish(sink) == Receipt(result="applied", rows=7)
     assert (sink.rows, sink.script) == ([3], [])
 
 
 def test_publisher_that_comes_after_a_newer_version_reports_nothing() -> None:
-    assert publish(Memory("a newer version is published")) is None
+    assert publish(MemorySink("a newer version is published")) is None
 
 
 @pytest.mark.parametrize(
     ("script", "expected"),
     [
         (["refused", "applied"], "a row does not fit"),
-        (["no answer", "refused", "applied"], "a row does not fit"),
+        (["no reply", "refused", "applied"], "a row does not fit"),
         (["the table is altered", "applied"], TABLE_REFUSES.summary),
-        (["no answer", "no answer", "no answer", "refused", "applied"], "a row does not fit"),
+        (["no reply", "no reply", "no reply", "refused", "applied"], "a row does not fit"),
     ],
     ids=str,
 )
 def test_refusal_is_raised_after_a_read_that_shows_that_the_batch_is_not_in_the_sink(
     script: list[str], expected: str
 ) -> None:
-    sink = Memory(*script)
+    sink = MemorySink(*script)
     with pytest.raises(PublishError, match=expected) as raised:
         publish(sink)
     assert raised.value.__context__ is None, "a cause may hold values of rows"
@@ -155,11 +155,11 @@ def test_refusal_is_raised_after_a_read_that_shows_that_the_batch_is_not_in_the_
 
 
 def test_refusal_that_a_later_failure_replaced_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    sink = Memory("refused", *["opening fails"] * 3)
+    sink = MemorySink("refused", *["opening fails"] * 3)
     real = sink.opened
 
     @contextmanager
-    def closing_fails_once(*given: Any, **named: Any) -> Iterator[Memory]:
+    def closing_fails_once(*given: Any, **named: Any) -> Iterator[MemorySink]:
         with real(*given, **named) as handle:
             yield handle
         if sink.reads == 2:
@@ -170,45 +170,45 @@ def test_refusal_that_a_later_failure_replaced_is_not_reported(monkeypatch: pyte
         publish(sink)
 
 
-@pytest.mark.parametrize("step", ["no answer", "opening fails"])
-def test_sink_without_a_clear_answer_is_unavailable_after_the_last_try(step: str) -> None:
-    sink = Memory(*[step] * 9)
+@pytest.mark.parametrize("step", ["no reply", "opening fails"])
+def test_sink_without_a_clear_reply_is_unavailable_after_the_last_try(step: str) -> None:
+    sink = MemorySink(*[step] * 9)
     with pytest.raises(UnavailableError, match="unknown"):
         publish(sink)
     assert sink.rows == []
 
 
 def test_every_try_that_may_have_committed_is_followed_by_a_read() -> None:
-    sink = Memory(*["no answer"] * 9)
+    sink = MemorySink(*["no reply"] * 9)
     with pytest.raises(UnavailableError):
         publish(sink)
-    assert sink.reads == Memory.tries + 1
-    assert len(sink.script) == 9 - Memory.tries
+    assert sink.reads == MemorySink.tries + 1
+    assert len(sink.script) == 9 - MemorySink.tries
 
 
 def test_sink_that_refuses_to_be_opened_is_not_tried_again() -> None:
-    sink = Memory("opening is refused", "applied")
+    sink = MemorySink("opening is refused", "applied")
     with pytest.raises(StoreRefusedError, match="denied"):
         publish(sink)
     assert sink.script == ["applied"]
 
 
 def test_sink_whose_client_retries_itself_is_opened_once() -> None:
-    sink = Memory("opening is unavailable", "applied", reopens=False)
-    with pytest.raises(UnavailableError, match="no answer"):
+    sink = MemorySink("opening is unavailable", "applied", reopens=False)
+    with pytest.raises(UnavailableError, match="no reply"):
         publish(sink)
     assert sink.script == ["applied"]
 
 
 def test_sink_that_lost_its_marker_gets_no_commit() -> None:
-    sink = Memory("applied", marker=None)
+    sink = MemorySink("applied", marker=None)
     with pytest.raises(MarkerLostError):
         publish(sink)
     assert sink.script == ["applied"]
 
 
 def test_skip_sets_the_marker_of_a_sink_that_lost_it() -> None:
-    sink = Memory("applied", marker=None)
+    sink = MemorySink("applied", marker=None)
     marker = Marker(version=OLDER.version, outcome=OLDER.outcome)
     receipt = sink.skip(replace(BATCH, expected_marker=marker), cast(EffectLedger, None))
     assert receipt == Receipt(result="skipped", rows=0)
