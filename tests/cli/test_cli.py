@@ -1,4 +1,4 @@
-"""Every command: what it says, its JSON's shape, its exit code; and that it starts light."""
+"""Every command: its text, the shape of its JSON, its exit code, and the modules that it imports."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ GOLDEN = Path(__file__).parent / "json_shapes.json"
 
 @pytest.fixture
 def fixture(tmp_path: Path) -> PipelineFixture:
-    made = PipelineFixture(tmp_path, store=LocalStore(str(tmp_path / "log")))
-    made.arrive(3, bad_lines=1)
-    made.run("a")
+    fixture = PipelineFixture(tmp_path, store=LocalStore(str(tmp_path / "log")))
+    fixture.arrive(3, bad_lines=1)
+    fixture.run("a")
     (tmp_path / "p.toml").write_text(f"""
 name = "world"
 log = "{tmp_path}/log"
@@ -50,7 +50,7 @@ format = "json"
 [limits]
 max_files = 2
 """)
-    return made
+    return fixture
 
 
 def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
@@ -60,7 +60,7 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
 
 
 def shape(value: Any) -> Any:
-    """Names and types of a JSON document; one item stands for a list; names that are data are not told."""
+    """The names and types of a JSON document. A list has the shape of its first item. Names that are data are replaced by ``*``."""
     if isinstance(value, dict):
         data = value and all(
             key in ("files", "out")
@@ -92,7 +92,7 @@ def commands(fixture: PipelineFixture) -> dict[str, list[str]]:
     }
 
 
-def test_json_of_every_command_keeps_its_shape(fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_shape_of_every_command_is_stable(fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]) -> None:
     shapes = {}
     for name, argv in commands(fixture).items():
         code, out, _ = run(capsys, *argv, "--json")
@@ -100,7 +100,7 @@ def test_json_of_every_command_keeps_its_shape(fixture: PipelineFixture, capsys:
         shapes[name] = shape(json.loads(out))
     if not GOLDEN.exists():
         GOLDEN.write_text(json.dumps(shapes, indent=1, sort_keys=True) + "\n")
-        pytest.fail("the shapes were not recorded; they are now: read them and commit them")
+        pytest.fail("The shapes were missing and have been recorded. Review and commit them.")
     assert shapes == json.loads(GOLDEN.read_text())
 
 
@@ -110,29 +110,27 @@ def test_shapes_are_documented() -> None:
         assert f"### {name}\n\n```json\n{json.dumps(expected, indent=1, sort_keys=True)}\n```" in documented, name
 
 
-def test_failure_of_the_command_itself_is_no_finding(
+def test_internal_error_of_a_command_has_its_own_exit_code(
     fixture: PipelineFixture, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from airflow_provider_streamsem.cli import commands as commands_
 
-    def fails(args: object) -> None:
+    def fail(args: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(commands_, "lag", fails)
+    monkeypatch.setattr(commands_, "lag", fail)
     code, _, err = run(capsys, "lag", str(fixture.root / "p.toml"))
     assert (code, "ZeroDivisionError" in err) == (5, True)
 
 
 @pytest.mark.parametrize("name", ["log", "show", "files", "verify", "doctor", "lag", "vacuum"])
-def test_every_command_speaks_to_people(
-    fixture: PipelineFixture, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
+def test_every_command_prints_text(fixture: PipelineFixture, capsys: pytest.CaptureFixture[str], name: str) -> None:
     code, out, err = run(capsys, *commands(fixture)[name])
     assert (code, err) == (0, "")
     assert out.strip()
 
 
-def test_explain_tells_label_reasons_and_what_each_sink_keeps(
+def test_explain_prints_label_reasons_and_the_guarantee_of_each_sink(
     fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, err = run(capsys, "explain", str(fixture.root / "p.toml"))
@@ -150,16 +148,14 @@ def test_explain_tells_label_reasons_and_what_each_sink_keeps(
     assert found["sinks"] == {"out": "effectively_once"}
 
 
-def test_files_prints_one_path_a_line_for_other_engines(
-    fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_prints_one_path_per_line(fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "files", str(fixture.root / "log"))
     assert [
         json.loads(line)["id"] for path in out.splitlines() for line in Path(path).read_text().splitlines()
     ] == list(range(6))
 
 
-def test_verify_of_a_damaged_dataset_ends_with_1_and_names_the_file(
+def test_verify_of_a_damaged_dataset_exits_with_1_and_names_the_file(
     fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     victim = Path(fixture.opened().files()[0].path)
@@ -171,7 +167,7 @@ def test_verify_of_a_damaged_dataset_ends_with_1_and_names_the_file(
     assert code == 0
 
 
-def test_abort_closes_the_open_version_and_says_so(
+def test_abort_closes_the_open_version_and_prints_the_result(
     fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fixture.dies("b")
@@ -187,7 +183,7 @@ def test_abort_closes_the_open_version_and_says_so(
     ]
 
 
-def test_vacuum_deletes_what_lost(fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]) -> None:
+def test_vacuum_deletes_losing_attempts(fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]) -> None:
     lost = fixture.root / "out" / "data" / "0" / "lost" / "x.json"
     lost.parent.mkdir()
     lost.write_text("{}")
@@ -214,7 +210,7 @@ def test_vacuum_deletes_what_lost(fixture: PipelineFixture, capsys: pytest.Captu
         (["abort", "{toml}", "0", "--reason", "x"], 2, "only the open version"),
     ],
 )
-def test_bad_arguments_end_with_2_and_are_named(
+def test_invalid_arguments_exit_with_2_and_are_reported(
     fixture: PipelineFixture, capsys: pytest.CaptureFixture[str], argv: list[str], code: int, message: str
 ) -> None:
     given = [
@@ -228,7 +224,7 @@ def test_bad_arguments_end_with_2_and_are_named(
     assert (got, "Do:" in json.loads(out)["message"]) == (code, True)
 
 
-def test_exit_codes_tell_whether_to_try_again(
+def test_exit_code_distinguishes_retryable_from_permanent_errors(
     fixture: PipelineFixture, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from airflow_provider_streamsem.cli import commands as commands_
@@ -236,15 +232,15 @@ def test_exit_codes_tell_whether_to_try_again(
 
     for error, code in ((UnavailableError("x"), 3), (LogDamagedError("x"), 4)):
 
-        def fails(args: object, error: Exception = error) -> None:
+        def fail(args: object, error: Exception = error) -> None:
             raise error
 
-        monkeypatch.setattr(commands_, "lag", fails)
+        monkeypatch.setattr(commands_, "lag", fail)
         assert run(capsys, "lag", str(fixture.root / "p.toml"))[0] == code
 
 
 @pytest.mark.spark
-def test_run_from_a_toml_file_runs_and_repeats(
+def test_repeated_run_of_a_toml_file_returns_the_same_result(
     fixture: PipelineFixture, spark: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
     toml = str(fixture.root / "p.toml")
@@ -272,9 +268,9 @@ def test_run_lists_the_version_of_another_run_that_it_closed(
     fixture.dies("b")
     toml = str(fixture.root / "p.toml")
     code, out, _ = run(capsys, "run", toml, "--json")
-    told = json.loads(out)
-    assert (code, told["status"], told["version"]) == (0, "committed", 1)
-    assert [(one["version"], one["run_key"], one["ranges"]) for one in told["completed"]] == [
+    document = json.loads(out)
+    assert (code, document["status"], document["version"]) == (0, "committed", 1)
+    assert [(one["version"], one["run_key"], one["ranges"]) for one in document["completed"]] == [
         (1, "b", {"files": [2, 3]})
     ]
     fixture.arrive(2)
@@ -331,21 +327,21 @@ def test_first_look_refuses_a_pipeline_file_of_another_user_or_source(
     assert (code, "another source" in err) == (2, True)
 
 
-def test_cause_of_a_failed_stage_is_shown(
+def test_cause_of_a_failed_stage_is_printed(
     fixture: PipelineFixture, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from airflow_provider_streamsem.errors import StageError
 
-    def fails(args: object) -> None:
-        raise StageError("the engine failed") from ValueError("what the transform says")
+    def fail(args: object) -> None:
+        raise StageError("the engine failed") from ValueError("error of the transform")
 
-    monkeypatch.setattr(commands_, "lag", fails)
+    monkeypatch.setattr(commands_, "lag", fail)
     code, _, err = run(capsys, "lag", str(fixture.root / "p.toml"))
     assert code == 3
-    assert err.index("ValueError: what the transform says") < err.index("StageError: the engine failed")
+    assert err.index("ValueError: error of the transform") < err.index("StageError: the engine failed")
 
 
-def test_pipeline_of_a_dag_file_is_named_by_its_variable(
+def test_pipeline_of_a_dag_file_is_selected_by_its_variable(
     fixture: PipelineFixture, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = fixture.root / "dag_file.py"
@@ -403,13 +399,13 @@ def test_quarantined_records_become_rows_by_one_command_after_a_fix(
     assert run(capsys, "reprocess", str(toml))[0] == run(capsys, "reprocess", str(toml), "0", "--quarantined")[0] == 2
     write()
     assert run(capsys, "reprocess", str(toml), "3")[0] == 0
-    (tmp_path / "in" / "a.json").unlink()  # of version 0: cannot be reprocessed
+    (tmp_path / "in" / "a.json").unlink()  # a file of version 0, which cannot be reprocessed now
     write('options = { allowNumericLeadingZeros = "true" }')
     code, out, _ = run(capsys, "reprocess", str(toml), "--quarantined")
     assert (code, "not reprocessed: RecordsMissingError" in out, "reprocessed as" in out) == (1, True, True)
 
 
-def test_command_loads_neither_airflow_nor_pyspark_nor_boto3_nor_rich(fixture: PipelineFixture) -> None:
+def test_command_imports_no_heavy_modules(fixture: PipelineFixture) -> None:
     code = "import sys; from airflow_provider_streamsem.cli.main import main; main(sys.argv[1:]); print(sorted(m for m in ('airflow', 'pyspark', 'boto3', 'rich', 'pyarrow') if m in sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", code, "files", str(fixture.root / "log")], capture_output=True, text=True, check=True
@@ -418,7 +414,7 @@ def test_command_loads_neither_airflow_nor_pyspark_nor_boto3_nor_rich(fixture: P
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
-def test_help_of_a_command_has_an_example_that_it_takes(capsys: pytest.CaptureFixture[str], command: Command) -> None:
+def test_help_of_a_command_has_a_valid_example(capsys: pytest.CaptureFixture[str], command: Command) -> None:
     with pytest.raises(SystemExit):
         main([command.name, "--help"])
     assert f"streamsem {command.name} {command.example}" in capsys.readouterr().out
@@ -427,12 +423,12 @@ def test_help_of_a_command_has_an_example_that_it_takes(capsys: pytest.CaptureFi
 
 def test_shell_completes_commands_and_options(tmp_path: Path) -> None:
     def completed(line: str) -> list[str]:
-        told = tmp_path / "told"
-        environment = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_STDOUT_FILENAME": str(told), "_ARGCOMPLETE_IFS": "\n"}
-        asked = {"COMP_LINE": line, "COMP_POINT": str(len(line)), "COMP_TYPE": "9"}
+        completions = tmp_path / "completions"
+        environment = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_STDOUT_FILENAME": str(completions), "_ARGCOMPLETE_IFS": "\n"}
+        line_variables = {"COMP_LINE": line, "COMP_POINT": str(len(line)), "COMP_TYPE": "9"}
         code = "import sys; from airflow_provider_streamsem.cli.main import main; sys.argv[0] = 'streamsem'; main()"
-        subprocess.run([sys.executable, "-c", code], env={**os.environ, **environment, **asked}, check=True)
-        return [word.strip() for word in told.read_text().split("\n")]
+        subprocess.run([sys.executable, "-c", code], env={**os.environ, **environment, **line_variables}, check=True)
+        return [word.strip() for word in completions.read_text().split("\n")]
 
     assert completed("streamsem ver") == ["verify"]
     assert "--dry-run" in completed("streamsem vacuum orders.toml --")
@@ -474,7 +470,9 @@ def test_help_names_every_command_and_the_exit_codes(capsys: pytest.CaptureFixtu
         assert word in out
 
 
-def test_move_log_moves_and_says_where_runs_go_on(fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]) -> None:
+def test_move_log_moves_the_log_and_the_old_log_names_the_new_location(
+    fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
     old, new = str(fixture.root / "log"), str(fixture.root / "moved")
     code, out, _ = run(capsys, "move-log", str(fixture.root / "p.toml"), new, "--json")
     assert code == 0
@@ -487,14 +485,14 @@ def test_move_log_moves_and_says_where_runs_go_on(fixture: PipelineFixture, caps
     assert (code, out.startswith("clean: 1 versions")) == (0, True)
 
 
-def test_log_lists_what_changed_in_the_spec(fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_lists_the_changed_fields_of_the_spec(fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]) -> None:
     fixture.run("b", pipeline=fixture.pipeline(limits=Limits(max_files=7)))
     _, out, _ = run(capsys, "log", str(fixture.root / "log"), "--json", "--limit", "2")
     assert [row["changed"] for row in json.loads(out)["versions"]] == [["limits.max_files"], []]
 
 
 @pytest.mark.parametrize("columns", [20, 40, 80, 110, 200])
-def test_log_never_cuts_a_number_and_says_which_columns_it_leaves_out(
+def test_log_never_truncates_a_number_and_lists_hidden_columns(
     fixture: PipelineFixture, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -520,7 +518,7 @@ def test_log_never_cuts_a_number_and_says_which_columns_it_leaves_out(
             assert "1970-01-01 00:00:00" in out
 
 
-def test_log_in_a_pipe_leaves_out_no_column(
+def test_log_in_a_pipe_hides_no_column(
     fixture: PipelineFixture, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
@@ -537,7 +535,9 @@ def test_show_prints_values_as_json(fixture: PipelineFixture, capsys: pytest.Cap
             assert f"{name:<18} {json.dumps(value)}" in out
 
 
-def test_log_shows_which_sink_waits(fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_shows_the_sink_with_a_pending_publish(
+    fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
     row = {
         "version": 0,
         "result": "publishing",
@@ -558,7 +558,7 @@ HOSTILE = "a\x1b]0;owned\x07\x9b31m[bold red]b[/]\u202egpj\u2066\x7f\r\nversion 
 SHOWN = r"a\u001b]0;owned\u0007\u009b31m[bold red]b[/]\u202egpj\u2066\u007f\u000d\u000aversion 9: commit \ud800é"
 
 
-def test_what_a_terminal_would_execute_is_printed_as_an_escape(capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_are_printed_as_escapes(capsys: pytest.CaptureFixture[str]) -> None:
     table = Table(title=HOSTILE, columns=[HOSTILE], rows=[["[red]x[/]\x1b[2J"]])
     output.show(CommandResult(document={}, lines=[HOSTILE], tables=[table]))
     output.show_error(HOSTILE)
@@ -572,7 +572,7 @@ def test_what_a_terminal_would_execute_is_printed_as_an_escape(capsys: pytest.Ca
     assert json.loads(document) == {HOSTILE: [HOSTILE, "x" * 1000]}
 
 
-def test_reason_from_the_log_reaches_the_terminal_as_text_and_json_exactly(
+def test_reason_from_the_log_is_escaped_in_text_and_exact_in_json(
     fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reason = HOSTILE.replace("\ud800", "")
@@ -588,22 +588,22 @@ def test_reason_from_the_log_reaches_the_terminal_as_text_and_json_exactly(
     assert "\x9b" not in out
 
 
-def test_log_lines_and_tracebacks_are_printed_as_text(
+def test_log_lines_and_tracebacks_are_printed_with_escapes(
     fixture: PipelineFixture, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from airflow_provider_streamsem.cli import commands as commands_
 
-    def fails(args: object) -> None:
+    def fail(args: object) -> None:
         raise ZeroDivisionError("\x1b[2J")
 
-    monkeypatch.setattr(commands_, "lag", fails)
+    monkeypatch.setattr(commands_, "lag", fail)
     code, _, err = run(capsys, "lag", str(fixture.root / "p.toml"))
     assert (code, "\x1b" in err, r"\u001b[2J" in err) == (5, False, True)
     record = logging.LogRecord("n", logging.INFO, "f", 1, "read %s", ("\x1b[2J\n",), None)
     assert output.PrintableFormatter("%(message)s").format(record) == "read \\u001b[2J\n"
 
 
-def test_log_that_is_nested_too_deep_is_damage_and_no_traceback(
+def test_entry_that_is_nested_too_deep_is_reported_as_damage_without_a_traceback(
     fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (entry,) = (fixture.root / "log").rglob("*-0.c.json")
@@ -617,19 +617,19 @@ def test_log_that_is_nested_too_deep_is_damage_and_no_traceback(
             assert "Traceback" not in err
 
 
-def test_quarantine_shows_records_reasons_and_places(
+def test_quarantine_prints_records_reasons_and_locations(
     fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = str(fixture.root / "log")
     code, out, _ = run(capsys, "quarantine", log, "--json")
-    told = json.loads(out)
+    document = json.loads(out)
     assert code == 0
-    assert told["complete"]
-    assert {record["version"] for record in told["records"]} <= {0, 1, 2}
-    assert all({"raw", "error", "path"} <= set(record) for record in told["records"])
+    assert document["complete"]
+    assert {record["version"] for record in document["records"]} <= {0, 1, 2}
+    assert all({"raw", "error", "path"} <= set(record) for record in document["records"])
     _, out, _ = run(capsys, "quarantine", log, "--limit", "1")
-    assert ("Only the first 1 are shown" in out) == (len(told["records"]) > 1)
-    assert told["records"][0]["raw"] in out
+    assert ("Only the first 1 are shown" in out) == (len(document["records"]) > 1)
+    assert document["records"][0]["raw"] in out
     _, out, _ = run(capsys, "quarantine", log, "--since", str(fixture.opened().head))
     assert out == "there are no quarantined records\n"
 
@@ -657,7 +657,7 @@ P = Pipeline(name="p", log={str(tmp_path / "log")!r}, source=FilesSource(path={s
     assert json.loads(done.stdout)["status"] == "empty"
 
 
-def test_monoid_of_the_page_keeps_the_laws_and_a_broken_one_is_named(
+def test_check_monoid_accepts_the_example_of_the_docs_and_reports_broken_laws(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "aggregate.md").read_text()
@@ -672,12 +672,12 @@ def test_monoid_of_the_page_keeps_the_laws_and_a_broken_one_is_named(
     (tmp_path / "broken.jsonl").write_text("{no JSON\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    exit_code, answer, _ = run(capsys, "check-monoid", "my_monoids:LONGEST_WORD", "words.jsonl", "--json")
+    exit_code, out, _ = run(capsys, "check-monoid", "my_monoids:LONGEST_WORD", "words.jsonl", "--json")
     assert exit_code == 0
-    assert [check["passed"] for check in json.loads(answer)["checks"]] == [True] * 7
-    exit_code, answer, _ = run(capsys, "check-monoid", "broken:LONGEST_WORD", "words.jsonl", "--json")
+    assert [check["passed"] for check in json.loads(out)["checks"]] == [True] * 7
+    exit_code, out, _ = run(capsys, "check-monoid", "broken:LONGEST_WORD", "words.jsonl", "--json")
     assert exit_code == 1
-    failed = [check for check in json.loads(answer)["checks"] if not check["passed"]]
+    failed = [check for check in json.loads(out)["checks"] if not check["passed"]]
     assert failed[0]["name"] == "combine(identity, a) = a = combine(a, identity)"
     assert "longer than every word" in failed[0]["seen"]
     for monoid, file, message in (

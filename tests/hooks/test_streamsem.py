@@ -47,16 +47,16 @@ def endpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def fixture(tmp_path: Path) -> PipelineFixture:
-    made = PipelineFixture(tmp_path)
-    made.arrive(3)
-    return made
+    fixture = PipelineFixture(tmp_path)
+    fixture.arrive(3)
+    return fixture
 
 
 def on_connection(fixture: PipelineFixture, **changes: Any) -> Pipeline:
     return fixture.pipeline(log="", log_conn_id="my_logs", **changes)
 
 
-def test_log_is_stored_below_the_root_of_its_connection_and_records_the_location_and_not_the_id(
+def test_log_is_stored_below_the_root_of_its_connection_and_records_its_location_only(
     fixture: PipelineFixture, endpoint: str
 ) -> None:
     pipeline = on_connection(fixture)
@@ -170,7 +170,7 @@ def given(conn_type: str = "streamsem", host: str = "s3://lake/logs", **extra: A
         (given(aws_conn_id="role"), "does not support"),
     ],
 )
-def test_connections_that_cannot_hold_a_log_are_named(connection: Connection, message: str) -> None:
+def test_connections_that_cannot_store_a_log_are_reported(connection: Connection, message: str) -> None:
     known = {
         "other": Connection(conn_id="other", conn_type="http"),
         "role": Connection(conn_id="role", conn_type="aws", extra={"role_arn": "arn:aws:iam::1:role/x"}),

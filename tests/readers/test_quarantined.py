@@ -1,4 +1,4 @@
-"""The records that could not be parsed, as readers get them."""
+"""Quarantined records, as readers get them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.pipeline_fixture import PipelineFixture
 
 
 def paths(fixture: PipelineFixture, **bounds: int) -> Counter[str]:
-    """Of files ``00000.json`` …, how many bad records each has."""
+    """The number of quarantined records of each file ``00000.json`` …."""
     found = [*fixture.opened().quarantined(**bounds)]
     assert all(record["raw"] == "{not json" for record in found)
     return Counter(record["path"][:5].lstrip("0") or "0" for record in found)
@@ -21,12 +21,12 @@ def paths(fixture: PipelineFixture, **bounds: int) -> Counter[str]:
 
 @pytest.fixture
 def fixture(tmp_path: Path) -> PipelineFixture:
-    """Versions 0 (files 0 and 1), 1 (2 and 3), 2 (4, without bad records)."""
-    made = PipelineFixture(tmp_path)
-    made.arrive(4, bad_lines=2)
-    made.arrive(1)
-    made.run("a", drain=True)
-    return made
+    """Version 0 has files 0 and 1, version 1 has files 2 and 3, and version 2 has file 4 without bad records."""
+    fixture = PipelineFixture(tmp_path)
+    fixture.arrive(4, bad_lines=2)
+    fixture.arrive(1)
+    fixture.run("a", drain=True)
+    return fixture
 
 
 def test_quarantined_records_are_read_by_version(fixture: PipelineFixture) -> None:
@@ -38,14 +38,14 @@ def test_quarantined_records_are_read_by_version(fixture: PipelineFixture) -> No
         paths(fixture, version=3)
 
 
-def test_records_of_a_version_that_was_reprocessed_are_told_once(fixture: PipelineFixture) -> None:
+def test_quarantined_records_of_a_reprocessed_version_are_returned_once(fixture: PipelineFixture) -> None:
     fixture.run("again", reprocessed=0)
     assert paths(fixture) == {"0": 2, "1": 2, "2": 2, "3": 2}
     assert paths(fixture, version=2) == paths(fixture)
     assert paths(fixture, since=2) == {"0": 2, "1": 2}
 
 
-def test_quarantined_records_that_are_gone_are_a_damaged_log(fixture: PipelineFixture) -> None:
+def test_missing_quarantined_records_are_damage(fixture: PipelineFixture) -> None:
     (key,) = fixture.opened().log.outcome(0)[0].quarantine.keys  # type: ignore[index]
     assert isinstance(fixture.store, MemoryStore)
     fixture.store.delete(key)

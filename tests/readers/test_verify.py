@@ -1,4 +1,4 @@
-"""Each planted fault of files and datasets is found and named; log faults are in tests/golden. And what readers answer."""
+"""``verify`` reports each planted fault of files and datasets, and readers return committed data. Faults of logs are in tests/golden."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from tests.small_nodes import small_nodes
 
 @pytest.fixture
 def fixture(tmp_path: Path) -> PipelineFixture:
-    made = PipelineFixture(tmp_path)
-    made.arrive(6, bad_lines=1)
-    made.run("a", drain=True)
-    return made
+    fixture = PipelineFixture(tmp_path)
+    fixture.arrive(6, bad_lines=1)
+    fixture.run("a", drain=True)
+    return fixture
 
 
 def visible(fixture: PipelineFixture, number: int) -> Path:
@@ -53,39 +53,39 @@ def test_verdict_of_a_clean_log_counts_everything(fixture: PipelineFixture) -> N
     assert verdict.counts == {"filtered": 0, "parsed": 18, "quarantined": 6, "read": 24, "written.out": 18}
 
 
-def test_I6_deleted_file(fixture: PipelineFixture) -> None:
+def test_I6_deleted_file_is_reported(fixture: PipelineFixture) -> None:
     visible(fixture, 1).unlink()
     assert findings(fixture) == [("I6", 1)]
     assert "missing" in fixture.verdict().findings[0].what
 
 
-def test_I6_truncated_file(fixture: PipelineFixture) -> None:
+def test_I6_truncated_file_is_reported(fixture: PipelineFixture) -> None:
     path = visible(fixture, 1)
     path.write_bytes(path.read_bytes()[:-5])
     assert findings(fixture) == [("I6", 1)]
     assert "size" in fixture.verdict().findings[0].what
 
 
-def test_I6_file_swapped_for_another_of_the_same_size(fixture: PipelineFixture) -> None:
+def test_I6_changed_file_of_the_same_size_is_reported(fixture: PipelineFixture) -> None:
     path = visible(fixture, 1)
     path.write_bytes(path.read_bytes()[::-1])
     assert findings(fixture) == [("I6", 1)]
     assert "replaced or changed" in fixture.verdict().findings[0].what
 
 
-def test_output_directory_with_no_log(fixture: PipelineFixture) -> None:
+def test_output_directory_without_a_log_is_reported(fixture: PipelineFixture) -> None:
     objects(fixture).clear()
     verdict = verify(fixture.pipeline())
     assert not verdict.clean
     assert "own log does not exist" in verdict.findings[0].what
 
 
-def test_dataset_of_another_log(fixture: PipelineFixture) -> None:
+def test_dataset_of_another_log_is_reported(fixture: PipelineFixture) -> None:
     (fixture.root / "out" / "_streamsem.json").write_text("{}")
     assert "another pipeline" in fixture.verdict().findings[0].what
 
 
-def test_I8_file_outside_its_attempts_place(fixture: PipelineFixture) -> None:
+def test_I8_file_outside_the_directory_of_its_attempt_is_reported(fixture: PipelineFixture) -> None:
     key = keys.outcome(2)
     body = json.loads(objects(fixture)[key])
     body["attempt_id"] = "somebody-else"
@@ -97,7 +97,7 @@ def test_I8_file_outside_its_attempts_place(fixture: PipelineFixture) -> None:
     assert ("I8", 2) in findings(fixture)
 
 
-def test_I9_forged_segment(fixture: PipelineFixture) -> None:
+def test_I9_forged_segment_is_reported(fixture: PipelineFixture) -> None:
     forged = Segment(level=1, index=0, last="", next={}, commits=100, aborts=0, counts={})
     fixture.arrive(200)
     fixture.run("b", drain=True)
@@ -105,24 +105,24 @@ def test_I9_forged_segment(fixture: PipelineFixture) -> None:
     assert findings(fixture) == [("I9", None)]
 
 
-def test_I16_pointer_to_another_version(fixture: PipelineFixture) -> None:
+def test_I16_pointer_to_another_version_is_reported(fixture: PipelineFixture) -> None:
     key = keys.pointer("a", 1)
     pointer = decode(RunPointer, key, objects(fixture)[key])
     objects(fixture)[key] = encode(RunPointer(run_key="a", j=1, version=2, target=pointer.target)).data
     assert findings(fixture) == [("I16", 1)]
 
 
-def of_source(fixture: PipelineFixture) -> CommitLog:
+def source_log(fixture: PipelineFixture) -> CommitLog:
     return fixture.log().of_source(fixture.pipeline().source.immutable_config())
 
 
 def stored_key(fixture: PipelineFixture, key: str) -> str:
-    """The key under the log's root of an object of the world's source."""
-    return of_source(fixture).store.url.removeprefix(f"{fixture.store.url}/") + f"/{key}"
+    """The key of an object of the source, relative to the root of the log."""
+    return source_log(fixture).store.url.removeprefix(f"{fixture.store.url}/") + f"/{key}"
 
 
 def discovered(fixture: PipelineFixture) -> Discovery:
-    newest = Ledger(of_source(fixture)).newest()
+    newest = Ledger(source_log(fixture)).newest()
     assert newest is not None
     return newest
 
@@ -131,68 +131,72 @@ def forge(fixture: PipelineFixture, entry: Discovery) -> None:
     objects(fixture)[stored_key(fixture, keys.discovered(entry.i))] = encode(entry).data
 
 
-def test_D1_file_with_two_ordinals(fixture: PipelineFixture) -> None:
+def test_D1_file_with_two_ordinals_is_reported(fixture: PipelineFixture) -> None:
     first = discovered(fixture)
     forge(fixture, replace(first, i=1, first=first.end, recent=(*first.recent, first.recent[0])))
     assert findings(fixture) == [("D1", None)]
 
 
 @pytest.mark.parametrize("change", [{"first": 5}, {"recent": ()}])
-def test_D6_ordinals_that_changed_or_leave_a_hole(fixture: PipelineFixture, change: dict[str, Any]) -> None:
+def test_D6_changed_or_missing_ordinals_are_reported(fixture: PipelineFixture, change: dict[str, Any]) -> None:
     fixture.arrive(1)
     fixture.run("b")
     forge(fixture, replace(discovered(fixture), **change))
     assert {*findings(fixture)} == {("D6", None)}
 
 
-def test_missing_discovery(fixture: PipelineFixture) -> None:
+def test_missing_discovery_is_reported(fixture: PipelineFixture) -> None:
     fixture.arrive(1)
     fixture.run("b")
     del objects(fixture)[stored_key(fixture, keys.discovered(0))]
     assert ("I1", None) in findings(fixture)
 
 
-class TestTreesOfDiscoveredFiles:
+class TestDiscoveryTrees:
     @pytest.fixture
-    def grown(self, tmp_path: Path) -> Iterator[PipelineFixture]:
+    def discovery_fixture(self, tmp_path: Path) -> Iterator[PipelineFixture]:
         with small_nodes():
-            made = PipelineFixture(tmp_path)
+            fixture = PipelineFixture(tmp_path)
             for n in range(4):
-                made.arrive(5)
-                made.run(f"r{n}", drain=True)
-            assert made.verdict().clean
-            yield made
+                fixture.arrive(5)
+                fixture.run(f"r{n}", drain=True)
+            assert fixture.verdict().clean
+            yield fixture
 
     @pytest.mark.parametrize("kind", ["known", "pages"])
-    def test_missing_object_is_named(self, grown: PipelineFixture, kind: str) -> None:
-        newest = discovered(grown)
+    def test_missing_object_is_reported_by_key(self, discovery_fixture: PipelineFixture, kind: str) -> None:
+        newest = discovered(discovery_fixture)
         key = keys.known(newest.known[0].sha256) if kind == "known" else keys.page(newest.pages[0].sha256)
-        del objects(grown)[stored_key(grown, key)]
-        assert key in {finding.key for finding in grown.verdict().findings}
+        del objects(discovery_fixture)[stored_key(discovery_fixture, key)]
+        assert key in {finding.key for finding in discovery_fixture.verdict().findings}
 
     @pytest.mark.parametrize("change", [{"listed": 1}, {"digest": 7}, {"absent": 1}, {"files": 1}, {"last": ("z", "")}])
-    def test_D4_range_that_is_not_the_summary_of_its_node(self, grown: PipelineFixture, change: dict[str, Any]) -> None:
-        """A digest of other files could make an unknown file pass for a known one."""
-        newest = discovered(grown)
-        forge(grown, replace(newest, known=(*newest.known[:-1], replace(newest.known[-1], **change))))
-        assert ("D4", None) in findings(grown)
+    def test_D4_range_that_differs_from_its_node_is_reported(
+        self, discovery_fixture: PipelineFixture, change: dict[str, Any]
+    ) -> None:
+        """With a digest of other files, an unknown file could count as a known one."""
+        newest = discovered(discovery_fixture)
+        forge(discovery_fixture, replace(newest, known=(*newest.known[:-1], replace(newest.known[-1], **change))))
+        assert ("D4", None) in findings(discovery_fixture)
 
     @pytest.mark.parametrize(
         "change", [lambda e: {"known": e.known[1:]}, lambda e: {"known": e.known[::-1]}, lambda e: {"settled_ns": 0}]
     )
-    def test_D4_tree_of_other_files_than_the_pages(self, grown: PipelineFixture, change: Any) -> None:
-        newest = discovered(grown)
-        forge(grown, replace(newest, **change(newest)))
-        assert findings(grown) == [("D4", None)]
+    def test_D4_tree_with_other_files_than_the_pages_is_reported(
+        self, discovery_fixture: PipelineFixture, change: Any
+    ) -> None:
+        newest = discovered(discovery_fixture)
+        forge(discovery_fixture, replace(newest, **change(newest)))
+        assert findings(discovery_fixture) == [("D4", None)]
 
-    def test_D6_page_of_another_level(self, grown: PipelineFixture) -> None:
-        newest = discovered(grown)
+    def test_D6_page_of_another_level_is_reported(self, discovery_fixture: PipelineFixture) -> None:
+        newest = discovered(discovery_fixture)
         assert newest.pages[0].level
-        forge(grown, replace(newest, pages=(replace(newest.pages[0], level=0), *newest.pages[1:])))
-        assert ("D6", None) in findings(grown)
+        forge(discovery_fixture, replace(newest, pages=(replace(newest.pages[0], level=0), *newest.pages[1:])))
+        assert ("D6", None) in findings(discovery_fixture)
 
 
-def test_quarantine_that_is_gone_or_cut(fixture: PipelineFixture) -> None:
+def test_missing_or_truncated_quarantined_records_are_reported(fixture: PipelineFixture) -> None:
     (key,) = fixture.opened().log.outcome(1)[0].quarantine.keys  # type: ignore[index]
     kept = objects(fixture)[key]
     objects(fixture)[key] = kept.split(b"\n")[0] + b"\n"
@@ -201,14 +205,14 @@ def test_quarantine_that_is_gone_or_cut(fixture: PipelineFixture) -> None:
     assert findings(fixture) == [("I6", 1)]
 
 
-def test_orphans_are_counted_and_are_no_fault(fixture: PipelineFixture) -> None:
+def test_orphans_are_counted_and_not_reported_as_a_fault(fixture: PipelineFixture) -> None:
     shutil.copytree(visible(fixture, 0).parent, visible(fixture, 0).parent.parent / "lost")
     verdict = fixture.verdict()
     assert (verdict.clean, verdict.orphans) == (True, 1)
     fixture.check()
 
 
-def test_open_version_is_no_fault(fixture: PipelineFixture) -> None:
+def test_open_version_is_not_reported_as_a_fault(fixture: PipelineFixture) -> None:
 
     fixture.arrive(1)
     fixture.dies("b")
@@ -216,7 +220,7 @@ def test_open_version_is_no_fault(fixture: PipelineFixture) -> None:
     assert [v.outcome is None for v in fixture.opened().versions()] == [True, False, False, False]
 
 
-def test_I7_a_version_reads_the_same_for_ever(fixture: PipelineFixture) -> None:
+def test_I7_files_of_a_version_never_change(fixture: PipelineFixture) -> None:
     before = fixture.opened().files(version=1)
     fixture.arrive(4)
     fixture.run("b", drain=True)
@@ -229,12 +233,12 @@ def test_I7_a_version_reads_the_same_for_ever(fixture: PipelineFixture) -> None:
     "arguments",
     [{"version": 9}, {"version": -2}, {"since": 9}, {"version": 0, "since": 1}, {"version": "1"}, {"sink": "no"}],
 )
-def test_unreadable_versions_are_named(fixture: PipelineFixture, arguments: dict[str, int]) -> None:
+def test_versions_that_cannot_be_read_are_refused(fixture: PipelineFixture, arguments: dict[str, int]) -> None:
     with pytest.raises(InvalidError):
         fixture.opened().files(**arguments)  # type: ignore[arg-type]
 
 
-def test_log_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_log_is_refused(tmp_path: Path) -> None:
     from airflow_provider_streamsem import open_log
 
     with pytest.raises(InvalidError, match="no log"):
@@ -253,7 +257,7 @@ def test_reading_across_segments_equals_reading_outcomes(tmp_path: Path) -> None
     assert fixture.visible() == Counter(range(412))
 
 
-def test_lag_counts_what_no_commit_covers_and_writes_nothing(fixture: PipelineFixture) -> None:
+def test_lag_counts_uncommitted_items_and_writes_nothing(fixture: PipelineFixture) -> None:
     assert (lag_of(fixture), fixture.opened().head) == (0, 2)
     fixture.arrive(3)
     stored = len(objects(fixture))

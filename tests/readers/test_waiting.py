@@ -1,4 +1,4 @@
-"""What is said to wait is what a run would find, and nobody who looks leaves a trace."""
+"""Due work is reported as the next run plans it, and inspections write nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import CountingStore, Crash, Fault, FaultyStore
 from tests.pipeline_fixture import PipelineFixture
 
-START_MS = 1_700_000_000_000  # where every manual clock starts, and near which files of a world are made
+START_MS = 1_700_000_000_000  # the start of every manual clock, and about the mtime of the first files
 _NAMES = count()
 
 
@@ -45,25 +45,25 @@ def after(seconds: int) -> ManualClock:
 
 
 def stored(fixture: PipelineFixture) -> list[object]:
-    """Everything in log, dataset and source."""
+    """All objects and files of the log, the dataset and the source."""
     in_log = [(stat.key, fixture.store.read(stat.key)) for stat in fixture.store.list("")]
     return [*in_log, *sorted((path, path.stat().st_mtime_ns) for path in fixture.root.rglob("*"))]
 
 
-LOOKS: dict[str, Callable[[PipelineFixture], Condition]] = {
+CONDITIONS: dict[str, Callable[[PipelineFixture], Condition]] = {
     "offsets": lambda fixture: OffsetsAvailable(pipeline=fixture.pipeline()),
     "version": lambda fixture: BatchCommitted(log=fixture.store.url, version=0),
     "run": lambda fixture: BatchCommitted(log=fixture.store.url, run_key="run"),
-    "upto": lambda fixture: BatchCommitted(log=fixture.store.url, offsets={"files": 2}),
+    "until": lambda fixture: BatchCommitted(log=fixture.store.url, offsets={"files": 2}),
     "fresh": lambda fixture: Freshness(pipeline=fixture.pipeline(), max_lag=0, max_age_s=1),
 }
 
 
 @pytest.mark.parametrize("state", ["no log", "an empty log", "committed", "an open version"])
-@pytest.mark.parametrize("peek", LOOKS)
-def test_looking_writes_nothing_into_the_log(fixture: PipelineFixture, peek: str, state: str) -> None:
+@pytest.mark.parametrize("kind", CONDITIONS)
+def test_inspection_writes_nothing(fixture: PipelineFixture, kind: str, state: str) -> None:
     if state != "no log":
-        fixture.run()  # finds nothing, makes the log
+        fixture.run()  # the run finds nothing and creates the log
     fixture.arrive(3)
     if state == "committed":
         fixture.run("second")
@@ -72,31 +72,33 @@ def test_looking_writes_nothing_into_the_log(fixture: PipelineFixture, peek: str
     fixture.arrive(2)
     before = stored(fixture)
     for _ in range(2):
-        LOOKS[peek](fixture).check(clock=after(10))
+        CONDITIONS[kind](fixture).check(clock=after(10))
     assert stored(fixture) == before
 
 
-@pytest.mark.parametrize("peek", LOOKS)
-def test_condition_is_the_same_after_its_way_to_the_triggerer(fixture: PipelineFixture, peek: str) -> None:
-    condition = LOOKS[peek](fixture)
+@pytest.mark.parametrize("kind", CONDITIONS)
+def test_condition_is_unchanged_after_serialization(fixture: PipelineFixture, kind: str) -> None:
+    condition = CONDITIONS[kind](fixture)
     assert to_text(of_text(to_text(condition))) == to_text(condition)
     fixture.arrive(1)
     assert of_text(to_text(condition)).check(clock=after(0)) == condition.check(clock=after(0))
 
 
-def test_functions_stay_at_home(fixture: PipelineFixture) -> None:
-    made = OffsetsAvailable(pipeline=fixture.pipeline(transform=lambda rows: rows))
-    found = of_text(to_text(made))
+def test_serialized_condition_has_no_transform(fixture: PipelineFixture) -> None:
+    condition = OffsetsAvailable(pipeline=fixture.pipeline(transform=lambda rows: rows))
+    found = of_text(to_text(condition))
     assert isinstance(found, OffsetsAvailable)
     assert found.pipeline.transform is None
-    assert found.pipeline.source == made.pipeline.source
+    assert found.pipeline.source == condition.pipeline.source
 
 
 @pytest.mark.parametrize("min_rows", [1, 4, 6, 7, 100])
 @pytest.mark.parametrize("seconds", [0, 59, 60, 1000])
 @pytest.mark.parametrize("files", [0, 1, 2, 5])
-def test_what_is_due_is_what_a_run_plans(fixture: PipelineFixture, min_rows: int, seconds: int, files: int) -> None:
-    """The answer of the dry run, and then a run at the same moment, with the same limits."""
+def test_due_ranges_are_those_that_a_run_plans(
+    fixture: PipelineFixture, min_rows: int, seconds: int, files: int
+) -> None:
+    """Compare the dry run with a run at the same time and with the same limits."""
     spec = fixture.pipeline(limits=Limits(max_files=2, min_rows=min_rows, max_delay_s=60))
     fixture.arrive(1)
     fixture.run("first", pipeline=spec)
@@ -111,7 +113,7 @@ def test_what_is_due_is_what_a_run_plans(fixture: PipelineFixture, min_rows: int
         assert (found.version, found.open_version, found.lag, found.unit) == (0, None, files, "files")
 
 
-def test_pipeline_without_a_log_is_due_so_that_the_first_run_makes_it(fixture: PipelineFixture) -> None:
+def test_pipeline_without_a_log_is_due_so_that_the_first_run_creates_it(fixture: PipelineFixture) -> None:
     found = waiting(fixture.pipeline(), clock=after(0))
     assert (found.is_due, found.is_new, found.version, found.ranges) == (True, True, -1, {})
     fixture.run()
@@ -120,7 +122,7 @@ def test_pipeline_without_a_log_is_due_so_that_the_first_run_makes_it(fixture: P
     assert waiting(fixture.pipeline(), clock=after(0)).is_due
 
 
-def test_rows_that_another_run_has_planned_wait_only_after_it_stood_still(fixture: PipelineFixture) -> None:
+def test_planned_rows_of_another_run_are_due_only_after_it_made_no_progress(fixture: PipelineFixture) -> None:
     spec = fixture.pipeline(limits=Limits(max_files=2, min_rows=1, max_delay_s=60))
     fixture.arrive(2)
     fixture.dies("dead", pipeline=spec)
@@ -133,7 +135,7 @@ def test_rows_that_another_run_has_planned_wait_only_after_it_stood_still(fixtur
     assert (found.is_due, found.ranges) == (True, {"files": (2, 3)})
 
 
-def test_a_dead_runs_version_is_found_at_once_where_nothing_is_said_of_waiting(fixture: PipelineFixture) -> None:
+def test_open_version_of_a_dead_run_is_due_immediately_without_max_delay_s(fixture: PipelineFixture) -> None:
     fixture.arrive(2)
     fixture.dies("dead")
     assert waiting(fixture.pipeline(), clock=after(0)).ranges == {"files": (0, 2)}
@@ -142,7 +144,7 @@ def test_a_dead_runs_version_is_found_at_once_where_nothing_is_said_of_waiting(f
 
 
 @pytest.mark.parametrize("at", ["read", "staged"])
-def test_offsets_below_a_drains_frozen_target_are_taken(fixture: PipelineFixture, at: str) -> None:
+def test_offsets_below_the_target_of_a_running_drain_are_not_due(fixture: PipelineFixture, at: str) -> None:
     spec = fixture.pipeline(limits=Limits(max_files=2, min_rows=1, max_delay_s=60))
     fixture.arrive(6)
     fixture.dies("drain", drain=True, pipeline=spec, at=at, batch=2)
@@ -155,7 +157,7 @@ def test_offsets_below_a_drains_frozen_target_are_taken(fixture: PipelineFixture
 def test_sensor_compares_the_source_with_the_hint_of_the_open_version(
     fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The outcome before an open version knows older leaders of Kafka's partitions than the version's own offsets."""
+    """The outcome before an open version has older leader epochs of Kafka partitions than the plan of the version."""
     fixture.arrive(2)
     fixture.run("first")
     fixture.arrive(2)
@@ -176,8 +178,8 @@ def test_sensor_compares_the_source_with_the_hint_of_the_open_version(
     assert given == [head.plan.hint]
 
 
-def test_between_two_batches_of_a_drain_its_target_is_still_taken(tmp_path: Path) -> None:
-    seen = 0
+def test_offsets_below_the_target_of_a_drain_are_not_due_between_its_batches(tmp_path: Path) -> None:
+    observed_states = 0
     for at in range(30):
         fixture = PipelineFixture(tmp_path / str(at), store=open_memory_store(f"waiting-{next(_NAMES)}"))
         spec = fixture.pipeline(limits=Limits(max_files=2, min_rows=1, max_delay_s=60))
@@ -187,13 +189,13 @@ def test_between_two_batches_of_a_drain_its_target_is_still_taken(tmp_path: Path
         record = fixture.log().read_pipeline()
         head = None if record is None else fixture.log().find_head()
         if head is not None and head.closed == 0 and isinstance(head, ClosedHead):
-            seen += 1
+            observed_states += 1
             found = waiting(spec, clock=after(0))
             assert (found.is_due, found.open_version, found.lag) == (False, None, 2)
-    assert seen
+    assert observed_states
 
 
-def test_what_a_run_would_refuse_is_refused(fixture: PipelineFixture) -> None:
+def test_inspection_raises_the_error_that_a_run_would_raise(fixture: PipelineFixture) -> None:
     fixture.arrive(2)
     fixture.run("first")
     fixture.arrive(2)
@@ -205,7 +207,7 @@ def test_what_a_run_would_refuse_is_refused(fixture: PipelineFixture) -> None:
     assert waiting(spec.replace(on_data_loss="record_gap"), clock=after(0)).is_due
 
 
-def test_a_look_costs_few_requests_however_long_the_log_is(
+def test_inspection_costs_few_requests_for_any_length_of_the_log(
     fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from airflow_provider_streamsem.readers import waiting as module
@@ -225,7 +227,7 @@ def test_a_look_costs_few_requests_however_long_the_log_is(
     assert costs[0]["create"] == 0
 
 
-def test_a_version_is_committed_when_its_outcome_says_so(fixture: PipelineFixture) -> None:
+def test_version_counts_as_committed_once_its_outcome_exists(fixture: PipelineFixture) -> None:
     condition = BatchCommitted(log=fixture.store.url, version=0)
     assert condition.check().seen == {"log": fixture.store.url, "version": -1}
     fixture.arrive(1)
@@ -238,7 +240,7 @@ def test_a_version_is_committed_when_its_outcome_says_so(fixture: PipelineFixtur
     assert fixture.store.read(found.seen["outcome"]) is not None
 
 
-def test_waiting_for_a_version_that_was_aborted_ends(fixture: PipelineFixture) -> None:
+def test_waiting_for_an_aborted_version_fails(fixture: PipelineFixture) -> None:
     fixture.arrive(1)
     fixture.dies("dead")
     opened = fixture.opened()
@@ -247,20 +249,20 @@ def test_waiting_for_a_version_that_was_aborted_ends(fixture: PipelineFixture) -
         BatchCommitted(log=fixture.store.url, version=0).check()
 
 
-def test_a_run_is_done_when_its_last_version_is_committed_whatever_other_runs_do(fixture: PipelineFixture) -> None:
+def test_run_counts_as_committed_with_its_last_version_whatever_other_runs_do(fixture: PipelineFixture) -> None:
     fixture.arrive(5)
-    mine, other = (BatchCommitted(log=fixture.store.url, run_key=key) for key in ("mine", "other"))
-    fixture.dies("mine", drain=True, batch=2)
-    assert not mine.check().met
-    fixture.run("mine", drain=True)
-    assert (mine.check().met, mine.check().seen["version"]) == (True, 2)
+    own, other = (BatchCommitted(log=fixture.store.url, run_key=key) for key in ("own", "other"))
+    fixture.dies("own", drain=True, batch=2)
+    assert not own.check().met
+    fixture.run("own", drain=True)
+    assert (own.check().met, own.check().seen["version"]) == (True, 2)
     assert not other.check().met
     fixture.arrive(1)
     fixture.dies("other")
-    assert (mine.check().met, other.check().met) == (True, False)
+    assert (own.check().met, other.check().met) == (True, False)
 
 
-def test_offsets_are_committed_when_all_below_them_are(fixture: PipelineFixture) -> None:
+def test_offsets_count_as_committed_if_all_records_below_them_are(fixture: PipelineFixture) -> None:
     fixture.arrive(3)
     fixture.run()
     for upto, met in ((2, True), (3, False)):
@@ -269,7 +271,7 @@ def test_offsets_are_committed_when_all_below_them_are(fixture: PipelineFixture)
     assert not BatchCommitted(log=fixture.store.url, offsets={"files": 1, "other": 1}).check().met
 
 
-def test_partitions_of_topics_may_be_named_without_their_topics_id() -> None:
+def test_kafka_partitions_may_be_named_without_the_topic_id() -> None:
     head = ClosedHead(initial_offsets={"a-0@X": 5, "a-1@X": 7})
     assert BatchCommitted._of_offsets(head, {"a-0": 5, "a-1@X": 7}).met
     assert not BatchCommitted._of_offsets(head, {"a-0": 6}).met
@@ -281,11 +283,11 @@ def test_partitions_of_topics_may_be_named_without_their_topics_id() -> None:
     assert not BatchCommitted._of_offsets(twice, {"a-0@Y": 10}).met
 
 
-def test_freshness_is_of_what_waits_not_of_the_last_commit(fixture: PipelineFixture) -> None:
+def test_freshness_depends_on_unread_items_and_not_on_the_last_commit(fixture: PipelineFixture) -> None:
     by_lag = Freshness(pipeline=fixture.pipeline(), max_lag=1)
     by_age = Freshness(pipeline=fixture.pipeline(), max_age_s=3600)
-    assert not by_lag.check(clock=after(0)).met  # nothing was ever committed
-    fixture.arrive(2)  # as if in 2023, at START_MS
+    assert not by_lag.check(clock=after(0)).met  # nothing has been committed yet
+    fixture.arrive(2)  # their mtime is about START_MS
     fixture.run("first")
     for condition in (by_lag, by_age):
         assert condition.check(clock=after(10**6)).met
@@ -304,7 +306,7 @@ def test_freshness_is_of_what_waits_not_of_the_last_commit(fixture: PipelineFixt
 def test_freshness_until_a_time_waits_for_every_item_before_it_and_for_the_time_itself(
     fixture: PipelineFixture,
 ) -> None:
-    fixture.arrive(2)  # within 10 ms after START_MS
+    fixture.arrive(2)  # their mtime is less than 10 ms after START_MS
     fixture.run("first")
     until = Freshness(pipeline=fixture.pipeline(), until_ms=START_MS + 1_000)
     assert not until.check(clock=after(0)).met
@@ -326,7 +328,7 @@ def test_minimum_clock_is_the_arrival_of_the_oldest_unread_item(fixture: Pipelin
     assert (found.lag, found.minimum_clock_ms, found.watermark_ms) == (2, START_MS + 2, None)
 
 
-def test_discovered_and_undiscovered_files_grow_old_alike(fixture: PipelineFixture) -> None:
+def test_age_of_files_does_not_depend_on_their_discovery(fixture: PipelineFixture) -> None:
     fixture.arrive(2)
     fixture.run("first")
     fixture.arrive(2)
@@ -343,9 +345,7 @@ def test_retention_of_files_is_refused(fixture: PipelineFixture) -> None:
         Retention(pipeline=fixture.pipeline(), within_s=60)
 
 
-def test_reader_with_another_source_than_the_versions_of_the_log_is_refused(
-    fixture: PipelineFixture, tmp_path: Path
-) -> None:
+def test_reader_with_another_source_than_the_log_is_refused(fixture: PipelineFixture, tmp_path: Path) -> None:
     fixture.arrive(1)
     fixture.run("a")
     other = fixture.pipeline(source=FilesSource(path=str(tmp_path / "other"), format="json", schema="id long"))

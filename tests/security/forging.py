@@ -1,4 +1,4 @@
-"""What somebody with write access to a log can put there: entries with right checksums."""
+"""Forged entries with valid checksums, as a user with write access to a log can create them."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ Body = dict[str, Any]
 
 
 def sealed(body: Body) -> bytes:
-    """The bytes of an entry, with the checksum of what it says."""
+    """The bytes of an entry, with the checksum of its other fields."""
     rest = {name: value for name, value in body.items() if name != "checksum"}
     return canonical({**rest, "checksum": sha256(canonical(rest))})
 
 
 def overwrite(store: Any, key: str, data: bytes) -> None:
-    """Put other bytes in an object's location: whoever may write to a bucket may do so."""
+    """Replace the bytes of an object, as a user with write access to the bucket can do."""
     assert isinstance(store, (LocalStore, MemoryStore))
     store.delete(key)
     assert store.create(key, data)
 
 
 def forge(store: Any, key: str, change: Callable[[Body], object]) -> None:
-    """Change an entry, and seal it again."""
+    """Change an entry and update its checksum."""
     body = json.loads(store.read(key))
     change(body)
     overwrite(store, key, sealed(body))
 
 
 def forge_spec(store: Any, version: int, change: Callable[[Body], object]) -> None:
-    """Have an outcome name another spec."""
+    """Make an outcome name a changed spec."""
     outcome = json.loads(store.read(keys.outcome(version)))
     spec = json.loads(store.read(keys.spec(outcome["spec"])))
     change(spec)

@@ -1,4 +1,4 @@
-"""What names code is refused wherever it comes from, and no secret gets into a spec."""
+"""Code in a spec, a connection, a catalog or a table is refused, and no secret is stored in a spec."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ SECRET = "5ecret"
 
 
 class Loaded:
-    """What pyiceberg would import and call."""
+    """Records each time that pyiceberg imports and calls it."""
 
-    by: ClassVar[list[Any]] = []
+    calls: ClassVar[list[Any]] = []
 
     def __init__(self, properties: Any) -> None:
-        self.by.append(properties)
+        self.calls.append(properties)
 
 
 AVRO = '{"type": "record", "name": "r", "fields": []}'
@@ -74,7 +74,7 @@ def test_iceberg_property_that_names_code_is_refused_in_specs_and_connections(tm
 @pytest.mark.parametrize(
     "uri", ["mssql+pyodbc:///?odbc_connect=DRIVER%3D/tmp/x.so", "sqlite:///a?plugin=p", "mysql+pymysql://h/d?read_default_file=/x"]
 )  # fmt: skip
-def test_database_url_of_an_iceberg_catalog_takes_no_settings_that_load_code(tmp_path: Path, uri: str) -> None:
+def test_database_url_of_an_iceberg_catalog_with_settings_that_load_code_is_refused(tmp_path: Path, uri: str) -> None:
     with pytest.raises(InvalidError, match="database driver"):
         IcebergSink(str(tmp_path), "a.b", properties={"type": "sql", "uri": uri})
 
@@ -100,7 +100,7 @@ def test_ordinary_iceberg_properties_are_accepted(tmp_path: Path) -> None:
         IcebergSink(str(tmp_path), "a.b", properties=properties)
 
 
-def test_code_that_a_table_or_the_catalogs_server_names_is_not_loaded(
+def test_code_named_by_a_table_or_a_catalog_server_is_not_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pyiceberg.catalog.sql import SqlCatalog
@@ -112,20 +112,22 @@ def test_code_that_a_table_or_the_catalogs_server_names_is_not_loaded(
         with SqlCatalog("default", **properties) as catalog:
             catalog.create_namespace_if_not_exists("lake")
             catalog.create_table(table, Schema(), location=str(tmp_path / name))
-        (metadata,) = (tmp_path / name / "metadata").glob("*.json")  # setting it by pyiceberg would run it here
+        (metadata,) = (tmp_path / name / "metadata").glob(
+            "*.json"
+        )  # if pyiceberg set the property, it would load the code here
         written = json.loads(metadata.read_text())
         metadata.write_text(json.dumps({**written, "properties": {name: f"{__name__}.Loaded"}}))
         with pytest.raises(InvalidError, match="names code"):
             IcebergSink(str(tmp_path / name), table, properties=properties).marker("u", "s")
 
-    class Serving(SqlCatalog):
+    class CodeServingCatalog(SqlCatalog):
         def __init__(self, name: str, **given: str) -> None:
             super().__init__(name, **{**given, "py-io-impl": f"{__name__}.Loaded"})
 
-    monkeypatch.setattr("pyiceberg.catalog.load_catalog", Serving)
+    monkeypatch.setattr("pyiceberg.catalog.load_catalog", CodeServingCatalog)
     with pytest.raises(InvalidError, match="server names code"):
         IcebergSink(str(tmp_path), "a.b", properties=properties).marker("u", "s")
-    assert Loaded.by == []
+    assert Loaded.calls == []
 
 
 # --- secrets
@@ -141,7 +143,7 @@ def pipeline(**changes: Any) -> Pipeline:
     return Pipeline(**{**values, **changes})
 
 
-PARTS: dict[str, Any] = {
+SPECS_WITH_SECRETS: dict[str, Any] = {
     "api key in a URL": lambda: {"sinks": {"x": HttpSink("/staged", url=f"https://h/x?api_key={SECRET}")}},
     "token in an endpoint": lambda: {"sinks": {"x": HttpSink("/staged", conn_id="c", endpoint=f"/x?token={SECRET}")}},
     "SAS token": lambda: {"sinks": {"x": HttpSink("/staged", url=f"https://a.blob.core.windows.net/c?sv=1&sig={SECRET}")}},
@@ -157,14 +159,14 @@ PARTS: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", PARTS)
-def test_secret_in_a_spec_is_refused_unquoted(name: str) -> None:
+@pytest.mark.parametrize("name", SPECS_WITH_SECRETS)
+def test_secret_in_a_spec_is_refused_and_not_in_the_error(name: str) -> None:
     with pytest.raises(InvalidError) as raised:
-        pipeline(**PARTS[name]())
+        pipeline(**SPECS_WITH_SECRETS[name]())
     assert SECRET not in str(raised.value)
 
 
-def test_what_only_looks_like_a_secret_is_accepted() -> None:
+def test_values_that_only_resemble_secrets_are_accepted() -> None:
     pipeline(where="url like 'https://h/?token=x%'")
     pipeline(sinks={"token": HttpSink("/staged", url="https://h/x?version=2", key_header="X-Api-Key")})
     pipeline(sinks={"x": IcebergSink("/t", "a.b", properties={"oauth2-server-uri": "https://h/oauth/token"})})
@@ -196,14 +198,14 @@ def test_template_that_reads_connections_or_variables_is_refused_when_the_dag_is
         MicroBatchOperator(task_id="t", pipeline=str(file))
 
 
-def test_templates_of_a_runs_own_names_are_accepted_and_broken_ones_are_named() -> None:
+def test_templates_of_run_values_are_accepted_and_invalid_ones_are_reported() -> None:
     MicroBatchOperator(task_id="t", pipeline=pipeline(sinks={"out": FilesSink("/out/{{ ds }}/{{ params.region }}")}))
     with pytest.raises(InvalidError, match="not valid Jinja"):
         MicroBatchOperator(task_id="t", pipeline=pipeline(sinks={"out": FilesSink("/out/{{ ds }")}))
 
 
 @pytest.mark.parametrize("name", ["params.user", "dag_run.conf['x']", "run_id", "ds", "data_interval_end"])
-def test_predicate_is_the_same_in_every_run(name: str) -> None:
+def test_predicate_with_a_template_is_refused(name: str) -> None:
     with pytest.raises(InvalidError, match="`where` contains a template"):
         MicroBatchOperator(task_id="t", pipeline=pipeline(where="user = '{{ " + name + " }}'"))
 
@@ -222,7 +224,7 @@ def test_template_that_fails_or_hides_a_missing_value_stops_the_run(text: str) -
         rendered(given, Environment(), {"day": None, "n": 0}, where="w")
 
 
-def test_templates_are_looked_at_with_the_delimiters_that_render_them() -> None:
+def test_templates_are_checked_with_the_delimiters_that_render_them() -> None:
     from jinja2 import Environment
 
     from airflow_provider_streamsem.pipeline.templates import rendered
@@ -233,7 +235,7 @@ def test_templates_are_looked_at_with_the_delimiters_that_render_them() -> None:
 
 
 @pytest.mark.parametrize("value", [None, lazy_object_proxy.Proxy(lambda: None)])
-def test_template_without_a_value_in_this_run_stops_it(value: object) -> None:
+def test_template_without_a_value_in_this_run_stops_the_run(value: object) -> None:
     from jinja2 import Environment, StrictUndefined
 
     from airflow_provider_streamsem.pipeline.templates import rendered
@@ -246,7 +248,7 @@ def test_template_without_a_value_in_this_run_stops_it(value: object) -> None:
     assert "prev_data_interval_end_success" in caught.value.fields["problem"]
 
 
-def test_spec_of_a_template_is_the_same_whoever_renders_it() -> None:
+def test_spec_of_a_template_is_the_same_in_every_rendering() -> None:
     from jinja2 import Environment
 
     from airflow_provider_streamsem.pipeline.templates import rendered
@@ -282,7 +284,7 @@ def test_spec_of_a_template_is_the_same_whoever_renders_it() -> None:
         ("spark.kafka.sasl.jaas.config", 'org.example.Module required username="u" password="x";'),
     ],
 )
-def test_setting_of_spark_that_holds_a_secret_is_known(name: str, value: str) -> None:
+def test_spark_setting_with_a_secret_is_detected(name: str, value: str) -> None:
     assert secret_settings({name: value, "spark.ui.enabled": "false"}) == [name]
 
 
@@ -303,7 +305,7 @@ def test_setting_of_spark_that_holds_a_secret_is_known(name: str, value: str) ->
         ("spark.driver.extraJavaOptions", "-Duser.timezone=UTC"),
     ],
 )
-def test_setting_of_spark_that_holds_no_secret_is_accepted(name: str, value: str) -> None:
+def test_spark_setting_without_a_secret_is_accepted(name: str, value: str) -> None:
     assert secret_settings({name: value}) == []
 
 
@@ -316,22 +318,22 @@ root = pathlib.Path(sys.argv[1])
 (root / "in").mkdir()
 (root / "in" / "a.txt").write_text("x")
 
-def seen(frame):
+def record_settings(frame):
     spark = frame.sparkSession
-    told = spark.sparkContext._gateway.proc.pid
-    (root / "cmdline").write_bytes(pathlib.Path(f"/proc/{told}/cmdline").read_bytes())
+    pid = spark.sparkContext._gateway.proc.pid
+    (root / "cmdline").write_bytes(pathlib.Path(f"/proc/{pid}/cmdline").read_bytes())
     (root / "setting").write_text(spark._jsparkSession.sessionState().newHadoopConf().get("fs.s3a.secret.key"))
     return frame
 
 pipeline = Pipeline(
-    name="p", log=f"{root}/log", source=FilesSource(path=f"{root}/in", format="text"), sinks={"out": FilesSink(f"{root}/out")}, transform=seen
+    name="p", log=f"{root}/log", source=FilesSource(path=f"{root}/in", format="text"), sinks={"out": FilesSink(f"{root}/out")}, transform=record_settings
 )
 run_batch(pipeline, run_key="r", engine=SparkEngine(master="local[1]", conf={"spark.hadoop.fs.s3a.secret.key": "hush", "spark.ui.enabled": "false"}))
 """
 
 
 @pytest.mark.spark
-def test_secret_setting_reaches_hadoop_and_no_command_line(tmp_path: Path) -> None:
+def test_secret_setting_is_passed_to_hadoop_and_not_on_a_command_line(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SESSION, str(tmp_path)], capture_output=True, text=True, timeout=200, check=False
     )
@@ -342,7 +344,7 @@ def test_secret_setting_reaches_hadoop_and_no_command_line(tmp_path: Path) -> No
     assert "hush" not in done.stdout + done.stderr
 
 
-def test_secret_that_only_a_command_line_could_carry_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secret_that_requires_a_command_line_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from pyspark.sql import SparkSession
 
     monkeypatch.setattr(SparkSession, "getActiveSession", classmethod(lambda cls: None))

@@ -1,4 +1,4 @@
-"""What somebody who may write to a log cannot reach: code, other locations, other pipelines' files."""
+"""A user with write access to a log cannot use it to run code, or to reach other locations or the files of other pipelines."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ OUTSIDE = [
 
 @pytest.fixture
 def fixture(tmp_path: Path) -> PipelineFixture:
-    made = PipelineFixture(tmp_path / "own", store=LocalStore(str(tmp_path / "own" / "log")))
-    made.arrive(4, bad_lines=1)
-    made.run("a", drain=True)
-    return made
+    fixture = PipelineFixture(tmp_path / "own", store=LocalStore(str(tmp_path / "own" / "log")))
+    fixture.arrive(4, bad_lines=1)
+    fixture.run("a", drain=True)
+    return fixture
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def log(fixture: PipelineFixture) -> str:
     ],
     ids=lambda argv: argv[0],
 )
-def test_command_that_builds_parts_of_a_pipeline_takes_no_log_and_names_what_to_run(
+def test_command_that_builds_sources_or_sinks_refuses_a_log_and_names_the_command_to_run(
     log: str, capsys: pytest.CaptureFixture[str], argv: list[str]
 ) -> None:
     command, *rest = argv
@@ -77,7 +77,7 @@ def test_command_that_builds_parts_of_a_pipeline_takes_no_log_and_names_what_to_
     assert f"streamsem {command} PIPELINE.toml" in capsys.readouterr().err
 
 
-def test_reading_a_log_builds_nothing_of_the_spec_that_it_holds(
+def test_reading_a_log_builds_no_source_or_sink_of_its_spec(
     fixture: PipelineFixture, log: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sinks = {
@@ -99,8 +99,8 @@ def test_reading_a_log_builds_nothing_of_the_spec_that_it_holds(
 
 
 def test_recorded_schema_with_a_pickled_class_is_not_loaded(fixture: PipelineFixture, log: str, tmp_path: Path) -> None:
-    ran = tmp_path / "ran"
-    pickled = f"cposix\nsystem\n(S'touch {ran}'\ntR.".encode()
+    executed = tmp_path / "executed"
+    pickled = f"cposix\nsystem\n(S'touch {executed}'\ntR.".encode()
     udt = {
         "type": "udt",
         "pyClass": "os.Missing",
@@ -117,7 +117,7 @@ def test_recorded_schema_with_a_pickled_class_is_not_loaded(fixture: PipelineFix
             evolve({}, {"out": schema})
         with pytest.raises(LogDamagedError, match="plain types"):
             evolve({"out": schema}, {"out": '{"type":"struct","fields":[]}'})
-    assert not ran.exists()
+    assert not executed.exists()
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_recorded_schema_with_a_pickled_class_is_not_loaded(fixture: PipelineFix
         '{"type":"struct","fields":[{"name":"a","type":"no-such-type"}]}',
     ],
 )
-def test_recorded_schema_of_another_form_is_damage(fixture: PipelineFixture, log: str, text: str) -> None:
+def test_invalid_recorded_schema_is_damage(fixture: PipelineFixture, log: str, text: str) -> None:
     forge(fixture.store, keys.outcome(1), lambda body: body.update(schemas={"out": text}))
     with pytest.raises(LogDamagedError, match=r"schema|nested too deep"):
         read_committed(None, log)  # type: ignore[arg-type]
@@ -140,9 +140,9 @@ def test_recorded_schema_of_another_form_is_damage(fixture: PipelineFixture, log
 
 
 @pytest.mark.parametrize("key", OUTSIDE)
-def test_key_that_leads_out_of_its_place_is_refused_when_it_is_decoded(key: str) -> None:
+def test_key_outside_of_its_directory_is_refused_when_it_is_decoded(key: str) -> None:
     plan = samples.plan()
-    for made in (
+    for create in (
         lambda: DataFile(key=key, bytes=1, rows=1, checksum=""),
         lambda: Quarantine(rows=1, keys=(f"quarantine/{key}" if "data" in key else key,)),
         lambda: dedup.stored_layers(
@@ -150,7 +150,7 @@ def test_key_that_leads_out_of_its_place_is_refused_when_it_is_decoded(key: str)
         ),
     ):
         with pytest.raises(LogDamagedError, match="R6"):
-            made()
+            create()
     body = json.loads(codec.encode(samples.outcome(plan)).data)
     body["sinks"]["out"]["files"][0]["key"] = key
     with pytest.raises(LogDamagedError, match="R6"):
@@ -158,18 +158,18 @@ def test_key_that_leads_out_of_its_place_is_refused_when_it_is_decoded(key: str)
 
 
 @pytest.mark.parametrize("path", [p for p in OUTSIDE if "\\" not in p])
-def test_discovered_path_that_leads_out_of_the_source_is_refused(path: str) -> None:
+def test_discovered_path_outside_of_the_source_is_refused(path: str) -> None:
     with pytest.raises(LogDamagedError, match="R6"):
         FoundFile(path=path, bytes=1, identity="", mtime_ns=1)
-    assert FoundFile(path="a\\b\n.json", bytes=1, identity="", mtime_ns=1), "a name that a file system may have"
+    assert FoundFile(path="a\\b\n.json", bytes=1, identity="", mtime_ns=1), "a valid name of a file"
 
 
-def test_quarantined_keys_lie_in_the_quarantine() -> None:
+def test_quarantine_key_outside_of_the_quarantine_is_refused() -> None:
     with pytest.raises(LogDamagedError, match="R6"):
         Quarantine(rows=1, keys=("specs/x.json",))
 
 
-def test_spec_and_spill_are_named_by_a_sha256(fixture: PipelineFixture, log: str) -> None:
+def test_spec_or_spill_that_is_not_named_by_a_sha256_is_refused(fixture: PipelineFixture, log: str) -> None:
     forge(fixture.store, keys.outcome(1), lambda body: body.update(spec="../../secret"))
     with pytest.raises(LogDamagedError, match="R6"):
         open_log(log).files()
@@ -188,7 +188,7 @@ def test_spill_that_is_not_json_is_damage(fixture: PipelineFixture, log: str) ->
 
 
 @pytest.mark.parametrize("key", ["a/../b", "../b", "/b", "a//b", ""])
-def test_s3_keys_are_held_to_the_same_rule(key: str) -> None:
+def test_s3_store_refuses_keys_that_are_not_relative(key: str) -> None:
     store = S3Store("bucket", "prefix", client=object())
     for call in (store.read, store.stat, store.delete, lambda key: store.create(key, b"")):
         with pytest.raises(InvalidError, match="relative"):
@@ -218,13 +218,13 @@ def test_dataset_that_the_log_does_not_own_is_not_read(fixture: PipelineFixture,
 
 
 def forge_move(store: Any, victim: PipelineFixture) -> None:
-    """Record in a log that it came from the location of another."""
+    """Record in a log that it was moved from the location of another log."""
     url = normalised(victim.store.url)
     moved = {"format": 1, "entry": "moved", "moved_from": url, "pipeline_uuid": victim.opened().record.pipeline_uuid}
     store.create(keys.moved(url), sealed({**moved, "sources": "sources/", "nonce": "0" * 32}))
 
 
-def test_forged_plan_cannot_have_a_run_read_beside_its_source(fixture: PipelineFixture, tmp_path: Path) -> None:
+def test_forged_plan_cannot_make_a_run_read_outside_of_its_source(fixture: PipelineFixture, tmp_path: Path) -> None:
     (fixture.root / "secret.json").write_text('{"id": 1}\n')
     fixture.arrive(1)
     fixture.dies("b")
@@ -245,7 +245,7 @@ def range_of(topic: str) -> dict[str, Any]:
     return plain(RangePin(topic, "", 0, 0, 5, 0))  # type: ignore[no-any-return]
 
 
-def test_log_cannot_have_a_run_read_other_topics() -> None:
+def test_forged_log_cannot_make_a_run_read_other_topics() -> None:
     source = KafkaSource(topics=["orders"], bootstrap_servers="b:1")
     assert source.read_pins([range_of("orders")])
     for pins in ([range_of("payroll")], [["orders"]], {}, [{**range_of("orders"), "partition": "0"}]):
@@ -266,7 +266,9 @@ def test_vacuum_of_a_forged_log_deletes_nothing_of_another_pipeline(fixture: Pip
     winner.run("a")
     record = winner.opened().record
     forge(fixture.store, keys.PIPELINE, lambda body: body.update(pipeline_uuid=record.pipeline_uuid))
-    claims_the_winner = fixture.pipeline(sinks={"out": FilesSink(path=str(winner.root / "out"), format="json")})
+    pipeline_with_the_dataset_of_the_winner = fixture.pipeline(
+        sinks={"out": FilesSink(path=str(winner.root / "out"), format="json")}
+    )
     out = str(winner.root / "out")
     forge_spec(
         fixture.store, 1, lambda spec: [spec.update(log=winner.store.url), spec["sinks"]["out"].update(path=out)]
@@ -274,15 +276,13 @@ def test_vacuum_of_a_forged_log_deletes_nothing_of_another_pipeline(fixture: Pip
     for forged in (False, True):
         if forged:
             forge_move(fixture.store, winner)
-        for pipeline in (fixture.pipeline(), claims_the_winner):
+        for pipeline in (fixture.pipeline(), pipeline_with_the_dataset_of_the_winner):
             with pytest.raises(ConflictError, match="another pipeline or log"):
                 vacuum(pipeline)
     winner.check()
 
 
-def test_vacuum_touches_only_the_places_of_the_pipeline_that_it_was_given(
-    fixture: PipelineFixture, tmp_path: Path
-) -> None:
+def test_vacuum_deletes_only_in_the_locations_of_its_pipeline(fixture: PipelineFixture, tmp_path: Path) -> None:
     other = PipelineFixture(tmp_path / "other", store=LocalStore(str(tmp_path / "other" / "log")))
     other.arrive(1)
     other.run("a")
@@ -295,7 +295,7 @@ def test_vacuum_touches_only_the_places_of_the_pipeline_that_it_was_given(
     other.check()
 
 
-def test_vacuum_passes_over_what_no_writer_made(fixture: PipelineFixture) -> None:
+def test_vacuum_ignores_directories_that_no_writer_creates(fixture: PipelineFixture) -> None:
     for version in ("999999999999999", "-1", "x", "²"):
         for directory in ("out/data", "log/attempts"):
             odd = fixture.root / directory / version / "attempt" / "f.json"
@@ -305,21 +305,21 @@ def test_vacuum_passes_over_what_no_writer_made(fixture: PipelineFixture) -> Non
     fixture.check()
 
 
-def test_links_in_a_dataset_lead_vacuum_and_readers_nowhere(fixture: PipelineFixture, tmp_path: Path) -> None:
-    precious = tmp_path / "precious" / "attempt"
-    precious.mkdir(parents=True)
-    (precious / "f.json").write_text("{}")
+def test_vacuum_and_readers_do_not_follow_links_in_a_dataset(fixture: PipelineFixture, tmp_path: Path) -> None:
+    protected = tmp_path / "protected" / "attempt"
+    protected.mkdir(parents=True)
+    (protected / "f.json").write_text("{}")
     data = fixture.root / "out" / "data"
-    (data / "0" / "linked").symlink_to(precious)
-    (data / "7").symlink_to(precious.parent)
+    (data / "0" / "linked").symlink_to(protected)
+    (data / "7").symlink_to(protected.parent)
     (data / "0" / "lost").mkdir()
-    (data / "0" / "lost" / "linked.json").symlink_to(precious / "f.json")
-    (data / "0" / "lost" / "linked").symlink_to(precious)
+    (data / "0" / "lost" / "linked.json").symlink_to(protected / "f.json")
+    (data / "0" / "lost" / "linked").symlink_to(protected)
     assert vacuum(fixture.pipeline()).attempts == (("out", 0, "lost"),)
-    assert (precious / "f.json").exists()
+    assert (protected / "f.json").exists()
     victim = Path(fixture.opened().files()[0].path)
     victim.unlink()
-    victim.symlink_to(precious / "f.json")
+    victim.symlink_to(protected / "f.json")
     assert [(f.invariant, "missing" in f.what) for f in fixture.verdict().findings] == [("I6", True)]
 
 
@@ -331,18 +331,18 @@ def test_outcome_that_names_a_sink_without_a_spec_is_damage(fixture: PipelineFix
 
 
 @pytest.mark.parametrize(
-    ("change", "what"),
+    ("change", "message"),
     [({"publish": ["none"]}, "requires publishing"), ({"replaces": {"version": 1, "counts": {}}}, "not earlier")],
 )
-def test_outcome_that_names_what_cannot_be_is_damage(
-    fixture: PipelineFixture, log: str, change: Any, what: str
+def test_outcome_with_impossible_references_is_damage(
+    fixture: PipelineFixture, log: str, change: Any, message: str
 ) -> None:
     forge(fixture.store, keys.outcome(1), lambda body: body.update(change))
-    with pytest.raises(LogDamagedError, match=what):
+    with pytest.raises(LogDamagedError, match=message):
         open_log(log).files()
 
 
-def test_quarantined_records_that_are_no_json_are_damage(fixture: PipelineFixture, log: str) -> None:
+def test_quarantined_records_that_are_not_json_are_damage(fixture: PipelineFixture, log: str) -> None:
     key = open_log(log).log.outcome(0)[0].quarantine.keys[0]  # type: ignore[index]
     overwrite(fixture.store, key, b"\x1b[2J\n" * 2)
     with pytest.raises(LogDamagedError, match="JSON"):

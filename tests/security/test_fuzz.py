@@ -1,8 +1,8 @@
 """
-Every kind of object that a log and a dataset hold, changed in its structure and sealed again, through every reader and command.
+Fuzz test: change every kind of object of a log and a dataset, and pass it through every reader and command.
 
-Whatever it says, nothing is opened, listed or deleted outside the pipeline's own locations, nothing it names is imported, run or connected to, and what fails,
-fails with an error of this package. Only the sources of rows are left out: what lies there is data, not entries.
+Whatever the object contains, nothing outside the pipeline's locations is opened, listed or deleted. No name in it is imported, run or connected to. Each
+failure is an error of this package. The files of the sources are not changed, since they hold data and no entries.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from tests.security.forging import sealed
 
 EXAMPLES = 200 if os.environ.get("HYPOTHESIS_PROFILE", "same") == "same" else 5_000
 SECRET = "@secret"
-"""stands for a directory beside the world, with a file that nobody may read"""
+"""placeholder for a directory outside the pipeline, with a file that must not be read"""
 TEXTS = [
     "", ".", "..", "\0", "\x1b[2J", "a" * 300, "../../secret/f.json", "../secret/f.json", "../in/00000.json", "/etc/passwd", SECRET, f"{SECRET}/f.json", "file:///etc/passwd",
     "s3://b/k", "data/0/../../../secret/f.json", "quarantine/../../../secret/f.json", "subprocess.Popen", "tests.security.decoy:called", "iceberg", "kafka",
@@ -61,7 +61,7 @@ OTHERS: list[Any] = [
     None, [], {}, [[]], {"": {}}, {"$spill": "../../secret/f", "bytes": 1}, {"type": "files", "path": SECRET},
     {"type": "iceberg", "path": "/t", "table": "a.b", "properties": {"py-io-impl": "tests.security.decoy.Called"}},
 ]  # fmt: skip
-TEMPTING: dict[str, list[Any]] = {
+HOSTILE_VALUES: dict[str, list[Any]] = {
     "path": [SECRET, "../secret/f.json", "/etc"],
     "key": ["../../secret/f.json", "data/../../secret/f.json", "/etc/passwd"],
     "keys": [["../../secret/f.json"], ["quarantine/../../../secret/f.json"]],
@@ -79,41 +79,41 @@ TEMPTING: dict[str, list[Any]] = {
     "log": [f"{SECRET}/log"],
     "pipeline_uuid": ["other"],
 }  # fmt: skip
-"""what an attacker would write, by the name of the field"""
+"""values that an attacker would write, by the name of the field"""
 _NAMES = count()
 
 
-# --- what an object may not lead to
+# --- actions that no object may cause
 
 
-_MARKS_OF_TABLES = (keys.DATASET_MARKER, "_delta_log", ".hoodie", "metadata")
+_TABLE_MARKERS = (keys.DATASET_MARKER, "_delta_log", ".hoodie", "metadata")
 
 
 class _Guard:
-    """Listens to the interpreter's own audit events, while it is told to."""
+    """Records forbidden audit events of the interpreter while it is armed."""
 
     roots: tuple[str, ...] = ()
     is_armed = False
-    seen: list[str]
+    violations: list[str]
 
     def __init__(self) -> None:
-        self.seen = []
+        self.violations = []
         installed = (sys.prefix, sys.base_prefix, str(Path(__file__).parents[2]))
         self.always = tuple(os.path.realpath(path) for path in installed) + installed
-        sys.addaudithook(self._hear)
+        sys.addaudithook(self._record)
 
     @contextmanager
     def confined_to(self, *roots: Path) -> Iterator[None]:
-        # Threads of other tests go on: py4j's tells the JVM of objects that are no longer used.
+        # Threads of other tests still run. A thread of py4j reports unused objects to the JVM.
         self.others = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
-        # A first import lists each folder of sys.path, to which Airflow adds its own.
+        # A first import lists each directory of sys.path, to which Airflow adds its own.
         self.roots, self.is_armed = (*map(str, roots), *filter(None, sys.path)), True
         try:
             yield
         finally:
             self.is_armed = False
 
-    def _hear(self, event: str, given: tuple[Any, ...]) -> None:
+    def _record(self, event: str, given: tuple[Any, ...]) -> None:
         if not self.is_armed or threading.get_ident() in self.others:
             return
         if event in (
@@ -124,19 +124,19 @@ class _Guard:
             "socket.connect",
             "pickle.find_class",
         ):
-            self.seen.append(f"{event} {given}")
+            self.violations.append(f"{event} {given}")
         elif event == "import" and "decoy" in str(given[0]):
-            self.seen.append(f"import {given[0]}")
+            self.violations.append(f"import {given[0]}")
         elif event == "open" or event.startswith(
             ("os.listdir", "os.scandir", "os.remove", "os.rmdir", "os.link", "os.mkdir", "shutil.rmtree")
         ):
             path = os.fspath(given[0]) if isinstance(given[0], (str, os.PathLike)) else ""
-            if os.path.basename(path) in _MARKS_OF_TABLES and event in ("open", "os.scandir"):
-                return  # whether a location is a dataset or a table, asked of the source's path and the directories above it
+            if os.path.basename(path) in _TABLE_MARKERS and event in ("open", "os.scandir"):
+                return  # the check whether the source's path is in a dataset or a table
             if os.path.isabs(path) and not os.path.normpath(path).startswith(
                 (*self.roots, *self.always, "/dev/null", "/dev/urandom", "/proc/", "/sys/")
             ):
-                self.seen.append(f"{event} {path}")
+                self.violations.append(f"{event} {path}")
 
 
 @cache
@@ -145,7 +145,7 @@ def guard() -> _Guard:
 
 
 class _Spark:
-    """What :func:`read_committed` asks of Spark."""
+    """The part of Spark's API that :func:`read_committed` calls."""
 
     def __init__(self, fixture: PublishingFixture) -> None:
         self._root = f"{fixture.root}/"
@@ -157,10 +157,10 @@ class _Spark:
         assert all(os.path.normpath(path).startswith(self._root) for path in paths), paths
 
 
-# --- the log that is changed
+# --- the log under test
 
 
-class Fuzzed(PublishingFixture):
+class FuzzedFixture(PublishingFixture):
     """A log with every kind of object."""
 
     def pipeline(self, **changes: Any) -> Pipeline:
@@ -173,14 +173,14 @@ class Fuzzed(PublishingFixture):
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The world as it was written; ``fixture`` beside it is the copy that each example changes."""
+    """The unchanged log. ``pipeline`` beside it is the copy that each example changes."""
     location = tmp_path_factory.mktemp("fuzz")
-    fixture = Fuzzed(location / "world", store=LocalStore(str(location / "world" / "log")))
+    fixture = FuzzedFixture(location / "pipeline", store=LocalStore(str(location / "pipeline" / "log")))
     fixture.arrive(3, bad_lines=1)
     fixture.run("a", drain=True)
     fixture.run("again", reprocessed=0)
     fixture.arrive(1)
-    with suppress(Crash):  # with a manifest that nobody has decided
+    with suppress(Crash):  # leaves a manifest without an outcome
         fixture.run("b", store=BeforeOutcome(fixture.store, die))
     put = fixture.store.create
     put(keys.claim(0, "table", 0), encode(Claim(version=0, sink="table", chunk=0, nonce="n")).data)
@@ -197,31 +197,31 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return location
 
 
-_RESTORED: dict[Path, tuple[int, int]] = {}
-"""file → its inode and time of modification, when it was last as it was written"""
+_UNCHANGED: dict[Path, tuple[int, int]] = {}
+"""file → its inode and change time when it was last unchanged"""
 
 
-def restored(location: Path) -> Fuzzed:
-    """The world as it was: what an example has changed, added or deleted is undone."""
-    root, source = location / "world", location / "original"
-    there = {Path(directory, name) for directory, _, names in os.walk(root) for name in names}
-    for path in there - {root / name for name in files_of(source)}:
+def restore(location: Path) -> FuzzedFixture:
+    """Undo all changes, additions and deletions of an example."""
+    root, source = location / "pipeline", location / "original"
+    present = {Path(directory, name) for directory, _, names in os.walk(root) for name in names}
+    for path in present - {root / name for name in files_of(source)}:
         path.unlink()
     for name, data in files_of(source).items():
         path = root / name
-        if path not in there or _mark(path) != _RESTORED.get(path):
+        if path not in present or _identity(path) != _UNCHANGED.get(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
             stamp = (source / name).stat().st_mtime_ns
             os.utime(path, ns=(stamp, stamp))
-            _RESTORED[path] = _mark(path)
-    fixture = Fuzzed(root, store=LocalStore(str(root / "log")))
+            _UNCHANGED[path] = _identity(path)
+    fixture = FuzzedFixture(root, store=LocalStore(str(root / "log")))
     fixture.made = 4
     fixture.clocks = count(100 * (next(_NAMES) + 1))
     return fixture
 
 
-def _mark(path: Path) -> tuple[int, int]:
+def _identity(path: Path) -> tuple[int, int]:
     status = path.stat()
     return status.st_ino, status.st_ctime_ns
 
@@ -232,7 +232,7 @@ def files_of(source: Path) -> dict[Path, bytes]:
 
 
 def stored(root: Path) -> list[str]:
-    """The objects that are JSON, and the datasets' marks."""
+    """The JSON objects of the log, and the ownership markers of the datasets."""
     found = [*(root / "log").rglob("*.json"), *(root / "log").rglob("*.jsonl"), *root.glob("*/_streamsem.json")]
     return sorted(
         str(path.relative_to(root)) for path in found if "/data/" not in str(path) and "probe" not in str(path)
@@ -257,18 +257,18 @@ def locations(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
 
 
 def changed(body: Any, rng: random.Random) -> Any:
-    """The value with one part of it replaced, removed, doubled, renamed, or exchanged for another part."""
-    everywhere = [at for at in locations(body) if at and at != ("checksum",)]
-    if not everywhere:
+    """The value with one part replaced, removed, doubled, renamed, or exchanged for another part."""
+    all_locations = [at for at in locations(body) if at and at != ("checksum",)]
+    if not all_locations:
         return value(None, rng)
-    tempting = [at for at in everywhere if at[-1] in TEMPTING]
-    is_tempted = bool(tempting) and rng.random() < 0.5
-    *above, last = rng.choice(tempting if is_tempted else everywhere)
+    hostile_locations = [at for at in all_locations if at[-1] in HOSTILE_VALUES]
+    is_hostile = bool(hostile_locations) and rng.random() < 0.5
+    *above, last = rng.choice(hostile_locations if is_hostile else all_locations)
     owner = body
     for step in above:
         owner = owner[step]
-    if is_tempted:
-        owner[last] = deepcopy(rng.choice(TEMPTING[last]))
+    if is_hostile:
+        owner[last] = deepcopy(rng.choice(HOSTILE_VALUES[last]))
         return body
     what = rng.choice(["replace"] * 6 + ["remove", "double", "rename", "exchange"])
     if what == "remove":
@@ -279,7 +279,7 @@ def changed(body: Any, rng: random.Random) -> Any:
         owner[str(rng.choice(["..", "", "../../secret", "out", "table", "none", "files"]))] = owner.pop(last)
     elif what == "exchange":
         other = body
-        for step in rng.choice(everywhere):
+        for step in rng.choice(all_locations):
             other = other[step]
         owner[last] = deepcopy(other)
     else:
@@ -288,12 +288,12 @@ def changed(body: Any, rng: random.Random) -> Any:
 
 
 def value(before: Any, rng: random.Random) -> Any:
-    """Mostly one of the same type: what is of another is refused early."""
-    alike = TEXTS if isinstance(before, str) else NUMBERS if isinstance(before, int) else OTHERS
-    return deepcopy(rng.choice(alike if rng.random() < 0.8 else [*TEXTS, *NUMBERS, *OTHERS]))
+    """Mostly a value of the same type, because other types are refused early."""
+    same_type = TEXTS if isinstance(before, str) else NUMBERS if isinstance(before, int) else OTHERS
+    return deepcopy(rng.choice(same_type if rng.random() < 0.8 else [*TEXTS, *NUMBERS, *OTHERS]))
 
 
-def change(fixture: Fuzzed, name: str, rng: random.Random) -> str:
+def change(fixture: FuzzedFixture, name: str, rng: random.Random) -> str:
     path = fixture.root / name
     data = path.read_bytes()
     how = "torn" if rng.random() < 0.05 else "changed"
@@ -313,12 +313,12 @@ def change(fixture: Fuzzed, name: str, rng: random.Random) -> str:
     elif name.startswith("log/spill/"):
         point_to_spill(fixture, data)
     elif name.startswith(("log/log/", "log/attempts/")):
-        # A changed plan is staged again; a changed manifest is adopted.
+        # A changed plan is staged again, and a changed manifest is adopted.
         chain(fixture, manifests=name.startswith("log/attempts/"))
     return how
 
 
-def entry(fixture: Fuzzed, key: str, update: Callable[[dict[str, Any]], object]) -> bytes | None:
+def entry(fixture: FuzzedFixture, key: str, update: Callable[[dict[str, Any]], object]) -> bytes | None:
     path = Path(fixture.store.url) / key
     try:
         body = json.loads(path.read_bytes())
@@ -329,8 +329,8 @@ def entry(fixture: Fuzzed, key: str, update: Callable[[dict[str, Any]], object])
     return path.read_bytes()
 
 
-def chain(fixture: Fuzzed, *, manifests: bool = False) -> None:
-    """Link the versions again, as an attacker would who knows the protocol: each plan names the outcome before it, each outcome its plan."""
+def chain(fixture: FuzzedFixture, *, manifests: bool = False) -> None:
+    """Update the hashes between the versions, as an attacker who knows the protocol would: each plan names the outcome before it, each outcome its plan."""
     before = b""
     shas: dict[int, str] = {}
 
@@ -351,14 +351,14 @@ def chain(fixture: Fuzzed, *, manifests: bool = False) -> None:
         before = outcome or b""
 
 
-def point_to_spec(fixture: Fuzzed, data: bytes) -> None:
+def point_to_spec(fixture: FuzzedFixture, data: bytes) -> None:
     (Path(fixture.store.url) / keys.spec(sha256(data))).write_bytes(data)
     for version in range(3):
         entry(fixture, keys.outcome(version), lambda body: body.update(spec=sha256(data)))
     chain(fixture)
 
 
-def point_to_spill(fixture: Fuzzed, data: bytes) -> None:
+def point_to_spill(fixture: FuzzedFixture, data: bytes) -> None:
     (Path(fixture.store.url) / keys.spill(sha256(data))).write_bytes(data)
     for name in ("hint", "state", "sinks"):
         spilled = {"$spill": sha256(data), "bytes": len(data)}
@@ -369,7 +369,7 @@ def point_to_spill(fixture: Fuzzed, data: bytes) -> None:
 # --- every reader and command
 
 
-def reads(fixture: Fuzzed) -> dict[str, Callable[[], object]]:
+def reads(fixture: FuzzedFixture) -> dict[str, Callable[[], object]]:
     log, pipeline = fixture.store.url, fixture.pipeline()
     found: dict[str, Callable[[], object]] = {
         "files": lambda: all_within(fixture, open_log(log).files()),
@@ -387,7 +387,7 @@ def reads(fixture: Fuzzed) -> dict[str, Callable[[], object]]:
         "freshness": lambda: Freshness(pipeline=pipeline, max_lag=1, max_age_s=1).check(),
         "vacuum --dry-run": lambda: maintenance.vacuum(pipeline, dry_run=True),
         "effects": lambda: open_log(log).log.effects(0, "table", 0),
-        "claim": lambda: open_log(log).log.claim(Claim(version=0, sink="table", chunk=0, nonce="mine")),
+        "claim": lambda: open_log(log).log.claim(Claim(version=0, sink="table", chunk=0, nonce="own")),
         "segment": lambda: fold(
             [decode(Segment, "k", fixture.store.read(keys.segment(1, 0)) or b"")], initial_offsets={}
         ),
@@ -395,18 +395,18 @@ def reads(fixture: Fuzzed) -> dict[str, Callable[[], object]]:
     return found
 
 
-def all_within(fixture: Fuzzed, files: list[CommittedFile]) -> None:
+def all_within(fixture: FuzzedFixture, files: list[CommittedFile]) -> None:
     root = f"{fixture.root}/"
     assert all(os.path.normpath(file.path).startswith(root) for file in files), files
 
 
-def commands(fixture: Fuzzed) -> dict[str, Callable[[], object]]:
+def commands(fixture: FuzzedFixture) -> dict[str, Callable[[], object]]:
     log = fixture.store.url
     argvs = [["log", log], ["files", log], ["verify", log], *(["show", log, str(version)] for version in range(4))]
     return {" ".join([argv[0], *argv[2:]]): lambda argv=argv: command(argv) for argv in argvs}
 
 
-def writes(fixture: Fuzzed) -> dict[str, Callable[[], object]]:
+def writes(fixture: FuzzedFixture) -> dict[str, Callable[[], object]]:
     pipeline = fixture.pipeline()
     opened = open_log(fixture.log())
     return {
@@ -420,18 +420,18 @@ def writes(fixture: Fuzzed) -> dict[str, Callable[[], object]]:
 
 
 def command(argv: list[str]) -> None:
-    said = StringIO()
-    with redirect_stdout(said), redirect_stderr(said):
+    output = StringIO()
+    with redirect_stdout(output), redirect_stderr(output):
         code = main(argv)
-    assert code != 5, said.getvalue()
+    assert code != 5, output.getvalue()
 
 
-def tried(location: Path, kind: str, seed: int) -> None:
-    """One change of an object, through every reader, a command, and perhaps a writer."""
+def check_change(location: Path, kind: str, seed: int) -> None:
+    """Change one object and run every reader, a command, and sometimes a writer."""
     rng = random.Random(seed)
-    fixture = restored(location)
+    fixture = restore(location)
     names = [name for name in stored(fixture.root) if kind in name]
-    assert names, f"the world has no {kind}"
+    assert names, f"the log has no {kind}"
     with guard().confined_to(fixture.root):
         what = change(fixture, rng.choice(names), rng)
         steps = [*reads(fixture).items(), rng.choice([*commands(fixture).items()])]
@@ -443,19 +443,19 @@ def tried(location: Path, kind: str, seed: int) -> None:
                     step()
             except Exception as error:
                 raise AssertionError(f"{name} of a {what} {kind}: {type(error).__name__}: {error}") from error
-    seen, guard().seen = guard().seen, []
-    assert seen == []
+    violations, guard().violations = guard().violations, []
+    assert violations == []
 
 
 @hypothesis.settings(max_examples=EXAMPLES, deadline=None, database=None, phases=[hypothesis.Phase.generate])
 @given(kind=st.sampled_from(KINDS), seed=st.integers(0, 2**32))
-def test_no_stored_object_leads_outside_to_code_or_to_an_error_without_a_class(
+def test_no_stored_object_causes_outside_access_code_execution_or_a_foreign_error(
     original: Path, kind: str, seed: int
 ) -> None:
-    tried(original, kind, seed)
+    check_change(original, kind, seed)
 
 
-WEAKER: dict[str, tuple[str, Any]] = {
+WEAKENED_CHECKS: dict[str, tuple[str, Any]] = {
     "keys": ("airflow_provider_streamsem.protocol.keys.is_relative", lambda key: True),
     "marks": ("airflow_provider_streamsem.connectors.files.sink.FilesSink.claim", lambda sink, uuid, log, *, new: None),
     "schemas": ("airflow_provider_streamsem.readers.spark.fields", lambda schema: json.loads(schema)["fields"]),
@@ -463,22 +463,22 @@ WEAKER: dict[str, tuple[str, Any]] = {
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("check", WEAKER)
-def test_fuzzer_notices_a_missing_check(original: Path, monkeypatch: pytest.MonkeyPatch, check: str) -> None:
-    restored(original)
-    monkeypatch.setattr(*WEAKER[check])
+@pytest.mark.parametrize("check", WEAKENED_CHECKS)
+def test_fuzzer_detects_a_missing_check(original: Path, monkeypatch: pytest.MonkeyPatch, check: str) -> None:
+    restore(original)
+    monkeypatch.setattr(*WEAKENED_CHECKS[check])
 
-    def is_noticed(seed: int) -> bool:
+    def is_detected(seed: int) -> bool:
         try:
-            tried(original, KINDS[seed % len(KINDS)], seed)
+            check_change(original, KINDS[seed % len(KINDS)], seed)
         except AssertionError:
             return True
         return False
 
-    assert any(is_noticed(seed) for seed in range(3_000))
+    assert any(is_detected(seed) for seed in range(3_000))
 
 
-def test_the_guard_sees_what_leads_outside(tmp_path: Path) -> None:
+def test_guard_records_access_outside_of_its_locations(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     outside = tmp_path / "outside.txt"
     outside.write_text("x")
@@ -486,5 +486,5 @@ def test_the_guard_sees_what_leads_outside(tmp_path: Path) -> None:
         outside.read_text()
         os.listdir(tmp_path / "own")
         os.listdir(tmp_path)
-    seen, guard().seen = guard().seen, []
-    assert seen == [f"open {outside}", f"os.listdir {tmp_path}"]
+    violations, guard().violations = guard().violations, []
+    assert violations == [f"open {outside}", f"os.listdir {tmp_path}"]

@@ -1,4 +1,4 @@
-"""The event-driven example DAGs: their watcher's trigger, their runs on Airflow's own execution and real Spark, and the trigger again."""
+"""The event-driven example DAGs: the trigger of their watcher, their runs with Airflow's task execution and real Spark, and the trigger again."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def fixture(tmp_path: Path) -> PipelineFixture:
     return PipelineFixture(tmp_path, store=open_memory_store(f"sensors-{next(_NAMES)}"))
 
 
-MADE: dict[str, Callable[..., Any]] = {
+SENSORS: dict[str, Callable[..., Any]] = {
     "offsets": lambda fixture, **given: OffsetsAvailableSensor(pipeline=fixture.pipeline(), **given),
     "version": lambda fixture, **given: BatchCommittedSensor(log=fixture.store.url, version=1, **given),
     "run": lambda fixture, **given: BatchCommittedSensor(
@@ -61,7 +61,7 @@ MADE: dict[str, Callable[..., Any]] = {
 }
 
 
-def not_yet(fixture: PipelineFixture, kind: str) -> None:
+def prepare_unmet(fixture: PipelineFixture, kind: str) -> None:
     """Create a state in which the sensor waits."""
     fixture.arrive(2)
     fixture.run("first")
@@ -69,7 +69,7 @@ def not_yet(fixture: PipelineFixture, kind: str) -> None:
         fixture.arrive(1)
 
 
-def meet(fixture: PipelineFixture, kind: str) -> None:
+def meet_condition(fixture: PipelineFixture, kind: str) -> None:
     """Create the state that the sensor waits for."""
     if kind != "fresh":
         fixture.arrive(1)
@@ -77,7 +77,7 @@ def meet(fixture: PipelineFixture, kind: str) -> None:
         fixture.run('airflow:["d","t","the_run",-1]')
 
 
-def answer(sensor: Any, given: dict[str, Any]) -> Any:
+def run_sensor(sensor: Any, given: dict[str, Any]) -> Any:
     """Run a sensor in a task's process. If it defers, run its trigger and then resume it."""
     TaskDeferred = airflow_exception("TaskDeferred")
 
@@ -96,26 +96,26 @@ def run_context() -> dict[str, Any]:
     return context(run_id="the_run")
 
 
-MODES_OF_WAITING = [{"mode": "poke"}, {"deferrable": True}]
+MODES = [{"mode": "poke"}, {"deferrable": True}]
 
 
-@pytest.mark.parametrize("how", MODES_OF_WAITING, ids=str)
-@pytest.mark.parametrize("kind", MADE)
+@pytest.mark.parametrize("mode", MODES, ids=str)
+@pytest.mark.parametrize("kind", SENSORS)
 def test_sensors_wait_and_return_small_json(
-    fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch, kind: str, how: dict[str, Any]
+    fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch, kind: str, mode: dict[str, Any]
 ) -> None:
-    not_yet(fixture, kind)
+    prepare_unmet(fixture, kind)
     real, findings = module.checked, []
 
-    def looked(question: Any) -> Any:
+    def check(question: Any) -> Any:
         findings.append(real(question))
         if len(findings) == 1:
-            meet(fixture, kind)
+            meet_condition(fixture, kind)
         return findings[-1]
 
-    monkeypatch.setattr(module, "checked", looked)
-    seen = answer(MADE[kind](fixture, task_id="wait", poke_interval=0.1, timeout=60, **how), run_context())
-    assert [peek.met for peek in findings] == [False, True][: 1 if "deferrable" in how else 2]
+    monkeypatch.setattr(module, "checked", check)
+    seen = run_sensor(SENSORS[kind](fixture, task_id="wait", poke_interval=0.1, timeout=60, **mode), run_context())
+    assert [finding.met for finding in findings] == [False, True][: 1 if "deferrable" in mode else 2]
     assert (seen["pipeline"], seen["log"]) == ("world", fixture.store.url)
     assert json.loads(json.dumps(seen)) == seen
     assert len(json.dumps(seen)) < 500
@@ -129,31 +129,31 @@ def test_sensors_wait_and_return_small_json(
     assert {name: seen[name] for name in expected[kind]} == expected[kind]
 
 
-@pytest.mark.parametrize("kind", MADE)
+@pytest.mark.parametrize("kind", SENSORS)
 def test_rescheduled_sensors_release_their_slot_and_succeed_when_they_are_resumed(
     fixture: PipelineFixture, kind: str
 ) -> None:
     AirflowRescheduleException = airflow_exception("AirflowRescheduleException")
 
-    not_yet(fixture, kind)
+    prepare_unmet(fixture, kind)
     given = run_context()
     given["ti"].get_first_reschedule_date = lambda context: None
-    made = MADE[kind](fixture, task_id="wait", mode="reschedule", timeout=60)
-    made.render_template_fields(given)
+    sensor = SENSORS[kind](fixture, task_id="wait", mode="reschedule", timeout=60)
+    sensor.render_template_fields(given)
     with pytest.raises(AirflowRescheduleException):
-        made.execute(given)
-    meet(fixture, kind)
-    assert made.execute(given)["version"] == (0 if kind == "offsets" else 1)
+        sensor.execute(given)
+    meet_condition(fixture, kind)
+    assert sensor.execute(given)["version"] == (0 if kind == "offsets" else 1)
 
 
-@pytest.mark.parametrize("how", MODES_OF_WAITING, ids=str)
-def test_condition_met_at_the_first_check_needs_no_triggerer(fixture: PipelineFixture, how: dict[str, Any]) -> None:
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_condition_met_at_the_first_check_needs_no_triggerer(fixture: PipelineFixture, mode: dict[str, Any]) -> None:
     fixture.arrive(1)
     fixture.run()
-    made = BatchCommittedSensor(task_id="wait", log=fixture.store.url, version="{{ 0 }}", **how)
+    sensor = BatchCommittedSensor(task_id="wait", log=fixture.store.url, version="{{ 0 }}", **mode)
     given = run_context()
-    made.render_template_fields(given)
-    assert made.execute(given)["version"] == 0
+    sensor.render_template_fields(given)
+    assert sensor.execute(given)["version"] == 0
 
 
 def register_in_airflow(dag: Any) -> None:
@@ -168,7 +168,7 @@ def register_in_airflow(dag: Any) -> None:
     SerializedDagModel.write_dag(serialized, bundle_name="dags-folder")
 
 
-def test_sensors_run_on_airflows_own_execution(
+def test_sensors_run_with_airflows_task_execution(
     fixture: PipelineFixture, airflow_db: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Run one DAG with a poking, a rescheduled and a deferred sensor. Each waits for a commit after its first check."""
@@ -178,18 +178,18 @@ def test_sensors_run_on_airflows_own_execution(
 
     from airflow_provider_streamsem.testing.dag_runs import run_dag
 
-    hows = [{"mode": "poke"}, {"mode": "reschedule"}, {"deferrable": True}]
+    modes = [{"mode": "poke"}, {"mode": "reschedule"}, {"deferrable": True}]
     with DAG("sensing", schedule=None) as dag:
         tasks = [
             BatchCommittedSensor(
-                task_id=f"wait_{n}", log=fixture.store.url, version=n, poke_interval=0.1, timeout=60, **hows[n]
+                task_id=f"wait_{n}", log=fixture.store.url, version=n, poke_interval=0.1, timeout=60, **modes[n]
             )
             for n in range(3)
         ]
         tasks[0] >> tasks[1] >> tasks[2]
     real, seen = module.checked, []
 
-    def looked(question: Any) -> Any:
+    def check(question: Any) -> Any:
         finding = real(question)
         if finding.met or question.__self__.version not in seen:
             seen.append(question.__self__.version)
@@ -198,7 +198,7 @@ def test_sensors_run_on_airflows_own_execution(
                 fixture.run(f"run {question.__self__.version}")
         return finding
 
-    monkeypatch.setattr(module, "checked", looked)
+    monkeypatch.setattr(module, "checked", check)
     register_in_airflow(dag)
     assert run_dag(dag, "the_run").state == "success"
     with create_session() as session:
@@ -207,8 +207,8 @@ def test_sensors_run_on_airflows_own_execution(
     assert {task: seen["version"] for task, seen in answers.items()} == {"wait_0": 0, "wait_1": 1, "wait_2": 2}
 
 
-@pytest.mark.parametrize("how", MODES_OF_WAITING, ids=str)
-def test_aborted_version_fails_the_task_without_a_retry(fixture: PipelineFixture, how: dict[str, Any]) -> None:
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_aborted_version_fails_the_task_without_a_retry(fixture: PipelineFixture, mode: dict[str, Any]) -> None:
     AirflowFailException = airflow_exception("AirflowFailException")
     AirflowSkipException = airflow_exception("AirflowSkipException")
 
@@ -216,27 +216,27 @@ def test_aborted_version_fails_the_task_without_a_retry(fixture: PipelineFixture
 
     fixture.arrive(1)
     fixture.dies("dead")
-    made = BatchCommittedSensor(task_id="wait", log=fixture.store.url, version=0, poke_interval=0.1, **how)
+    sensor = BatchCommittedSensor(task_id="wait", log=fixture.store.url, version=0, poke_interval=0.1, **mode)
     opened = fixture.opened()
     maintenance.abort(opened.log, opened.record, 0, reason="a bad file")
     with pytest.raises(AirflowFailException, match=r"a bad file.*Do:"):
-        answer(made, run_context())
-    # Airflow skips a soft_fail sensor on AirflowFailException. A failing alarm must not look as if all were well.
-    for lenient, raised in (("soft_fail", InvalidError), ("never_fail", AirflowSkipException)):
-        made = BatchCommittedSensor(task_id="wait", log=fixture.store.url, version=0, **{lenient: True}, **how)
+        run_sensor(sensor, run_context())
+    # Airflow skips a soft_fail sensor on AirflowFailException. A failing alarm must not be skipped.
+    for setting, raised in (("soft_fail", InvalidError), ("never_fail", AirflowSkipException)):
+        sensor = BatchCommittedSensor(task_id="wait", log=fixture.store.url, version=0, **{setting: True}, **mode)
         with pytest.raises(raised):
-            answer(made, run_context())
+            run_sensor(sensor, run_context())
 
 
-@pytest.mark.parametrize("at", ["the first look", "the second look"])
-@pytest.mark.parametrize("how", MODES_OF_WAITING, ids=str)
-def test_errors_end_a_deferred_task_as_they_end_a_poking_one(
-    fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any], at: str
+@pytest.mark.parametrize("at", ["the first check", "the second check"])
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_errors_end_a_deferred_sensor_like_a_poking_one(
+    fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch, mode: dict[str, Any], at: str
 ) -> None:
     AirflowFailException = airflow_exception("AirflowFailException")
     AirflowSkipException = airflow_exception("AirflowSkipException")
 
-    fixture.run("makes the log")
+    fixture.run("creates the log")
     errors: list[Any] = []
 
     def fails(*given: Any) -> Any:
@@ -247,75 +247,75 @@ def test_errors_end_a_deferred_task_as_they_end_a_poking_one(
 
     monkeypatch.setattr(FilesSource, "listing", fails)
 
-    def ends(error: Exception, **given: Any) -> None:
-        errors[:] = [None, error] if at == "the second look" else [error]
-        made = OffsetsAvailableSensor(
-            task_id="wait", pipeline=fixture.pipeline(), poke_interval=0.1, timeout=1, **given, **how
+    def run_with_error(error: Exception, **given: Any) -> None:
+        errors[:] = [None, error] if at == "the second check" else [error]
+        sensor = OffsetsAvailableSensor(
+            task_id="wait", pipeline=fixture.pipeline(), poke_interval=0.1, timeout=1, **given, **mode
         )
-        answer(made, run_context())
+        run_sensor(sensor, run_context())
 
-    transient = UnavailableError("no answer", location="p")
+    transient = UnavailableError("no reply", location="p")
     final = InvalidError("a wrong value", given="x")
-    with pytest.raises(UnavailableError, match=r"no answer location='p'\. Do:"):
-        ends(transient)
+    with pytest.raises(UnavailableError, match=r"no reply location='p'\. Do:"):
+        run_with_error(transient)
     with pytest.raises(UnavailableError):
-        ends(transient, soft_fail=True)
+        run_with_error(transient, soft_fail=True)
     with pytest.raises(AirflowFailException, match=r"InvalidError: a wrong value given='x'\. Do:"):
-        ends(final)
+        run_with_error(final)
     with pytest.raises(InvalidError):
-        ends(final, soft_fail=True)
+        run_with_error(final, soft_fail=True)
     with pytest.raises(AirflowSkipException):
-        ends(transient, never_fail=True)
+        run_with_error(transient, never_fail=True)
 
 
 @pytest.mark.parametrize("first", ["fails", "finds nothing"])
-@pytest.mark.parametrize("how", MODES_OF_WAITING, ids=str)
+@pytest.mark.parametrize("mode", MODES, ids=str)
 def test_silent_fail_sensor_checks_again_after_errors(
-    fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any], first: str
+    fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch, mode: dict[str, Any], first: str
 ) -> None:
-    fixture.run("makes the log")
+    fixture.run("creates the log")
     fixture.arrive(1)
     listing, findings = FilesSource.listing, count()
 
     def fails(*given: Any) -> Any:
-        peek = next(findings)
-        if peek == 0 and first == "finds nothing":
+        index = next(findings)
+        if index == 0 and first == "finds nothing":
             return []
-        if peek < 3:
-            raise UnavailableError("no answer")
+        if index < 3:
+            raise UnavailableError("no reply")
         return listing(*given)
 
     monkeypatch.setattr(FilesSource, "listing", fails)
-    made = OffsetsAvailableSensor(
-        task_id="wait", pipeline=fixture.pipeline(), silent_fail=True, poke_interval=0.05, timeout=30, **how
+    sensor = OffsetsAvailableSensor(
+        task_id="wait", pipeline=fixture.pipeline(), silent_fail=True, poke_interval=0.05, timeout=30, **mode
     )
-    assert answer(made, run_context())["ranges"] == {"files": [0, 1]}
+    assert run_sensor(sensor, run_context())["ranges"] == {"files": [0, 1]}
 
 
 def test_timeout_of_a_deferred_sensor_raises_airflow_sensor_timeout(fixture: PipelineFixture) -> None:
     AirflowSensorTimeout = airflow_exception("AirflowSensorTimeout")
     TaskDeferred = airflow_exception("TaskDeferred")
 
-    made = BatchCommittedSensor(task_id="wait", log=fixture.store.url, version=0, deferrable=True, timeout=7)
+    sensor = BatchCommittedSensor(task_id="wait", log=fixture.store.url, version=0, deferrable=True, timeout=7)
     with pytest.raises(TaskDeferred) as deferred:
-        made.execute(run_context())
+        sensor.execute(run_context())
     assert deferred.value.timeout == timedelta(seconds=7)
     with pytest.raises(AirflowSensorTimeout):
-        made.resume_execution("__fail__", {"error": "Trigger timeout"}, run_context())
+        sensor.resume_execution("__fail__", {"error": "Trigger timeout"}, run_context())
 
 
 def test_sensors_use_airflows_default_for_deferrable(fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not MADE["version"](fixture, task_id="a").deferrable
+    assert not SENSORS["version"](fixture, task_id="a").deferrable
     monkeypatch.setenv("AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE", "True")
-    assert MADE["version"](fixture, task_id="b").deferrable
-    assert not MADE["version"](fixture, task_id="c", deferrable=False).deferrable
+    assert SENSORS["version"](fixture, task_id="b").deferrable
+    assert not SENSORS["version"](fixture, task_id="c", deferrable=False).deferrable
 
 
 def test_pipeline_files_and_templates_are_rendered(fixture: PipelineFixture) -> None:
     fixture.arrive(1)
     (fixture.root / "in").rename(fixture.root / "the_run")
     moved = FilesSource(path=str(fixture.root / "the_run"), format="json", schema="id long")
-    fixture.run("makes the log", pipeline=fixture.pipeline(source=moved))
+    fixture.run("creates the log", pipeline=fixture.pipeline(source=moved))
     fixture.root.joinpath("p.toml").write_text(
         textwrap.dedent(f"""
         name = "world"
@@ -335,15 +335,15 @@ def test_pipeline_files_and_templates_are_rendered(fixture: PipelineFixture) -> 
         source=FilesSource(path=f"{fixture.root}/{{{{ run_id }}}}", format="json", schema="id long")
     )
     for pipeline in (f"{fixture.root}/{{{{ 'p' }}}}.toml", templated):
-        made = FreshnessSensor(task_id="wait", pipeline=pipeline, max_lag=0)
-        assert answer(made, run_context())["version"] == 0
+        sensor = FreshnessSensor(task_id="wait", pipeline=pipeline, max_lag=0)
+        assert run_sensor(sensor, run_context())["version"] == 0
 
 
 def kafka(fixture: PipelineFixture) -> Any:
     return fixture.pipeline(source=KafkaSource(topics=["a"], bootstrap_servers="127.0.0.1:1"), limits=Limits())
 
 
-BAD: list[tuple[Callable[[PipelineFixture], Any], str]] = [
+INVALID_SENSORS: list[tuple[Callable[[PipelineFixture], Any], str]] = [
     (lambda fixture: OffsetsAvailableSensor(task_id="s", pipeline=5), "pipeline must be"),
     (lambda fixture: OffsetsAvailableSensor(task_id="s", pipeline=""), "pipeline"),
     (lambda fixture: OffsetsAvailableSensor(task_id="s", pipeline=fixture.pipeline(), min_rows=5), "together"),
@@ -377,12 +377,12 @@ BAD: list[tuple[Callable[[PipelineFixture], Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("made", "message"), BAD, ids=range(len(BAD)))
-def test_invalid_arguments_are_named_when_the_dag_is_parsed(
-    fixture: PipelineFixture, made: Callable[[PipelineFixture], Any], message: str
+@pytest.mark.parametrize(("create", "message"), INVALID_SENSORS, ids=range(len(INVALID_SENSORS)))
+def test_invalid_arguments_are_reported_when_the_dag_is_parsed(
+    fixture: PipelineFixture, create: Callable[[PipelineFixture], Any], message: str
 ) -> None:
     with pytest.raises(InvalidError, match=message):
-        made(fixture)
+        create(fixture)
 
 
 @pytest.mark.parametrize(
@@ -406,7 +406,7 @@ def test_invalid_rendered_arguments_fail_the_task_without_a_retry(
     AirflowFailException = airflow_exception("AirflowFailException")
 
     with pytest.raises(AirflowFailException, match="Do:"):
-        answer(BatchCommittedSensor(task_id="wait", log=fixture.store.url, **given), run_context())
+        run_sensor(BatchCommittedSensor(task_id="wait", log=fixture.store.url, **given), run_context())
 
 
 def test_mapped_runs_are_identified_by_their_index(fixture: PipelineFixture) -> None:
@@ -414,5 +414,5 @@ def test_mapped_runs_are_identified_by_their_index(fixture: PipelineFixture) -> 
     fixture.run('airflow:["d","t","r",3]')
     run = {"dag_id": "d", "task_id": "t", "run_id": "r"}
     for index, met in ((3, True), ("3", True), ("-1", False), (None, False)):
-        made = BatchCommittedSensor(task_id="wait", log=fixture.store.url, run={**run, "map_index": index})
-        assert bool(made.poke(run_context())) == met
+        sensor = BatchCommittedSensor(task_id="wait", log=fixture.store.url, run={**run, "map_index": index})
+        assert bool(sensor.poke(run_context())) == met

@@ -73,7 +73,7 @@ def test_missing_java_is_reported_and_not_retried(monkeypatch: pytest.MonkeyPatc
 
 
 class JavaError:
-    """An exception of the JVM with the parts that the translation reads."""
+    """A stand-in for an exception of the JVM, with the attributes that the translation reads."""
 
     def __init__(self, text: str, cause: JavaError | None = None, condition: str | None = None) -> None:
         self.toString, self.getCause = lambda: text, lambda: cause
@@ -92,7 +92,7 @@ class JavaError:
         ("java.lang.RuntimeException: x is not a Parquet file", DataError),
     ],
 )  # fmt: skip
-def test_failed_read_of_a_file_is_the_files_fault_only_if_the_store_answered(
+def test_failed_read_of_a_file_is_a_data_error_only_if_the_store_replied(
     location: Location, cause: str, expected: type[Exception]
 ) -> None:
     pipeline = location.pipeline(source={"format": "parquet"})

@@ -31,13 +31,13 @@ def engine(**parts: Any) -> SparkEngine:
     ],
 )
 def test_connection_of_type_spark_names_a_master(parts: dict[str, Any], master: str) -> None:
-    made = engine(**parts)
-    assert (made._master, made._remote, made._conf) == (master, None, {"spark.x": "y"})
+    configured = engine(**parts)
+    assert (configured._master, configured._remote, configured._conf) == (master, None, {"spark.x": "y"})
 
 
 def test_connection_of_type_spark_sets_queue_and_namespace() -> None:
-    made = engine(conn_type="spark", host="yarn", extra={"queue": "q", "namespace": "n", "deploy-mode": "client"})
-    assert made._conf == {"spark.yarn.queue": "q", "spark.kubernetes.namespace": "n", "spark.x": "y"}
+    configured = engine(conn_type="spark", host="yarn", extra={"queue": "q", "namespace": "n", "deploy-mode": "client"})
+    assert configured._conf == {"spark.yarn.queue": "q", "spark.kubernetes.namespace": "n", "spark.x": "y"}
 
 
 @pytest.mark.parametrize(
@@ -79,9 +79,9 @@ try:
 except Exception as error:
     traceback.print_exc(file=sys.stdout)
 """
-    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
-    assert "127.0.0.1" in answer.stdout
-    assert "S3CRET" not in answer.stdout + answer.stderr
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert "127.0.0.1" in done.stdout
+    assert "S3CRET" not in done.stdout + done.stderr
 
 
 def test_functions_of_modules_that_are_not_installed_are_pickled_by_value(tmp_path: Any) -> None:

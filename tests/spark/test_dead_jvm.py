@@ -47,10 +47,10 @@ print(json.dumps({"first": first, "second": second.to_json(), "clean": verdict.c
 def test_retry_in_the_same_process_starts_another_jvm_and_commits_once(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.json").write_text('{"id": 1}\n{"id": 2}\n')
-    answer = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, timeout=240, check=True
     )
-    result = json.loads(answer.stdout.splitlines()[-1])
+    result = json.loads(done.stdout.splitlines()[-1])
     assert "nothing became visible" in result["first"]
     assert (result["second"]["status"], result["second"]["counts"]["read"]) == ("committed", 2)
     assert (result["clean"], result["rows"], result["killed"]) == (True, {"out": 2}, 1)

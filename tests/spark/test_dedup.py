@@ -25,7 +25,7 @@ from airflow_provider_streamsem.commitlog.log import open_commit_log
 from airflow_provider_streamsem.dedup import Dedup
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.readers.files import open_log
-from airflow_provider_streamsem.spark import dedup as seen
+from airflow_provider_streamsem.spark import dedup as dedup_module
 from airflow_provider_streamsem.spark.dedup import Deduplication
 from airflow_provider_streamsem.testing.clock import ManualClock
 
@@ -51,7 +51,7 @@ def ids(spark: SparkSession, root: Path) -> Counter[tuple[Any, ...]]:
     return Counter((row["shop"], row["id"]) for row in read_committed(spark, str(root / "log")).collect())
 
 
-def test_batch_scoped_dedup_drops_repeats_within_a_batch_and_keeps_no_state(
+def test_batch_scoped_dedup_drops_duplicates_within_a_batch_and_keeps_no_state(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     for batch in range(2):
@@ -67,11 +67,11 @@ def test_batch_scoped_dedup_drops_repeats_within_a_batch_and_keeps_no_state(
 
 
 @pytest.mark.parametrize(("bucketed_rows", "sent"), [(20, True), (1_000_000, False)])
-def test_each_id_passes_once_over_many_batches(
+def test_each_id_is_written_once_over_many_batches(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucketed_rows: int, sent: bool
 ) -> None:
     monkeypatch.setattr(rules, "BUCKETED_ROWS", bucketed_rows)
-    monkeypatch.setattr(seen, "_SENT_IDS", 500_000 if sent else 0)
+    monkeypatch.setattr(dedup_module, "_SENT_IDS", 500_000 if sent else 0)
     for batch in range(5):
         numbers = range(batch * 10, batch * 10 + 20)
         rows = [{"shop": f"s{n % 3}", "id": n, "day": "2024-01-01", "n": batch} for n in numbers]
@@ -106,7 +106,7 @@ def test_small_batch_reads_only_the_buckets_of_its_ids(
     assert 1 <= read[0] <= 3
 
 
-def test_repeat_after_its_ttl_passes_and_is_counted_while_its_id_is_still_known(
+def test_duplicate_after_its_ttl_is_written_and_counted_while_its_id_is_still_stored(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     clock = ManualClock()
@@ -123,7 +123,7 @@ def test_repeat_after_its_ttl_passes_and_is_counted_while_its_id_is_still_known(
     assert ids(spark, tmp_path) == Counter({("a", 1): 2, ("a", 2): 1})
 
 
-def test_record_without_a_key_always_passes_and_is_counted(spark: SparkSession, tmp_path: Path) -> None:
+def test_record_with_a_null_key_is_always_written_and_counted(spark: SparkSession, tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [{"shop": None, "id": 1}, {"shop": "a", "id": None}, {"shop": "", "id": 1}]
     for batch in range(2):
         write(tmp_path, f"{batch}", rows + rows)
@@ -151,14 +151,14 @@ def test_id_is_unchanged_after_its_column_was_widened(spark: SparkSession, tmp_p
         )
         passed.append(result.counts["written.out"])
     assert passed == [5, 0, 0, 0]
-    wholes = spark.sql(
+    integers = spark.sql(
         "SELECT CAST(5 AS DECIMAL(9,2)) a, 5L b, CAST(1e-10 AS DECIMAL(20,10)) c, CAST(0 AS DECIMAL(38,38)) d, CAST(-10 AS DECIMAL(9,0)) e"
     )
-    texts = wholes.select(*[seen._text(wholes[f.name], f.dataType) for f in wholes.schema.fields]).first()
+    texts = integers.select(*[dedup_module._text(integers[f.name], f.dataType) for f in integers.schema.fields]).first()
     assert tuple(texts or ()) == ("5", "5", "0.0000000001", "0", "-10")
 
 
-def test_reprocessing_passes_the_same_records_again(spark: SparkSession, tmp_path: Path) -> None:
+def test_reprocessing_writes_the_same_records_again(spark: SparkSession, tmp_path: Path) -> None:
     for batch in range(3):
         write(tmp_path, f"{batch}", [{"shop": "a", "id": n, "n": batch} for n in range(batch, batch + 3)])
     run_batch(pipeline_in(tmp_path), run_key="all", drain=True)
@@ -170,21 +170,21 @@ def test_reprocessing_passes_the_same_records_again(spark: SparkSession, tmp_pat
 
 
 def test_reprocessing_with_other_records_keeps_each_id_once(spark: SparkSession, tmp_path: Path) -> None:
-    """The predicate decides here which records pass. After a fix of the source's options, more records are parsed, with the same effect."""
+    """The predicate selects the records here. A fix of the source's options, after which more records are parsed, has the same effect."""
 
     def run(run_key: str, where: str) -> dict[str, int]:
         return dict(run_batch(pipeline_in(tmp_path, where=where), run_key=run_key).counts)
 
     write(tmp_path, "0", [{"shop": "a", "id": id, "n": n} for id, n in ((7, 0), (8, 1), (5, 0))])
-    run("first", "n = 1")  # 8 passes
+    run("first", "n = 1")  # writes 8
     write(tmp_path, "1", [{"shop": "a", "id": 5, "n": 1}])
     run("second", "n = 1")
-    reprocess(pipeline_in(tmp_path, where="n = 0"), 0)  # 7 passes, 8 does not, and a later version let 5 pass
+    reprocess(pipeline_in(tmp_path, where="n = 0"), 0)  # writes 7 and not 8, and a later version wrote 5
     assert ids(spark, tmp_path) == Counter({("a", 7): 1, ("a", 5): 1})
     write(tmp_path, "2", [{"shop": "a", "id": id, "n": 0} for id in (7, 8, 5)])
     assert run("redelivery", "n = 0")["duplicates"] == 2
     assert ids(spark, tmp_path) == Counter({("a", n): 1 for n in (5, 7, 8)})
-    reprocess(pipeline_in(tmp_path, where="n = 1"), 0)  # 8 has passed in the redelivery
+    reprocess(pipeline_in(tmp_path, where="n = 1"), 0)  # the redelivery wrote 8
     assert ids(spark, tmp_path) == Counter({("a", n): 1 for n in (5, 8)})
     reprocess(pipeline_in(tmp_path, where="n = 0"), 0)
     assert ids(spark, tmp_path) == Counter({("a", n): 1 for n in (5, 7, 8)})

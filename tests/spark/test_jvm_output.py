@@ -13,17 +13,17 @@ CODE = """
 import os
 from airflow_provider_streamsem.spark.engine import SparkEngine
 session = SparkEngine(master="local[1]", conf={"spark.sql.shuffle.partitions": "1"}, logs_to_stdout=True).session()
-session.sparkContext._jvm.java.lang.System.err.println("said by the JVM")
-os.write(2, b"said by Python")
+session.sparkContext._jvm.java.lang.System.err.println("printed by the JVM")
+os.write(2, b"printed by Python")
 """
 
 
 def test_jvm_log_goes_to_standard_output_and_python_keeps_standard_error() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, timeout=120, check=True)
-    assert "said by the JVM" in done.stdout
-    assert "said by the JVM" not in done.stderr
+    assert "printed by the JVM" in done.stdout
+    assert "printed by the JVM" not in done.stderr
     assert "WARN" not in done.stderr
-    assert "said by Python" in done.stderr
+    assert "printed by Python" in done.stderr
 
 
 UNREAD = """
@@ -31,7 +31,7 @@ import os, sys
 from airflow_provider_streamsem.spark.engine import SparkEngine
 engine = SparkEngine(master="local[1]", conf={"spark.ui.enabled": "false"}, logs_to_stdout=True)
 engine.session()
-sys.stdin.readline()  # until nobody reads standard error any more
+sys.stdin.readline()  # until the reader of standard error has died
 sys.stderr = open(2, "w", closefd=False)  # as in a task of Airflow: text waits to be written
 sys.stderr.write("lost")
 for _ in range(2):

@@ -70,8 +70,8 @@ def test_rows_of_narrower_wider_and_untyped_batches_are_read_back_unchanged(
         files = [file.path for file in open_log(str(location.root / "log")).files()]
         types = {str(pyarrow.parquet.read_schema(path).field("n").type) for path in files[1:]}
         assert types == {"int64"}, "a narrower batch was not cast to the recorded type"
-        seen = duckdb.sql(f"SELECT id, n, f, d, late FROM read_parquet({files}, union_by_name=true) ORDER BY id")
-        assert seen.to_arrow_table().to_pylist() == FLAT_ROWS
+        by_duckdb = duckdb.sql(f"SELECT id, n, f, d, late FROM read_parquet({files}, union_by_name=true) ORDER BY id")
+        assert by_duckdb.to_arrow_table().to_pylist() == FLAT_ROWS
     location.check()
 
 
@@ -131,13 +131,13 @@ def test_values_that_the_recorded_type_cannot_hold_are_refused_before_staging(
     location: Location, spark: SparkSession
 ) -> None:
     run_each(location, "parquet", ["select 1 as id, 1 as n"])
-    for query, says in [
+    for query, message in [
         ("select 2 as id, 1.5D as n", "changed its type"),
         ("select 2 as id, 'one' as n", "changed its type"),
         ("select 2 as id", "columns of earlier batches are missing"),
         ("select 2 as id, 2 as n, array() as a", "elements of an array or map have no type"),
     ]:
-        with pytest.raises(DataError, match=says):
+        with pytest.raises(DataError, match=message):
             run_each(location, "parquet", [query])
         assert not (location.root / "out" / "data" / "1").exists()
     assert location.rows(spark) == [{"id": 1, "n": 1}]

@@ -1,4 +1,4 @@
-"""Batches on real Spark: every record is accounted for, the transform is evaluated once, errors name their cause."""
+"""Batches on real Spark: every record is counted, the transform is evaluated once, and errors name their cause."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def only_id(frame: DataFrame) -> DataFrame:
     return frame.select("id")
 
 
-def nothing(frame: DataFrame) -> DataFrame:
+def drop_all_rows(frame: DataFrame) -> DataFrame:
     return frame.where("1 = 0")
 
 
@@ -81,7 +81,7 @@ def ignored(frame: DataFrame) -> DataFrame:
 
 TRANSFORMS: list[tuple[Callable[[DataFrame], DataFrame], Callable[[int], int] | None]] = [
     (only_id, lambda n: n),
-    (nothing, lambda n: 0),
+    (drop_all_rows, lambda n: 0),
     (first_two, lambda n: 2),
     (counted_first, lambda n: n),
     (twice, lambda n: 2 * n),
@@ -96,7 +96,7 @@ TRANSFORMS: list[tuple[Callable[[DataFrame], DataFrame], Callable[[int], int] | 
 ]
 
 
-# CSV and JSON mark bad records alike. Text has none.
+# CSV and JSON mark bad records in the same way. Text has no bad records.
 CASES = [
     *(("json", *case) for case in TRANSFORMS),
     *(("text", *case) for case in TRANSFORMS),
@@ -216,7 +216,7 @@ def test_rows_filter_reconciles_the_rows_that_the_predicate_drops(location: Loca
     assert [row["id"] for row in location.rows(spark)] == [3, 4, 5, 6, 7]
 
 
-@pytest.mark.parametrize("transform", [first_two, twice, nothing], ids=lambda t: t.__name__)
+@pytest.mark.parametrize("transform", [first_two, twice, drop_all_rows], ids=lambda t: t.__name__)
 def test_I14_transform_that_breaks_its_declaration_commits_nothing(
     location: Location, transform: Callable[[DataFrame], DataFrame]
 ) -> None:
@@ -287,11 +287,11 @@ def test_transform_with_an_invalid_return_value_is_reported(
 def test_transform_that_raises_fails_the_stage_and_its_message_is_not_quoted(location: Location) -> None:
     location.put("a.json", "\n".join(GOOD_JSON))
 
-    def fails(frame: DataFrame) -> DataFrame:
+    def fail(frame: DataFrame) -> DataFrame:
         raise RuntimeError("password=hunter2")
 
     with pytest.raises(StageError) as caught:
-        location.run(location.pipeline(source=JSON, transform=fails))
+        location.run(location.pipeline(source=JSON, transform=fail))
     assert "hunter2" not in str(caught.value)
     assert "RuntimeError" in str(caught.value)
 
@@ -326,13 +326,13 @@ def test_added_columns_are_recorded_and_changed_types_refused(location: Location
 def test_file_that_grows_while_it_is_read_discards_the_attempt(location: Location) -> None:
     path = location.put("a.json", '{"id": 1, "name": "a"}\n')
 
-    def appends(frame: DataFrame) -> DataFrame:
+    def append_line(frame: DataFrame) -> DataFrame:
         with path.open("a") as file:
             file.write('{"id": 2, "name": "b"}\n')
         return frame
 
     with pytest.raises(SourceChangedError, match=r"a\.json"):
-        location.run(location.pipeline(source=JSON, transform=appends))
+        location.run(location.pipeline(source=JSON, transform=append_line))
 
 
 def test_errors_about_records_name_a_file(location: Location) -> None:
@@ -341,16 +341,16 @@ def test_errors_about_records_name_a_file(location: Location) -> None:
         location.run(location.pipeline(source=JSON, limits=Limits(max_quarantined=1)))
     assert caught.value.fields["first_file"] == str(path)
 
-    def fails(frame: DataFrame) -> DataFrame:
+    def fail(frame: DataFrame) -> DataFrame:
         raise RuntimeError
 
     with pytest.raises(StageError) as stage:
-        location.run(location.pipeline(source=JSON, transform=fails))
+        location.run(location.pipeline(source=JSON, transform=fail))
     assert (stage.value.fields["files"], stage.value.fields["first_file"]) == (1, "a.json")
 
 
 def test_session_of_an_attempt_is_not_mistaken_for_the_users_session(spark: SparkSession) -> None:
-    """pyspark keeps one active session for the whole process. An attempt in another thread may have set it."""
+    """PySpark has one active session for the whole process. An attempt in another thread may have set it."""
     with gateway.cloned(spark, {"spark.sql.session.timeZone": "Asia/Kathmandu"}) as attempt:
         assert SparkSession.getActiveSession() is attempt
         assert SparkEngine().session() is spark

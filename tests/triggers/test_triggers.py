@@ -75,18 +75,18 @@ TRIGGERS: dict[str, Callable[[PipelineFixture], Any]] = {
 def test_slow_source_does_not_block_the_triggerers_loop(
     fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch, kind: str, where: str
 ) -> None:
-    """Airflow's own watchdog runs beside the trigger. It must report a trigger that checks on the loop itself."""
+    """Airflow's watchdog runs beside the trigger. It must report a trigger that checks on the loop itself."""
     from airflow.jobs.triggerer_job_runner import TriggerRunner
 
     listing = FilesSource.listing
     monkeypatch.setattr(FilesSource, "listing", lambda *given: (time.sleep(2), listing(*given))[1])
     if where == "on the loop":
 
-        async def at_once(question: Any) -> Any:
+        async def call_on_loop(question: Any) -> Any:
             return question()
 
         for module in ("condition", "offsets"):
-            monkeypatch.setattr(f"airflow_provider_streamsem.triggers.{module}.in_thread", at_once)
+            monkeypatch.setattr(f"airflow_provider_streamsem.triggers.{module}.in_thread", call_on_loop)
     fixture.run("first")
     fixture.arrive(1)
     warned: list[str] = []
@@ -103,7 +103,7 @@ def test_slow_source_does_not_block_the_triggerers_loop(
             gaps.append(time.monotonic() - last)
             last = time.monotonic()
 
-    async def peek() -> Any:
+    async def observe() -> Any:
         runner = TriggerRunner()
         runner.log = Log()
         runner.blocked_main_thread_warning_threshold = (
@@ -118,7 +118,7 @@ def test_slow_source_does_not_block_the_triggerers_loop(
         others[0].cancel()
         return event
 
-    assert asyncio.run(peek()).payload
+    assert asyncio.run(observe()).payload
     assert bool(warned) == (where == "on the loop"), warned
     assert (max(gaps) > 1.0) == (where == "on the loop")
 
@@ -128,15 +128,15 @@ def test_checks_run_one_at_a_time_and_never_on_the_event_loop_thread(
     fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     fixture.run("first")
-    asking, most, threads = [0], [0], set()
+    active_checks, most, threads = [0], [0], set()
     listing = FilesSource.listing
 
     def counted(*given: Any) -> Any:
-        asking[0] += 1
-        most[0] = max(most[0], asking[0])
+        active_checks[0] += 1
+        most[0] = max(most[0], active_checks[0])
         threads.add(threading.get_ident())
         time.sleep(0.05)
-        asking[0] -= 1
+        active_checks[0] -= 1
         return listing(*given)
 
     monkeypatch.setattr(FilesSource, "listing", counted)
@@ -154,8 +154,8 @@ def test_cancelled_trigger_ends_while_its_check_hangs(
     fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     fixture.run("first")
-    answered = threading.Event()
-    monkeypatch.setattr(FilesSource, "listing", lambda *given: answered.wait(10) and [])
+    released = threading.Event()
+    monkeypatch.setattr(FilesSource, "listing", lambda *given: released.wait(10) and [])
 
     async def cancel() -> float:
         task = asyncio.ensure_future(anext(from_database(TRIGGERS[kind](fixture)).run()))
@@ -164,14 +164,14 @@ def test_cancelled_trigger_ends_while_its_check_hangs(
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        answered.set()
+        released.set()
         return time.monotonic() - before
 
     assert asyncio.run(cancel()) < 1
 
 
 def test_paths_and_arguments_of_triggers_stay_compatible(fixture: PipelineFixture) -> None:
-    """Airflow's database stores them with every deferred task and every watcher. A newer release must still read them."""
+    """Airflow's database stores them with every deferred task and every watcher. A newer release must be able to read them."""
     stored = json.dumps(
         {
             "format": 1, "name": "world", "log": fixture.store.url, "limits": {"max_files": 2, "min_rows": 1, "max_delay_s": 300},
@@ -183,7 +183,7 @@ def test_paths_and_arguments_of_triggers_stay_compatible(fixture: PipelineFixtur
     assert path == "airflow_provider_streamsem.triggers.offsets.OffsetRangeTrigger"
     assert set(arguments) == {"pipeline", "poll_interval_s"}
     assert json.loads(arguments["pipeline"])["limits"]["max_delay_s"] == 300
-    fixture.run("makes the log")
+    fixture.run("creates the log")
     fixture.arrive(1)
     with listening(OffsetRangeTrigger(pipeline=stored, poll_interval_s=30.0)) as listener:
         event = listener.next()
@@ -233,7 +233,7 @@ def test_watchers_share_a_hash_only_if_they_watch_one_pipeline(fixture: Pipeline
         ({"pipeline": "/nowhere.toml"}, "cannot be read"),
     ],
 )
-def test_invalid_arguments_of_a_watcher_are_named_when_the_dag_is_parsed(
+def test_invalid_arguments_of_a_watcher_are_reported_when_the_dag_is_parsed(
     fixture: PipelineFixture, arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InvalidError, match=message):
@@ -247,12 +247,12 @@ def test_templates_in_a_watcher_are_refused(fixture: PipelineFixture) -> None:
 
 
 def run_now(fixture: PipelineFixture, run_key: str, *, drain: bool = False) -> None:
-    """Run a batch on the system's clock, as the trigger does. By the fixture's clock, a check during the run would treat it as long dead."""
+    """Run a batch with the system clock, as the trigger does. With the clock of the fixture, a check during the run would treat the run as dead."""
     run_batch(fixture.pipeline(), run_key=run_key, drain=drain, engine=RowsEngine())
 
 
 def test_one_event_for_each_bounded_range(fixture: PipelineFixture) -> None:
-    fixture.run("makes the log")
+    fixture.run("creates the log")
     with listening(watch(fixture.pipeline())) as listener:
         assert listener.next(0.3) is None
         fixture.arrive(4)
@@ -272,7 +272,7 @@ def test_one_event_for_each_bounded_range(fixture: PipelineFixture) -> None:
 
 
 def test_drain_is_one_event_and_later_files_are_the_next(fixture: PipelineFixture) -> None:
-    fixture.run("makes the log")
+    fixture.run("creates the log")
     fixture.arrive(6)
     with listening(watch(fixture.pipeline())) as listener:
         assert listener.next() is not None
@@ -285,20 +285,20 @@ def test_drain_is_one_event_and_later_files_are_the_next(fixture: PipelineFixtur
 
 
 def test_restarted_trigger_emits_only_unplanned_ranges_again(fixture: PipelineFixture) -> None:
-    fixture.run("makes the log")
+    fixture.run("creates the log")
     fixture.arrive(2)
     for _ in range(2):
         with listening(watch(fixture.pipeline())) as listener:
             event = listener.next()
             assert event is not None
             assert event["ranges"] == {"files": [0, 2]}
-    fixture.run("takes it")
+    fixture.run("reads the files")
     with listening(watch(fixture.pipeline())) as listener:
         assert listener.next(0.3) is None
 
 
-def test_event_that_nobody_acted_on_is_emitted_again_after_max_wait(fixture: PipelineFixture) -> None:
-    fixture.run("makes the log")
+def test_event_that_started_no_run_is_emitted_again_after_max_wait(fixture: PipelineFixture) -> None:
+    fixture.run("creates the log")
     fixture.arrive(2)
     with listening(watch(fixture.pipeline(), min_rows=1, max_wait=1)) as listener:
         first = listener.next()
@@ -331,15 +331,15 @@ def test_pipeline_without_a_log_is_emitted_once(fixture: PipelineFixture) -> Non
         assert event is not None
         assert (event["is_new"], event["ranges"]) == (True, {})
         assert listener.next(0.3) is None
-        fixture.run("makes the log")
+        fixture.run("creates the log")
         fixture.arrive(1)
         event = listener.next()
         assert event is not None
         assert (event["is_new"], event["ranges"]) == (False, {"files": [0, 1]})
 
 
-def test_error_that_only_a_user_can_fix_is_one_event(fixture: PipelineFixture) -> None:
-    fixture.run("makes the log")
+def test_permanent_error_is_emitted_as_one_event(fixture: PipelineFixture) -> None:
+    fixture.run("creates the log")
     fixture.arrive(2)
     planner = fixture.planner()
     planner.poll(None)
@@ -359,18 +359,18 @@ def test_error_that_only_a_user_can_fix_is_one_event(fixture: PipelineFixture) -
         assert event["ranges"] == {"files": [0, 2]}
 
 
-@pytest.mark.parametrize("error", [UnavailableError("no answer"), RuntimeError("a bug")])
+@pytest.mark.parametrize("error", [UnavailableError("no reply"), RuntimeError("a bug")])
 def test_failed_check_is_repeated(fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    fixture.run("makes the log")
+    fixture.run("creates the log")
     fixture.arrive(1)
     listing, failures = FilesSource.listing, [error, error]
 
-    def fails_twice(*given: Any) -> Any:
+    def fail_twice(*given: Any) -> Any:
         if failures:
             raise failures.pop()
         return listing(*given)
 
-    monkeypatch.setattr(FilesSource, "listing", fails_twice)
+    monkeypatch.setattr(FilesSource, "listing", fail_twice)
     with listening(watch(fixture.pipeline())) as listener:
         event = listener.next()
         assert event is not None
@@ -378,7 +378,7 @@ def test_failed_check_is_repeated(fixture: PipelineFixture, monkeypatch: pytest.
 
 
 def test_deferred_condition_ends_with_its_finding(fixture: PipelineFixture) -> None:
-    fixture.run("makes the log")
+    fixture.run("creates the log")
     with listening(TRIGGERS["condition"](fixture)) as listener:
         assert listener.next(0.5) is None
         fixture.arrive(1)
@@ -391,57 +391,61 @@ def test_deferred_condition_ends_with_its_finding(fixture: PipelineFixture) -> N
 def test_errors_of_a_deferred_condition_are_emitted_with_their_fields_and_without_their_cause(
     fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*given: Any) -> Any:
-        raise UnavailableError("no answer", location="p", tries=(1, 2)) from RuntimeError("password=secret")
+    def fail(*given: Any) -> Any:
+        raise UnavailableError("no reply", location="p", tries=(1, 2)) from RuntimeError("password=secret")
 
-    monkeypatch.setattr(FilesSource, "listing", fails)
-    made = to_text(OffsetsAvailable(pipeline=fixture.pipeline()))
-    with listening(ConditionTrigger(made, 0.02)) as listener:
+    monkeypatch.setattr(FilesSource, "listing", fail)
+    condition = to_text(OffsetsAvailable(pipeline=fixture.pipeline()))
+    with listening(ConditionTrigger(condition, 0.02)) as listener:
         event = listener.next()
-    assert event == {"error": "UnavailableError", "truth": "no answer", "fields": {"location": "p", "tries": "(1, 2)"}}
-    with listening(ConditionTrigger(made, 0.02, is_patient=True)) as listener:
+    assert event == {"error": "UnavailableError", "truth": "no reply", "fields": {"location": "p", "tries": "(1, 2)"}}
+    with listening(ConditionTrigger(condition, 0.02, is_patient=True)) as listener:
         assert listener.next(0.5) is None
 
 
-def test_airflow_connections_are_found_in_the_thread_too(
+def test_airflow_connections_are_resolved_in_the_thread(
     fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from airflow_provider_streamsem.connections import connection
 
-    monkeypatch.setenv("AIRFLOW_CONN_MINE", '{"conn_type": "kafka", "host": "h"}')
+    monkeypatch.setenv("AIRFLOW_CONN_BROKER", '{"conn_type": "kafka", "host": "h"}')
     looked_up = []
     real = condition_module.airflow_connection
     monkeypatch.setattr(condition_module, "airflow_connection", lambda name: (looked_up.append(name), real(name))[1])
-    found = asyncio.run(condition_module.in_thread(lambda: connection("mine")))
-    assert (found.host, looked_up) == ("h", ["mine"])
+    found = asyncio.run(condition_module.in_thread(lambda: connection("broker")))
+    assert (found.host, looked_up) == ("h", ["broker"])
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_lost_duplicated_and_reordered_events_change_nothing(
     fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """A watcher dies at random, a scheduler loses, duplicates and reorders its events, and runs die. Still each range is read once, and none is missed."""
+    """
+    A watcher dies at random, a scheduler loses, duplicates and reorders its events, and runs die.
+
+    Each range is still read exactly once.
+    """
     from airflow_provider_streamsem import MicroBatchOperator
     from airflow_provider_streamsem.spark import engine as spark
     from tests.operators.test_airflow import context
 
     chance = random.Random(seed)
-    dies = [False]
+    is_dying = [False]
 
     def step(name: str) -> None:
-        if dies[0] and name == "staged":
+        if is_dying[0] and name == "staged":
             raise Crash
 
     monkeypatch.setattr(spark, "SparkEngine", lambda **given: RowsEngine(step))
     spec = fixture.pipeline(limits=Limits(max_files=2))
     runs, events, underway = count(), 0, []
 
-    def act() -> None:
+    def run_dag() -> None:
         """Run a DAG run that an event started. Retry it until it succeeds or its retries are used up."""
         task = MicroBatchOperator(task_id="t", pipeline=spec, drain=chance.random() < 0.5)
         run_id = f"asset_triggered__{next(runs)}"
         for attempt in range(1, 3):
-            dies[0] = chance.random() < 0.3
+            is_dying[0] = chance.random() < 0.3
             try:
                 task.execute(context(run_id=run_id, try_number=attempt))
                 return
@@ -464,12 +468,12 @@ def test_lost_duplicated_and_reordered_events_change_nothing(
                 chance.shuffle(underway)
                 while underway and chance.random() < 0.6:
                     underway.pop()
-                    act()
+                    run_dag()
     chance.random = lambda: 1.0  # type: ignore[method-assign]  # no process dies from here on
     with listening(watch(spec, min_rows=1, max_wait=1)) as listener:
-        while lag(spec).lag:  # events that nobody acted on are emitted again, until there is no lag
+        while lag(spec).lag:  # events that started no run are emitted again, until there is no lag
             assert receive(listener, 20)
-            act()
+            run_dag()
     assert events
     fixture.check()
     read = [(outcome.version, plan.ranges["files"]) for outcome, plan in committed(fixture)]
@@ -485,7 +489,7 @@ def committed(fixture: PipelineFixture) -> list[Any]:
     return found
 
 
-def test_trigger_uses_the_pipelines_limits_unless_it_is_given_others(tmp_path: Path) -> None:
+def test_arguments_of_a_trigger_override_the_limits_of_its_pipeline(tmp_path: Path) -> None:
     from airflow_provider_streamsem import Limits
     from airflow_provider_streamsem.readers.conditions import of_spec_text
 
