@@ -72,7 +72,7 @@ TABLES: dict[str, list[Row]] = {
             "Spark lacks a package: Kafka, Avro, `hadoop-aws`",
             InvalidError,
             '`spark_packages="auto"`, or the setting that the message names ([Spark packages](../how-to/spark-packages.md))',
-            "spark/test_spark_packages.py::test_missing_package_is_named_before_anything_is_read",
+            "spark/test_spark_packages.py::test_missing_package_is_reported_before_anything_is_read",
         ),
         Row(
             "`spark-submit` cannot start",
@@ -110,7 +110,7 @@ TABLES: dict[str, list[Row]] = {
             "a connection cannot be read",
             InvalidError,
             "correct the connection",
-            "connectors/kafka/test_source.py::test_invalid_connection_is_named_and_its_text_is_not_quoted",
+            "connectors/kafka/test_source.py::test_invalid_connection_is_reported_without_its_text",
         ),
         Row(
             "the source, sink or key columns were changed under an existing log",
@@ -174,7 +174,7 @@ TABLES: dict[str, list[Row]] = {
             "brokers do not answer",
             UnavailableError,
             "check the addresses in the message, and the network",
-            "connectors/kafka/test_source.py::test_unreachable_brokers_are_named",
+            "connectors/kafka/test_source.py::test_unreachable_brokers_are_reported_by_address",
         ),
         Row(
             "the directory of a files source does not exist",
@@ -222,7 +222,7 @@ TABLES: dict[str, list[Row]] = {
             "a Parquet or ORC file is damaged",
             DataError,
             'put a good copy into the source under another name, delete the damaged file, and set `on_data_loss="record_gap"`',
-            "connectors/files/test_formats.py::test_corrupt_columnar_file_fails_the_batch_and_is_named",
+            "connectors/files/test_formats.py::test_corrupt_columnar_file_fails_the_batch_and_is_reported_by_name",
         ),
         Row(
             "more bad records than `max_quarantined`",
@@ -260,7 +260,7 @@ TABLES: dict[str, list[Row]] = {
             "Spark cannot write below the path of a sink",
             StoreRefusedError,
             "give Spark's user the right to write there",
-            "spark/test_causes.py::test_location_that_spark_cannot_write_to_is_named_and_not_retried",
+            "spark/test_causes.py::test_location_that_spark_cannot_write_to_is_reported_and_not_retried",
         ),
     ],
     "Sinks outside the log, and recovery": [

@@ -1,4 +1,4 @@
-"""The rules of the house, held by tests: layers, sans-IO, sizes, names, errors, documents."""
+"""Rules of the code base: layers, sans-IO protocol, sizes, names, errors and documents."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ TREES = {path: ast.parse(text) for path, text in TEXT.items()}
 PROTOCOL = (ROOT / "docs" / "PROTOCOL.md").read_text()
 
 
-def test_imports_point_down() -> None:
+def test_imports_follow_the_layers() -> None:
     done = subprocess.run(
         [str(Path(sys.executable).with_name("lint-imports"))], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout
 
 
-def test_the_protocol_opens_and_prints_nothing() -> None:
+def test_protocol_does_no_io() -> None:
     banned = {"open", "print", "input", "hash", "id", "eval", "exec", "compile", "__import__"}
     for path in (PACKAGE / "protocol").glob("*.py"):
         called = {
@@ -44,18 +44,19 @@ def test_the_protocol_opens_and_prints_nothing() -> None:
 
 def test_files_and_functions_are_short_and_take_few_parameters() -> None:
     for path, tree in TREES.items():
-        assert len(TEXT[path].splitlines()) <= 700, path  # a guide: a file with one job may be longer than 400
+        # A guideline: a file with one purpose may have more than 400 lines.
+        assert len(TEXT[path].splitlines()) <= 700, path
         for node in ast.walk(tree):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 assert node.end_lineno is not None
                 assert node.end_lineno - node.lineno < 60, f"{path}:{node.name}"
                 parameters = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-                # An operator's arguments are what a DAG says of it; those of Airflow's own are more.
+                # The arguments of an operator are its interface to a DAG. Airflow's own operators have more.
                 most = 12 if path.parent.name == "operators" and node.name == "__init__" else 8
                 assert len([p for p in parameters if p.arg not in ("self", "cls")]) <= most, f"{path}:{node.name}"
 
 
-def test_no_module_has_a_name_that_says_nothing() -> None:
+def test_no_module_has_a_generic_name() -> None:
     for path in FILES:
         assert not re.fullmatch(r"(utils?|helpers?|common|core|base_?.*|.*_?managers?)", path.stem), path
 
@@ -66,12 +67,12 @@ def test_nothing_is_unpickled_or_evaluated() -> None:
             if isinstance(node, (ast.Import, ast.ImportFrom)):
                 names = [a.name for a in node.names] + [getattr(node, "module", "") or ""]
                 found = {"pickle", "cloudpickle", "marshal", "shelve"} & set(names)
-                # Spark's own pickler is told what to send; nothing is read with it.
+                # This module only tells Spark's pickler which modules to send by value. It loads nothing.
                 assert not found or (path.name, found) == ("shipping.py", {"cloudpickle"}), path
     assert not re.search(r"cloudpickle\.(load|dump)", TEXT[PACKAGE / "spark" / "shipping.py"])
 
 
-def test_public_names_are_those_the_package_lists() -> None:
+def test_public_names_equal_the_names_of_the_package() -> None:
     table = airflow_provider_streamsem._NAMES
     assert sorted(airflow_provider_streamsem.__all__) == sorted(["__version__", *table])
     for name, module in table.items():
@@ -100,24 +101,24 @@ ERRORS = [
 
 
 @pytest.mark.parametrize("cls", ERRORS, ids=lambda cls: cls.__name__)
-def test_every_error_says_what_is_true_now_and_what_to_do(cls: type[errors.StreamsemError]) -> None:
+def test_every_error_states_its_effect_and_what_to_do(cls: type[errors.StreamsemError]) -> None:
     assert cls.__name__.endswith("Error")
     assert isinstance(cls.retryable, bool)
     assert re.search(r"othing|written|visible|stays|void|unknown|Nothing", cls.__doc__ or ""), (
-        "its docstring says what is true of what was written"
+        "the docstring must state what was written"
     )
-    said = str(cls("a thing is so", key="k"))
-    assert said == f"a thing is so key='k'. Do: {cls.do}"
+    text = str(cls("something failed", key="k"))
+    assert text == f"something failed key='k'. Do: {cls.do}"
     assert cls.do.endswith(".")
     assert not cls.do[0].isupper()
 
 
-def test_the_base_error_is_never_raised_itself() -> None:
+def test_base_error_cannot_be_raised() -> None:
     with pytest.raises(TypeError, match="subclasses"):
         errors.StreamsemError("x")
 
 
-def test_every_error_that_is_raised_is_in_the_tree_or_says_that_it_stays_inside() -> None:
+def test_every_raised_error_is_public_or_marked_as_internal() -> None:
     allowed = {cls.__name__ for cls in ERRORS} | {
         "UnknownAnswerError",
         "Crash",
@@ -125,7 +126,7 @@ def test_every_error_that_is_raised_is_in_the_tree_or_says_that_it_stays_inside(
         "ValueError",
         "AttributeError",
         "NotImplementedError",
-        "AssertionError",  # of what users call in their tests
+        "AssertionError",  # raised by functions that users call in their tests
     }
     for path, tree in TREES.items():
         for node in ast.walk(tree):
@@ -143,7 +144,7 @@ def test_every_invariant_of_the_protocol_is_tested_or_reserved() -> None:
         assert re.search(rf"\b(test_)?{name}\b|test_{name}_|\"{name}\"", tests), f"{name} is not tested"
 
 
-def test_every_id_that_the_code_cites_is_in_the_protocol() -> None:
+def test_every_rule_id_in_the_code_is_in_the_protocol() -> None:
     defined = set(re.findall(r"\*\*([WRVD]\d+)\*\*", PROTOCOL)) | {f"I{n}" for n in range(1, 21)}
     for path, text in TEXT.items():
         for cited in re.findall(r"\(([WRVDI]\d+)[,)]", text):
@@ -158,7 +159,7 @@ def test_readme_commands_are_targets_of_the_makefile() -> None:
     assert len(targets) <= 11
 
 
-def test_no_file_names_a_download_address() -> None:
+def test_build_files_contain_no_download_url() -> None:
     for name in ("constraints.txt", "pyproject.toml", "Makefile", ".ci/run"):
         assert not re.search(r"https?://", (ROOT / name).read_text()), name
 
@@ -169,7 +170,7 @@ def test_spark_packages_are_pinned_to_one_version() -> None:
 
 
 def test_wheel_has_every_page_and_example_dag() -> None:
-    """A deployment has the wheel alone, and messages name pages."""
+    """A deployment has only the wheel, and messages name pages."""
     tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     given = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["data-files"]
     shipped = {file.relative_to(ROOT) for patterns in given.values() for p in patterns for file in ROOT.glob(p)}
@@ -179,13 +180,13 @@ def test_wheel_has_every_page_and_example_dag() -> None:
     for location, patterns in given.items():
         for pattern in patterns:
             assert str(Path(pattern).parent) in (location.partition("streamsem/")[2] or "."), (
-                "links between pages keep working"
+                "links between pages must work in the wheel"
             )
 
 
 @pytest.mark.parametrize("kind", ["sources", "sinks"])
 def test_every_connector_has_the_members_of_its_interface(kind: registry.Kind) -> None:
-    """mypy compares a class with its interface only where an instance is assigned to it."""
+    """mypy compares a class with its interface only if an instance is assigned to it."""
     for name in registry.names(kind):
         connector = registry.lookup(kind, name)
         interface = (

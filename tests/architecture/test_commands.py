@@ -1,4 +1,4 @@
-"""The commands that README and docs name exist and start."""
+"""The commands in README and docs exist and start."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ ROOT = Path(__file__).parents[2]
 PAGES = "\n".join(page.read_text() for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))])
 
 
-def test_every_benchmark_that_a_page_names_can_be_run() -> None:
+def test_every_benchmark_named_by_a_page_exists() -> None:
     named = set(re.findall(r"make bench ARGS=(\w+)", PAGES))
     assert {"kafka", "delta", "dedup"} <= named
     for name in named:
         assert name in PARTS or callable(import_module(f"benchmarks.{name}").main), name
 
 
-def test_benchmarks_run_from_the_root_of_a_clone_and_name_their_parts() -> None:
+def test_benchmarks_run_from_the_root_of_a_clone_and_refuse_unknown_parts() -> None:
     command = subprocess.run(
         ["make", "-n", "bench", "ARGS=kafka"], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -38,16 +38,16 @@ def test_benchmarks_run_from_the_root_of_a_clone_and_name_their_parts() -> None:
     assert "unknown parts: kafkaa" in refused.stderr
 
 
-def test_benchmarks_of_the_log_run_to_their_end(capsys: pytest.CaptureFixture[str]) -> None:
+def test_benchmarks_of_the_log_complete(capsys: pytest.CaptureFixture[str]) -> None:
     growth((100,))
     vacuum_costs((100, 300))
-    told = [line.split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
-    batch, small, large = ([cell.strip() for cell in row] for row in told)
+    rows = [line.split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    batch, small, large = ([cell.strip() for cell in row] for row in rows)
     assert batch[1:3] == ["100", "10"], "log requests of a single batch"
-    assert small[4] == large[4] == "6", "requests of a vacuum that has looked at all versions"
+    assert small[4] == large[4] == "6", "requests of a vacuum that has inspected all versions"
 
 
-def test_program_that_is_ended_by_sigterm_leaves_no_server_behind(tmp_path: Path) -> None:
+def test_program_ended_by_sigterm_stops_its_servers(tmp_path: Path) -> None:
     port = free_port()
     program = (
         "import sys, time; from pathlib import Path\n"

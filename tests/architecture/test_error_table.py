@@ -1,4 +1,4 @@
-"""The page of errors is what its table makes, and a test meets each cause."""
+"""The errors page equals its table, and a test covers each cause."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ TESTS = Path(__file__).parents[1]
 ROWS = [row for rows in error_table.TABLES.values() for row in rows]
 
 
-def test_page_is_what_the_table_makes() -> None:
+def test_page_equals_the_table() -> None:
     assert error_table.PAGE.read_text() == error_table.page(), "python -m tools.error_table"
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.test.partition("::")[2] for row in ROWS])
-def test_test_of_a_cause_expects_its_error(row: Row) -> None:
+def test_named_test_of_a_cause_expects_its_error(row: Row) -> None:
     file, _, name = row.test.partition("::")
     text = (TESTS / file).read_text()
     functions = {node.name: node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}

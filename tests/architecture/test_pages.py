@@ -1,4 +1,4 @@
-"""What README and docs show is true of the code: drawings are current, Python and TOML on the pages is accepted."""
+"""README and docs match the code: drawings are current, and the Python and TOML on the pages is accepted."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def blocks(page: Path, language: str) -> list[str]:
     return [textwrap.dedent(code) for _, code in found]
 
 
-def test_drawing_of_the_states_is_that_of_the_protocols_table() -> None:
+def test_drawing_of_the_states_equals_the_table_of_the_protocol() -> None:
     assert life_of_a_batch.PAGE.read_text() == life_of_a_batch.drawing()
 
 
@@ -42,14 +42,14 @@ PYTHON = [(page, n) for page in PAGES for n in range(len(blocks(page, "python"))
 
 @pytest.mark.parametrize(("page", "n"), PYTHON, ids=lambda value: value.stem if isinstance(value, Path) else str(value))
 def test_python_of_a_page_is_accepted(page: Path, n: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks that import the package are run: pipelines and DAGs are built. Others are only compiled."""
+    """Blocks that import the package are executed, so pipelines and DAGs are created. Other blocks are only compiled."""
     code = compile(blocks(page, "python")[n], str(page), "exec")
     text = blocks(page, "python")[n]
-    # Pages name the pipeline of the README, and do not run it.
-    is_whole = "from airflow_provider_streamsem" in text and "(..." not in text and "def test_" not in text
-    if is_whole and not re.search(r"^from (dags\.|orders |my_)|^read_(committed|state)\(spark", text, re.MULTILINE):
+    # Pages refer to the pipeline of the README and do not run it.
+    is_complete = "from airflow_provider_streamsem" in text and "(..." not in text and "def test_" not in text
+    if is_complete and not re.search(r"^from (dags\.|orders |my_)|^read_(committed|state)\(spark", text, re.MULTILINE):
         monkeypatch.setitem(os.environ, "AIRFLOW_HOME", str(tmp_path / "airflow"))
-        # Not in its own module: a module that the page imports first would keep the replacement.
+        # The replacement is not set in the defining module, because modules imported by the page would keep it.
         monkeypatch.setattr(airflow_provider_streamsem, "run_batch", lambda pipeline, *, run_key: None)
         exec(code, {"__name__": "page", "ORDERS": ORDERS, "pipeline": ORDERS})
 
@@ -59,7 +59,7 @@ TOML = [(page, n) for page in PAGES for n in range(len(blocks(page, "toml")))]
 
 @pytest.mark.parametrize(("page", "n"), TOML, ids=lambda value: value.stem if isinstance(value, Path) else str(value))
 def test_toml_of_a_page_is_accepted(page: Path, n: int) -> None:
-    """A block with a source and sinks is a pipeline; others are parts of one."""
+    """A block with a name and sinks is a pipeline. Other blocks are parts of one."""
     spec = tomllib.loads(blocks(page, "toml")[n])
     if {"name", "sinks"} <= {*spec}:
         spec.pop("spark_conf", None)

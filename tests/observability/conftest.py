@@ -1,4 +1,4 @@
-"""Fixtures of the tests of a run's events, statistics, spans, links and lineage."""
+"""Fixtures of the observability tests."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def fixture(tmp_path: Path) -> PipelineFixture:
 @pytest.fixture
 def disk_fixture(tmp_path: Path) -> PipelineFixture:
     """Create three files, and a log that an operator can open by its URL."""
-    made = PipelineFixture(tmp_path, store=LocalStore(str(tmp_path / "log")))
-    made.arrive(3)
-    return made
+    fixture = PipelineFixture(tmp_path, store=LocalStore(str(tmp_path / "log")))
+    fixture.arrive(3)
+    return fixture
 
 
 class Ti(SimpleNamespace):
-    """A task instance that keeps the values pushed to XCom."""
+    """A task instance that stores the values pushed to XCom."""
 
     dag_id, task_id, run_id, map_index, max_tries = "d", "t", "r", -1, 0
 
@@ -51,10 +51,10 @@ def execute(disk_fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch) -> C
     def run(*, fails: bool = False, **arguments: Any) -> tuple[Any, Ti]:
         from airflow_provider_streamsem import MicroBatchOperator
 
-        made = MicroBatchOperator(task_id="t", pipeline=disk_fixture.pipeline(**arguments), drain=True)
+        operator = MicroBatchOperator(task_id="t", pipeline=disk_fixture.pipeline(**arguments), drain=True)
         ti = Ti(pushed=[])
         with suppress(Exception) if fails else nullcontext():
-            made.execute({"ti": ti})
-        return made, ti
+            operator.execute({"ti": ti})
+        return operator, ti
 
     return run

@@ -1,4 +1,4 @@
-"""Checks OpenLineage events against the published schema, in the form of the classes that its client generates from the schema."""
+"""Checks OpenLineage events against the published schema, using the classes that the OpenLineage client generates from it."""
 
 from __future__ import annotations
 

@@ -39,8 +39,8 @@ def extracted(operator: Any, when: str) -> Any:
 def test_finished_run_names_its_datasets_with_statistics_and_batches(
     disk_fixture: PipelineFixture, execute: Callable[..., Any]
 ) -> None:
-    made, _ = execute()
-    sent = check_event(extracted(made, "complete"))
+    executed, _ = execute()
+    sent = check_event(extracted(executed, "complete"))
     assert [(d["namespace"], d["name"]) for d in sent["inputs"]] == [("file", str(disk_fixture.root / "in"))]
     (output,) = sent["outputs"]
     files = disk_fixture.opened().files()
@@ -58,7 +58,7 @@ def test_finished_run_names_its_datasets_with_statistics_and_batches(
     ]
 
 
-def test_cleared_task_that_only_returns_its_result_counts_no_row_again(execute: Callable[..., Any]) -> None:
+def test_cleared_task_that_returns_its_stored_result_counts_no_rows(execute: Callable[..., Any]) -> None:
     execute()
     cleared, _ = execute()
     sent = check_event(extracted(cleared, "complete"))
@@ -96,19 +96,19 @@ def test_long_drain_keeps_its_newest_batches_and_the_sum_of_all(
 
 
 def test_failed_run_names_the_version_that_it_left_open(execute: Callable[..., Any]) -> None:
-    def fails(rows: list[Any]) -> list[Any]:
+    def fail(rows: list[Any]) -> list[Any]:
         raise DataError("the rows do not fit; nothing became visible")
 
-    made, _ = execute(transform=fails, fails=True)
-    facet = check_event(extracted(made, "failure"))["run"]["facets"]["streamsem_batches"]
+    executed, _ = execute(transform=fail, fails=True)
+    facet = check_event(extracted(executed, "failure"))["run"]["facets"]["streamsem_batches"]
     assert facet["status"] == "failed"
     assert facet["batches"] == [{"version": 0, "ranges": {"files": [0, 2]}, "result": "open"}]
 
 
-def test_lineage_before_the_run_comes_from_the_spec_alone(disk_fixture: PipelineFixture) -> None:
+def test_lineage_before_the_run_is_derived_from_the_spec(disk_fixture: PipelineFixture) -> None:
     def before(**changes: Any) -> list[tuple[str, str]]:
-        made = MicroBatchOperator(task_id="t", pipeline=disk_fixture.pipeline(**changes))
-        sent = check_event(extracted(made, "start"))
+        executed = MicroBatchOperator(task_id="t", pipeline=disk_fixture.pipeline(**changes))
+        sent = check_event(extracted(executed, "start"))
         assert [d["name"] for d in sent["outputs"]] == [str(disk_fixture.root / "out")]
         return [(d["namespace"], d["name"]) for d in sent["inputs"]]
 
@@ -120,7 +120,7 @@ def test_lineage_before_the_run_comes_from_the_spec_alone(disk_fixture: Pipeline
     assert before(source=templated) == []
 
 
-def test_topics_of_a_pattern_are_those_that_were_read() -> None:
+def test_lineage_of_a_topic_pattern_has_the_topics_that_were_read() -> None:
     source = KafkaSource(topic_pattern="orders.*", bootstrap_servers="k1")
     ranges = {"orders-eu-0@id1": (0, 5), "orders-eu-1@id1": (0, 5), "orders-us-0": (2, 3)}
     assert source.lineage(ranges) == [("kafka://k1:9092", "orders-eu"), ("kafka://k1:9092", "orders-us")]
@@ -158,8 +158,8 @@ def test_schema_facet_has_spark_columns() -> None:
 def test_event_check_detects_errors(execute: Callable[..., Any], break_it: Any, message: str) -> None:
     from openlineage.client.event_v2 import RunEvent
 
-    made, _ = execute()
-    sent = as_sent(extracted(made, "complete"))
+    executed, _ = execute()
+    sent = as_sent(extracted(executed, "complete"))
     break_it(sent)
     with pytest.raises((AssertionError, jsonschema.ValidationError), match=message):
         conforms(sent, RunEvent)
@@ -172,8 +172,8 @@ def test_run_without_the_openlineage_provider_has_no_lineage_and_is_otherwise_th
     monkeypatch.delitem(sys.modules, "airflow_provider_streamsem.observability.lineage", raising=False)
     monkeypatch.delattr(observability, "lineage", raising=False)
     monkeypatch.setattr(account, "find_spec", lambda name: None)
-    made, _ = execute()
-    assert made.get_openlineage_facets_on_start() is None
-    assert made.get_openlineage_facets_on_complete(None) is None
-    assert made.account.result.status == "committed"
+    executed, _ = execute()
+    assert executed.get_openlineage_facets_on_start() is None
+    assert executed.get_openlineage_facets_on_complete(None) is None
+    assert executed.account.result.status == "committed"
     disk_fixture.check()

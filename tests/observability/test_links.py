@@ -24,8 +24,8 @@ def link(cls: Any, operator: Any) -> str:
 
 
 def test_links_are_empty_if_the_deployment_configures_no_pages(execute: Callable[..., Any]) -> None:
-    made, _ = execute()
-    assert (link(BatchLink, made), link(SparkUiLink, made)) == ("", "")
+    executed, _ = execute()
+    assert (link(BatchLink, executed), link(SparkUiLink, executed)) == ("", "")
 
 
 def test_batch_link_is_the_pattern_filled_with_the_last_version(
@@ -34,13 +34,13 @@ def test_batch_link_is_the_pattern_filled_with_the_last_version(
     monkeypatch.setenv(
         "AIRFLOW__STREAMSEM__BATCH_URL", "https://x/{pipeline}/{version}?log={log}&bucket={bucket}&key={key}"
     )
-    made, _ = execute()
-    outcome = made.account.result.outcome
-    assert link(BatchLink, made) == "https://x/world/1?log={0}&bucket=&key={0}%2F{1}".format(
+    executed, _ = execute()
+    outcome = executed.account.result.outcome
+    assert link(BatchLink, executed) == "https://x/world/1?log={0}&bucket=&key={0}%2F{1}".format(
         str(disk_fixture.root / "log").replace("/", "%2F"), outcome.replace("/", "%2F")
     )
     cleared, _ = execute()
-    assert link(BatchLink, cleared) == link(BatchLink, made)
+    assert link(BatchLink, cleared) == link(BatchLink, executed)
 
 
 def test_batch_link_of_a_log_on_s3_has_bucket_and_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,17 +54,17 @@ def test_spark_link_points_to_the_spark_ui_during_the_task_and_to_the_history_se
     execute: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AIRFLOW__STREAMSEM__SPARK_HISTORY_URL", "http://history:18080/")
-    made, ti = execute()
+    executed, ti = execute()
     assert ti.pushed == [(SparkUiLink().xcom_key, "http://worker:4040")]
-    assert link(SparkUiLink, made) == "http://history:18080/history/local-1/jobs/"
+    assert link(SparkUiLink, executed) == "http://history:18080/history/local-1/jobs/"
 
 
 def test_operators_that_did_not_run_have_no_links(
     disk_fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AIRFLOW__STREAMSEM__BATCH_URL", "https://x/{version}")
-    made = MicroBatchOperator(task_id="t", pipeline=disk_fixture.pipeline())
-    assert (link(BatchLink, made), link(SparkUiLink, made)) == ("", "")
+    executed = MicroBatchOperator(task_id="t", pipeline=disk_fixture.pipeline())
+    assert (link(BatchLink, executed), link(SparkUiLink, executed)) == ("", "")
 
 
 def test_task_that_cannot_push_its_link_still_commits(
@@ -74,8 +74,8 @@ def test_task_that_cannot_push_its_link_still_commits(
         raise ConnectionError("no API server")
 
     monkeypatch.setattr(Ti, "xcom_push", refuse)
-    made, _ = execute()
-    assert made.account.result.status == "committed"
+    executed, _ = execute()
+    assert executed.account.result.status == "committed"
     disk_fixture.check()
 
 

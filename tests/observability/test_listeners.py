@@ -1,4 +1,4 @@
-"""Statistics, spans and log fields, each through the library with which Airflow produces them."""
+"""Statistics, spans and log fields, each through the library that Airflow uses to produce them."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_rows_that_the_predicate_drops_are_counted(emitted: Emitted) -> None:
     assert ("timer", "streamsem.batches.duration", 7, TAGS) in emitted
 
 
-def test_aborted_version_is_no_committed_batch(fixture: PipelineFixture, emitted: Emitted) -> None:
+def test_aborted_version_is_not_counted_as_a_committed_batch(fixture: PipelineFixture, emitted: Emitted) -> None:
     fixture.arrive(2)
     fixture.dies("a")
     (fixture.root / "in" / "00000.json").unlink()
@@ -131,7 +131,7 @@ def test_version_that_another_process_committed_is_counted_only_there(
 def test_every_statistic_is_emitted_as_declared(fixture: PipelineFixture, emitted: Emitted, tmp_path: Path) -> None:
     def abort() -> None:
         opened = fixture.opened()
-        maintenance.abort(opened.log, opened.record, 1, reason="a person was faster")
+        maintenance.abort(opened.log, opened.record, 1, reason="an operator aborted first")
 
     fixture.arrive(1, bad_lines=1)
     with pytest.raises(Crash):

@@ -1,4 +1,4 @@
-"""The events of a run, which never affect the run."""
+"""The events of a run. They never affect the run."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_version_closed_event_matches_the_stored_outcome(fixture: PipelineFixtur
     assert decided.outputs == {"out": Output(rows=6, bytes=sum(f.bytes for f in files), files=len(files))}
 
 
-def test_lag_is_the_one_that_the_planner_saw(fixture: PipelineFixture) -> None:
+def test_lag_equals_the_lag_of_the_planner(fixture: PipelineFixture) -> None:
     fixture.arrive(5)
     emitted = events_of_run(fixture, "a")
     (polled,), (decided,) = of(SourcePolled, emitted), of(VersionClosed, emitted)
@@ -113,7 +113,7 @@ def test_run_that_finds_nothing_new_emits_source_polled(fixture: PipelineFixture
 
 def test_every_request_to_the_log_is_emitted(fixture: PipelineFixture) -> None:
     fixture.arrive(3)
-    fixture.run("a")  # creates the pipeline; during this the doctor sends requests of its own to the store
+    fixture.run("a")  # creates the pipeline, during which the doctor sends requests directly to the store
     fixture.arrive(3)
     counting = CountingStore(fixture.store)
     emitted = events_of_run(fixture, "b", drain=True, store=counting)
@@ -144,12 +144,12 @@ def test_adopted_attempt_is_emitted_and_nothing_is_staged(fixture: PipelineFixtu
     fixture.check()
 
 
-def test_outcome_of_another_process_is_emitted_as_lost_and_not_as_mine(fixture: PipelineFixture) -> None:
+def test_outcome_of_another_process_is_emitted_as_lost(fixture: PipelineFixture) -> None:
     fixture.arrive(1)
 
     def abort() -> None:
         opened = fixture.opened()
-        maintenance.abort(opened.log, opened.record, 0, reason="a person was faster")
+        maintenance.abort(opened.log, opened.record, 0, reason="an operator aborted first")
 
     emitted: list[Any] = []
     with listening(emitted.append):
@@ -160,7 +160,7 @@ def test_outcome_of_another_process_is_emitted_as_lost_and_not_as_mine(fixture: 
     fixture.check()
 
 
-def test_version_that_two_processes_commit_is_counted_by_one(fixture: PipelineFixture) -> None:
+def test_version_committed_by_two_processes_is_counted_once(fixture: PipelineFixture) -> None:
     fixture.arrive(1)
     emitted: list[Any] = []
 
@@ -210,17 +210,17 @@ def test_listener_that_raises_is_logged_once_and_changes_nothing(
     called: list[Event] = []
     emitted: list[Event] = []
 
-    def broken(event: Event) -> None:
+    def failing_listener(event: Event) -> None:
         called.append(event)
         raise ValueError("hunter2")
 
-    with listening(broken, emitted.append):
+    with listening(failing_listener, emitted.append):
         result = fixture.run("a", drain=True)
     assert (result.status, result.batches, len(called)) == ("committed", 2, 1)
     assert shape(emitted)[-1] == ")run"
     logged = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(logged) == 1
-    assert "broken" in logged[0]
+    assert "failing_listener" in logged[0]
     assert "hunter2" not in logged[0]
     fixture.check()
 
@@ -228,7 +228,7 @@ def test_listener_that_raises_is_logged_once_and_changes_nothing(
 def test_listeners_cannot_change_what_is_committed(fixture: PipelineFixture) -> None:
     fixture.arrive(2)
 
-    def meddle(event: Event) -> None:
+    def modify_event(event: Event) -> None:
         for field in dataclasses.fields(event):
             with pytest.raises(dataclasses.FrozenInstanceError):
                 setattr(event, field.name, None)
@@ -238,30 +238,30 @@ def test_listeners_cannot_change_what_is_committed(fixture: PipelineFixture) -> 
                     value["read"] = 7
 
     emitted: list[Event] = []
-    with listening(meddle, emitted.append):
+    with listening(modify_event, emitted.append):
         fixture.run("a")
     assert len(emitted) > 10
     fixture.check()
 
 
 def test_no_event_is_created_without_listeners() -> None:
-    made: list[Event] = []
+    created: list[Event] = []
 
-    def make() -> Event:
-        made.append(LogRequest(request="get", unknown=False))
-        return made[0]
+    def create_event() -> Event:
+        created.append(LogRequest(request="get", unknown=False))
+        return created[0]
 
-    telemetry.emit(make)
-    assert made == []
+    telemetry.emit(create_event)
+    assert created == []
 
 
 def test_event_that_cannot_be_created_does_not_stop_the_run() -> None:
-    def make() -> Event:
-        raise RuntimeError("the JVM is gone")
+    def create_event() -> Event:
+        raise RuntimeError("the JVM has died")
 
     emitted: list[Event] = []
     with listening(emitted.append):
-        telemetry.emit(make)
+        telemetry.emit(create_event)
         telemetry.emit(LogRequest, request="get", unknown=False)
     assert emitted == [LogRequest(request="get", unknown=False)]
 
@@ -269,13 +269,15 @@ def test_event_that_cannot_be_created_does_not_stop_the_run() -> None:
 def test_listeners_get_only_events_inside_their_block(fixture: PipelineFixture) -> None:
     fixture.arrive(1)
     emitted = events_of_run(fixture, "a")
-    heard = len(emitted)
+    count_before = len(emitted)
     fixture.arrive(1)
     fixture.run("b")
-    assert len(emitted) == heard
+    assert len(emitted) == count_before
 
 
-def test_log_records_have_the_facts_as_attributes(fixture: PipelineFixture, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_records_have_the_run_fields_as_attributes(
+    fixture: PipelineFixture, caplog: pytest.LogCaptureFixture
+) -> None:
     fixture.arrive(1)
     with caplog.at_level(logging.INFO, logger="airflow_provider_streamsem"):
         fixture.run("a")

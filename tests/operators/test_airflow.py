@@ -1,4 +1,4 @@
-"""The provider in Airflow: discovery, parsing, runs, retries, clears."""
+"""The provider in Airflow: discovery, DAG parsing, runs, retries and clears."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def rows_engine(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     from airflow_provider_streamsem.spark import engine as spark
     from airflow_provider_streamsem.testing.rows import RowsEngine
 
-    asked: list[str] = []
+    calls: list[str] = []
 
-    def made(**arguments: Any) -> RowsEngine:
-        asked.append("made")
-        return RowsEngine(lambda step: asked.append(step))
+    def create_engine(**arguments: Any) -> RowsEngine:
+        calls.append("created")
+        return RowsEngine(lambda step: calls.append(step))
 
-    monkeypatch.setattr(spark, "SparkEngine", made)
-    return asked
+    monkeypatch.setattr(spark, "SparkEngine", create_engine)
+    return calls
 
 
 def context(run_id: str = "r", try_number: int = 1, map_index: int = -1, max_tries: int = 0) -> dict[str, Any]:
@@ -61,9 +61,9 @@ def context(run_id: str = "r", try_number: int = 1, map_index: int = -1, max_tri
 def fixture(tmp_path: Path) -> PipelineFixture:
     from airflow_provider_streamsem.stores.local import LocalStore
 
-    made = PipelineFixture(tmp_path, store=LocalStore(str(tmp_path / "log")))
-    made.arrive(3)
-    return made
+    fixture = PipelineFixture(tmp_path, store=LocalStore(str(tmp_path / "log")))
+    fixture.arrive(3)
+    return fixture
 
 
 def operator(fixture: PipelineFixture, **arguments: Any) -> Any:
@@ -73,12 +73,12 @@ def operator(fixture: PipelineFixture, **arguments: Any) -> Any:
 
 
 def test_airflow_lists_the_provider() -> None:
-    answer = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "airflow", "providers", "get", "airflow-provider-streamsem", "--full", "-o", "json"],
         capture_output=True, text=True, timeout=180, check=True,
     )  # fmt: skip
     for known in ("task-decorators", "micro_batch", "asset-uris", "sensors.freshness", "triggers.offsets"):
-        assert known in answer.stdout
+        assert known in done.stdout
 
 
 def test_classes_named_in_the_provider_info_exist() -> None:
@@ -100,12 +100,12 @@ def test_operator_returns_small_json_and_emits_asset_events(fixture: PipelineFix
 
     asset = Asset("orders")
     given = context()
-    answer = operator(fixture, outlets=[asset]).execute(given)
-    assert json.loads(json.dumps(answer)) == answer
-    assert (answer["status"], answer["version"], answer["ranges"]) == ("committed", 0, {"files": [0, 2]})
-    assert answer["counts"]["read"] == 6
-    assert len(json.dumps(answer)) < 1_000
-    assert given["outlet_events"][asset].extra == {**answer, "rows": 6, "manifest": answer["outcome"]}
+    result = operator(fixture, outlets=[asset]).execute(given)
+    assert json.loads(json.dumps(result)) == result
+    assert (result["status"], result["version"], result["ranges"]) == ("committed", 0, {"files": [0, 2]})
+    assert result["counts"]["read"] == 6
+    assert len(json.dumps(result)) < 1_000
+    assert given["outlet_events"][asset].extra == {**result, "rows": 6, "manifest": result["outcome"]}
 
 
 @since("3.3", "partition keys of events")
@@ -115,10 +115,10 @@ def test_partition_key_is_rendered_from_the_result_and_only_after_a_commit(
     from airflow.sdk import Asset
 
     asset = Asset("orders")
-    made = operator(fixture, outlets=[asset], partition_key="{{ pipeline }}-{{ version }}", drain=True)
+    task = operator(fixture, outlets=[asset], partition_key="{{ pipeline }}-{{ version }}", drain=True)
     for run_id, keys in (("first", {"world-1"}), ("second", set())):
         given = context(run_id)
-        made.execute(given)
+        task.execute(given)
         assert given["outlet_events"][asset].partition_keys == keys
 
 
@@ -130,13 +130,13 @@ def test_asset_event_of_a_task_that_completes_another_runs_version_includes_its_
     asset = Asset("orders")
     fixture.dies("a task that failed")
     given = context()
-    answer = operator(fixture, outlets=[asset], drain=True).execute(given)
+    result = operator(fixture, outlets=[asset], drain=True).execute(given)
     extra = given["outlet_events"][asset].extra
     assert (extra["status"], extra["rows"], extra["versions"]) == ("committed", 9, [0, 2])
     assert [(one["version"], one["run_key"]) for one in extra["completed"]] == [(0, "a task that failed")]
     assert (extra["version"], extra["counts"]["read"]) == (1, 3)
     given = context()
-    assert operator(fixture, outlets=[asset], drain=True).execute(given) == answer
+    assert operator(fixture, outlets=[asset], drain=True).execute(given) == result
     assert given["outlet_events"][asset].extra == extra
 
 
@@ -149,9 +149,9 @@ def test_partition_key_is_text_and_one_that_cannot_be_rendered_is_reported(
 
     asset = Asset("orders")
     with DAG("native", schedule=None, render_template_as_native_obj=True):
-        made = operator(fixture, outlets=[asset], partition_key="2026_{{ version }}")
+        task = operator(fixture, outlets=[asset], partition_key="2026_{{ version }}")
     given = context()
-    made.execute(given)
+    task.execute(given)
     assert given["outlet_events"][asset].partition_keys == {"2026_0"}
     with pytest.raises(AirflowFailException, match="cannot be rendered"):
         operator(fixture, outlets=[asset], partition_key="{{ ds }}").execute(context())
@@ -184,23 +184,23 @@ def test_retry_and_clear_return_the_committed_result_without_calling_the_engine(
     first = operator(fixture).execute(context())
     rows_engine.clear()
     assert operator(fixture).execute(context(try_number=2)) == first
-    assert rows_engine == ["made"]
+    assert rows_engine == ["created"]
 
 
 def test_cleared_task_with_rerun_reprocess_reprocesses_once_however_often_it_is_retried(
     fixture: PipelineFixture, rows_engine: list[str]
 ) -> None:
-    made = operator(fixture, rerun="reprocess", drain=True, retries=2)
-    first = made.execute(context(max_tries=2))
-    assert made.execute(context(try_number=2, max_tries=2)) == first
-    reprocessed = made.execute(context(try_number=2, max_tries=3))
+    task = operator(fixture, rerun="reprocess", drain=True, retries=2)
+    first = task.execute(context(max_tries=2))
+    assert task.execute(context(try_number=2, max_tries=2)) == first
+    reprocessed = task.execute(context(try_number=2, max_tries=3))
     assert (reprocessed["version"], reprocessed["ranges"], reprocessed["counts"]) == (
         3,
         first["ranges"],
         first["counts"],
     )
-    assert made.execute(context(try_number=3, max_tries=3)) == reprocessed
-    assert made.execute(context(try_number=4, max_tries=5))["version"] == 5
+    assert task.execute(context(try_number=3, max_tries=3)) == reprocessed
+    assert task.execute(context(try_number=4, max_tries=5))["version"] == 5
     fixture.check()
 
 
@@ -215,7 +215,7 @@ def test_spark_and_kafka_are_found_through_airflow_connections(
     monkeypatch.setenv("AIRFLOW_CONN_MY_SPARK", '{"conn_type": "spark", "host": "spark://h", "port": 7077}')
     monkeypatch.setenv("AIRFLOW_CONN_MY_KAFKA", '{"conn_type": "kafka", "extra": {"bootstrap.servers": "h:1"}}')
     looked_up: list[object] = []
-    made = operator(fixture, spark_conn_id="my_spark")
+    task = operator(fixture, spark_conn_id="my_spark")
     monkeypatch.setattr(
         spark,
         "SparkEngine",
@@ -224,7 +224,7 @@ def test_spark_and_kafka_are_found_through_airflow_connections(
             RowsEngine(lambda step: looked_up.append(connection("my_kafka").extra)),
         )[1],
     )
-    made.execute(context())
+    task.execute(context())
     assert looked_up[0] == {"master": "spark://h:7077", "conf": {}, "packages": None, "logs_to_stdout": True}
     assert looked_up[1] == {"bootstrap.servers": "h:1"}
     with pytest.raises(Exception, match="no connection with this id"):
@@ -336,7 +336,7 @@ def test_retryable_error_is_raised_unchanged(
     from airflow_provider_streamsem.operators import micro_batch
 
     def fails(*args: object, **kwargs: object) -> None:
-        raise UnavailableError("no answer")
+        raise UnavailableError("no reply")
 
     monkeypatch.setattr(micro_batch, "run_batch", fails)
     with pytest.raises(UnavailableError):
@@ -352,7 +352,7 @@ def test_retryable_error_is_raised_unchanged(
         ({"pipeline": ""}, "pipeline"),
     ],
 )
-def test_invalid_arguments_are_named_when_the_dag_is_parsed(
+def test_invalid_arguments_are_reported_when_the_dag_is_parsed(
     fixture: PipelineFixture, arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InvalidError, match=message):
@@ -375,8 +375,8 @@ def test_decorated_function_is_the_transform_and_gets_its_keyword_arguments(
         seen.append(least)
         return [row for row in rows if row["id"] >= least]
 
-    made = decorated(clean, fixture.pipeline(), least=4)
-    assert made.execute(context())["counts"]["written.out"] == 2
+    task = decorated(clean, fixture.pipeline(), least=4)
+    assert task.execute(context())["counts"]["written.out"] == 2
     assert seen == [4]
     (outcome, _) = open_log(str(fixture.root / "log")).log.outcome(0) or pytest.fail("no outcome")
     assert outcome.transform.endswith("clean")
@@ -429,7 +429,7 @@ def test_serialized_dag_is_the_same_in_every_process() -> None:
 def test_quickstart_dag_runs_retries_continues_and_clears(
     tmp_path: Path, airflow_db: None, spark: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Run the example DAG on Airflow's own execution and real Spark: a failed try, a retry, a second run, a clear."""
+    """Run the example DAG with Airflow's task execution and real Spark: a failed try, a retry, a second run, a clear."""
     from demo import arrivals
 
     monkeypatch.setenv("STREAMSEM_QUICKSTART_HOME", str(tmp_path))

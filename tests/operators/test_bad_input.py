@@ -1,4 +1,4 @@
-"""Common mistakes of users: each is one clear error, is not retried if a retry cannot help, and writes nothing unexpected."""
+"""Common mistakes of users: each gives one clear error, is not retried if a retry cannot help, and writes nothing unexpected."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def missing_log_connection(location: Path) -> Pipeline:
     return base(location).replace(log="", log_conn_id="nowhere")
 
 
-def bucket_that_is_not_there(location: Path) -> Pipeline:
+def missing_bucket(location: Path) -> Pipeline:
     return base(location).replace(log="s3://no-such-bucket/log")
 
 
@@ -52,17 +52,17 @@ def another_source_on_the_same_log(location: Path) -> Pipeline:
 
 
 @pytest.mark.parametrize(
-    ("made", "message", "is_written"),
+    ("create", "message", "is_written"),
     [
         (missing_kafka_connection, "no connection with this id", False),
         (missing_log_connection, "no connection with this id", False),
-        (bucket_that_is_not_there, "NoSuchBucket", False),
+        (missing_bucket, "NoSuchBucket", False),
         (transform_that_cannot_be_imported, "cannot be imported", False),
         (another_source_on_the_same_log, "immutable fields differ", True),
     ],
 )
-def test_task_fails_without_a_retry_with_one_error_that_says_what_to_do(
-    made: Callable[[Path], Pipeline],
+def test_task_fails_without_a_retry_with_one_error_and_its_fix(
+    create: Callable[[Path], Pipeline],
     message: str,
     is_written: bool,
     tmp_path: Path,
@@ -74,7 +74,7 @@ def test_task_fails_without_a_retry_with_one_error_that_says_what_to_do(
     with s3_server(bucket="lake") as endpoint:
         for name, value in environment(endpoint).items():
             monkeypatch.setenv(name, value)
-        pipeline = made(tmp_path)
+        pipeline = create(tmp_path)
         with pytest.raises(AirflowFailException, match=message) as failed:
             MicroBatchOperator(task_id="t", pipeline=pipeline).execute(context("second"))
     assert "Do:" in str(failed.value)
@@ -121,8 +121,8 @@ def test_outlet_without_events_does_not_fail_a_committed_task(
 
     given = context()
     asset = Asset("orders")
-    made = MicroBatchOperator(task_id="t", pipeline=base(tmp_path), outlets=[File(url="/x"), asset])
-    assert made.execute(given)["status"] == "committed"
+    operator = MicroBatchOperator(task_id="t", pipeline=base(tmp_path), outlets=[File(url="/x"), asset])
+    assert operator.execute(given)["status"] == "committed"
     assert given["outlet_events"][asset].extra["rows"] == 6
 
 

@@ -1,4 +1,4 @@
-"""The payments, metrics, readings and counts examples, run on Airflow's own execution and real Spark."""
+"""The payments, metrics, readings and counts examples, run with Airflow's task execution and real Spark."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def ledger(home: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.spark
-def test_payments_are_booked_once_bad_records_fail_the_run_and_replay_and_maintenance_work(
+def test_payments_are_booked_once_and_bad_records_replay_and_maintenance_work(
     tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from airflow_provider_streamsem.testing.dag_runs import initialise_airflow, run_dag
@@ -104,7 +104,7 @@ def test_metrics_are_pushed_once_and_unknown_ones_are_reported_and_not_pushed_ag
         expected = Counter({"home": 3, "about": 2})
         assert sum((Counter({c.body["page"]: c.body["increment"]}) for c in counters.calls), Counter()) == expected
         assert (receipt(0).result, receipt(0).rows) == ("applied", 2)
-        # The endpoint adds, and its reply is lost. The effect is unknown, so the call is not repeated.
+        # The endpoint increments its counter, and its reply is lost. The effect is unknown, so the call is not repeated.
         counters.answers = lambda call: "lost" if call.body["page"] == "home" else 200
         arrive_views("b.json", home=4, about=1)
         assert run_dag(push, "second").state == "success"
@@ -150,7 +150,7 @@ def test_windows_of_readings_are_written_once_through_retries_and_clears(
 
 
 @pytest.mark.spark
-def test_views_of_an_hour_are_counted_once_though_a_run_is_cleared(
+def test_views_of_an_hour_are_counted_once_although_a_run_is_cleared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from airflow_provider_streamsem.testing.dag_runs import initialise_airflow, run_dag
@@ -180,7 +180,7 @@ def test_views_of_an_hour_are_counted_once_though_a_run_is_cleared(
 
 
 @pytest.mark.spark
-def test_each_order_is_written_once_as_paid_or_unpaid_though_its_payment_is_in_another_batch(
+def test_each_order_is_written_once_as_paid_or_unpaid_although_its_payment_is_in_another_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from airflow_provider_streamsem.testing.dag_runs import initialise_airflow, run_dag

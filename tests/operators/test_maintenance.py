@@ -1,4 +1,4 @@
-"""Reprocess, vacuum and verify as tasks, Airflow's command group, and a killed task."""
+"""Tasks that reprocess, vacuum and verify, Airflow's command group, and a killed task."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def test_reprocess_operator_reprocesses_once_per_run_however_often_its_task_runs
 
     first = operator(fixture, drain=True).execute(context())
     asset = Asset("orders")
-    made = ReprocessOperator(task_id="reprocess", pipeline=fixture.pipeline(), version=0, outlets=[asset])
+    task = ReprocessOperator(task_id="reprocess", pipeline=fixture.pipeline(), version=0, outlets=[asset])
     given = context("reprocess-run")
-    reprocessed = made.execute(given)
+    reprocessed = task.execute(given)
     assert (reprocessed["version"], reprocessed["counts"]["read"]) == (first["version"] + 1, 6)
     assert given["outlet_events"][asset].extra == {**reprocessed, "rows": 6, "manifest": reprocessed["outcome"]}
-    assert made.execute(context("reprocess-run", try_number=2)) == reprocessed
-    again = made.execute(context("another-run"))
+    assert task.execute(context("reprocess-run", try_number=2)) == reprocessed
+    again = task.execute(context("another-run"))
     assert again["version"] == reprocessed["version"] + 1
     fixture.check()
 
@@ -77,16 +77,16 @@ def test_verify_operator_fails_without_a_retry_if_a_visible_file_is_missing(
 
     operator(fixture, drain=True).execute(context())
     verified = VerifyOperator(task_id="v", pipeline=fixture.pipeline())
-    answer = verified.execute(context())
-    assert (answer["versions"], answer["rows"]) == (2, {"out": 9})
-    assert json.loads(json.dumps(answer)) == answer
+    result = verified.execute(context())
+    assert (result["versions"], result["rows"]) == (2, {"out": 9})
+    assert json.loads(json.dumps(result)) == result
     Path(open_log(fixture.store.url).files()[0].path).unlink()
     with pytest.raises(AirflowFailException, match="streamsem verify"):
         verified.execute(context())
 
 
 @pytest.mark.parametrize("cls", [ReprocessOperator, VacuumOperator, VerifyOperator])
-def test_invalid_pipeline_is_named_when_the_dag_is_parsed(cls: Any) -> None:
+def test_invalid_pipeline_is_reported_when_the_dag_is_parsed(cls: Any) -> None:
     with pytest.raises(InvalidError, match="pipeline"):
         cls(task_id="t", pipeline=5, **({"version": 1} if cls is ReprocessOperator else {}))
 
@@ -116,12 +116,12 @@ def test_killed_task_cancels_its_spark_jobs_and_commits_nothing(
         time.sleep(60)
         return value
 
-    made = operator(fixture, pipeline=fixture.pipeline(transform=lambda frame: frame.withColumn("id", slow("id"))))
+    task = operator(fixture, pipeline=fixture.pipeline(transform=lambda frame: frame.withColumn("id", slow("id"))))
     failed: list[tuple[BaseException, float]] = []
 
     def execute() -> None:
         try:
-            made.execute(context())
+            task.execute(context())
         except BaseException as error:
             failed.append((error, time.monotonic()))
 
@@ -131,9 +131,9 @@ def test_killed_task_cancels_its_spark_jobs_and_commits_nothing(
     deadline = time.monotonic() + 60
     while not tracker.getActiveStageIds() and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert tracker.getActiveStageIds(), "the batch never began"
+    assert tracker.getActiveStageIds(), "the batch never started"
     killed = time.monotonic()
-    made.on_kill()
+    task.on_kill()
     task.join(30)
     assert not task.is_alive()
     (error, at) = failed[0]
@@ -149,11 +149,11 @@ def test_airflow_command_group_behaves_like_the_streamsem_command(
     rows_engine: list[str],  # noqa: F811
 ) -> None:
     operator(fixture).execute(context())
-    answer = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "airflow", "streamsem", "log", fixture.store.url, "--json"],
         capture_output=True, text=True, timeout=180, check=True,
     )  # fmt: skip
-    document = json.loads(answer.stdout[answer.stdout.index("{") :])
+    document = json.loads(done.stdout[done.stdout.index("{") :])
     assert (document["pipeline"], document["versions"][0]["counts"]["read"]) == ("world", 6)
     refused = subprocess.run(
         [sys.executable, "-m", "airflow", "streamsem", "show", fixture.store.url, "7"],

@@ -1,4 +1,4 @@
-"""Effects of reruns on a pipeline, on Airflow's own task runner in this process. These are the rows of docs/reference/reruns.md that need no scheduler."""
+"""Effects of reruns on a pipeline, with Airflow's task runner in this process. These are the rows of docs/reference/reruns.md that need no scheduler."""
 
 from __future__ import annotations
 
@@ -51,22 +51,22 @@ class Runs:
         from airflow.dag_processing.bundles.manager import DagBundlesManager
         from airflow.sdk import DAG
 
-        with DAG(self.name, schedule=None) as made:
+        with DAG(self.name, schedule=None) as created:
             given = {"drain": True, "retries": 1, "retry_delay": timedelta(0), **arguments}
             MicroBatchOperator(task_id="t", pipeline=self.fixture.pipeline(), **given)
-        made.fileloc = __file__
+        created.fileloc = __file__
         DagBundlesManager().sync_bundles_to_db()
         bag = dag_files().DagBag(dag_folder=os.devnull, bundle_path=None)
-        bag.bag_dag(made)
+        bag.bag_dag(created)
         dag_files().sync_bag_to_db(bag, "dags-folder", None)
-        return made
+        return created
 
     def run(self, run_id: str, *, clear: bool = False, **arguments: Any) -> str:
         from airflow_provider_streamsem.testing.dag_runs import run_dag
 
         return str(run_dag(self.dag(**arguments), run_id, clear=["t"] if clear else []).state)
 
-    def answer(self, run_id: str) -> Any:
+    def result(self, run_id: str) -> Any:
         """Return the result of the task of a run."""
         from airflow.models.xcom import XComModel
         from airflow.utils.session import create_session
@@ -94,7 +94,7 @@ def runs(tmp_path: Path, airflow_db: None, monkeypatch: pytest.MonkeyPatch, requ
     return Runs(fixture, request.node.name, monkeypatch)
 
 
-def dies_in(batch: int, runs: Runs, then: Callable[[], object] = lambda: None) -> Callable[[int], object]:
+def fail_in(batch: int, runs: Runs, then: Callable[[], object] = lambda: None) -> Callable[[int], object]:
     """Return an engine step that fails once, when this batch has been staged."""
 
     def step(number: int) -> None:
@@ -106,17 +106,17 @@ def dies_in(batch: int, runs: Runs, then: Callable[[], object] = lambda: None) -
 
 
 def test_retry_continues_to_the_target_of_its_run_and_leaves_later_files_to_the_next_run(runs: Runs) -> None:
-    runs.in_batch = dies_in(2, runs, then=lambda: runs.fixture.arrive(4))
+    runs.in_batch = fail_in(2, runs, then=lambda: runs.fixture.arrive(4))
     assert runs.run("one") == "success"
-    assert runs.answer("one")["ranges"] == {"files": [0, 5]}
+    assert runs.result("one")["ranges"] == {"files": [0, 5]}
     assert runs.fixture.visible() == Counter(range(15))
     assert runs.run("two") == "success"
-    assert runs.answer("two")["ranges"] == {"files": [5, 9]}
+    assert runs.result("two")["ranges"] == {"files": [5, 9]}
     runs.fixture.check()
 
 
 def test_run_whose_tries_all_failed_leaves_its_records_to_the_next_run(runs: Runs) -> None:
-    runs.in_batch = dies_in(2, runs)
+    runs.in_batch = fail_in(2, runs)
     assert runs.run("one", retries=0) == "failed"
     assert runs.fixture.visible() == Counter(range(6))
     assert runs.run("two") == "success"
@@ -126,24 +126,24 @@ def test_run_whose_tries_all_failed_leaves_its_records_to_the_next_run(runs: Run
     assert runs.fixture.opened().head == stored
 
 
-def test_cleared_task_returns_its_committed_result_though_more_files_arrived(runs: Runs) -> None:
+def test_cleared_task_returns_its_committed_result_although_more_files_arrived(runs: Runs) -> None:
     runs.run("one")
-    first, staged = runs.answer("one"), runs.staged
+    first, staged = runs.result("one"), runs.staged
     runs.fixture.arrive(2)
     assert runs.run("one", clear=True) == "success"
-    assert (runs.answer("one"), runs.staged) == (first, staged)
+    assert (runs.result("one"), runs.staged) == (first, staged)
     runs.run("two")
-    assert runs.answer("two")["ranges"] == {"files": [5, 7]}
+    assert runs.result("two")["ranges"] == {"files": [5, 7]}
     runs.fixture.check()
 
 
 def test_cleared_run_that_was_empty_reads_files_that_arrived_since(runs: Runs) -> None:
     runs.run("one")
     runs.run("two")
-    assert runs.answer("two")["status"] == "empty"
+    assert runs.result("two")["status"] == "empty"
     runs.fixture.arrive(2)
     runs.run("two", clear=True)
-    assert runs.answer("two")["ranges"] == {"files": [5, 7]}
+    assert runs.result("two")["ranges"] == {"files": [5, 7]}
     runs.fixture.check()
 
 
@@ -161,7 +161,7 @@ def test_timeout_during_a_drain_keeps_its_commits_and_the_retry_reads_the_rest(r
     assert runs.run("one", execution_timeout=timedelta(seconds=5)) == "success"
     assert time.monotonic() - began < 25
     assert runs.staged == 4
-    assert runs.answer("one")["ranges"] == {"files": [0, 5]}
+    assert runs.result("one")["ranges"] == {"files": [0, 5]}
     runs.fixture.check()
 
 
@@ -169,22 +169,22 @@ def test_recreated_run_id_returns_the_first_result_and_the_next_run_reads_new_fi
     runs: Runs,
 ) -> None:
     runs.run("one")
-    first, staged = runs.answer("one"), runs.staged
+    first, staged = runs.result("one"), runs.staged
     runs.delete("one")
     runs.fixture.arrive(2)
     assert runs.run("one") == "success"
-    assert (runs.answer("one"), runs.staged) == (first, staged)
+    assert (runs.result("one"), runs.staged) == (first, staged)
     runs.run("two")
-    assert runs.answer("two")["ranges"] == {"files": [5, 7]}
+    assert runs.result("two")["ranges"] == {"files": [5, 7]}
     runs.fixture.check()
 
 
 def test_run_deleted_during_a_drain_and_recreated_continues_to_its_first_target(runs: Runs) -> None:
-    runs.in_batch = dies_in(2, runs)
+    runs.in_batch = fail_in(2, runs)
     assert runs.run("one", retries=0) == "failed"
     runs.delete("one")
     runs.fixture.arrive(2)
     assert runs.run("one") == "success"
-    assert runs.answer("one")["ranges"] == {"files": [0, 5]}
+    assert runs.result("one")["ranges"] == {"files": [0, 5]}
     runs.run("two")
     runs.fixture.check()

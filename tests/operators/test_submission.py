@@ -1,4 +1,4 @@
-"""A run whose driver is not the task: spark-submit submits it, and the task waits for its commit in the log."""
+"""Runs whose driver is a separate process: spark-submit starts it, and the task waits for its commit in the log."""
 
 from __future__ import annotations
 
@@ -70,27 +70,28 @@ def operator(pipeline: Pipeline, conn_id: str, **arguments: Any) -> MicroBatchOp
 def test_deferred_task_submitted_twice_commits_once(pipeline: Pipeline, conn_id: str) -> None:
     TaskDeferred = airflow_exception("TaskDeferred")
 
-    made = operator(pipeline, conn_id, deferrable=True)
+    task = operator(pipeline, conn_id, deferrable=True)
     with pytest.raises(TaskDeferred) as deferred:
-        made.execute(context())
+        task.execute(context())
     with pytest.raises(TaskDeferred):
-        made.execute(context(try_number=2))  # the worker died, and the retry submits another driver
+        task.execute(context(try_number=2))  # the worker died, and the retry submits another driver
     condition = of_text(deferred.value.trigger.serialize()[1]["condition"])
     deadline = time.monotonic() + 150
     while not (finding := condition.check()).met:
         assert time.monotonic() < deadline, "no driver committed"
         time.sleep(0.5)
-    answer = made.execute_complete(context(), {"seen": finding.seen})
-    assert (answer["status"], answer["version"], answer["counts"]["written.out"]) == ("committed", 0, 9)
+    result = task.execute_complete(context(), {"seen": finding.seen})
+    assert (result["status"], result["version"], result["counts"]["written.out"]) == ("committed", 0, 9)
     assert verify(pipeline).findings == []
     assert open_log(pipeline.log).head == 0
 
 
 @pytest.mark.spark
 def test_task_that_may_not_defer_waits_for_its_driver(pipeline: Pipeline, conn_id: str) -> None:
-    answer = operator(pipeline, conn_id, deferrable=False, drain=True).execute(context())
-    assert (answer["status"], answer["counts"]["read"]) == ("committed", 9)
-    assert operator(pipeline, conn_id, deferrable=True).execute(context()) == answer  # there is nothing left to submit
+    result = operator(pipeline, conn_id, deferrable=False, drain=True).execute(context())
+    assert (result["status"], result["counts"]["read"]) == ("committed", 9)
+    # The run is committed, so nothing is submitted.
+    assert operator(pipeline, conn_id, deferrable=True).execute(context()) == result
     assert operator(pipeline, conn_id).execute(context("second"))["status"] == "empty"
 
 
@@ -112,9 +113,9 @@ def test_driver_without_progress_is_declared_lost_and_the_retry_may_submit_anoth
     assert not condition.check(clock=ManualClock(now_ms=planned_ms + 59_000)).met
     finding = condition.check(clock=ManualClock(now_ms=planned_ms + 61_000))
     assert (finding.met, finding.seen["stalled"]) == (True, True)
-    made = operator(pipeline, conn_id, patience=60)
+    task = operator(pipeline, conn_id, patience=60)
     with pytest.raises(StageError, match="treats the driver as lost"):
-        made.execute_complete(context(), {"seen": finding.seen})
+        task.execute_complete(context(), {"seen": finding.seen})
     again = DriverWait(pipeline=pipeline, run_key="r", patience_s=60, since_ms=planned_ms + 100_000)
     assert not again.check(clock=ManualClock(now_ms=planned_ms + 159_000)).met
     assert again.check(clock=ManualClock(now_ms=planned_ms + 161_000)).met
@@ -149,16 +150,16 @@ def test_connection_that_airflow_finds_at_the_second_lookup_is_found(monkeypatch
     from airflow_provider_streamsem.hooks.lookup import airflow_connection
 
     monkeypatch.setenv("AIRFLOW_CONN_LATE", '{"conn_type": "kafka", "host": "h"}')
-    real, asked = BaseHook.get_connection, []
+    real, lookups = BaseHook.get_connection, []
 
     def late(conn_id: str) -> Any:
-        asked.append(conn_id)
-        if len(asked) == 1:
-            raise AirflowNotFoundException("the API server did not answer")
+        lookups.append(conn_id)
+        if len(lookups) == 1:
+            raise AirflowNotFoundException("the API server did not reply")
         return real(conn_id)
 
     monkeypatch.setattr(BaseHook, "get_connection", late)
-    assert (airflow_connection("late").host, len(asked)) == ("h", 2)
+    assert (airflow_connection("late").host, len(lookups)) == ("h", 2)
 
 
 def test_spark_submit_that_cannot_start_fails_the_task_before_it_defers(
@@ -178,11 +179,11 @@ def test_connection_secrets_are_in_the_drivers_environment_and_not_in_its_argume
 
 
 def test_secret_in_the_spark_conf_of_spark_submit_is_refused_by_name(pipeline: Pipeline, conn_id: str) -> None:
-    made = operator(pipeline, conn_id)
-    made.spark_conf = {"spark.hadoop.fs.s3a.secret.key": "hush", "spark.ui.enabled": "false"}
+    task = operator(pipeline, conn_id)
+    task.spark_conf = {"spark.hadoop.fs.s3a.secret.key": "hush", "spark.ui.enabled": "false"}
     message = r"fs\.s3a\.secret\.key.*spark-defaults\.conf"
     with pytest.raises(airflow_exception("AirflowFailException"), match=message) as refused:
-        made.execute(context())
+        task.execute(context())
     assert "hush" not in str(refused.value)
 
 

@@ -155,9 +155,8 @@ def test_reprocessing_that_parses_other_records_keeps_each_id_once(fixture: Repe
     fixture.at_s = 10
     fixture.arrive(1)  # 0 to 5
     fixture.run("second", engine=ParsingEngine({2, 3}))
-    fixture.run(
-        "reprocess", reprocessed=0, engine=ParsingEngine({0, 2})
-    )  # id 1 is no longer parsed, id 2 was written by version 1
+    # Id 1 is no longer parsed, and version 1 wrote id 2.
+    fixture.run("reprocess", reprocessed=0, engine=ParsingEngine({0, 2}))
     assert fixture.visible() == Counter([0, 2, 3])
     fixture.at_s = 20
     path = fixture.root / "in" / "redelivery.json"

@@ -66,7 +66,7 @@ def test_missing_file_is_not_a_gap_after_an_abort_by_an_operator(fixture: Pipeli
     fixture.dies("dead")
     (fixture.root / "in" / "00000.json").unlink()
     opened = fixture.opened()
-    maintenance.abort(opened.log, opened.record, 0, reason="a file is gone")
+    maintenance.abort(opened.log, opened.record, 0, reason="a file is missing")
     with pytest.raises(SourceChangedError, match=r"00000\.json"):
         fixture.run("a")
 

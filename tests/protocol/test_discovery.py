@@ -318,7 +318,7 @@ def test_D2_concurrent_first_discovery_is_only_extended_by_a_listing_compared_wi
     assert ledger.add(files) == 5
 
 
-def test_late_file_with_an_old_time_is_found() -> None:
+def test_late_file_with_an_old_time_is_discovered() -> None:
     store, files = discovered(5_000)
     assert cost(store, [*files, found(f"{name(2_000)}.late", 7)])[0] == 5_001
 

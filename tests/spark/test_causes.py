@@ -105,7 +105,7 @@ def test_failed_read_of_a_file_is_a_data_error_only_if_the_store_replied(
 
 
 @pytest.mark.spark
-def test_location_that_spark_cannot_write_to_is_named_and_not_retried(location: Location) -> None:
+def test_location_that_spark_cannot_write_to_is_reported_and_not_retried(location: Location) -> None:
     location.put("a.txt", "x")
     pipeline = location.pipeline(source={"format": "text"})
     location.run(pipeline)

@@ -302,7 +302,7 @@ def test_unresolved_column_in_a_transform_is_not_retried(location: Location) -> 
         location.run(location.pipeline(source=JSON, transform=lambda frame: frame.select("absent")))
 
 
-def test_missing_partition_column_is_named(location: Location) -> None:
+def test_missing_partition_column_is_reported_by_name(location: Location) -> None:
     location.put("a.json", "\n".join(GOOD_JSON))
     with pytest.raises(DataError, match="absent"):
         location.run(location.pipeline(source=JSON, sink={"partition_by": ["absent"]}))
@@ -407,7 +407,7 @@ def test_engine_cancelled_during_spark_start_does_not_blame_the_transform(monkey
     assert "transform" not in str(caught.value)
 
 
-def test_schema_that_is_not_ddl_is_named(location: Location) -> None:
+def test_schema_that_is_not_ddl_is_reported(location: Location) -> None:
     location.put("a.json", "{}\n")
     with pytest.raises(InvalidError, match="DDL"):
         location.run(location.pipeline(source={"format": "json", "schema": "id long,,"}))

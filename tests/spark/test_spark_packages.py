@@ -54,7 +54,7 @@ def test_packages_have_the_versions_of_the_installed_spark() -> None:
 
 
 @pytest.mark.spark
-def test_missing_package_is_named_before_anything_is_read(spark: SparkSession) -> None:
+def test_missing_package_is_reported_before_anything_is_read(spark: SparkSession) -> None:
     job = Job(
         source=KAFKA, pins=(), sinks={"out": DISK}, transform=lambda frame: frame, transform_name="t", where=None, max_quarantined=0, schemas={}, plan=samples.plan(),
         attempt_id="a",

@@ -1,4 +1,4 @@
-"""A stream of people, auctions and bids, with event times out of order: the generator, and its answers by DuckDB in one pass."""
+"""Generates a stream of people, auctions and bids, with event times out of order, and computes results with DuckDB in one pass."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def events(seed: int, count: int) -> list[dict[str, Any]]:
     """Return events in the order of their arrival. Five of six are bids on earlier auctions."""
     chance = random.Random(seed)
     second = 0
-    made: list[tuple[int, dict[str, Any]]] = []
+    arrivals: list[tuple[int, dict[str, Any]]] = []
     auctions: list[int] = []
     for id in range(count):
         second += chance.randint(0, 20)
@@ -30,23 +30,23 @@ def events(seed: int, count: int) -> list[dict[str, Any]]:
             event |= {"kind": "auction", "auction": id, "category": chance.choice(CATEGORIES)}
         else:
             event |= {"kind": "bid", "auction": chance.choice(auctions[-5:]), "price": chance.randrange(1, 1_000)}
-        made.append((second + chance.randrange(DISORDER_S), event))
-    return [event for _, event in sorted(made, key=lambda pair: pair[0])]
+        arrivals.append((second + chance.randrange(DISORDER_S), event))
+    return [event for _, event in sorted(arrivals, key=lambda pair: pair[0])]
 
 
 def closing(number: int) -> dict[str, Any]:
-    """Return an event that is long after all others, so that it closes every window. It belongs to no auction."""
+    """Return an event with a time far after all others, which closes every window. It belongs to no auction."""
     at = _time(100 * 86_400 + number)
     return {"kind": "end", "id": -1 - number, "at": at, "auction": -1, "person": -1, "category": "none", "price": 0}
 
 
 def batches(seed: int, count: int) -> Iterator[list[dict[str, Any]]]:
     """Yield the events in three to five batches of random sizes, and then two that close all windows."""
-    made = events(seed, count)
+    arrived = events(seed, count)
     chance = random.Random(-seed - 1)
     cuts = sorted(chance.sample(range(1, count), chance.randint(2, 4)))
     for first, last in zip([0, *cuts], [*cuts, count], strict=True):
-        yield made[first:last]
+        yield arrived[first:last]
     yield [closing(0)]
     yield [closing(1)]
 

@@ -1,4 +1,4 @@
-"""Queries over a stream of auctions and bids: for any cut into batches, with a crash in between, the rows are those of DuckDB in one pass."""
+"""Queries over a stream of auctions and bids: for any division into batches, with a crash in between, the rows equal those of DuckDB in one pass."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from airflow_provider_streamsem import (
 )
 from airflow_provider_streamsem.transforms import monoids as m
 from tests.state import auctions
-from tests.state.test_commits import run_that_dies_with_its_state_written
+from tests.state.test_commits import run_and_crash_after_state_write
 
 pytestmark = [pytest.mark.prove, pytest.mark.spark]
 DELAY = f"{auctions.DISORDER_S} seconds"
@@ -38,7 +38,7 @@ def bids(events: DataFrame) -> DataFrame:
 
 
 def converted(events: DataFrame) -> DataFrame:
-    """A filter and a map, in front of an operator that keeps the batch a stateful one."""
+    """A filter and a map before an operator that makes the batch stateful."""
     return (
         events.where("kind = 'bid' AND auction % 3 = 0").dropDuplicates(["id"]).selectExpr("id", "price * 908 AS cents")
     )
@@ -92,15 +92,15 @@ def over_bids(aggregate: Aggregate) -> Callable[[DataFrame], DataFrame]:
 @dataclass(frozen=True)
 class Query:
     """
-    A transform, its output mode, the columns to compare, and its answer in DuckDB.
+    A transform, its output mode, the columns to compare, and the DuckDB query for the expected rows.
 
-    :param newest: with output mode ``update``: the column by which the newest row of each key (the first column) is found
+    :param newest: with output mode ``update``: the column that determines the newest row of each key (the first column)
     """
 
     transform: Callable[[DataFrame], DataFrame]
     mode: str
     columns: tuple[str, ...]
-    answer: str
+    sql: str
     newest: str = ""
 
 
@@ -142,7 +142,7 @@ QUERIES = {
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", QUERIES)
-def test_answer_for_any_cut_with_a_crash_is_that_of_one_pass(
+def test_result_of_any_division_into_batches_with_a_crash_equals_one_pass(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, seed: int
 ) -> None:
     query = QUERIES[name]
@@ -157,7 +157,7 @@ def test_answer_for_any_cut_with_a_crash_is_that_of_one_pass(
     for number, batch in enumerate(auctions.batches(seed, EVENTS)):
         auctions.write(tmp_path / "in", number, batch)
         if number == 1:
-            run_that_dies_with_its_state_written(monkeypatch, spec, f"run {number}")
+            run_and_crash_after_state_write(monkeypatch, spec, f"run {number}")
         run_batch(spec, run_key=f"run {number}")
     frame = read_committed(spark, str(tmp_path / "log"))
     if query.newest:
@@ -165,6 +165,6 @@ def test_answer_for_any_cut_with_a_crash_is_that_of_one_pass(
             *(F.max_by(column, query.newest).alias(column) for column in query.columns[1:])
         )
     found = sorted((tuple(row) for row in frame.select(*query.columns).collect()), key=repr)
-    expected = auctions.in_one_pass(tmp_path / "in", query.answer)
+    expected = auctions.in_one_pass(tmp_path / "in", query.sql)
     assert expected
     assert found == [row for row in expected if row[0] != -1]

@@ -1,4 +1,4 @@
-"""State is part of the commit: crashes, concurrent attempts, aborts and reprocessing leave the answer of a run without faults."""
+"""State is part of the commit: after crashes, concurrent attempts, aborts and reprocessing the result equals that of a run without faults."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.spark
 
 
 def counts(spark: SparkSession, root: Path) -> dict[str, int]:
-    """key → the newest count that the output holds."""
+    """key → the newest count in the output."""
     newest: dict[str, int] = {}
     for row in read_committed(spark, str(root / "log")).collect():
         newest[row["k"]] = max(row["n"], newest.get(row["k"], 0))
@@ -53,8 +53,8 @@ class Crash(Exception):
     """The process died."""
 
 
-def dies_after(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, before: bool = False) -> None:
-    """Let the next call of a method end in a crash, after or before it did its work."""
+def crash_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, before: bool = False) -> None:
+    """Make the next call of a method crash, after or before it runs."""
     real = getattr(owner, name)
     left = [True]
 
@@ -70,9 +70,9 @@ def dies_after(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, before
     monkeypatch.setattr(owner, name, step)
 
 
-def run_that_dies_with_its_state_written(monkeypatch: pytest.MonkeyPatch, spec: Pipeline, run_key: str) -> None:
+def run_and_crash_after_state_write(monkeypatch: pytest.MonkeyPatch, spec: Pipeline, run_key: str) -> None:
     with monkeypatch.context() as patched:
-        dies_after(patched, MicroBatch, "after")
+        crash_at(patched, MicroBatch, "after")
         with pytest.raises(StreamsemError):
             run_batch(spec, run_key=run_key)
 
@@ -88,7 +88,7 @@ def test_crash_at_any_step_of_an_attempt_counts_nothing_twice(
     arrive(tmp_path, 0, [(1, "a"), (2, "b")])
     run_batch(pipeline(tmp_path, keyed, "update"), run_key="first")
     arrive(tmp_path, 1, [(3, "a"), (4, "a")])
-    dies_after(monkeypatch, MicroBatch, step, before=before)
+    crash_at(monkeypatch, MicroBatch, step, before=before)
     with pytest.raises(StreamsemError):
         run_batch(pipeline(tmp_path, keyed, "update"), run_key="second")
     run_batch(pipeline(tmp_path, keyed, "update"), run_key="second")
@@ -100,10 +100,10 @@ def test_crash_at_any_step_of_an_attempt_counts_nothing_twice(
 
 
 @pytest.mark.parametrize("version", [0, 1])
-def test_attempt_of_another_process_at_once_changes_nothing(
+def test_concurrent_attempt_of_another_process_changes_nothing(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:
-    """The first attempt stages its rows, and before its commit another process stages and commits the same version, and the next one."""
+    """The first attempt stages its rows. Before its commit, another process stages and commits the same version and the next one."""
     for number in range(version + 1):
         arrive(tmp_path, number, [(1, "a"), (2, "b")])
         if number < version:
@@ -127,13 +127,13 @@ def test_attempt_of_another_process_at_once_changes_nothing(
     assert counts(spark, tmp_path) == {"a": version + 2, "b": version + 2}
 
 
-def test_aborted_version_leaves_the_state_as_it_was(
+def test_aborted_version_does_not_change_the_state(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arrive(tmp_path, 0, [(1, "a")])
     run_batch(pipeline(tmp_path, keyed, "update"), run_key="first")
     arrive(tmp_path, 1, [(2, "a")])
-    dies_after(monkeypatch, MicroBatch, "after")
+    crash_at(monkeypatch, MicroBatch, "after")
     with pytest.raises(StreamsemError):
         run_batch(pipeline(tmp_path, keyed, "update"), run_key="second")
     opened = open_pipeline(pipeline(tmp_path, keyed, "update"), open_commit_log(str(tmp_path / "log")))
@@ -143,7 +143,7 @@ def test_aborted_version_leaves_the_state_as_it_was(
     assert counts(spark, tmp_path) == {"a": 2}
 
 
-def test_reprocessing_gives_the_rows_of_its_version_and_keeps_the_newest_state(
+def test_reprocessing_replaces_the_rows_of_its_version_and_keeps_the_newest_state(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     for number, events in enumerate([[(1, "a")], [(2, "a"), (2, "b")], [(3, "a")]]):
@@ -212,7 +212,7 @@ def test_staged_attempt_is_adopted_only_with_its_state_files(
 ) -> None:
     arrive(tmp_path, 0, [(1, "a"), (1, "b")])
     with monkeypatch.context() as patched:
-        dies_after(patched, CommitLog, "decide", before=True)
+        crash_at(patched, CommitLog, "decide", before=True)
         with pytest.raises(Crash):
             run_batch(pipeline(tmp_path, keyed, "update"), run_key="first")
     (attempt,) = open_log(str(tmp_path / "log")).log.list_keys("attempts/")
@@ -226,7 +226,7 @@ def test_staged_attempt_is_adopted_only_with_its_state_files(
 
 
 @pytest.mark.parametrize("value", ["../x", "", "a/b"])
-def test_forged_state_names_no_other_files(value: str) -> None:
+def test_forged_state_cannot_name_other_files(value: str) -> None:
     operator = {"name": "n", "rows": 0, "bytes": 0, "ids": [["x"]]}
     forged = {"root": value, "batches": 1, "partitions": 1, "columns": {}, "operators": [operator]}
     with pytest.raises(LogDamagedError, match="other characters than letters"):
@@ -237,7 +237,7 @@ def test_forged_state_names_no_other_files(value: str) -> None:
 
 
 def test_first_state_that_is_not_in_the_log_is_not_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the executors had another disk than the driver."""
+    """This is the case if the executors have another disk than the driver."""
     arrive(tmp_path, 0, [(1, "a")])
     real = MicroBatch.after
 
@@ -292,12 +292,12 @@ def test_stateful_processor_keeps_its_state(
     for number, events in enumerate([[(1, "a"), (2, "b")], [(3, "a")], [(4, "a"), (5, "b")]]):
         arrive(tmp_path, number, events)
         if number == 1:
-            run_that_dies_with_its_state_written(monkeypatch, given, f"run {number}")
+            run_and_crash_after_state_write(monkeypatch, given, f"run {number}")
         run_batch(given, run_key=f"run {number}")
     assert counts(spark, tmp_path) == {"a": 3, "b": 2}
 
 
-# --- what cannot be continued
+# --- state that cannot be continued
 
 
 def test_late_records_fail_the_batch_if_they_must_not_be_dropped(tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ def test_late_records_fail_the_batch_if_they_must_not_be_dropped(tmp_path: Path)
 
 
 def test_records_read_twice_are_refused(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each read of the result writes the state again, as a task that runs again does."""
+    """Each read of the result writes the state again, as a repeated task does."""
     arrive(tmp_path, 0, [(1, "a")])
     real = MicroBatch.result
 
@@ -363,12 +363,12 @@ def test_transform_that_streaming_does_not_support_is_refused_with_sparks_reason
         run_batch(pipeline(tmp_path, lambda events: events.sparkSession.sql(static), "append"), run_key="first")
 
 
-@pytest.mark.parametrize("harm", ["deleted", "truncated", "without its SST files"])
-def test_lost_state_file_stops_the_next_batch(tmp_path: Path, harm: str) -> None:
+@pytest.mark.parametrize("damage", ["deleted", "truncated", "without its SST files"])
+def test_lost_state_file_stops_the_next_batch(tmp_path: Path, damage: str) -> None:
     arrive(tmp_path, 0, [(1, "a"), (1, "b"), (1, "c")])
     run_batch(pipeline(tmp_path, keyed, "update"), run_key="first")
-    for file in (tmp_path / "log" / "state").rglob("*.sst" if "SST" in harm else "*.zip"):
-        if harm != "truncated":
+    for file in (tmp_path / "log" / "state").rglob("*.sst" if "SST" in damage else "*.zip"):
+        if damage != "truncated":
             file.unlink()
         else:
             file.write_bytes(file.read_bytes()[:40])
@@ -404,11 +404,11 @@ def test_spark_connect_is_refused(tmp_path: Path) -> None:
         run_batch(pipeline(tmp_path, keyed, "update"), run_key="first", engine=SparkEngine(remote="sc://localhost:1"))
 
 
-# --- any cut of the input into batches
+# --- any division of the input into batches
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_any_cut_into_batches_gives_the_answer_of_one_pass(
+def test_any_division_into_batches_gives_the_result_of_one_pass(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Batches of random sizes, with a crash in some of them. The events of each key are counted by an independent loop."""
@@ -420,7 +420,7 @@ def test_any_cut_into_batches_gives_the_answer_of_one_pass(
         arrive(tmp_path, number, left[:size])
         if chance.random() < 0.4:
             with monkeypatch.context() as patched:
-                dies_after(patched, MicroBatch, chance.choice(["result", "after"]), before=chance.random() < 0.5)
+                crash_at(patched, MicroBatch, chance.choice(["result", "after"]), before=chance.random() < 0.5)
                 with pytest.raises(StreamsemError):
                     run_batch(pipeline(tmp_path, keyed, "update"), run_key=f"run {number}")
         run_batch(pipeline(tmp_path, keyed, "update"), run_key=f"run {number}")

@@ -47,7 +47,7 @@ def test_fork_continues_the_state_of_its_version_and_leaves_that_of_the_original
     assert counts(spark, root / "fork") == {"a": 3, "c": 1}  # b has no record after version 0
     rows = read_state(spark, str(root / "fork" / "log")).selectExpr("key.*", "value.*").collect()
     assert {row["k"]: row["count"] for row in rows} == {"a": 3, "b": 1, "c": 1}
-    reprocess(forked(root, tenfold), 0)  # on the state of the original's version
+    reprocess(forked(root, tenfold), 0)  # continues the state of the original's version
     assert verify(forked(root)).findings == []
     for log in (root / "fork", root):
         arrive(root, 9, [(9, "b")])
@@ -57,7 +57,7 @@ def test_fork_continues_the_state_of_its_version_and_leaves_that_of_the_original
         assert counts(spark, log)["b"] == 2
 
 
-def test_difference_names_the_rows_and_columns_of_each_side(
+def test_difference_lists_the_rows_and_columns_of_each_side(
     spark: SparkSession, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fork(forked(root), str(root / "log"), version=1)
@@ -88,18 +88,18 @@ def test_difference_names_the_rows_and_columns_of_each_side(
         diff(spark, str(root / "fork" / "log"), str(root / "fork" / "log"))
 
 
-def test_difference_sees_microseconds_and_not_the_order_of_a_map_or_older_rows(
+def test_difference_compares_microseconds_and_ignores_map_order_and_older_rows(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     def rows(micros: str, *entries: str) -> Any:
-        made = f"timestamp'2024-01-01 00:00:00.{micros}' AS at", f"map({', '.join(entries)}) AS m"
-        return lambda events: events.selectExpr("k", *made)
+        columns = f"timestamp'2024-01-01 00:00:00.{micros}' AS at", f"map({', '.join(entries)}) AS m"
+        return lambda events: events.selectExpr("k", *columns)
 
     for number, events in enumerate(BATCHES[:2]):
         arrive(tmp_path, number, events)
         before = pipeline(tmp_path, rows("123456", "1", "2", "3", "4"), "update", state=None)
         run_batch(before, run_key=f"run {number}")
-    reprocess(before, 0)  # the rows of version 0 belong to the original alone
+    reprocess(before, 0)  # the rows of version 0 belong to the original only
     logs = str(tmp_path / "fork" / "log"), str(tmp_path / "log")
     fork(forked(tmp_path, rows("123456", "3", "4", "1", "2"), state=None), logs[1], version=0)
     run_batch(forked(tmp_path, rows("123456", "3", "4", "1", "2"), state=None), run_key="run")
@@ -109,7 +109,7 @@ def test_difference_sees_microseconds_and_not_the_order_of_a_map_or_older_rows(
     assert diff(spark, *logs).rows.count() == 2
 
 
-def test_fork_from_the_command_line_starts_where_it_says(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fork_command_starts_at_the_reported_offsets(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (root / "fork.toml").write_text(f"""
 name = "stateful"
 log = "{root}/fork/log"

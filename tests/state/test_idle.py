@@ -1,4 +1,4 @@
-"""A batch without records closes windows whose time has come, once, whatever is retried."""
+"""A batch without records closes due windows exactly once, whatever is retried."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from airflow_provider_streamsem.readers.lag import lag
 from airflow_provider_streamsem.readers.waiting import waiting
 from airflow_provider_streamsem.spark.stateful import MicroBatch
 from airflow_provider_streamsem.testing.clock import ManualClock
-from tests.state.test_commits import dies_after
+from tests.state.test_commits import crash_at
 from tests.state.test_operators import START, arrive, keyed, outcome, pipeline, windowed
 
 pytestmark = pytest.mark.spark
@@ -31,7 +31,7 @@ EVENTS = [(1, "a"), (2, "a"), (7, "b"), (8, "b")]
 
 
 def minutes(ms: int | None) -> float:
-    """A time as minutes after the first event's hour."""
+    """A time as minutes after the hour of the first event."""
     assert ms is not None
     return (ms - ORIGIN_MS) / 60_000
 
@@ -53,7 +53,7 @@ def rows(spark: SparkSession, root: Path) -> list[tuple[float, str, int]]:
 def test_batch_without_records_closes_the_windows_that_the_watermark_has_passed(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """As in Structured Streaming: the batch that moves the watermark is followed by one that applies it."""
+    """As in Structured Streaming, the batch that advances the watermark is followed by one that applies it."""
     state = State(output_mode="append", partitions=2)
     spec = pipeline(tmp_path, windowed, "append", state=state)
     arrive(tmp_path, 0, [*EVENTS, (14, "c")])
@@ -96,7 +96,7 @@ def test_retry_of_a_batch_without_records_applies_the_watermark_of_its_plan(
 ) -> None:
     arrive(tmp_path, 0, EVENTS)
     run(tmp_path, 10, "first")
-    dies_after(monkeypatch, MicroBatch, step)
+    crash_at(monkeypatch, MicroBatch, step)
     with pytest.raises(StreamsemError):
         run(tmp_path, 71, "idle")
     arrive(tmp_path, 1, [(30, "c")])
@@ -120,7 +120,7 @@ def test_reprocessed_batch_without_records_closes_the_same_windows(spark: SparkS
 
 
 def test_batch_without_records_uses_columns_that_the_files_define(spark: SparkSession, tmp_path: Path) -> None:
-    """A source without a schema has its columns from its files, and this batch reads none. Dedup and `where` have nothing to do."""
+    """A source without a schema gets its columns from its files, and this batch reads none. Dedup and `where` have no effect."""
     spark.sql("SELECT timestamp'2024-01-01 00:01:00Z' AS t, 'a' AS k, 1L AS id").write.parquet(str(tmp_path / "in"))
     spec = pipeline(
         tmp_path, windowed, "append", state=IDLE, where="id > 0", dedup=Dedup(keys=["id"], rows=10),
@@ -160,7 +160,7 @@ def test_batch_without_records_has_the_columns_that_the_source_got_since_the_las
 
 
 def test_state_that_no_watermark_can_close_gets_no_batches_without_records(tmp_path: Path) -> None:
-    """A keyed count has no watermark; and a watermark in the future passes no window when the clock moves."""
+    """A keyed count has no watermark, and a watermark in the future passes no window when the clock advances."""
     spec = pipeline(tmp_path, keyed, "update", state=State(output_mode="update", partitions=2, close_after_s=60))
     arrive(tmp_path, 0, EVENTS)
     run(tmp_path, 10, "first", spec)

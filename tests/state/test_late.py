@@ -1,4 +1,4 @@
-"""Late rows go where the pipeline says: they are dropped, fail the batch, or are quarantined."""
+"""Late rows are dropped, fail the batch, or are quarantined, as the pipeline specifies."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ state = {{ output_mode = "append", partitions = 2, late = "quarantine" }}
     assert "there are no quarantined records" in capsys.readouterr().out
 
 
-def test_late_rows_outside_of_utc_and_with_repeated_column_names_are_found(tmp_path: Path) -> None:
+def test_late_rows_outside_of_utc_and_with_repeated_column_names_are_quarantined(tmp_path: Path) -> None:
     def repeated(events: DataFrame) -> DataFrame:
         twice = events.withWatermark("t", "10 minutes").select("t", "k", F.lit(None).cast("int").alias("k"))
         return twice.dropDuplicatesWithinWatermark(["t"]).toDF("at", "k", "n").where("n is null")
@@ -128,6 +128,6 @@ def test_late_rows_outside_of_utc_and_with_repeated_column_names_are_found(tmp_p
 
 
 @pytest.mark.parametrize("late", ["quarantined", "", None])
-def test_unknown_answer_to_late_rows_is_refused(late: Any) -> None:
+def test_invalid_value_of_late_is_refused(late: Any) -> None:
     with pytest.raises(InvalidError, match=r"state\.late"):
         State(output_mode="append", late=late)

@@ -1,4 +1,4 @@
-"""Each stateful operator gives what a real Structured Streaming query gives on the same micro-batches, in one process and over restarts of the state."""
+"""Each stateful operator gives the same rows as a real Structured Streaming query on the same micro-batches, in one process and after restarts."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def rows_of(frame: DataFrame) -> list[tuple[Any, ...]]:
 def streamed(
     spark: SparkSession, root: Path, transform: Callable[[DataFrame], DataFrame], mode: str
 ) -> list[tuple[list[tuple[Any, ...]], int]]:
-    """Rows and late rows of each micro-batch of a real query."""
+    """Return the rows and late rows of each micro-batch of a real query."""
     source, found = root / "source", {}
     source.mkdir(parents=True)
     session = spark.newSession()
@@ -145,7 +145,7 @@ def streamed(
 
 
 @pytest.mark.parametrize(("transform", "mode"), CASES, ids=lambda value: getattr(value, "__name__", value))
-def test_each_batch_gives_what_a_micro_batch_of_a_query_gives(
+def test_each_batch_gives_the_rows_of_a_streaming_micro_batch(
     spark: SparkSession, tmp_path: Path, transform: Callable[[DataFrame], DataFrame], mode: str
 ) -> None:
     found = []

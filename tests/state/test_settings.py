@@ -1,4 +1,4 @@
-"""Spark settings that differ from run to run do not change which state a batch continues."""
+"""Spark settings that differ between runs do not change which state a batch continues."""
 
 from __future__ import annotations
 
@@ -97,6 +97,6 @@ def test_policy_for_several_watermarks_is_that_of_the_session(spark: SparkSessio
 
 
 def windowed_again(events: DataFrame) -> DataFrame:
-    """Windows over events that have a watermark already."""
+    """Windows over events that already have a watermark."""
     counted = events.groupBy(F.window("t", "5 minutes"), "k").count()
     return counted.selectExpr("window.start AS at", "k", "count AS n")

@@ -1,4 +1,4 @@
-"""Vacuum deletes the operators' state that no retained version needs, and nothing else."""
+"""Vacuum deletes exactly the operators' state that no retained version needs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from airflow_provider_streamsem.spark.stateful import MicroBatch
 from airflow_provider_streamsem.state import operator_state
 from airflow_provider_streamsem.state_files import unneeded
 from airflow_provider_streamsem.stores.contract import open_store
-from tests.state.test_commits import Crash, counts, dies_after
+from tests.state.test_commits import Crash, counts, crash_at
 from tests.state.test_operators import arrive, keyed, outcome, pipeline
 
 pytestmark = pytest.mark.spark
@@ -47,18 +47,18 @@ def batches_of(path: Path) -> int:
 
 @pytest.fixture
 def root(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A pipeline of six versions. Of two of them, the first attempt wrote its state and died."""
+    """A pipeline with six versions. In two of them, the first attempt wrote its state and died."""
     for number in range(BATCHES):
         arrive(tmp_path, number, [(number, "a"), (number, f"k{number}")])
         if number in (0, 2):
-            dies_after(monkeypatch, MicroBatch, "after")
+            crash_at(monkeypatch, MicroBatch, "after")
             with pytest.raises(StreamsemError):
                 run_batch(counting(tmp_path), run_key=f"run {number}")
         run_batch(counting(tmp_path), run_key=f"run {number}")
     return tmp_path
 
 
-def test_vacuum_keeps_the_state_of_the_retained_versions_alone(spark: SparkSession, root: Path) -> None:
+def test_vacuum_keeps_only_the_state_of_the_retained_versions(spark: SparkSession, root: Path) -> None:
     before = len(snapshots(root))
     planned = vacuum(counting(root), dry_run=True)
     assert len(snapshots(root)) == before
@@ -87,15 +87,15 @@ def test_only_versions_whose_state_is_kept_can_be_reprocessed(spark: SparkSessio
 
 
 def test_vacuum_that_dies_after_any_deletion_loses_no_needed_file_and_is_completed(root: Path) -> None:
-    whole = root / "log"
+    original = root / "log"
     state = operator_state(outcome(root, BATCHES - 3).state)
     assert state is not None
-    found = [stat.key for stat in unneeded(open_store(str(whole)), state)]
+    found = [stat.key for stat in unneeded(open_store(str(original)), state)]
     needed = {p.name for path in snapshots(root) if batches_of(path) >= state.batches for p in (path,)}
     assert found
     for died_after in range(len(found) + 1):
         copy = root / f"copy {died_after}"
-        shutil.copytree(whole, copy / "log")
+        shutil.copytree(original, copy / "log")
         store = open_store(str(copy / "log"))
         for key in found[:died_after]:
             store.delete(key)
@@ -108,10 +108,10 @@ def test_vacuum_that_dies_after_any_deletion_loses_no_needed_file_and_is_complet
         shutil.rmtree(copy)
 
 
-def test_open_reprocessing_version_whose_state_is_partly_deleted_is_aborted_by_the_next_run(
+def test_open_reprocessing_run_with_partly_deleted_state_is_aborted_by_the_next_run(
     spark: SparkSession, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Vacuum died between an SST file and its snapshot, and the process of the reprocessing run is gone."""
+    """Vacuum died between an SST file and its snapshot, and the process of the reprocessing run has died."""
 
     def dies(*_: object, **__: object) -> None:
         raise Crash

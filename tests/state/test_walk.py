@@ -1,7 +1,7 @@
 """
 A random walk over the states of a keyed sum, compared with a dictionary.
 
-Each step builds on a random earlier state, as reprocessing runs, zombies and discarded attempts do, sometimes two at once on one state.
+Each step continues a random earlier state, as reprocessing runs, zombies and discarded attempts do. Sometimes two attempts continue one state concurrently.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SUMS = State(output_mode="update", partitions=2)
 
 @dataclass
 class Known:
-    """A state that some attempt wrote, and the sums that it must hold."""
+    """A state that an attempt wrote, and the sums that it must contain."""
 
     state: OperatorState | None = None
     sums: dict[int, int] = field(default_factory=dict)
@@ -70,10 +70,10 @@ def walk(session: SparkSession, location: str, seed: int, steps: int) -> list[Kn
     return known
 
 
-def test_every_attempt_builds_on_exactly_the_state_that_it_names(spark: SparkSession, tmp_path: Path) -> None:
+def test_every_attempt_continues_exactly_the_state_that_it_names(spark: SparkSession, tmp_path: Path) -> None:
     known = walk(spark, f"file:{tmp_path}/state", 0, 16)
     assert max(found.state.batches for found in known if found.state) > 3
-    assert len({found.state.root for found in known if found.state}) > 1, "several attempts began a state"
+    assert len({found.state.root for found in known if found.state}) > 1, "several attempts created a state"
 
 
 @pytest.mark.prove

@@ -1,4 +1,4 @@
-"""The crash matrix of a user's pipeline: it kills every step once, and finds and names what breaks."""
+"""The crash matrix for a user's pipeline: it kills every step once and reports what breaks."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class TestWithoutSpark:
         assert killed == list(range(len(steps)))
         assert next(started) == len(steps) + 2
 
-    def test_duplicated_side_effect_is_found_and_its_steps_are_named(self, matrix: Callable[..., list[str]]) -> None:
+    def test_duplicated_side_effect_is_reported_with_its_steps(self, matrix: Callable[..., list[str]]) -> None:
         sent: list[int] = []
 
         def mails(rows: Rows) -> Rows:
@@ -202,13 +202,13 @@ class TestWithoutSpark:
         def once(rows: Rows) -> Rows:
             for row in {row["id"] for row in rows}:
                 if row in seen:
-                    raise RuntimeError(f"{row} was seen")
+                    raise RuntimeError(f"{row} was repeated")
                 seen.add(row)
             return rows
 
         with pytest.raises(
             AssertionError,
-            match=r"killed at step 27 of 56, write lake:\n    the retry failed: RuntimeError: 1 was seen",
+            match=r"killed at step 27 of 56, write lake:\n    the retry failed: RuntimeError: 1 was repeated",
         ) as caught:
             matrix(once, prepare=seen.clear)
         assert isinstance(caught.value.__cause__, RuntimeError)
@@ -222,27 +222,27 @@ class TestWithoutSpark:
     ) -> None:
         stage = RowsEngine.stage
 
-        def translates(engine: RowsEngine, job: Any, log: Any) -> Any:
+        def wrap_error(engine: RowsEngine, job: Any, log: Any) -> Any:
             try:
                 return stage(engine, job, log)
             except BaseException as error:
                 raise RuntimeError("something failed") from error
 
-        monkeypatch.setattr(RowsEngine, "stage", translates)
+        monkeypatch.setattr(RowsEngine, "stage", wrap_error)
         assert len(matrix()) == 56
 
 
 class TestComparison:
     def trial(self, outputs: Iterator[Output], steps: Iterator[int]) -> Any:
-        class Made:
-            def run(self, told: Steps) -> None:
+        class RunStub:
+            def run(self, run_steps: Steps) -> None:
                 for n in range(next(steps)):
-                    told(f"step {n}")
+                    run_steps(f"step {n}")
 
             def output(self) -> Output:
                 return next(outputs)
 
-        return Made
+        return RunStub
 
     def test_kill_that_is_never_reached_fails(self) -> None:
         same: Iterator[Output] = iter([{"rows": 1}] * 9)
@@ -258,7 +258,7 @@ class TestComparison:
         ]
         assert compare(wanted, wanted) == []
 
-    def test_many_rows_are_reported_by_a_few_and_their_number(self) -> None:
+    def test_many_rows_are_reported_as_a_few_examples_and_their_number(self) -> None:
         (report_text,) = compare({"rows": multiset([])}, {"rows": multiset({"id": n} for n in range(9))})
         assert report_text == "rows: new 9: {'id': 0}, {'id': 1}, {'id': 2}, {'id': 3}, {'id': 4}, and 4 others"
 

@@ -1,4 +1,4 @@
-"""A user's DAG over rows of a test, killed at every step of Airflow's own execution."""
+"""The test harness for a user's DAG: the DAG gets the rows of a test and is killed at every step of Airflow's task execution."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def orders():
         return [row for row in rows if row["id"] > 0]
 
     @task
-    def tell(result):
+    def send_mail(result):
         SENT.extend(file.rows for file in open_log("s3://lake/log").files())
 
-    tell(clean())
+    send_mail(clean())
 
 
 @dag(schedule=None)
@@ -112,7 +112,7 @@ def test_dag_runs_over_given_rows_and_its_tasks_find_the_log_by_its_production_n
     assert module.SENT == [1, 1]
 
 
-def test_killed_task_gets_another_try_and_a_duplicated_side_effect_is_found(
+def test_killed_task_gets_another_try_and_a_duplicated_side_effect_is_reported(
     harness: Callable[[str], DagHarness], module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs: list[tuple[str, dict[str, tuple[str, int]]]] = []
@@ -156,8 +156,8 @@ def test_killed_task_gets_another_try_and_a_duplicated_side_effect_is_found(
     )
 
 
-@pytest.mark.prove  # another fault that the crash matrix finds; the test above finds one in each run
-def test_task_that_returns_another_result_after_a_kill_is_found(
+@pytest.mark.prove  # The crash matrix finds a second fault here. The test above covers a fault in each run.
+def test_task_that_returns_another_result_after_a_kill_is_reported(
     harness: Callable[[str], DagHarness], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run key with the try number finds its own batch committed by another run, and returns an empty result to its downstream tasks."""
@@ -174,12 +174,12 @@ def test_task_that_returns_another_result_after_a_kill_is_found(
 def test_production_settings_are_restored_and_no_other_log_can_be_opened(
     harness: Callable[[str], DagHarness], module: Any
 ) -> None:
-    made = harness("opens_another_log")
+    streamsem_harness = harness("opens_another_log")
     with pytest.raises(AssertionError, match="ended in state failed"):
-        made.run(BATCHES)
-    (task,) = made._dag.tasks
+        streamsem_harness.run(BATCHES)
+    (task,) = streamsem_harness._dag.tasks
     assert (task.pipeline.log, task.spark_conn_id) == ("s3://lake/log", None)
-    assert made._dag.tasks[0].pipeline is module.ORDERS
+    assert streamsem_harness._dag.tasks[0].pipeline is module.ORDERS
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_pipeline_file_is_run_at_other_locations(module: Any, tmp_path: Path, mo
     assert not os.path.exists("/data")
 
 
-def test_metadata_database_that_may_be_a_deployments_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_database_that_may_belong_to_a_deployment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from airflow.configuration import conf
 
     monkeypatch.setattr(conf, "get", lambda *args, **named: "postgresql://user:hunter2@db/airflow")

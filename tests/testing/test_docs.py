@@ -1,4 +1,4 @@
-"""The test files on the documentation page are run exactly as the page shows them."""
+"""The test files on the documentation page run exactly as the page shows them."""
 
 from __future__ import annotations
 
@@ -52,5 +52,5 @@ def test_users_test_of_a_dag_passes(tmp_path: Path) -> None:
 
 
 def test_every_fixture_is_on_the_page() -> None:
-    made = {name for name, _ in inspect.getmembers(plugin) if name.startswith("streamsem_")}
-    assert made == set(re.findall(r"^\| `(streamsem_\w+)` \|", PAGE, re.MULTILINE))
+    defined = {name for name, _ in inspect.getmembers(plugin) if name.startswith("streamsem_")}
+    assert defined == set(re.findall(r"^\| `(streamsem_\w+)` \|", PAGE, re.MULTILINE))

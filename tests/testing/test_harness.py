@@ -1,4 +1,4 @@
-"""The harness: a production pipeline over rows of a test, unchanged except for its locations."""
+"""The harness for a user's pipeline: it runs the production pipeline on the rows of a test, with other locations only."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class TestWithoutSpark:
         one.run([{"id": 1}])
         assert two.run([{"id": 2}]).rows() == [{"id": 2}]
 
-    def test_errors_of_the_run_are_the_pipelines_own(self, tmp_path: Path) -> None:
+    def test_errors_of_the_run_are_raised_unchanged(self, tmp_path: Path) -> None:
         harness = PipelineHarness(without_spark(limits=Limits(max_quarantined=1)), tmp_path)
         with pytest.raises(DataError):
             harness.run(["{", "{"])
@@ -169,15 +169,15 @@ class TestFilesOnSpark:
     def test_rows_reach_the_transform_with_the_types_of_the_schema(
         self, streamsem_harness: Harness, format: str
     ) -> None:
-        seen: list[str] = []
+        schemas: list[str] = []
 
         def transform(frame: DataFrame) -> DataFrame:
-            seen.append(frame.schema.simpleString())
+            schemas.append(frame.schema.simpleString())
             return frame
 
         run = streamsem_harness(files(format, transform=transform)).run([FULL, NULLS])
         assert sorted(run.rows(), key=lambda row: row["id"] or 0) == [NULLS, FULL]
-        assert seen == [
+        assert schemas == [
             "struct<id:bigint,user:string,amount:decimal(12,2),at:timestamp,day:date,raw:binary,paid:boolean,tags:array<string>>"
         ]
 
@@ -205,7 +205,7 @@ class TestFilesOnSpark:
         run = streamsem_harness(files("text", source={"schema": None})).run(["one", {"value": "two"}, b"three"])
         assert sorted(row["value"] for row in run.rows()) == ["one", "three", "two"]
 
-    def test_predicate_and_quarantine_are_the_pipelines(self, streamsem_harness: Harness) -> None:
+    def test_predicate_and_quarantine_of_the_pipeline_apply(self, streamsem_harness: Harness) -> None:
         run = streamsem_harness(files(where="id > 1", rows="filter")).run([{"id": 1}, {"id": 2}, '{"id": "x"}'])
         assert run.counts == {"read": 3, "parsed": 2, "quarantined": 1, "filtered": 1, "written.lake": 1}
         assert run.frame().count() == 1
@@ -275,7 +275,7 @@ class TestFilesOnSpark:
 
 @pytest.mark.spark
 class TestKafkaOnSpark:
-    def test_mapping_is_a_row_as_the_transform_gets_it(self, streamsem_harness: Harness) -> None:
+    def test_mapping_is_a_row_with_the_columns_of_the_transform(self, streamsem_harness: Harness) -> None:
         given = {"id": 1, "user": "ann", "kafka_topic": "returns", "kafka_partition": 3, "kafka_offset": 42, "kafka_key": "k", "kafka_timestamp": FULL["at"],
                  "kafka_headers": [("trace", b"\x01")]}  # fmt: skip
         run = streamsem_harness(kafka()).run([given, {"id": 2}])
@@ -289,7 +289,7 @@ class TestKafkaOnSpark:
         )
         assert (second["kafka_key"], second["kafka_headers"]) == (None, None)
 
-    def test_row_that_a_transform_got_may_be_given_again(self, streamsem_harness: Harness) -> None:
+    def test_row_received_by_a_transform_is_accepted_as_input(self, streamsem_harness: Harness) -> None:
         pipeline = kafka(source={"value": Json("id long, key string, topic string")})
         given = {
             "id": 1,
@@ -314,7 +314,7 @@ class TestKafkaOnSpark:
         run = harness.run([{"id": 3}, {"id": 4, "kafka_partition": 1}, {"id": 5}])
         assert {row["id"]: row["kafka_offset"] for row in run.rows()} == {3: 1, 4: 1, 5: 2}
 
-    def test_value_that_cannot_be_decoded_is_quarantined_with_its_location_as_from_kafka(
+    def test_value_that_cannot_be_decoded_is_quarantined_with_its_offset_as_from_kafka(
         self, streamsem_harness: Harness
     ) -> None:
         run = streamsem_harness(kafka()).run(
@@ -329,8 +329,8 @@ class TestKafkaOnSpark:
         }  # fmt: skip
 
     def test_tombstone_gives_null_fields(self, streamsem_harness: Harness) -> None:
-        run = streamsem_harness(kafka()).run([KafkaMessage(value=None, key="gone")])
-        assert [(row["id"], row["kafka_key"]) for row in run.rows()] == [(None, b"gone")]
+        run = streamsem_harness(kafka()).run([KafkaMessage(value=None, key="deleted")])
+        assert [(row["id"], row["kafka_key"]) for row in run.rows()] == [(None, b"deleted")]
 
     def test_rows_without_a_decoder_are_kafka_columns(self, streamsem_harness: Harness) -> None:
         run = streamsem_harness(kafka(source={"value": None})).run(
@@ -355,7 +355,7 @@ class TestKafkaOnSpark:
             ({"value": Avro('{"type": "record", "name": "O", "fields": []}')}, {"id": 1}, "Json"),
         ],
     )  # fmt: skip
-    def test_row_that_is_no_valid_message_is_refused(
+    def test_row_that_is_not_a_valid_message_is_refused(
         self, streamsem_harness: Harness, source: dict[str, Any], row: Any, message: str
     ) -> None:
         with pytest.raises(InvalidError, match=message):

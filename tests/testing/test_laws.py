@@ -1,4 +1,4 @@
-"""Each law of monoids is tested: a monoid that breaks one of them is detected."""
+"""Each law of monoids is checked: a monoid that breaks one of them is reported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROWS = [{"word": "a"}, {"word": "bcd"}, {"word": "ef"}, {"word": "ghi"}]
 
 
 class Longest(Monoid):
-    """The longest word; of several, the first in alphabetical order."""
+    """The longest word. Of several, the first in alphabetical order."""
 
     type = "string"
 
@@ -97,7 +97,7 @@ def test_monoid_that_keeps_the_laws_passes(monoid: Monoid) -> None:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Monoid) else None,
 )
-def test_broken_law_is_found(monoid: Monoid, law: str) -> None:
+def test_broken_law_is_reported(monoid: Monoid, law: str) -> None:
     assert law in broken(monoid)
     with pytest.raises(AssertionError, match="breaks laws of monoids"):
         check_monoid(monoid, ROWS)

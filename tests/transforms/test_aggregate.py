@@ -1,4 +1,4 @@
-"""Aggregations and state objects: the rows over any cut into batches are those of one pass over all records."""
+"""Aggregations and state objects: for any division into batches, the rows equal those of one pass over all records."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from airflow_provider_streamsem import (
 )
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.transforms import monoids as m
-from tests.state.test_commits import run_that_dies_with_its_state_written
+from tests.state.test_commits import run_and_crash_after_state_write
 
 SCHEMA = "t timestamp, k string, n long, price decimal(9,2), x double"
 START = datetime.datetime(2024, 1, 1)
@@ -77,7 +77,7 @@ def pipeline(root: Path, transform: Callable[[Any], Any] | None, mode: str) -> P
 
 
 def run_cut(root: Path, spec: Pipeline, cut: tuple[int, ...], *, then_close: bool) -> None:
-    """Run one batch for each part of the records, and with ``then_close`` those that close all windows."""
+    """Run one batch for each part of the records, and with ``then_close`` the batches that close all windows."""
     pending = iter(RECORDS)
     batches = [[next(pending) for _ in range(size)] for size in cut]
     batches += [[LAST], [{**LAST, "minute": 1_001}]] if then_close else []
@@ -102,13 +102,13 @@ def rows(spark: SparkSession, root: Path) -> list[tuple[Any, ...]]:
 
 
 def newest(found: list[tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
-    """key → the row with the largest count, which every later batch increases."""
+    """key → the row with the largest count. Every later batch increases the count."""
     return {key: max(row[1:] for row in found if row[0] == key) for key in {row[0] for row in found}}
 
 
 @pytest.mark.spark
 @pytest.mark.parametrize("cut", CUTS, ids=str)
-def test_windows_of_spark_functions_are_those_of_one_pass(
+def test_windows_of_spark_functions_equal_those_of_one_pass(
     spark: SparkSession, tmp_path: Path, cut: tuple[int, ...]
 ) -> None:
     aggregate = Aggregate(
@@ -154,7 +154,7 @@ def test_every_function_of_spark_is_accepted_by_a_streaming_aggregation(spark: S
 
 @pytest.mark.spark
 @pytest.mark.parametrize("cut", CUTS[1:], ids=str)
-def test_windows_of_python_monoids_are_those_of_one_pass(
+def test_windows_of_python_monoids_equal_those_of_one_pass(
     spark: SparkSession, tmp_path: Path, cut: tuple[int, ...]
 ) -> None:
     aggregate = Aggregate(by=["k"], window=FIVE_MINUTES, values={"top": m.Top("n", 2, "array<bigint>")})
@@ -177,7 +177,7 @@ def test_windows_of_python_monoids_are_those_of_one_pass(
 def test_windows_do_not_depend_on_the_time_zone_of_the_session(
     spark: SparkSession, tmp_path: Path, values: Mapping[str, Any]
 ) -> None:
-    """The clocks of New York show the hour from 01:00 twice on this day: the records are an hour apart, and have the same local time."""
+    """Clocks in New York show the hour from 01:00 twice on this day. The records are one hour apart and have the same local time."""
     spec = pipeline(tmp_path, Aggregate(by=["k"], window=FIVE_MINUTES, values=values), "append")
     midnight = int((datetime.datetime(2024, 11, 3) - START).total_seconds()) // 60
     minutes = [midnight + hour * 60 + 31 for hour in (5, 6)]
@@ -204,7 +204,7 @@ def test_state_object_applies_each_record_once_over_batches_and_a_crash(
     for number, batch in enumerate((RECORDS[:5], RECORDS[5:])):
         arrive(tmp_path, number, batch)
         if number == 1:
-            run_that_dies_with_its_state_written(monkeypatch, spec, "run 1")
+            run_and_crash_after_state_write(monkeypatch, spec, "run 1")
         run_batch(spec, run_key=f"run {number}")
     counted = Counter(record["k"] for record in RECORDS)
     expected = {k: (counted[k], sum(r["n"] for r in RECORDS if r["k"] == k)) for k in counted}
@@ -287,7 +287,9 @@ def test_ready_made_transform_of_several_sources_is_refused(tmp_path: Path) -> N
 
 @pytest.mark.spark
 @pytest.mark.parametrize("values", [{"n": m.count()}, {"n": SumOf("n")}], ids=["Spark", "Python"])
-def test_columns_may_be_named_as_windows_are(spark: SparkSession, tmp_path: Path, values: Mapping[str, Any]) -> None:
+def test_columns_may_have_the_names_of_window_columns(
+    spark: SparkSession, tmp_path: Path, values: Mapping[str, Any]
+) -> None:
     schema = "`window` string, window_start long, n long, t timestamp"
     spec = pipeline(tmp_path, Aggregate(by=["window"], window=FIVE_MINUTES, values=values), "append").replace(
         source=FilesSource(path=str(tmp_path / "in"), format="json", schema=schema)
@@ -356,7 +358,7 @@ def test_record_of_a_closed_window_is_late_and_does_not_open_it_again(
 
 
 @pytest.mark.spark
-def test_changed_aggregation_is_refused_because_its_state_would_get_another_meaning(
+def test_changed_aggregation_is_refused_because_the_meaning_of_its_state_would_change(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     arrive(tmp_path, 0, RECORDS[:3])

@@ -162,7 +162,7 @@ def test_staged_files_that_were_deleted_or_truncated_are_not_added_to_the_table(
     assert publish(fixture, first).result == "applied"
 
 
-def test_outcome_is_unknown_when_the_table_never_answers_and_the_next_run_recovers(
+def test_outcome_is_unknown_if_the_table_never_replies_and_the_next_run_recovers(
     fixture: DeltaFixture, watch_delta_writes: Any
 ) -> None:
     def fail(name: str) -> None:

@@ -46,7 +46,7 @@ def test_page_with_a_wrong_checksum_is_refused_by_file(location: Location) -> No
 
 
 @pytest.mark.parametrize("format", ["parquet", "orc"])
-def test_columns_are_found_whatever_the_session_says_of_case_and_position(
+def test_columns_are_found_with_any_session_settings_for_case_and_position(
     location: Location, spark: SparkSession, format: str
 ) -> None:
     put(location, f"a.{format}", {"ID": [1, 2], "Amount": [5, 6]})

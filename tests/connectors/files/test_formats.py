@@ -256,7 +256,7 @@ def test_text_formats_keep_microseconds_and_long_fields(location: Location, spar
     assert row == spark.range(1).selectExpr(*expressions).first().asDict()  # type: ignore[union-attr]
 
 
-def test_columns_that_cannot_partition_are_named(location: Location) -> None:
+def test_columns_that_cannot_partition_are_reported_by_name(location: Location) -> None:
     location.put("a.txt", "x")
     with pytest.raises(DataError, match="cannot partition"):
         location.run(
@@ -276,7 +276,7 @@ def test_unusual_column_names_and_dataset_paths_are_read_back(location: Location
 
 
 @pytest.mark.parametrize("format", ["parquet", "orc"])
-def test_corrupt_columnar_file_fails_the_batch_and_is_named(location: Location, format: str) -> None:
+def test_corrupt_columnar_file_fails_the_batch_and_is_reported_by_name(location: Location, format: str) -> None:
     location.put(f"bad.{format}", b"not a columnar file at all")
     with pytest.raises(DataError) as caught:
         location.run(location.pipeline(source={"format": format, "schema": "id long"}))
@@ -432,7 +432,7 @@ def test_non_utf8_text_is_refused_if_the_sink_would_replace_bytes(
         location.run(pipeline)
 
 
-def test_refused_column_with_an_unusual_name_is_named(location: Location) -> None:
+def test_refused_column_with_an_unusual_name_is_reported_by_name(location: Location) -> None:
     location.put("a.txt", "x")
     name = "it's \"odd\\"
     refused = [f"{BAD_BYTES} `{name}`"]

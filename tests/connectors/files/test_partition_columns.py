@@ -120,7 +120,7 @@ def test_partition_value_that_does_not_fit_the_schema_is_refused_by_file(
     assert open_log(str(location.root / "log")).head == -1
 
 
-def test_files_of_every_depth_are_read_though_plain_spark_drops_those_without_partitions(
+def test_files_of_every_depth_are_read_although_plain_spark_drops_those_without_partitions(
     location: Location, spark: SparkSession
 ) -> None:
     paths = ["a.json", "Day=1/b.json", "day=2/H=3/c.json", "x/day=4/d.json", "y/day=5/e.json", "day=6/sub/f.json"]

@@ -26,7 +26,7 @@ MARKS = {
 
 @pytest.mark.parametrize("below", ["", "data", "data/day=1/hour=2"])
 @pytest.mark.parametrize("mark", MARKS)
-def test_path_in_a_table_is_refused_and_the_table_is_named(mark: str, below: str, tmp_path: Path) -> None:
+def test_path_in_a_table_is_refused_and_the_table_is_reported(mark: str, below: str, tmp_path: Path) -> None:
     file = tmp_path / "table" / mark
     file.parent.mkdir(parents=True)
     file.write_text("{}")

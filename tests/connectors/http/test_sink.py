@@ -335,7 +335,7 @@ def test_idempotent_operation_leaves_the_same_table_after_repeated_calls(
         assert stays == (row.idempotent or (files == 2 and operation == "delete")), operation
 
 
-def test_guarantee_with_record_id_says_that_records_with_equal_ids_are_merged(
+def test_guarantee_with_record_id_states_that_records_with_equal_ids_are_merged(
     tmp_path: Path, recorder: Recorder
 ) -> None:
     reasons_given = guarantee(pushing(new_fixture(tmp_path), recorder, record_id=["{a}", "b"], idempotent=True)).reasons

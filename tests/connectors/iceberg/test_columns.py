@@ -329,9 +329,7 @@ def reuse_renamed(update: Any) -> None:
 
 
 @pytest.mark.parametrize("reuse", [reuse_dropped, reuse_renamed])
-def test_reused_column_name_is_refused_since_readers_would_find_its_old_values_there(
-    tmp_path: Path, reuse: Any
-) -> None:
+def test_reused_column_name_is_refused_since_readers_would_read_the_old_values(tmp_path: Path, reuse: Any) -> None:
     lake = Lake(tmp_path)
     columns = [*ID, ("v", "long")]
     lake.publish(lake.batch(0, [("", pyarrow.table({"id": [0], "v": [1]}))], columns=columns))

@@ -93,7 +93,7 @@ def test_new_leader_is_checked_once_and_then_recorded_in_the_hint() -> None:
     assert cluster.epoch_requests == []
 
 
-def test_truncated_partition_stops_the_run_and_is_named() -> None:
+def test_truncated_partition_stops_the_run_and_is_reported_by_name() -> None:
     cluster = Cluster(p0=(0, 150, 4))
     cluster.cut.add("a-0@A")
     with pytest.raises(SourceChangedError, match="truncated"):

@@ -56,9 +56,7 @@ def test_columns_of_a_kafka_record_are_accepted() -> None:
         ({"value": "string", "topic": "string", "headers": {**HEADERS, "elementType": "binary"}}, "column='headers'"),
     ],
 )  # fmt: skip
-def test_columns_that_are_not_those_of_a_kafka_record_are_refused_and_named(
-    types: dict[str, Any], message: str
-) -> None:
+def test_columns_that_are_not_those_of_a_kafka_record_are_refused_by_name(types: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=f"{message}|nothing became visible.*{message}"):
         check_columns(_schema(**types), None)
 

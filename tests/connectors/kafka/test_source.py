@@ -68,7 +68,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "message"), BAD, ids=str)
-def test_invalid_argument_of_a_kafka_source_is_named(changes: dict[str, Any], message: str) -> None:
+def test_invalid_argument_of_a_kafka_source_is_reported_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidError, match=message):
         KafkaSource(**{**GOOD, **changes})
 
@@ -86,7 +86,7 @@ def test_limit_that_kafka_does_not_support_is_refused(limits: Limits) -> None:
         (lambda: Avro(RECORD, registry="ftp://h"), "registry"), (lambda: Avro(RECORD, registry="http://u:p@h"), "registry"),
     ],
 )  # fmt: skip
-def test_invalid_argument_of_a_decoder_is_named(make: Any, message: str) -> None:
+def test_invalid_argument_of_a_decoder_is_reported_by_name(make: Any, message: str) -> None:
     with pytest.raises(InvalidError, match=message):
         make()
 
@@ -135,7 +135,7 @@ def connection_with(extra: dict[str, object]) -> Any:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_property_that_may_load_code_reaches_no_client_and_is_named_without_its_value(name: str) -> None:
+def test_property_that_may_load_code_reaches_no_client_and_is_reported_without_its_value(name: str) -> None:
     with connection_with({name: "secret-value"}), pytest.raises(InvalidError, match="no client was started") as caught:
         settings_of("k", None)
     assert f"property={name!r}" in str(caught.value)
@@ -192,7 +192,7 @@ def test_properties_for_other_tasks_in_the_same_connection_are_ignored() -> None
         assert java_settings(settings_of("k", None)) == {"kafka.bootstrap.servers": "127.0.0.1:1"}
 
 
-def test_unreadable_file_of_a_connection_is_named() -> None:
+def test_unreadable_file_of_a_connection_is_reported() -> None:
     with pytest.raises(InvalidError, match=r"ssl\.ca\.location"):
         java_settings({"bootstrap.servers": "h:1", "ssl.ca.location": "/no/such/file"})
 
@@ -245,7 +245,7 @@ DEEP = '{"secret":' * 100_000
     ],
     ids=lambda text: text[:20],
 )
-def test_invalid_connection_is_named_and_its_text_is_not_quoted(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_invalid_connection_is_reported_without_its_text(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     import traceback
 
     monkeypatch.setenv("AIRFLOW_CONN_K", text)
@@ -255,7 +255,7 @@ def test_invalid_connection_is_named_and_its_text_is_not_quoted(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("code", [KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN])
-def test_unreachable_brokers_are_named(code: int) -> None:
+def test_unreachable_brokers_are_reported_by_address(code: int) -> None:
     def ask() -> None:
         raise KafkaException(KafkaError(code))
 

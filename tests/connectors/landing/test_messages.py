@@ -120,7 +120,7 @@ def test_lost_reply_of_the_store_is_never_treated_as_success(fault: Fault) -> No
             return
 
 
-def test_store_that_never_answers_leaves_every_message_in_the_queue() -> None:
+def test_store_that_never_replies_leaves_every_message_in_the_queue() -> None:
     class Silent(MemoryStore):
         def create(self, key: str, data: bytes) -> bool:
             from airflow_provider_streamsem.stores.contract import UnknownAnswerError

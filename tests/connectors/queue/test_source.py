@@ -187,7 +187,7 @@ def test_landing_in_a_dataset_is_refused_before_any_message_is_received(tmp_path
     queue_fixture.check()
 
 
-def test_queue_that_does_not_answer_claims_no_landing(tmp_path: Path) -> None:
+def test_queue_that_does_not_reply_claims_no_landing(tmp_path: Path) -> None:
     queue_fixture = QueueFixture(tmp_path)
     queue_fixture.send(1)
     misspelt = QueueSource(queue=memory_queue(None), landing=str(tmp_path / "in"), schema="id long")
