@@ -235,7 +235,7 @@ def test_drain_on_a_cluster_with_a_transform_that_only_the_driver_can_import(
     location.check(300)
 
 
-@pytest.mark.parametrize("location", ["disk", "s3"], indirect=True)
+@pytest.mark.parametrize("location", ["disk", pytest.param("s3", marks=pytest.mark.prove)], indirect=True)
 def test_executor_killed_while_it_writes_loses_and_duplicates_no_rows(
     driver: Driver, location: Location, cluster: Cluster
 ) -> None:
@@ -348,6 +348,7 @@ def test_bad_records_on_spark_connect_are_quarantined(client: Driver, location: 
     location.check(10)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("location", ["disk"], indirect=True)
 def test_killed_connect_server_fails_the_attempt_and_a_retry_commits_once(tmp_path: Path, location: Location) -> None:
     server = ConnectServer(tmp_path / "connect")

@@ -66,7 +66,9 @@ def test_batch_scoped_dedup_drops_duplicates_within_a_batch_and_keeps_no_state(
     assert not outcome[0].state
 
 
-@pytest.mark.parametrize(("bucketed_rows", "sent"), [(20, True), (1_000_000, False)])
+@pytest.mark.parametrize(
+    ("bucketed_rows", "sent"), [(20, True), pytest.param(1_000_000, False, marks=pytest.mark.prove)]
+)
 def test_each_id_is_written_once_over_many_batches(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucketed_rows: int, sent: bool
 ) -> None:
@@ -158,6 +160,7 @@ def test_id_is_unchanged_after_its_column_was_widened(spark: SparkSession, tmp_p
     assert tuple(texts or ()) == ("5", "5", "0.0000000001", "0", "-10")
 
 
+@pytest.mark.prove
 def test_reprocessing_writes_the_same_records_again(spark: SparkSession, tmp_path: Path) -> None:
     for batch in range(3):
         write(tmp_path, f"{batch}", [{"shop": "a", "id": n, "n": batch} for n in range(batch, batch + 3)])

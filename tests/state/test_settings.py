@@ -28,7 +28,9 @@ def per_minute(events: DataFrame) -> DataFrame:
     ("transform", "setting", "values"),
     [
         (processed, f"{STREAMING}.stateStore.encodingFormat", ("unsaferow", "avro")),
-        (processed, f"{STREAMING}.stateStore.encodingFormat", ("avro", "unsaferow")),
+        pytest.param(
+            processed, f"{STREAMING}.stateStore.encodingFormat", ("avro", "unsaferow"), marks=pytest.mark.prove
+        ),
         (per_minute, f"{STREAMING}.statefulOperator.useStrictDistribution", ("true", "false")),
         (keyed, f"{STREAMING}.aggregation.stateFormatVersion", ("1", "2")),
     ],

@@ -86,6 +86,7 @@ def test_only_versions_whose_state_is_kept_can_be_reprocessed(spark: SparkSessio
     assert counts(spark, root) == {"a": BATCHES, **{f"k{n}": 1 for n in range(BATCHES)}}
 
 
+@pytest.mark.prove
 def test_vacuum_that_dies_after_any_deletion_loses_no_needed_file_and_is_completed(root: Path) -> None:
     original = root / "log"
     state = operator_state(outcome(root, BATCHES - 3).state)

@@ -173,7 +173,11 @@ def test_windows_of_python_monoids_equal_those_of_one_pass(
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("values", [{"n": m.count()}, {"n": m.Top("n", 9, "array<bigint>")}], ids=["Spark", "Python"])
+@pytest.mark.parametrize(
+    "values",
+    [{"n": m.count()}, pytest.param({"n": m.Top("n", 9, "array<bigint>")}, marks=pytest.mark.prove)],
+    ids=["Spark", "Python"],
+)
 def test_windows_do_not_depend_on_the_time_zone_of_the_session(
     spark: SparkSession, tmp_path: Path, values: Mapping[str, Any]
 ) -> None:
