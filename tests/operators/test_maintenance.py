@@ -125,8 +125,8 @@ def test_killed_task_cancels_its_spark_jobs_and_commits_nothing(
         except BaseException as error:
             failed.append((error, time.monotonic()))
 
-    task = threading.Thread(target=execute)
-    task.start()
+    thread = threading.Thread(target=execute)
+    thread.start()
     tracker = spark.sparkContext.statusTracker()
     deadline = time.monotonic() + 60
     while not tracker.getActiveStageIds() and time.monotonic() < deadline:
@@ -134,8 +134,8 @@ def test_killed_task_cancels_its_spark_jobs_and_commits_nothing(
     assert tracker.getActiveStageIds(), "the batch never started"
     killed = time.monotonic()
     task.on_kill()
-    task.join(30)
-    assert not task.is_alive()
+    thread.join(30)
+    assert not thread.is_alive()
     (error, at) = failed[0]
     assert isinstance(error, StageError)
     head = open_log(fixture.store.url).log

@@ -62,7 +62,7 @@ class StatefulPipeline(PipelineFixture):
         lost = [stat.key for stat in store.list(f"{LOCATION}/") if stat.key.endswith(f"_{_plain(attempt_id)}.zip")]
         if not lost or self.rng.random() < 0.5:
             return False
-        store.delete(lost[0])
+        store.lose(lost[0])
         self.scheduler.count["snapshots lost with their machine"] += 1
         return True
 

@@ -55,6 +55,11 @@ class SimulatedStore(MemoryStore):
         self.history.append((key, None))
         super().delete(key)
 
+    def lose(self, key: str) -> None:
+        """Lose an object, as if it had never been written. Unlike a deleted object, it is in no stale listing."""
+        self._objects.pop(key)
+        self.history = [change for change in self.history if change[0] != key]
+
     def earlier(self, changes: int) -> MemoryStore:
         """The store before the newest ``changes`` changes."""
         earlier = MemoryStore(URL)

@@ -33,7 +33,7 @@ NEWER = SinkMarker(4, "applied", "after")
 TABLE_REFUSES = PublishError("the table was altered; the batch is not in it")
 
 
-class MemorySink(TransactionalSink["Memory"]):
+class MemorySink(TransactionalSink["MemorySink"]):
     """A sink with a marker and a list of committed versions. Each try executes one step of the script."""
 
     tries: ClassVar[int] = 4
