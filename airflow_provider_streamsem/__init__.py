@@ -27,6 +27,7 @@ _NAMES = {
     "HttpSink": "airflow_provider_streamsem.connectors.http.sink",
     "IcebergSink": "airflow_provider_streamsem.connectors.iceberg.sink",
     "JdbcSink": "airflow_provider_streamsem.connectors.sql.sink",
+    "JdbcSource": "airflow_provider_streamsem.connectors.sql.source",
     "Json": "airflow_provider_streamsem.connectors.parsing.decoders",
     "KafkaSink": "airflow_provider_streamsem.connectors.kafka.sink",
     "KafkaSource": "airflow_provider_streamsem.connectors.kafka.source",
@@ -79,6 +80,7 @@ __all__ = [
     "HttpSink",
     "IcebergSink",
     "JdbcSink",
+    "JdbcSource",
     "Json",
     "KafkaSink",
     "KafkaSource",
@@ -132,6 +134,7 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.connectors.rate.source import RateSource
     from airflow_provider_streamsem.connectors.replay.source import ReplaySource
     from airflow_provider_streamsem.connectors.sql.sink import JdbcSink
+    from airflow_provider_streamsem.connectors.sql.source import JdbcSource
     from airflow_provider_streamsem.connectors.sqs.client import SqsQueue
     from airflow_provider_streamsem.dedup import Dedup
     from airflow_provider_streamsem.errors import StreamsemError

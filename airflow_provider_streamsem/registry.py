@@ -19,6 +19,7 @@ Kind = Literal["sources", "lookups", "sinks", "stores", "engines"]
 _BUILT_IN: dict[Kind, dict[str, str]] = {
     "sources": {
         "files": "airflow_provider_streamsem.connectors.files.source:FilesSource",
+        "jdbc": "airflow_provider_streamsem.connectors.sql.source:JdbcSource",
         "kafka": "airflow_provider_streamsem.connectors.kafka.source:KafkaSource",
         "queue": "airflow_provider_streamsem.connectors.queue.source:QueueSource",
         "rate": "airflow_provider_streamsem.connectors.rate.source:RateSource",

@@ -560,7 +560,9 @@ def lag(args: argparse.Namespace) -> CommandResult:
 def _clock(minimum_clock_ms: int | None) -> str:
     if minimum_clock_ms is None:
         return "none: all items are committed"
-    return f"{_time(minimum_clock_ms)} UTC" if minimum_clock_ms else "unknown: messages wait in a queue"
+    return (
+        f"{_time(minimum_clock_ms)} UTC" if minimum_clock_ms else "unknown: the source has no times of its unread items"
+    )
 
 
 def abort(args: argparse.Namespace) -> CommandResult:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
+from airflow_provider_streamsem.connectors.contract import offset_unit
 from airflow_provider_streamsem.observability.account import Account
 from airflow_provider_streamsem.observability.links import BatchLink, SparkUiLink, SparkUiListener
 from airflow_provider_streamsem.observability.logs import LogFieldsListener
@@ -41,7 +42,7 @@ class Observed:
             account,
             LogFieldsListener(),
             SpansListener(),
-            StatsListener(tags, pipeline.source.unit),
+            StatsListener(tags, offset_unit(pipeline.source)),
             SparkUiListener(ti),
         )
         with listening(*listeners):

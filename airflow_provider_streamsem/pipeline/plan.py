@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from airflow_provider_streamsem import telemetry
-from airflow_provider_streamsem.connectors.contract import Planner, SourceEnd, SourceSlice
+from airflow_provider_streamsem.connectors.contract import Planner, SourceEnd, SourceSlice, offset_unit
 from airflow_provider_streamsem.errors import InternalError
 from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.pipeline import report
@@ -52,7 +52,8 @@ def plan_batch(opened: Opened, planner: Planner, ready: Ready, *, run_key: str, 
     end = planner.poll(hint) if target is None else SourceEnd(target)
     telemetry.emit(telemetry.SourcePolled.at, start, end.offsets)
     limits = opened.pipeline.limits
-    logger.info("%s", report.lag(start, end.offsets, unit=opened.pipeline.source.unit, is_target=target is not None))
+    unit = offset_unit(opened.pipeline.source)
+    logger.info("%s", report.lag(start, end.offsets, unit=unit, is_target=target is not None))
     if drain and ready.j == 0:
         target = end.offsets
     found = planner.slice(start, end, limits, hint, on_data_loss=opened.pipeline.on_data_loss)

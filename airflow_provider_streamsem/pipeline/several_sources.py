@@ -24,6 +24,7 @@ from airflow_provider_streamsem.connectors.contract import (
     SourceEnd,
     SourceSlice,
     Warns,
+    offset_unit,
 )
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, StreamsemError
 from airflow_provider_streamsem.limits import Limits
@@ -85,7 +86,7 @@ class SeveralSources:
     @property
     def unit(self) -> str:
         """The unit of all sources, or ``items`` if they differ."""
-        units = {source.unit for source in self.parts.values()}
+        units = {unit for source in self.parts.values() for unit in (source.unit, offset_unit(source))}
         return units.pop() if len(units) == 1 else "items"
 
     @property

@@ -22,7 +22,7 @@ class Lag:
     :param version: the newest closed version; -1 before the first
     :param last_commit_age_ms: milliseconds since the newest outcome, a commit or an abort; ``None`` before the first outcome
     :param minimum_clock_ms: every item that arrived before this time is committed, in milliseconds since the epoch: the minimum over all partitions of all
-        sources. ``None`` if all items are committed. 0 if it is unknown, because messages wait in a queue
+        sources. ``None`` if all items are committed. 0 if it is unknown, because messages wait in a queue, or a table has an integer cursor
     :param watermark_ms: the watermark of the state after the newest version, in milliseconds since the epoch; ``None`` without one
     """
 

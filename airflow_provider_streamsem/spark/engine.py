@@ -74,6 +74,8 @@ _TRANSIENT = re.compile(
     r"UnknownHostException|NoRouteToHostException|InterruptedIOException|HttpHostConnectException|ConnectTimeoutException|SSLException)\b"
 )
 """Matches exceptions of Hadoop's file systems and of the network after which a retry may succeed."""
+_READ_BY_PYTHON = re.compile(r"streamsem-read (setup|data|database): ([^\n]+)")
+"""Matches errors of :mod:`airflow_provider_streamsem.connectors.sql.executor_read`."""
 _OF_THE_DATA = (
     "CAST_INVALID_INPUT",
     "NUMERIC_VALUE_OUT_OF_RANGE",
@@ -396,6 +398,9 @@ def _translated(error: Exception, job: Job) -> StreamsemError:
     if refusal is not None:
         what = "the store refused a read or write of Spark; nothing became visible"
         return StoreRefusedError(what, version=version, refusal=refusal, **_files(job))
+    for text in _texts(error):
+        if read := _READ_BY_PYTHON.search(text):
+            return _of_a_database(read[1], read[2], version)
     is_transient = any(_TRANSIENT.search(text) for text in _texts(error))
     for condition, path in conditions:
         translated = _of_condition(error, condition, path, job, is_transient=is_transient)
@@ -430,6 +435,23 @@ def _translated(error: Exception, job: Job) -> StreamsemError:
         **({"condition": condition} if condition else {}),
         **({"transform": job.transform_name} if job.transform_name else {}),
         **_files(job),
+    )
+
+
+def _of_a_database(kind: str, problem: str, version: int) -> StreamsemError:
+    """Translate an error of the function by which executors read a database."""
+    if kind == "setup":
+        what = "an executor cannot read the source's database; nothing became visible"
+        return InvalidError(what, version=version, problem=problem).advising(
+            "install SQLAlchemy, the database's driver and pyarrow in the Python environment of the executors, and run again."
+        )
+    if kind == "data":
+        what = "the source's table has a value that Spark cannot read; nothing became visible"
+        return DataError(what, version=version, problem=problem).advising(
+            "correct the value, or leave the column out with `columns` of the source; then run again: the same range is read again."
+        )
+    return StageError(
+        "an executor could not read the source's database; nothing became visible", version=version, problem=problem
     )
 
 

@@ -40,7 +40,7 @@ from airflow_provider_streamsem.commitlog import doctor
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.contract import Planner, Source, SourceSlice
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
-from airflow_provider_streamsem.errors import LogDamagedError, SourceChangedError
+from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, SourceChangedError
 from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.pipeline import spec
 from airflow_provider_streamsem.pipeline.run import run_batch
@@ -331,7 +331,10 @@ class SourceContract:
         system.add(range(3))
         planner = _Progress(system).planner
         end = planner.poll(None).offsets
-        later = find(system.clock.now_ms() + 1)
+        try:
+            later = find(system.clock.now_ms() + 1)
+        except InvalidError:  # this source has no times
+            return
         assert {partition: position(later, partition) for partition in end} == dict(end)
         assert planner.lag(find(0), None) == planner.lag(system.source.initial_offsets(), None)
 

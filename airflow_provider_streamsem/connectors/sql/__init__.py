@@ -1,1 +1,1 @@
-"""The JDBC sink: writes rows to tables of SQL databases."""
+"""The JDBC source and sink: read and write tables of SQL databases."""

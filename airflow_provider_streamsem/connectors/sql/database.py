@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_streamsem import connections
 from airflow_provider_streamsem.connectors.contract import SinkMarker
-from airflow_provider_streamsem.errors import InvalidError, PublishError, StreamsemError, UnavailableError
+from airflow_provider_streamsem.errors import DataError, InvalidError, PublishError, StreamsemError, UnavailableError
 from airflow_provider_streamsem.protocol.entries import Json
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def connected(conn_id: str) -> Iterator[sa.Connection]:
     """
     import sqlalchemy as sa
 
-    url, options = _address(conn_id)
+    url, options = address(conn_id)
     failed = ""
     try:
         engine = sa.create_engine(url, poolclass=sa.pool.NullPool, connect_args=options, hide_parameters=True)
@@ -102,7 +102,12 @@ def _be_strict(connection: sa.Connection) -> None:
         )
 
 
-def _address(conn_id: str) -> tuple[sa.URL, dict[str, Any]]:
+def address(conn_id: str) -> tuple[sa.URL, dict[str, Any]]:
+    """
+    Return SQLAlchemy's URL of the database, with the password, and the arguments of the driver.
+
+    :raises InvalidError: the Airflow connection does not exist or is of an unsupported type
+    """
     import sqlalchemy as sa
 
     found = connections.connection(conn_id)
@@ -298,6 +303,18 @@ def translated(error: Exception, **fields: object) -> StreamsemError:
         )
     what = "the database gave no clear answer; whether it applied the last transaction is unknown"
     return UnavailableError(what, **facts)
+
+
+def unread(error: Exception, **fields: object) -> StreamsemError:
+    """Map an error of a query that only reads, as :func:`translated` does. A query that the database refuses becomes a :class:`DataError`."""
+    found = translated(error, **fields)
+    if found is error:
+        return found
+    if isinstance(found, PublishError):
+        return DataError("the database refuses a query; nothing became visible", **found.fields).advising(
+            "grant SELECT on the table, or correct the table or the value that the database names; then run again."
+        )
+    return UnavailableError("the database gave no clear answer to a query; nothing became visible", **found.fields)
 
 
 def unanswered(table: str, version: int) -> UnavailableError:

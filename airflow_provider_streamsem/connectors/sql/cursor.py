@@ -1,0 +1,195 @@
+"""
+Cursor columns of a table, and the integers by which the log orders their values.
+
+An integer is its own offset. A time is the number of microseconds since 1970-01-01 UTC. The offset of a pair is the offset of its first column, times
+``2**64``, plus the integer in its second column. So offsets are ordered as the values are, and are never negative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_streamsem.connectors.sql.columns import Target
+from airflow_provider_streamsem.errors import InvalidError
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+PAIR = 2**64
+"""Number of values that the second column of a pair can have for one value of the first."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_LAST = datetime(
+    9999, 12, 30, tzinfo=timezone.utc
+)  # in every time zone before the year 10000, which Python cannot represent
+_US = timedelta(microseconds=1)
+_LAST_US = (_LAST - _EPOCH) // _US
+_MYSQL = ("mysql", "mariadb")
+
+
+@dataclass(frozen=True, slots=True)
+class CursorColumn:
+    """
+    A column of the cursor.
+
+    :param is_time: whether its values are times, instead of integers
+    :param zoned: whether the database stores its times in UTC, and not as local times
+    :param unit: resolution of its times, in microseconds; 1 for integers
+    :param nullable: whether the catalog permits nulls
+    """
+
+    name: str
+    is_time: bool
+    zoned: bool
+    unit: int
+    nullable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """
+    The cursor of a table: one column, or a pair.
+
+    :param table: SQLAlchemy's table, whose columns are those of the cursor, in order
+    :param columns: descriptions of these columns
+    :param utc_offset: what local times are ahead of UTC
+    """
+
+    table: sa.Table
+    columns: tuple[CursorColumn, ...]
+    utc_offset: timedelta
+
+    @property
+    def is_time(self) -> bool:
+        """Whether the offsets are times: the first column has times."""
+        return self.columns[0].is_time
+
+    @property
+    def step(self) -> int:
+        """Number of offsets that share one value of the first column."""
+        return PAIR ** (len(self.columns) - 1)
+
+    def offset_of(self, values: Sequence[Any]) -> int:
+        """Return the offset of the values of a row."""
+        offset = 0
+        for column, value in zip(self.columns, values, strict=True):
+            offset = offset * PAIR + self._number(column, value)
+        return offset
+
+    def _number(self, column: CursorColumn, value: Any) -> int:
+        if not column.is_time:
+            return int(value)
+        if value.tzinfo is None:
+            value = value.replace(tzinfo=timezone.utc) - (timedelta() if column.zoned else self.utc_offset)
+        return self.instant_us(value)
+
+    def values_of(self, offset: int) -> tuple[Any, ...]:
+        """Return the values with an offset, in the form that the database's driver accepts."""
+        *first, last = (offset,) if len(self.columns) == 1 else divmod(offset, PAIR)
+        return tuple(self._value(column, number) for column, number in zip(self.columns, (*first, last), strict=True))
+
+    def _value(self, column: CursorColumn, number: int) -> Any:
+        if not column.is_time:
+            return number
+        at = _EPOCH + min(number, _LAST_US) * _US
+        if column.zoned and getattr(self.table.c[0].type, "timezone", False):
+            return at
+        return (at if column.zoned else at + self.utc_offset).replace(tzinfo=None)
+
+    def instant_us(self, at: datetime) -> int:
+        """Return an instant in microseconds since the epoch. A time without a zone is in UTC."""
+        return (at.replace(tzinfo=at.tzinfo or timezone.utc) - _EPOCH) // _US
+
+    def at_instant(self, at_us: int) -> int:
+        """Return the offset of the first row with a time at or after an instant, rounded down to the resolution of the column."""
+        unit = self.columns[0].unit
+        return max(0, at_us // unit * unit) * self.step
+
+    def from_offset(self, offset: int) -> Any:
+        """Return the SQL condition for rows at or after an offset."""
+        return self._beyond(offset, includes=True)
+
+    def before_offset(self, offset: int) -> Any:
+        """Return the SQL condition for rows before an offset."""
+        return self._beyond(offset, includes=False)
+
+    def _beyond(self, offset: int, *, includes: bool) -> Any:
+        """
+        Compare with the values of an offset.
+
+        The comparison of a pair also compares its first column alone, because some databases use an index only for that.
+        """
+        import sqlalchemy as sa
+
+        values, columns = self.values_of(offset), list(self.table.c)
+        first, value = columns[0], values[0]
+        if len(columns) == 1:
+            return first >= value if includes else first < value
+        second = columns[1] >= values[1] if includes else columns[1] < values[1]
+        if includes:
+            return sa.and_(first >= value, sa.or_(first > value, second))
+        return sa.and_(first <= value, sa.or_(first < value, second))
+
+    def unreadable(self, dialect: str) -> Any:
+        """
+        Return the SQL condition for rows without an offset: a null, a negative integer, or a time before 1970 or after 9999.
+
+        In SQLite, an integer column can also contain other types.
+        """
+        import sqlalchemy as sa
+
+        found: list[Any] = []
+        for column, described in zip(self.table.c, self.columns, strict=True):
+            if described.nullable:
+                found.append(column.is_(None))
+            if dialect == "sqlite":
+                found.append(sa.func.typeof(column) != "integer")
+            found.append(column < self._value(described, 0))
+            if described.is_time:
+                found.append(column >= self._value(described, _LAST_US))
+        return sa.or_(*found)
+
+
+def cursor_of(target: Target, names: Sequence[str], utc_offset: timedelta) -> Cursor:
+    """
+    Describe the cursor of a table.
+
+    :raises InvalidError: the table lacks a column, or its type cannot be a cursor. Nothing was written
+    """
+    columns = []
+    for at, name in enumerate(names):
+        found = target.columns.get(name)
+        if found is None:
+            raise InvalidError(
+                "the table has no such cursor column (names are case-sensitive)", table=target.name, cursor=name
+            )
+        column = _described(name, found, target)
+        if column is None or (at and column.is_time):
+            accepted = (
+                "an integer type"
+                if at or target.dialect not in ("postgresql", *_MYSQL)
+                else "an integer type, timestamp, timestamptz or datetime"
+            )
+            raise InvalidError(
+                "the type of a cursor column is not supported", table=target.name, cursor=name, type=str(found["type"]), accepted=accepted
+            )  # fmt: skip
+        columns.append(column)
+    return Cursor(target.table(names), tuple(columns), utc_offset)
+
+
+def _described(name: str, found: Mapping[str, Any], target: Target) -> CursorColumn | None:
+    import sqlalchemy as sa
+
+    kind, nullable = found["type"], not target.never_null(name)
+    if isinstance(kind, sa.Integer):
+        return CursorColumn(name, is_time=False, zoned=False, unit=1, nullable=nullable)
+    if not isinstance(kind, sa.DateTime):
+        return None
+    if target.dialect == "postgresql":
+        digits = getattr(kind, "precision", None)
+        return CursorColumn(name, True, bool(kind.timezone), 10 ** (6 - (6 if digits is None else digits)), nullable)
+    if target.dialect in _MYSQL:
+        return CursorColumn(name, True, isinstance(kind, sa.TIMESTAMP), 10 ** (6 - (getattr(kind, "fsp", None) or 0)), nullable)  # fmt: skip
+    return None

@@ -1,0 +1,44 @@
+"""The pin of a range of a table. Pins come from the log, which is not trusted, so their form is checked (R6)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from airflow_provider_streamsem.errors import LogDamagedError
+from airflow_provider_streamsem.protocol.codec import build
+from airflow_provider_streamsem.protocol.entries import Json
+
+
+@dataclass(frozen=True, slots=True)
+class JdbcPin:
+    """
+    A planned range of the cursor, which one Spark task reads.
+
+    :param start: first offset, inclusive
+    :param end: end offset, exclusive
+    :param rows: number of rows in the range when it was planned
+    :param digest: a number that changes if a row of the range changes; ``""`` if the database or the settings give none
+    """
+
+    start: int
+    end: int
+    rows: int
+    digest: str = ""
+
+
+def read_pins(pins: Json) -> tuple[JdbcPin, ...]:
+    """
+    Decode the pins of a plan.
+
+    :raises LogDamagedError: the pins are not ascending ranges of a cursor
+    """
+    what = "the pins of a plan are not ranges of a table; nothing was read"
+    try:
+        found = tuple(build(JdbcPin, pin, "pins") for pin in (pins if isinstance(pins, list) else [pins]))
+    except LogDamagedError as error:
+        raise LogDamagedError(what, invariant="R6") from error
+    ascend = all(one.end <= other.start for one, other in pairwise(found))
+    if not ascend or any(not 0 <= pin.start < pin.end or pin.rows < 0 for pin in found):
+        raise LogDamagedError(what, invariant="R6")
+    return found

@@ -1,0 +1,116 @@
+"""The rows of planned ranges as a Spark DataFrame. Imports pyspark, so only engines import this module."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql import types as T
+
+from airflow_provider_streamsem.connectors.contract import ParsedRecords
+from airflow_provider_streamsem.connectors.sql import database
+from airflow_provider_streamsem.connectors.sql.column_types import ReadColumn, read_columns
+from airflow_provider_streamsem.connectors.sql.executor_read import Access, Query, reader
+from airflow_provider_streamsem.connectors.sql.pins import JdbcPin
+from airflow_provider_streamsem.connectors.sql.table import SourceTable
+from airflow_provider_streamsem.errors import DataError
+
+_ROWS_PER_BATCH = 10_000
+_UTC = {
+    "postgresql": ("SET LOCAL TIME ZONE 'UTC'",),
+    "mysql": ("SET SESSION time_zone = '+00:00'",),
+    "mariadb": ("SET SESSION time_zone = '+00:00'",),
+}
+
+
+@dataclass(slots=True)
+class JdbcRecords(ParsedRecords):
+    """The rows of planned ranges. Implements :class:`airflow_provider_streamsem.connectors.contract.Loaded`."""
+
+
+@dataclass(slots=True)
+class CountedRecords(JdbcRecords):
+    """Rows whose number the plan pins. Implements :class:`airflow_provider_streamsem.connectors.contract.Counted`."""
+
+    planned: int = 0
+
+    def check_read(self, read: int) -> None:
+        """
+        Compare the number of rows that were read with the number that was planned.
+
+        :raises DataError: the numbers differ. The run then checks the pins, whose error says what happened to the table
+        """
+        if read != self.planned:
+            raise DataError(
+                "the tasks read another number of rows than planned, because rows of the range were changed or deleted during the read; "
+                "nothing became visible",
+                planned=self.planned,
+                read=read,
+            )
+
+
+def load(
+    spark: SparkSession,
+    table: SourceTable,
+    conn_id: str,
+    names: Sequence[str],
+    pins: Sequence[JdbcPin],
+    *,
+    is_counted: bool,
+) -> JdbcRecords:
+    """
+    Return the rows of the ranges as a DataFrame, one task for each range. Reads no row.
+
+    :param names: the columns to read; empty: all columns
+    :param is_counted: whether the read must find the planned number of rows
+    """
+    columns = read_columns(table.target, names)
+    types = [_types(column.type) for column in columns]
+    schema = T.StructType([T.StructField(column.name, kind) for column, (kind, _) in zip(columns, types, strict=True)])
+    if not pins:
+        return JdbcRecords(spark.createDataFrame([], schema))
+    url, options = database.address(conn_id)
+    function = reader(
+        Access(url, options, _UTC.get(table.target.dialect, ())),
+        [_query(table, columns, pin) for pin in pins],
+        schema.names,
+        [arrow for _, arrow in types],
+        rows_per_batch=_ROWS_PER_BATCH,
+    )
+    frame: Any = spark.range(0, len(pins), 1, len(pins)).mapInArrow(function, schema)
+    if not is_counted:
+        return JdbcRecords(frame)
+    return CountedRecords(frame, planned=sum(pin.rows for pin in pins))
+
+
+def _types(ddl: str) -> tuple[Any, Any]:
+    """Return a type of Spark, and the Arrow type in which executors hand its values to Spark."""
+    import pyarrow as pa
+
+    if ddl.startswith("decimal"):
+        precision, scale = map(int, ddl.removeprefix("decimal(").removesuffix(")").split(","))
+        return T.DecimalType(precision, scale), pa.decimal128(precision, scale)
+    return {
+        "boolean": (T.BooleanType(), pa.bool_()), "byte": (T.ByteType(), pa.int8()), "short": (T.ShortType(), pa.int16()),
+        "int": (T.IntegerType(), pa.int32()), "long": (T.LongType(), pa.int64()), "float": (T.FloatType(), pa.float32()),
+        "double": (T.DoubleType(), pa.float64()), "string": (T.StringType(), pa.string()), "binary": (T.BinaryType(), pa.binary()),
+        "date": (T.DateType(), pa.date32()), "timestamp": (T.TimestampType(), pa.timestamp("us", tz="UTC")),
+        "timestamp_ntz": (T.TimestampNTZType(), pa.timestamp("us")),
+    }[ddl]  # fmt: skip
+
+
+def _query(table: SourceTable, columns: Sequence[ReadColumn], pin: JdbcPin) -> Query:
+    """Return the statement that reads a range, in the form of the database's driver."""
+    import sqlalchemy as sa
+
+    chosen: list[Any] = []
+    for at, column in enumerate(columns):
+        value: Any = sa.column(sa.quoted_name(column.name, True))
+        chosen.append((value if column.cast is None else sa.cast(value, column.cast)).label(f"c{at}"))
+    query = sa.select(*chosen).select_from(table.cursor.table)
+    query = query.where(table.cursor.from_offset(pin.start), table.cursor.before_offset(pin.end))
+    compiled: Any = query.compile(dialect=table.connection.dialect)
+    values = compiled.params
+    return compiled.string, tuple(values[name] for name in compiled.positiontup) if compiled.positiontup else values

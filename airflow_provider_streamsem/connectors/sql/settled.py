@@ -1,0 +1,266 @@
+"""
+Finds the offset below which no transaction can still commit a row.
+
+A transaction draws its cursor value before it commits. So a row with a smaller value may become visible after a row with a greater one. A reader that
+continues after the greatest visible value would never read the smaller one.
+
+Postgres: two assumptions are about the writers. (1) The transaction that writes a row also draws its cursor value. (2) The generator never goes back: a
+sequence, or the server's clock (``now()``, ``clock_timestamp()``). Then the bound is proven as follows.
+
+* Integers with a sequence. ``B`` is the greatest committed value. A smaller value was drawn before ``B``. Its transaction holds the sequence's lock until it
+  ends, because ``nextval`` locks the sequence. So the function first reads ``B``, then lists the transactions that hold this lock, and waits for their end.
+  Then every value up to ``B`` is visible or will never be committed. Transactions that do not use the sequence are not waited for.
+* Integers without a sequence. The same, but with all open transactions of the database. Each holds the lock of its virtual transaction id, also before it
+  has a transaction id. Every user may read these locks.
+* Times. The function first reads the server's clock, ``T``, then lists the open transactions. One that begins later draws a value of ``T`` or later. One
+  that is open draws no value before its own begin, ``xact_start``. So the bound is the earliest of these times. Users without ``pg_read_all_stats`` do not see
+  ``xact_start`` of other users: those transactions are waited for. A server process takes the time of ``now()`` shortly before it locks its virtual
+  transaction id, so the bound is one second before ``T``.
+
+A transaction releases its locks after its commit is visible. A prepared transaction counts as open. It is listed before the locks of its session are released,
+so the function lists prepared transactions again after the sessions' transactions have ended. A subtransaction is part of its transaction.
+
+Other databases do not show enough. There, the caller states a ``lag``: the bound is that far before the greatest value, or before the current time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_streamsem.clock import Clock
+from airflow_provider_streamsem.connectors.sql.columns import Target
+from airflow_provider_streamsem.connectors.sql.cursor import Cursor
+from airflow_provider_streamsem.errors import InvalidError
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+logger = logging.getLogger(__name__)
+
+_MYSQL = ("mysql", "mariadb")
+_BEGIN_US = 1_000_000
+"""Maximum time between the time of ``now()`` and the lock of the virtual transaction id of a transaction, in microseconds."""
+_OLD_S = 60
+_FIRST_POLL_S, _LAST_POLL_S = 0.02, 1.0
+
+_SEQUENCES = """
+    SELECT s.seqrelid::bigint, s.seqrelid::regclass::text, s.seqcache, s.seqincrement, s.seqcycle
+    FROM pg_catalog.pg_sequence s WHERE s.seqrelid IN (
+        SELECT d.objid FROM pg_catalog.pg_depend d
+        WHERE d.classid = 'pg_catalog.pg_class'::regclass AND d.refclassid = 'pg_catalog.pg_class'::regclass
+            AND d.refobjid = :oid AND d.refobjsubid = :number AND d.deptype IN ('a', 'i')
+        UNION SELECT d.refobjid FROM pg_catalog.pg_attrdef a JOIN pg_catalog.pg_depend d
+            ON d.classid = 'pg_catalog.pg_attrdef'::regclass AND d.objid = a.oid AND d.refclassid = 'pg_catalog.pg_class'::regclass
+        WHERE a.adrelid = :oid AND a.adnum = :number)
+"""
+_TABLE = """
+    SELECT c.oid::bigint, a.attnum, EXISTS (
+        SELECT FROM pg_catalog.pg_subscription_rel r
+        WHERE r.srrelid = c.oid OR r.srrelid IN (SELECT relid FROM pg_catalog.pg_partition_tree(c.oid)))
+    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attname = :column
+    WHERE n.nspname = :schema AND c.relname = :name
+"""
+_USERS_OF_SEQUENCES = """
+    SELECT l.virtualtransaction, a.xact_start, l.pid IS NULL
+    FROM pg_catalog.pg_locks l LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
+    WHERE l.locktype = 'relation' AND l.mode = 'RowExclusiveLock' AND l.granted AND l.relation::bigint = ANY(:sequences)
+        AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
+        AND l.pid IS DISTINCT FROM pg_backend_pid()
+"""
+# A vacuum and the processes that send the log to replicas write no rows, but may take hours.
+_OPEN = """
+    SELECT l.virtualtransaction, a.xact_start, false
+    FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
+    WHERE l.locktype = 'virtualxid' AND l.mode = 'ExclusiveLock' AND a.datname = current_database() AND l.pid <> pg_backend_pid()
+        AND a.backend_type IS DISTINCT FROM 'autovacuum worker' AND a.backend_type IS DISTINCT FROM 'walsender'
+        AND l.pid NOT IN (SELECT pid FROM pg_catalog.pg_stat_progress_vacuum)
+"""
+_PREPARED = "SELECT transaction::text, NULL, true FROM pg_catalog.pg_prepared_xacts WHERE database = current_database()"
+
+
+@dataclass(frozen=True, slots=True)
+class Transactions:
+    """
+    Open transactions of a Postgres database: id → begin, ``None`` if this user may not see it.
+
+    :param running: transactions of sessions
+    :param prepared: transactions that wait for ``COMMIT PREPARED``
+    """
+
+    running: Mapping[str, datetime | None] = field(default_factory=dict)
+    prepared: Mapping[str, datetime | None] = field(default_factory=dict)
+
+
+def settled_end(
+    connection: sa.Connection, target: Target, cursor: Cursor, *, lag: int | None, wait_s: int, clock: Clock
+) -> int | None:
+    """
+    Return the offset below which every row is visible or will never be committed; ``None`` if this could not be shown within ``wait_s``.
+
+    :param lag: seconds if the cursor is a time, else values of the cursor; ``None`` for Postgres
+    :param wait_s: maximum time to wait for the end of open transactions, in seconds
+    :raises InvalidError: the database or the table gives no such offset without a ``lag``
+    """
+    if target.dialect != "postgresql":
+        return _end_by_lag(connection, target, cursor, lag)
+    sequences = _sequences(connection, target, cursor, lag)
+    wait = Waiting(connection, sequences, wait_s, clock)
+    if not cursor.is_time:
+        newest = _newest(connection, cursor)
+        is_settled = newest is None or wait.until_ended(wait.list())
+        return None if not is_settled else _before(newest, lag or 0, cursor)
+    now_us = _postgres_now_us(connection, cursor)
+    found = wait.list()
+    known = {name: begin for name, begin in found.running.items() if begin is not None}
+    unknown = {name: None for name, begin in found.running.items() if begin is None}
+    if not wait.until_ended(Transactions(unknown, found.prepared)):
+        return None
+    begins_us = [cursor.instant_us(begin) for begin in known.values()]
+    _warn_of_old(now_us, begins_us)
+    bound = min([now_us - max(_BEGIN_US, (lag or 0) * 1_000_000), *begins_us])
+    return cursor.at_instant(bound)
+
+
+def _end_by_lag(connection: sa.Connection, target: Target, cursor: Cursor, lag: int | None) -> int:
+    import sqlalchemy as sa
+
+    if lag is None:
+        raise InvalidError(
+            "this database does not show which transactions are open, so the source needs `lag`; nothing was written",
+            table=target.name,
+            dialect=target.dialect,
+        ).advising(
+            "set lag: the longest time in seconds from drawing a cursor value to its commit, or for an integer cursor, a number of values. "
+            "Rows that are committed later are lost. For SQLite, lag=0 is safe, because its writers do not overlap."
+        )
+    if not cursor.is_time:
+        return _before(_newest(connection, cursor), lag, cursor)
+    with connection.begin():
+        now = connection.execute(sa.text("SELECT UTC_TIMESTAMP(6)")).scalar_one()
+    return cursor.at_instant(cursor.instant_us(now) - lag * 1_000_000)
+
+
+def _newest(connection: sa.Connection, cursor: Cursor) -> int | None:
+    """Return the greatest integer in the first column; ``None`` if the table is empty."""
+    import sqlalchemy as sa
+
+    column = cursor.table.c[0]
+    with connection.begin():
+        found = connection.execute(sa.select(sa.func.max(column)).where(column >= 0)).scalar()
+    return None if found is None else int(found)
+
+
+def _before(newest: int | None, lag: int, cursor: Cursor) -> int:
+    return 0 if newest is None else max(0, newest + 1 - lag) * cursor.step
+
+
+def _postgres_now_us(connection: sa.Connection, cursor: Cursor) -> int:
+    import sqlalchemy as sa
+
+    with connection.begin():
+        return cursor.instant_us(connection.execute(sa.text("SELECT clock_timestamp()")).scalar_one())
+
+
+def _warn_of_old(now_us: int, begins_us: Sequence[int]) -> None:
+    oldest_s = (now_us - min(begins_us, default=now_us)) // 1_000_000
+    if oldest_s >= _OLD_S:
+        what = "source jdbc: a transaction of the database is open since %d s; rows with later cursor values are read after it has ended"
+        logger.warning(what, oldest_s)
+
+
+def _sequences(connection: sa.Connection, target: Target, cursor: Cursor, lag: int | None) -> list[int]:
+    """
+    Check that the bound can be proven for this table, and return the oids of the sequences that generate the cursor.
+
+    :raises InvalidError: the server is a replica; or, without a ``lag``, other rules apply to the order of commits. Nothing was written
+    """
+    import sqlalchemy as sa
+
+    name = {"schema": target.schema, "name": target.name, "column": cursor.columns[0].name}
+    with connection.begin():
+        if connection.execute(sa.text("SELECT pg_is_in_recovery()")).scalar_one():
+            raise InvalidError(
+                "the server is a replica, which does not show the open transactions of its primary; nothing was written", table=target.name
+            ).advising("let the connection name the primary.")  # fmt: skip
+        oid, number, is_replicated = connection.execute(sa.text(_TABLE), name).one()
+        found = connection.execute(sa.text(_SEQUENCES), {"oid": oid, "number": number}).all()
+    if lag is None and is_replicated:
+        raise InvalidError(
+            "a subscription of logical replication writes the table, and commits rows with older cursor values later; nothing was written",
+            table=target.name,
+        ).advising("set lag, or read the table from the publishing server.")
+    if cursor.is_time:
+        return []
+    for _, sequence, cache, increment, cycles in found:
+        if lag is None and (cache != 1 or increment != 1 or cycles):
+            raise InvalidError(
+                "the sequence of the cursor does not generate values in ascending order in all sessions; nothing was written",
+                sequence=sequence, cache=cache, increment=increment, cycle=cycles,
+            ).advising("set lag; or ALTER SEQUENCE ... CACHE 1 INCREMENT BY 1 NO CYCLE, if no application allocates blocks of values.")  # fmt: skip
+    return [row[0] for row in found]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """
+    Waits until transactions of a Postgres database have ended.
+
+    :param sequences: oids of sequences. Only transactions that use one of them count. If empty, all transactions of the database count
+    :param wait_s: maximum time in seconds
+    """
+
+    connection: sa.Connection
+    sequences: Sequence[int]
+    wait_s: int
+    clock: Clock
+
+    def list(self) -> Transactions:
+        """Return the transactions that are open now. Prepared transactions are listed last, because a transaction may be prepared in between."""
+        import sqlalchemy as sa
+
+        statements: list[tuple[str, dict[str, Any]]] = [(_OPEN, {}), (_PREPARED, {})]
+        if self.sequences:
+            statements = [(_USERS_OF_SEQUENCES, {"sequences": [*self.sequences]})]
+        running: dict[str, datetime | None] = {}
+        prepared: dict[str, datetime | None] = {}
+        for statement, values in statements:
+            with self.connection.begin():  # a new transaction, because Postgres caches pg_stat_activity within one
+                for name, begin, is_prepared in self.connection.execute(sa.text(statement), values):
+                    (prepared if is_prepared else running)[str(name)] = begin
+        return Transactions(running, prepared)
+
+    def until_ended(self, found: Transactions) -> bool:
+        """
+        Wait until the transactions have ended, including those that are prepared in the meantime.
+
+        :returns: whether they have ended. If not, a warning was logged
+        """
+        deadline_ms = self.clock.now_ms() + self.wait_s * 1000
+        if not found.running and not found.prepared:
+            return True
+        if found.running and not self._until({*found.running}, lambda now: now.running, deadline_ms):
+            return False
+        prepared = {*self.list().prepared}
+        return self._until(prepared, lambda now: now.prepared, deadline_ms)
+
+    def _until(
+        self, names: set[str], of: Callable[[Transactions], Mapping[str, datetime | None]], deadline_ms: int
+    ) -> bool:
+        pause_s = _FIRST_POLL_S
+        while names:
+            names &= of(self.list()).keys()
+            if names and self.clock.now_ms() >= deadline_ms:
+                what = (
+                    "source jdbc: %d transactions are open since %d s or longer; nothing is read until they have ended"
+                )
+                logger.warning(what, len(names), self.wait_s)
+                return False
+            if names:
+                self.clock.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LAST_POLL_S)
+        return True

@@ -1,0 +1,156 @@
+"""Queries on the table of a JDBC source: its newest row, numbers of rows, boundaries of ranges, and digests of row versions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_streamsem.clock import Clock
+from airflow_provider_streamsem.connectors.sql import columns as sql_columns
+from airflow_provider_streamsem.connectors.sql import database, settled
+from airflow_provider_streamsem.connectors.sql.columns import Target
+from airflow_provider_streamsem.connectors.sql.cursor import Cursor, cursor_of
+from airflow_provider_streamsem.errors import SourceChangedError, UnavailableError
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+# Each new version of a row has the id of the transaction that wrote it. Reading it does not read the row's large values.
+_POSTGRES_DIGEST = "coalesce(sum(hashint8extended(xmin::text::bigint, 0)), 0)::text"
+
+
+@contextmanager
+def opened(conn_id: str, table: str, cursor: Sequence[str], *, utc_offset: timedelta) -> Iterator[SourceTable]:
+    """
+    Connect to the database, read the description of a table, and map the database's errors within the block to errors of this package.
+
+    :raises InvalidError: the connection or the cursor is not valid
+    :raises SourceChangedError: the database has no such table
+    :raises DataError: the database refuses a query
+    :raises UnavailableError: the database cannot be reached, or gave no clear answer
+    """
+    failure: Exception | None = None
+    try:
+        with database.connected(conn_id) as connection:
+            target = sql_columns.describe(connection, table)
+            if target is None:
+                raise SourceChangedError(
+                    "the database has no such table (names are case-sensitive, and views are not read); nothing was written",
+                    table=table,
+                ).advising("create the table, or correct `table`; then run again.")
+            yield SourceTable(connection, target, cursor_of(target, cursor, utc_offset))
+    except Exception as error:
+        failure = database.unread(error, table=table)
+    if failure is not None:
+        raise failure
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTable:
+    """
+    A table in an open connection.
+
+    :param target: description of the table
+    """
+
+    connection: sa.Connection
+    target: Target
+    cursor: Cursor
+
+    def unavailable(self, what: str) -> UnavailableError:
+        """Return an error that names the table."""
+        return UnavailableError(what, table=self.target.name)
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Begin a transaction whose queries all see the same rows, if the database supports that. It writes nothing."""
+        if self.target.dialect in ("postgresql", "mysql", "mariadb"):
+            self.connection.execution_options(isolation_level="REPEATABLE READ")
+        with self.connection.begin():
+            yield
+
+    def settled_end(self, *, lag: int | None, wait_s: int, clock: Clock) -> int | None:
+        """Return the offset below which no transaction can still commit a row; ``None`` if it is not known (:mod:`settled`)."""
+        return settled.settled_end(self.connection, self.target, self.cursor, lag=lag, wait_s=wait_s, clock=clock)
+
+    def has_index(self) -> bool:
+        """Return whether the columns of an index over all rows begin with the cursor."""
+        import sqlalchemy as sa
+
+        names = [column.name for column in self.cursor.columns]
+        schema, table = self.target.schema, self.target.name
+        with database.reading(self.connection):
+            inspector = sa.inspect(self.connection)
+            keys: list[Any] = [inspector.get_pk_constraint(table, schema)["constrained_columns"]]
+            keys += [found["column_names"] for found in inspector.get_unique_constraints(table, schema)]
+            for index in inspector.get_indexes(table, schema):
+                partial = any(option.endswith("_where") and found for option, found in index.get("dialect_options", {}).items())  # fmt: skip
+                keys += [] if partial else [index["column_names"]]
+        return any(list(key[: len(names)]) == names for key in keys)
+
+    def has_unreadable(self) -> bool:
+        """Return whether a row has no offset."""
+        import sqlalchemy as sa
+
+        one = sa.select(sa.literal(1)).select_from(self.cursor.table)
+        condition = self.cursor.unreadable(self.target.dialect)
+        return self.connection.execute(one.where(condition).limit(1)).first() is not None
+
+    def end_before(self, bound: int) -> int:
+        """Return the offset after the newest row below ``bound``; 0 if there is none."""
+        newest = self._one(*self._range(0, bound), is_last=True)
+        return 0 if newest is None else newest + 1
+
+    def first_offset(self, start: int) -> int | None:
+        """Return the offset of the first row from ``start`` (inclusive)."""
+        return self._one(self.cursor.from_offset(start))
+
+    def fitting(self, start: int, end: int, rows: int) -> int:
+        """
+        Return the greatest end up to ``end`` with at most ``rows`` rows from ``start``. If the first cursor value alone has more rows, return its end.
+
+        :param rows: 1 or more
+        """
+        within = self._range(start, end)
+        beyond = self._one(*within, skip=rows)
+        if beyond is None:
+            return end
+        first = self._one(*within)
+        if first is None or beyond > first:
+            return beyond
+        following = self._one(*self._range(first + 1, end))
+        return end if following is None else following
+
+    def rows(self, start: int, end: int | None) -> int:
+        """Return the number of rows from ``start`` (inclusive) to ``end`` (exclusive; ``None``: without end)."""
+        return self._measured(start, end, digest=None)[0]
+
+    def measured(self, start: int, end: int, *, with_digest: bool) -> tuple[int, str]:
+        """Return the number of rows of a range, and a digest of their versions; ``""`` if the database has none."""
+        return self._measured(
+            start, end, digest=_POSTGRES_DIGEST if with_digest and self.target.dialect == "postgresql" else None
+        )
+
+    def _measured(self, start: int, end: int | None, *, digest: str | None) -> tuple[int, str]:
+        import sqlalchemy as sa
+
+        columns: list[Any] = [sa.func.count()] + ([] if digest is None else [sa.literal_column(digest)])
+        query = sa.select(*columns).select_from(self.cursor.table).where(*self._range(start, end))
+        count, *digests = self.connection.execute(query).one()
+        return int(count), str(digests[0]) if digests else ""
+
+    def _range(self, start: int, end: int | None) -> list[Any]:
+        return [self.cursor.from_offset(start), *([] if end is None else [self.cursor.before_offset(end)])]
+
+    def _one(self, *conditions: Any, skip: int = 0, is_last: bool = False) -> int | None:
+        """Return the offset of a row in the order of the cursor: the first, the one after ``skip`` rows, or the last one."""
+        import sqlalchemy as sa
+
+        columns = list(self.cursor.table.c)
+        order = [column.desc() if is_last else column for column in columns]
+        query = sa.select(*columns).where(*conditions).order_by(*order).limit(1)
+        found = self.connection.execute(query.offset(skip) if skip else query).first()
+        return None if found is None else self.cursor.offset_of(found)
