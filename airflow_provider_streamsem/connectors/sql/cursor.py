@@ -100,7 +100,8 @@ class Cursor:
 
     def instant_us(self, at: datetime) -> int:
         """Return an instant in microseconds since the epoch. A time without a zone is in UTC."""
-        return (at.replace(tzinfo=at.tzinfo or timezone.utc) - _EPOCH) // _US
+        since = at.replace(tzinfo=at.tzinfo or timezone.utc) - _EPOCH
+        return since // _US
 
     def at_instant(self, at_us: int) -> int:
         """Return the offset of the first row with a time at or after an instant, rounded down to the resolution of the column."""
