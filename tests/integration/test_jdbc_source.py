@@ -342,7 +342,7 @@ def test_concurrent_transactions_in_any_order_lose_and_double_no_row(table: Tabl
         writer.start()
     slices = 0
     while any(writer.is_alive() for writer in writers):
-        slices += bool(reader.read(max_rows=7))
+        slices += bool(reader.read())
     time.sleep(1.1)
     while reader.read():
         pass

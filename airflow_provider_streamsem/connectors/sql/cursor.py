@@ -55,11 +55,13 @@ class Cursor:
     :param table: SQLAlchemy's table, whose columns are those of the cursor, in order
     :param columns: descriptions of these columns
     :param utc_offset: what local times are ahead of UTC
+    :param may_hold_text: whether integer columns can also contain other types, as in SQLite, where texts are greater than all integers
     """
 
     table: sa.Table
     columns: tuple[CursorColumn, ...]
     utc_offset: timedelta
+    may_hold_text: bool = False
 
     @property
     def is_time(self) -> bool:
@@ -69,7 +71,7 @@ class Cursor:
     @property
     def step(self) -> int:
         """Number of offsets that share one value of the first column."""
-        return PAIR ** (len(self.columns) - 1)
+        return 1 if len(self.columns) == 1 else PAIR
 
     def offset_of(self, values: Sequence[Any]) -> int:
         """Return the offset of the values of a row."""
@@ -81,9 +83,9 @@ class Cursor:
     def _number(self, column: CursorColumn, value: Any) -> int:
         if not column.is_time:
             return int(value)
-        if value.tzinfo is None:
-            value = value.replace(tzinfo=timezone.utc) - (timedelta() if column.zoned else self.utc_offset)
-        return self.instant_us(value)
+        at: datetime = value
+        is_local = at.tzinfo is None and not column.zoned
+        return self.instant_us(at - self.utc_offset if is_local else at)
 
     def values_of(self, offset: int) -> tuple[Any, ...]:
         """Return the values with an offset, in the form that the database's driver accepts."""
@@ -100,8 +102,7 @@ class Cursor:
 
     def instant_us(self, at: datetime) -> int:
         """Return an instant in microseconds since the epoch. A time without a zone is in UTC."""
-        since = at.replace(tzinfo=at.tzinfo or timezone.utc) - _EPOCH
-        return since // _US
+        return (at.replace(tzinfo=at.tzinfo or timezone.utc) - _EPOCH) // _US
 
     def at_instant(self, at_us: int) -> int:
         """Return the offset of the first row with a time at or after an instant, rounded down to the resolution of the column."""
@@ -110,7 +111,10 @@ class Cursor:
 
     def from_offset(self, offset: int) -> Any:
         """Return the SQL condition for rows at or after an offset."""
-        return self._beyond(offset, includes=True)
+        import sqlalchemy as sa
+
+        found = self._beyond(offset, includes=True)
+        return sa.and_(found, *[sa.func.typeof(column) == "integer" for column in self.table.c if self.may_hold_text])
 
     def before_offset(self, offset: int) -> Any:
         """Return the SQL condition for rows before an offset."""
@@ -133,19 +137,15 @@ class Cursor:
             return sa.and_(first >= value, sa.or_(first > value, second))
         return sa.and_(first <= value, sa.or_(first < value, second))
 
-    def unreadable(self, dialect: str) -> Any:
-        """
-        Return the SQL condition for rows without an offset: a null, a negative integer, or a time before 1970 or after 9999.
-
-        In SQLite, an integer column can also contain other types.
-        """
+    def unreadable(self) -> Any:
+        """Return the SQL condition for rows without an offset: a null, a negative integer, or a time before 1970 or after 9999."""
         import sqlalchemy as sa
 
         found: list[Any] = []
         for column, described in zip(self.table.c, self.columns, strict=True):
             if described.nullable:
                 found.append(column.is_(None))
-            if dialect == "sqlite":
+            if self.may_hold_text:
                 found.append(sa.func.typeof(column) != "integer")
             found.append(column < self._value(described, 0))
             if described.is_time:
@@ -177,7 +177,7 @@ def cursor_of(target: Target, names: Sequence[str], utc_offset: timedelta) -> Cu
                 "the type of a cursor column is not supported", table=target.name, cursor=name, type=str(found["type"]), accepted=accepted
             )  # fmt: skip
         columns.append(column)
-    return Cursor(target.table(names), tuple(columns), utc_offset)
+    return Cursor(target.table(names), tuple(columns), utc_offset, may_hold_text=target.dialect == "sqlite")
 
 
 def _described(name: str, found: Mapping[str, Any], target: Target) -> CursorColumn | None:

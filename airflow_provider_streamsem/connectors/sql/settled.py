@@ -4,8 +4,8 @@ Finds the offset below which no transaction can still commit a row.
 A transaction draws its cursor value before it commits. So a row with a smaller value may become visible after a row with a greater one. A reader that
 continues after the greatest visible value would never read the smaller one.
 
-Postgres: two assumptions are about the writers. (1) The transaction that writes a row also draws its cursor value. (2) The generator never goes back: a
-sequence, or the server's clock (``now()``, ``clock_timestamp()``). Then the bound is proven as follows.
+Postgres: two assumptions are about the writers. (1) The transaction that writes a row also draws its cursor value. (2) The generator never goes
+back: a sequence, which gives each integer to one transaction, or the server's clock (``now()``, ``clock_timestamp()``). Then the bound is proven as follows.
 
 * Integers with a sequence. ``B`` is the greatest committed value. A smaller value was drawn before ``B``. Its transaction holds the sequence's lock until it
   ends, because ``nextval`` locks the sequence. So the function first reads ``B``, then lists the transactions that hold this lock, and waits for their end.
@@ -149,9 +149,9 @@ def _newest(connection: sa.Connection, cursor: Cursor) -> int | None:
     """Return the greatest integer in the first column; ``None`` if the table is empty."""
     import sqlalchemy as sa
 
-    column = cursor.table.c[0]
+    newest = sa.select(sa.func.max(cursor.table.c[0])).where(cursor.from_offset(0))
     with connection.begin():
-        found = connection.execute(sa.select(sa.func.max(column)).where(column >= 0)).scalar()
+        found = connection.execute(newest).scalar()
     return None if found is None else int(found)
 
 

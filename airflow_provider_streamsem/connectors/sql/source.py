@@ -197,25 +197,30 @@ class JdbcSource:
                 what = "transactions are open, so the end of the table is not known; nothing was written"
                 raise table.unavailable(what).advising("run again, set a longer wait_s, or end the transactions.")
             return {self.table: end}
-        if not isinstance(self.starting, int):
-            return self.offsets_for_time(arguments.time_ms("starting", self.starting))
         with self.opened() as table:
+            if not isinstance(self.starting, int):
+                return {self.table: self._offset_of_time(table, arguments.time_ms("starting", self.starting))}
             if table.cursor.is_time:
                 raise InvalidError("source jdbc: starting must be a timestamp, because the cursor has times", given=self.starting)  # fmt: skip
             return {self.table: self.starting * table.cursor.step}
 
     def offsets_for_time(self, at_ms: int) -> Offsets:
         """
-        Return the offset of a time.
+        Return the offset of a time, or the end of the visible rows if it is before that.
 
         :param at_ms: milliseconds UTC
         :raises InvalidError: the cursor has integers
         """
         with self.opened() as table:
-            if not table.cursor.is_time:
-                what = "source jdbc: an integer cursor has no times, so no offset corresponds to a time"
-                raise InvalidError(what, table=self.table, cursor=list(self.cursor))
-            return {self.table: table.cursor.at_instant(at_ms * 1000)}
+            at = self._offset_of_time(table, at_ms)
+            with table.snapshot():
+                return {self.table: table.end_before(at)} if table.first_offset(at) is None else {self.table: at}
+
+    def _offset_of_time(self, table: SourceTable, at_ms: int) -> int:
+        if not table.cursor.is_time:
+            what = "source jdbc: an integer cursor has no times, so no offset corresponds to a time"
+            raise InvalidError(what, table=self.table, cursor=list(self.cursor))
+        return table.cursor.at_instant(at_ms * 1000)
 
     def settled(self, table: SourceTable, clock: Clock) -> int | None:
         """Return the end of the source; ``None`` if open transactions did not end within ``wait_s``."""

@@ -96,8 +96,7 @@ class SourceTable:
         import sqlalchemy as sa
 
         one = sa.select(sa.literal(1)).select_from(self.cursor.table)
-        condition = self.cursor.unreadable(self.target.dialect)
-        return self.connection.execute(one.where(condition).limit(1)).first() is not None
+        return self.connection.execute(one.where(self.cursor.unreadable()).limit(1)).first() is not None
 
     def end_before(self, bound: int) -> int:
         """Return the offset after the newest row below ``bound``; 0 if there is none."""
