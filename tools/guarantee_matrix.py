@@ -14,6 +14,7 @@ from typing import Any
 from airflow_provider_streamsem import (
     FilesSink,
     FilesSource,
+    JdbcSource,
     KafkaSource,
     Pipeline,
     QueueSource,
@@ -35,6 +36,9 @@ PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "guarantees.md"
 SOURCES: Mapping[str, Any] = {
     "files": FilesSource(path="/in", format="json", schema="id long"),
     "Kafka": KafkaSource(topics=["orders"], bootstrap_servers="broker:9092"),
+    "Postgres": JdbcSource(conn_id="shop", table="orders", cursor="id"),
+    "Postgres, changed rows": JdbcSource(conn_id="shop", table="orders", cursor="updated_at", changes="follow"),
+    "other databases": JdbcSource(conn_id="shop", table="orders", cursor="created_at", lag=600),
     "SQS, AMQP": QueueSource(
         queue=SqsQueue(url="https://sqs.eu-west-1.amazonaws.com/1/orders"), landing="/landing", schema="id long"
     ),
@@ -81,6 +85,21 @@ SOURCE_PROOFS: Mapping[str, tuple[str, ...]] = {
         "tests/integration/test_kafka.py::test_retry_reads_the_planned_range_though_more_records_arrived",
         "tests/integration/test_kafka.py::test_partition_truncated_below_a_planned_range_is_detected_though_it_has_grown_again",
         "tests/integration/test_kafka.py::test_executors_fail_on_missing_offsets_instead_of_reading_others",
+    ),
+    "Postgres": (
+        "tests/integration/test_jdbc_source.py::test_row_that_commits_after_a_later_row_is_read",
+        "tests/integration/test_jdbc_source.py::test_transaction_that_began_before_the_poll_and_writes_after_it_is_read",
+        "tests/integration/test_jdbc_source.py::test_row_of_a_prepared_transaction_is_held_back_until_it_ends",
+        "tests/integration/test_jdbc_source.py::test_concurrent_transactions_in_any_order_lose_and_double_no_row",
+        "tests/integration/test_jdbc_source.py::test_row_that_changes_after_its_plan_fails_the_check",
+    ),
+    "Postgres, changed rows": (
+        "tests/integration/test_jdbc_source.py::test_changed_row_is_read_again_where_changes_are_followed",
+        "tests/connectors/sql/test_source.py::test_updated_row_leaves_its_range_where_changes_are_followed",
+    ),
+    "other databases": (
+        "tests/integration/test_jdbc_source.py::test_row_of_the_last_lag_seconds_is_left_for_a_later_run",
+        "tests/connectors/sql/test_source.py::test_changed_number_of_rows_of_a_plan_fails_its_check",
     ),
     "SQS, AMQP": (
         "tests/connectors/queue/test_source.py::test_crash_at_every_call_to_queue_landing_and_log_gives_each_message_one_record",

@@ -176,13 +176,14 @@ CURSORS = {
     "no sequence": ("id", "id bigint NOT NULL DEFAULT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"),
     "now": ("at", "at timestamptz NOT NULL DEFAULT now()"),
     "clock": ("at", "at timestamp NOT NULL DEFAULT clock_timestamp()"),
+    "pair": ("at,id", "at timestamptz NOT NULL DEFAULT now(), id bigserial"),
 }
 
 
 @pytest.fixture(params=CURSORS)
 def any_cursor(table: Table, request: pytest.FixtureRequest, no_margin: None) -> Table:
     cursor, column = CURSORS[request.param]
-    return table.create(f"{column}, v bigint", cursor=cursor)
+    return table.create(f"{column}, v bigint", cursor=cursor.split(","))
 
 
 def test_row_that_commits_after_a_later_row_is_read(any_cursor: Table) -> None:
@@ -376,6 +377,26 @@ def test_table_of_a_subscription_is_refused_without_a_lag(table: Table) -> None:
     table.run("SET allow_system_table_mods = on; DELETE FROM pg_subscription_rel")
 
 
+def test_table_with_a_foreign_partition_is_refused(table: Table) -> None:
+    table.run("CREATE FOREIGN DATA WRAPPER w; CREATE SERVER s FOREIGN DATA WRAPPER w; CREATE TABLE t (id bigint, v bigint) PARTITION BY RANGE (id)")  # fmt: skip
+    table.run(f"CREATE FOREIGN TABLE f{table.name} PARTITION OF t FOR VALUES FROM (0) TO (9) SERVER s")
+    with pytest.raises(InvalidError, match="foreign"):
+        Reader(table).read()
+
+
+def test_partitioned_table_is_read_with_its_partitions(table: Table) -> None:
+    table.create("id bigserial, v bigint) PARTITION BY RANGE (id")
+    table.run(f"CREATE TABLE a{table.name} PARTITION OF t FOR VALUES FROM (0) TO (3)")
+    table.run(f"CREATE TABLE b{table.name} PARTITION OF t FOR VALUES FROM (3) TO (9)")
+    reader = Reader(table)
+    with table.session() as first:
+        table.insert(first, 1)
+        table.add([2, 3])
+        assert reader.read() == []
+        first.commit()
+    assert reader.read() == [1, 2, 3]
+
+
 def test_view_and_missing_table_are_refused_by_name(table: Table) -> None:
     table.run("CREATE VIEW t AS SELECT 1 AS id, 1 AS v")
     with pytest.raises(SourceChangedError, match="no such table"):
@@ -462,6 +483,26 @@ def test_run_is_refused_when_a_planned_row_changed_and_plans_again_with_record_g
     run_batch(pipeline, run_key="2", drain=True)
     files = [file.path for file in open_log(pipeline.log).files()]
     assert sorted(row.v for row in spark.read.parquet(*files).collect()) == [0, 1, 2, 30]
+
+
+def test_server_that_was_killed_between_plan_and_read_fails_the_run_which_a_retry_completes(
+    table: Table, postgres: Postgres, tmp_path: Path, spark: Any
+) -> None:
+    table.create("id bigserial PRIMARY KEY, v bigint")
+    table.add(range(4))
+    sinks = {"out": FilesSink(str(tmp_path / "out"), format="parquet")}
+    pipeline = Pipeline(name="p", log=str(tmp_path / "log"), source=table.source, sinks=sinks)
+    assert plan_run(pipeline, run_key="1") is None
+    postgres.kill()
+    try:
+        with pytest.raises(UnavailableError) as failed:
+            run_batch(pipeline, run_key="1")
+        assert "hunter2" not in str(failed.value)
+    finally:
+        postgres.start()
+    run_batch(pipeline, run_key="1")
+    files = [file.path for file in open_log(pipeline.log).files()]
+    assert sorted(row.v for row in spark.read.parquet(*files).collect()) == [0, 1, 2, 3]
 
 
 def test_missing_index_is_a_warning_and_an_index_is_none(table: Table, caplog: pytest.LogCaptureFixture) -> None:

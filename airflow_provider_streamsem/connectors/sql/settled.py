@@ -7,9 +7,10 @@ continues after the greatest visible value would never read the smaller one.
 Postgres: two assumptions are about the writers. (1) The transaction that writes a row also draws its cursor value. (2) The generator never goes
 back: a sequence, which gives each integer to one transaction, or the server's clock (``now()``, ``clock_timestamp()``). Then the bound is proven as follows.
 
-* Integers with a sequence. ``B`` is the greatest committed value. A smaller value was drawn before ``B``. Its transaction holds the sequence's lock until it
-  ends, because ``nextval`` locks the sequence. So the function first reads ``B``, then lists the transactions that hold this lock, and waits for their end.
-  Then every value up to ``B`` is visible or will never be committed. Transactions that do not use the sequence are not waited for.
+* Integers with a sequence, by an identity or ``DEFAULT nextval(...)``. ``B`` is the greatest committed value. A smaller value was drawn before ``B``. Its
+  transaction holds the sequence's lock until it ends, because ``nextval`` locks the sequence. So the function first reads ``B``, then lists the transactions
+  that hold this lock, and waits for their end. Then every value up to ``B`` is visible or will never be committed. Transactions that do not use the sequence
+  are not waited for.
 * Integers without a sequence. The same, but with all open transactions of the database. Each holds the lock of its virtual transaction id, also before it
   has a transaction id. Every user may read these locks.
 * Times. The function first reads the server's clock, ``T``, then lists the open transactions. One that begins later draws a value of ``T`` or later. One
@@ -52,7 +53,7 @@ _SEQUENCES = """
     FROM pg_catalog.pg_sequence s WHERE s.seqrelid IN (
         SELECT d.objid FROM pg_catalog.pg_depend d
         WHERE d.classid = 'pg_catalog.pg_class'::regclass AND d.refclassid = 'pg_catalog.pg_class'::regclass
-            AND d.refobjid = :oid AND d.refobjsubid = :number AND d.deptype IN ('a', 'i')
+            AND d.refobjid = :oid AND d.refobjsubid = :number AND d.deptype = 'i'
         UNION SELECT d.refobjid FROM pg_catalog.pg_attrdef a JOIN pg_catalog.pg_depend d
             ON d.classid = 'pg_catalog.pg_attrdef'::regclass AND d.objid = a.oid AND d.refclassid = 'pg_catalog.pg_class'::regclass
         WHERE a.adrelid = :oid AND a.adnum = :number)
@@ -60,7 +61,8 @@ _SEQUENCES = """
 _TABLE = """
     SELECT c.oid::bigint, a.attnum, EXISTS (
         SELECT FROM pg_catalog.pg_subscription_rel r
-        WHERE r.srrelid = c.oid OR r.srrelid IN (SELECT relid FROM pg_catalog.pg_partition_tree(c.oid)))
+        WHERE r.srrelid = c.oid OR r.srrelid IN (SELECT relid FROM pg_catalog.pg_partition_tree(c.oid))),
+        EXISTS (SELECT FROM pg_catalog.pg_partition_tree(c.oid) p JOIN pg_catalog.pg_class f ON f.oid = p.relid WHERE f.relkind = 'f')
     FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
     JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attname = :column
     WHERE n.nspname = :schema AND c.relname = :name
@@ -187,8 +189,13 @@ def _sequences(connection: sa.Connection, target: Target, cursor: Cursor, lag: i
             raise InvalidError(
                 "the server is a replica, which does not show the open transactions of its primary; nothing was written", table=target.name
             ).advising("let the connection name the primary.")  # fmt: skip
-        oid, number, is_replicated = connection.execute(sa.text(_TABLE), name).one()
+        oid, number, is_replicated, has_foreign = connection.execute(sa.text(_TABLE), name).one()
         found = connection.execute(sa.text(_SEQUENCES), {"oid": oid, "number": number}).all()
+    if has_foreign:
+        raise InvalidError(
+            "a partition of the table is a foreign table, and the transactions of its server are not visible; nothing was written",
+            table=target.name,
+        ).advising("read the tables of each server as a source of its own.")
     if lag is None and is_replicated:
         raise InvalidError(
             "a subscription of logical replication writes the table, and commits rows with older cursor values later; nothing was written",
