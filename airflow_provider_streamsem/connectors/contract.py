@@ -120,19 +120,6 @@ class NeedsRecords(Protocol):
 
 
 @runtime_checkable
-class HasOffsetUnit(Protocol):
-    """Additional interface of a :class:`Source` whose offsets do not count its items, such as times."""
-
-    offset_unit: ClassVar[str]
-    """The plural noun for the values between two offsets, as messages and metrics show it. :attr:`Source.unit` remains the noun for items."""
-
-
-def offset_unit(source: Source) -> str:
-    """Return the plural noun for the values between two offsets of a source."""
-    return source.offset_unit if isinstance(source, HasOffsetUnit) else source.unit
-
-
-@runtime_checkable
 class Compacting(Protocol):
     """
     Additional interface of a :class:`Source` that may lose records inside a range, for example by log compaction. A reprocessing run of such a source fails if

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-from airflow_provider_streamsem.connectors.contract import offset_unit
 from airflow_provider_streamsem.observability.account import Account
 from airflow_provider_streamsem.observability.links import BatchLink, SparkUiLink, SparkUiListener
 from airflow_provider_streamsem.observability.logs import LogFieldsListener
 from airflow_provider_streamsem.observability.spans import SpansListener
 from airflow_provider_streamsem.observability.stats import StatsListener
+from airflow_provider_streamsem.pipeline.offset_unit import offset_unit
 from airflow_provider_streamsem.pipeline.spec import Pipeline, load_pipeline
 from airflow_provider_streamsem.telemetry import listening
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from airflow_provider_streamsem import telemetry
-from airflow_provider_streamsem.connectors.contract import Planner, SourceEnd, SourceSlice, offset_unit
+from airflow_provider_streamsem.connectors.contract import Planner, SourceEnd, SourceSlice
 from airflow_provider_streamsem.errors import InternalError
 from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.pipeline import report
+from airflow_provider_streamsem.pipeline.offset_unit import offset_unit
 from airflow_provider_streamsem.pipeline.opening import Opened
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import offsets

@@ -24,11 +24,11 @@ from airflow_provider_streamsem.connectors.contract import (
     SourceEnd,
     SourceSlice,
     Warns,
-    offset_unit,
 )
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, StreamsemError
 from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.pipeline.guarantee import weaker
+from airflow_provider_streamsem.pipeline.offset_unit import offset_unit
 from airflow_provider_streamsem.protocol.entries import Json
 from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges
 

@@ -74,7 +74,7 @@ _TRANSIENT = re.compile(
     r"UnknownHostException|NoRouteToHostException|InterruptedIOException|HttpHostConnectException|ConnectTimeoutException|SSLException)\b"
 )
 """Matches exceptions of Hadoop's file systems and of the network after which a retry may succeed."""
-_READ_BY_PYTHON = re.compile(r"RuntimeError: streamsem-read (setup|data|database): ([^\n]+)")
+_READ_BY_PYTHON = re.compile(r"ValueError: streamsem-read (setup|data|database): ([^\n]+)")
 """Matches errors of :mod:`airflow_provider_streamsem.connectors.sql.executor_read`."""
 _OF_THE_DATA = (
     "CAST_INVALID_INPUT",

@@ -1,7 +1,7 @@
 """
 Builds the function by which Spark's executors read the parts of a table.
 
-The function refers to nothing outside itself. So Spark pickles it by value, and executors need SQLAlchemy, the driver and pyarrow, but not this package. The
+The function refers to no other module. So Spark pickles it by value, and executors need SQLAlchemy, the driver and pyarrow, but not this package. The
 pickled function contains the password of the connection. Spark's plans, event logs and web UI show only its name.
 """
 
@@ -36,63 +36,84 @@ def reader(
     """
     Return a function for ``mapInArrow``. For each number in its input, it yields the rows of the query with this number as Arrow batches.
 
-    Its errors contain no values, statements or addresses. They begin with ``streamsem-read`` and a kind, from which the
-    engine derives its error: ``setup``, ``data`` or ``database``.
+    Its errors contain no values, statements or addresses. They begin with ``streamsem-read`` and a kind, from which the engine derives its error: ``setup``,
+    ``data`` or ``database``.
 
     :param names: names of the columns
     :param types: pyarrow type of each column
     :param rows_per_batch: maximum number of rows of a batch
     """
     url, options, settings = access.url, access.options, access.settings
+    to_batch, problem_of = _to_batch(list(names), list(types)), _problem_of()
+
+    def rows_of(engine: Any, query: str, parameters: Any) -> Iterator[Any]:
+        with engine.connect() as connection, connection.begin():
+            for statement in settings:
+                connection.exec_driver_sql(statement)
+            streaming = connection.execution_options(stream_results=True, max_row_buffer=rows_per_batch)
+            result = streaming.exec_driver_sql(query, parameters)
+            while rows := result.fetchmany(rows_per_batch):
+                yield rows
 
     def read_table(numbers: Iterator[Any]) -> Iterator[Any]:
+        missing = ""
         try:
-            import pyarrow as pa
+            import pyarrow  # noqa: F401
             import sqlalchemy as sa
 
             engine = sa.create_engine(url, poolclass=sa.pool.NullPool, connect_args=options, hide_parameters=True)
         except ImportError as error:
-            what = f"streamsem-read setup: an executor lacks the module {error.name}"
-            raise RuntimeError(what) from None
-
-        def array(name: str, kind: Any, values: Any) -> Any:
-            problem = ""
-            try:
-                if pa.types.is_boolean(kind):  # SQLite stores 0 and 1
-                    values = [bool(value) if value in (0, 1) else value for value in values]
-                return pa.array(values, kind)
-            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-                problem = type(error).__name__
-            raise RuntimeError(f"streamsem-read data: column {name!r} has a value that is not of the type {kind} ({problem})")  # fmt: skip
-
-        def batches(query: Any, parameters: Any) -> Iterator[Any]:
-            with engine.connect() as connection, connection.begin():
-                for statement in settings:
-                    connection.exec_driver_sql(statement)
-                streaming = connection.execution_options(stream_results=True, max_row_buffer=rows_per_batch)
-                result = streaming.exec_driver_sql(query, parameters)
-                while rows := result.fetchmany(rows_per_batch):
-                    columns = zip(*rows, strict=True)
-                    arrays = [array(name, kind, values) for name, kind, values in zip(names, types, columns, strict=True)]  # fmt: skip
-                    yield pa.RecordBatch.from_arrays(arrays, names=list(names))
-
+            missing = str(error.name)
+        if missing:
+            raise ValueError(f"streamsem-read setup: an executor lacks the module {missing}")
         for batch in numbers:
             for number in batch.column(0).to_pylist():
                 problem = ""
                 try:
-                    yield from batches(*queries[number])
+                    for rows in rows_of(engine, *queries[number]):
+                        yield to_batch(rows)
                 except sa.exc.DBAPIError as error:
-                    cause: Any = error.orig
-                    codes = (
-                        getattr(cause, "sqlstate", None),
-                        getattr(cause, "sqlite_errorname", None),
-                        *cause.args[:1],
-                    )
-                    code = next((str(code) for code in codes if code and len(str(code)) <= 20), "")
-                    # A driver raises DataError for a value that Python cannot hold, such as a date after 9999.
-                    kind = "data" if isinstance(error, sa.exc.DataError) else "database"
-                    problem = f"{kind}: the database did not answer a query with values that Python can hold: {type(cause).__name__} {code}"
+                    problem = problem_of(error)
                 if problem:
-                    raise RuntimeError(f"streamsem-read {problem.strip()}")
+                    raise ValueError(f"streamsem-read {problem}")
 
     return read_table
+
+
+def _to_batch(names: list[str], types: list[Any]) -> Callable[[Any], Any]:
+    """Return a function that converts rows to an Arrow batch."""
+
+    def to_batch(rows: Any) -> Any:
+        import pyarrow as pa
+
+        arrays = []
+        for name, kind, column in zip(names, types, zip(*rows, strict=True), strict=True):
+            values: Any = column
+            problem = ""
+            try:
+                if pa.types.is_boolean(kind):  # SQLite stores 0 and 1
+                    values = [bool(value) if value in (0, 1) else value for value in column]
+                arrays.append(pa.array(values, kind))
+            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                problem = type(error).__name__
+            if problem:
+                what = f"streamsem-read data: column {name!r} has a value that is not of the type {kind}"
+                raise ValueError(f"{what} ({problem})")
+        return pa.RecordBatch.from_arrays(arrays, names=names)
+
+    return to_batch
+
+
+def _problem_of() -> Callable[[Any], str]:
+    """Return a function that describes an error of the driver by its kind, type and code."""
+
+    def problem_of(error: Any) -> str:
+        cause = error.orig
+        codes = (getattr(cause, "sqlstate", None), getattr(cause, "sqlite_errorname", None), *cause.args[:1])
+        code = next((str(code) for code in codes if code and len(str(code)) <= 20), "")
+        # A driver raises DataError for a value that Python cannot hold, such as a date after 9999.
+        if type(error).__name__ == "DataError":
+            return f"data: the driver cannot read a value: {type(cause).__name__} {code}".strip()
+        return f"database: the database did not answer: {type(cause).__name__} {code}".strip()
+
+    return problem_of

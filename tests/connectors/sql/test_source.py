@@ -5,21 +5,26 @@ from __future__ import annotations
 import datetime
 import json
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark import cloudpickle
 
 from airflow_provider_streamsem import FilesSink, JdbcSource, Pipeline, guarantee
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.contract import SourceEnd, SourceSlice
 from airflow_provider_streamsem.connectors.sql.cursor import Cursor, CursorColumn
+from airflow_provider_streamsem.connectors.sql.executor_read import Access, reader
 from airflow_provider_streamsem.connectors.sql.pins import JdbcPin
 from airflow_provider_streamsem.errors import (
     DataError,
@@ -273,3 +278,23 @@ def test_argument_that_is_not_valid_is_refused_by_name(given: dict[str, Any]) ->
 def test_pins_that_are_no_ascending_ranges_are_refused(table: Table, pins: list[JdbcPin]) -> None:
     with pytest.raises(LogDamagedError):
         table.source.read_pins([{"start": pin.start, "end": pin.end, "rows": pin.rows, "digest": ""} for pin in pins])
+
+
+def test_executors_unpickle_the_read_without_this_package(tmp_path: Path) -> None:
+    (tmp_path / "read").write_bytes(
+        cloudpickle.dumps(
+            reader(
+                Access(sa.URL.create("sqlite", database=str(tmp_path / "db")), {}, ()),
+                [("SELECT 1 UNION SELECT 2", ())], ["n"], [pyarrow.int64()], rows_per_batch=1,
+            )
+        )
+    )  # fmt: skip
+    code = (
+        "import pickle, pyarrow, sys; sys.modules['airflow_provider_streamsem'] = None\n"
+        "numbers = pyarrow.record_batch([pyarrow.array([0])], names=['id'])\n"
+        "print([batch.to_pydict() for batch in pickle.load(open(sys.argv[1], 'rb'))(iter([numbers]))])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "read")], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[{'n': [1]}, {'n': [2]}]"
