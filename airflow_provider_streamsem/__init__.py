@@ -19,6 +19,7 @@ _NAMES = {
     "CompletedVersion": "airflow_provider_streamsem.pipeline.result",
     "Dedup": "airflow_provider_streamsem.dedup",
     "DeltaSink": "airflow_provider_streamsem.connectors.delta.sink",
+    "DeltaSource": "airflow_provider_streamsem.connectors.delta.source",
     "FilesSink": "airflow_provider_streamsem.connectors.files.sink",
     "FilesSource": "airflow_provider_streamsem.connectors.files.source",
     "FilesTable": "airflow_provider_streamsem.connectors.files.lookup",
@@ -72,6 +73,7 @@ __all__ = [
     "CompletedVersion",
     "Dedup",
     "DeltaSink",
+    "DeltaSource",
     "FilesSink",
     "FilesSource",
     "FilesTable",
@@ -123,6 +125,7 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.connectors.amqp.client import AmqpQueue
     from airflow_provider_streamsem.connectors.delta.sink import DeltaSink
     from airflow_provider_streamsem.connectors.files.lookup import FilesTable
+    from airflow_provider_streamsem.connectors.delta.source import DeltaSource
     from airflow_provider_streamsem.connectors.files.sink import FilesSink
     from airflow_provider_streamsem.connectors.files.source import FilesSource
     from airflow_provider_streamsem.connectors.http.sink import HttpSink

@@ -18,6 +18,7 @@ Kind = Literal["sources", "lookups", "sinks", "stores", "engines"]
 
 _BUILT_IN: dict[Kind, dict[str, str]] = {
     "sources": {
+        "delta": "airflow_provider_streamsem.connectors.delta.source:DeltaSource",
         "files": "airflow_provider_streamsem.connectors.files.source:FilesSource",
         "jdbc": "airflow_provider_streamsem.connectors.sql.source:JdbcSource",
         "kafka": "airflow_provider_streamsem.connectors.kafka.source:KafkaSource",

@@ -23,6 +23,7 @@ from airflow_provider_streamsem import (
     SqsQueue,
 )
 from airflow_provider_streamsem.connectors.delta.sink import DeltaSink
+from airflow_provider_streamsem.connectors.delta.source import DeltaSource
 from airflow_provider_streamsem.connectors.http import operations
 from airflow_provider_streamsem.connectors.http.sink import HttpSink
 from airflow_provider_streamsem.connectors.iceberg.sink import IcebergSink
@@ -44,6 +45,8 @@ SOURCES: Mapping[str, Any] = {
     ),
     "rate": RateSource(),
     "replay": ReplaySource(path="/in", format="json", schema="id long", start="2026-01-01T00:00:00Z"),
+    "Delta": DeltaSource(path="/source"),
+    "Delta, changes": DeltaSource(path="/source", changes="read"),
 }
 SINKS: Mapping[str, Any] = {
     "files": FilesSink(path="/out"),
@@ -116,6 +119,17 @@ SOURCE_PROOFS: Mapping[str, tuple[str, ...]] = {
         "tests/connectors/replay/test_source.py::test_two_first_runs_interleaved_at_every_request_read_every_file_once",
         "tests/connectors/replay/test_source.py::test_first_polls_with_different_listings_record_one_of_them_and_refuse_the_other",
         "tests/connectors/replay/test_source.py::test_directory_that_changes_is_refused_by_name",
+    ),
+    "Delta": (
+        "tests/connectors/delta/test_source.py::test_runs_in_new_processes_plan_each_file_once_at_every_limit",
+        "tests/connectors/delta/test_source.py::test_version_that_changes_rows_is_refused_by_name_or_skipped_as_a_whole",
+        "tests/connectors/delta/test_source.py::test_history_from_an_older_copy_is_refused_also_when_it_has_grown_again",
+        "tests/connectors/delta/test_source.py::test_versions_without_entries_fail_the_run_or_become_a_gap",
+        "tests/integration/test_delta_source.py::test_rows_are_those_of_sparks_own_reader",
+    ),
+    "Delta, changes": (
+        "tests/connectors/delta/test_source.py::test_change_feed_equals_that_of_another_reader",
+        "tests/integration/test_delta_source.py::test_changes_are_those_of_sparks_own_reader",
     ),
 }
 PROOFS: Mapping[str, tuple[str, ...]] = {
@@ -225,6 +239,12 @@ REFUSED = [
         "constraints, computed, identity and mapped columns, deletion vectors, unknown table features, expiring transaction numbers; "
         "nulls in `NOT NULL` columns; text longer than `VARCHAR(n)`; reprocessing with `delta.appendOnly`",
         "../connectors/delta.md",
+    ),
+    (
+        "Delta tables as source",
+        "versions that change rows, unless they are skipped or read as changes; recreated tables, rewritten histories, shallow clones, "
+        "unknown reader features, column mapping by id, binary partition columns",
+        "../connectors/delta-source.md",
     ),
     (
         "Iceberg tables",

@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.connectors.columns.names import more_than_once
 from airflow_provider_streamsem.connectors.columns.types import VOID, bare, widened
@@ -25,7 +24,14 @@ from airflow_provider_streamsem.connectors.contract import Batch, SinkMarker
 from airflow_provider_streamsem.connectors.data_files.bounds import delta_stats
 from airflow_provider_streamsem.connectors.delta import merge as delta_merge
 from airflow_provider_streamsem.connectors.delta.requirements import Requirements, is_append_only, unwritable
-from airflow_provider_streamsem.connectors.delta.table import OWN_ENTRY, CachedTable, create, is_transient, take
+from airflow_provider_streamsem.connectors.delta.table import (
+    OWN_ENTRY,
+    CachedTable,
+    checked_path,
+    create,
+    is_transient,
+    take,
+)
 from airflow_provider_streamsem.connectors.staged_parquet import keyed_rows
 from airflow_provider_streamsem.connectors.staged_parquet.table_sink import TableSink, attempts_named
 from airflow_provider_streamsem.connectors.staged_parquet.transactions import Failure
@@ -103,8 +109,7 @@ class DeltaSink(TableSink[_Open]):
 
     def __post_init__(self) -> None:
         self.validate_arguments("sink delta:")
-        accepted = "a path without backslashes and %XX, which delta-rs and Spark read in different ways"
-        arguments.text("sink delta: path", self.path, pattern=r"(?:[^%\\]|%(?![0-9A-Fa-f]{2}))*", accepted=accepted)
+        checked_path("sink delta: path", self.path)
 
     def immutable_config(self) -> Json:
         """Return the table, its partition columns and, for mode ``upsert``, the mode and the keys."""

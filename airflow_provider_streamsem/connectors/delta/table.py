@@ -13,7 +13,14 @@ from collections.abc import Mapping, Sequence
 from threading import Lock
 from typing import Any
 
-from airflow_provider_streamsem.errors import InvalidError, PublishError, StreamsemError, UnavailableError
+from airflow_provider_streamsem import arguments
+from airflow_provider_streamsem.errors import (
+    InvalidError,
+    PublishError,
+    SourceChangedError,
+    StreamsemError,
+    UnavailableError,
+)
 from airflow_provider_streamsem.stores import s3
 from airflow_provider_streamsem.stores.contract import ObjectStat, normalised, split_url
 from airflow_provider_streamsem.stores.dataset import open_dataset
@@ -179,6 +186,51 @@ def take(path: str, *, refusal: type[StreamsemError] = UnavailableError) -> Cach
         raise _kind(error, refusal)(
             "the Delta table cannot be opened", table=path, problem=type(error).__name__
         ) from error
+
+
+def existing(path: str) -> CachedTable:
+    """
+    Open a table that must exist, at its newest version.
+
+    :raises SourceChangedError: there is no table, or it cannot be read. Nothing was written
+    :raises UnavailableError: the table cannot be opened now
+    """
+    held = take(path, refusal=SourceChangedError)
+    if held is None:
+        what = "there is no Delta table at this location; nothing was written"
+        raise SourceChangedError(what, table=path).advising(
+            "create or restore the table, or correct the path of the source; then run again."
+        )
+    return held
+
+
+def at_version(path: str, version: int) -> Any:
+    """
+    Open the table at a version, and return a ``deltalake.DeltaTable``. It is not cached.
+
+    :raises SourceChangedError: deltalake cannot build this version, because entries or checkpoints of the table's log are missing
+    :raises UnavailableError: the table cannot be opened now
+    """
+    from deltalake import DeltaTable
+
+    options = _store_options(path)
+    try:
+        return DeltaTable(normalised(path), version=version, storage_options=options or None)
+    except Exception as error:
+        what = "the Delta table cannot be opened at a version: entries of its log may have been deleted. Nothing became visible"
+        facts = {"table": path, "version": version, "problem": type(error).__name__}
+        raise _kind(error, SourceChangedError)(what, **facts) from error
+
+
+def checked_path(name: str, path: object) -> str:
+    """
+    Validate the location of a table.
+
+    :param name: name of the argument in errors
+    :raises InvalidError: delta-rs and Spark would read the path in different ways
+    """
+    accepted = "a path without backslashes and %XX, which delta-rs and Spark read in different ways"
+    return arguments.text(name, path, pattern=r"(?=.*\S)(?:[^%\\]|%(?![0-9A-Fa-f]{2}))*", accepted=accepted)
 
 
 def create(path: str, fields: Sequence[Mapping[str, Any]], partition_by: Sequence[str]) -> CachedTable:

@@ -1,0 +1,138 @@
+"""
+The columns of a Delta table, as a source reads them: their logical and physical names, and the text of partition values.
+
+With column mapping, a data file and a partition value have the physical name of a column, which never changes. Renaming a column changes its logical name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from typing import Any
+
+from airflow_provider_streamsem.errors import SourceChangedError
+
+CHANGE_COLUMNS = ("_change_type", "_commit_version", "_commit_timestamp")
+_PHYSICAL = "delta.columnMapping.physicalName"
+_FEATURES = ("columnMapping", "deletionVectors", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck")
+_NEWEST_READER = 3
+_MARKS = ("nullable", "containsNull", "valueContainsNull")
+_ZONE = re.compile(r".*(Z|[+-][0-9]{2}:?[0-9]{2})")
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """
+    The columns of a table at one version.
+
+    :param schema: columns in Delta's form, with the physical names of mapped columns and without other metadata
+    :param partition_by: logical names of the partition columns
+    :param has_feed: whether the table writes a change data feed
+    """
+
+    schema: str
+    partition_by: tuple[str, ...]
+    has_feed: bool
+
+    @property
+    def partition_keys(self) -> dict[str, Any]:
+        """Physical name of each partition column → its type in Delta's form."""
+        return {physical_name(f): f["type"] for f in fields_of(self.schema) if f["name"] in self.partition_by}
+
+
+def columns_of(table: Any, location: str, *, reads_changes: bool) -> Columns:
+    """
+    Return the columns of an opened table at its version.
+
+    :param table: a ``deltalake.DeltaTable``
+    :raises SourceChangedError: the table has features that this source cannot read; the error names them. Nothing was written
+    """
+    protocol, metadata = table.protocol(), table.metadata()
+    fields: list[dict[str, Any]] = json.loads(table.schema().to_json())["fields"]
+    features = set(protocol.reader_features or ()) - {*_FEATURES}
+    if protocol.min_reader_version > _NEWEST_READER:
+        features.add(f"reader version {protocol.min_reader_version}")
+    if metadata.configuration.get("delta.columnMapping.mode", "none") not in ("none", "name"):
+        features.add("columnMapping by id")
+    if features:
+        what = "the Delta table has features that this source cannot read; nothing was written"
+        raise SourceChangedError(what, table=location, version=table.version(), features=sorted(features)).advising(
+            "copy the rows into a table without these features, for example with Spark, and read that table."
+        )
+    partition_by = tuple(metadata.partition_columns)
+    odd = [f["name"] for f in fields if f["name"] in partition_by and f["type"] == "binary"]
+    taken = [f["name"] for f in fields if reads_changes and f["name"].lower() in CHANGE_COLUMNS]
+    for what, names in (
+        ("the Delta table has binary partition columns, which this source cannot read", odd),
+        ("the Delta table has columns with the names of the columns of its change data feed", taken),
+    ):
+        if names:
+            raise SourceChangedError(f"{what}; nothing was written", table=location, columns=names).advising(
+                "rename the columns or change their type, and run again."
+            )
+    has_feed = metadata.configuration.get("delta.enableChangeDataFeed", "").lower() == "true"
+    pinned = {"type": "struct", "fields": [_pinned(field) for field in fields]}
+    return Columns(json.dumps(pinned, separators=(",", ":")), partition_by, has_feed)
+
+
+def fields_of(schema: str) -> list[dict[str, Any]]:
+    """Return the columns of a schema in Delta's form."""
+    fields: list[dict[str, Any]] = json.loads(schema)["fields"]
+    return fields
+
+
+def physical_name(field: dict[str, Any]) -> str:
+    """Return the name of a column in data files and partition values."""
+    return str(field["metadata"].get(_PHYSICAL, field["name"]))
+
+
+def spark_type(kind: Any, *, physical: bool) -> Any:
+    """
+    Return a type in the form of Spark's schema JSON. Every column, field and value may be null, as Spark's readers of files return it.
+
+    :param physical: whether fields have their physical names
+    """
+    if isinstance(kind, list):
+        return [spark_type(item, physical=physical) for item in kind]
+    if not isinstance(kind, dict):
+        return kind
+    found = {name: True if name in _MARKS else spark_type(part, physical=physical) for name, part in kind.items()}
+    if "metadata" in kind:
+        found |= {"name": physical_name(kind) if physical else kind["name"], "metadata": {}}
+    return found
+
+
+def _pinned(kind: Any) -> Any:
+    """Return a type with only the physical names as metadata."""
+    if isinstance(kind, list):
+        return [_pinned(item) for item in kind]
+    if not isinstance(kind, dict):
+        return kind
+    found = {name: _pinned(part) for name, part in kind.items()}
+    if "metadata" in kind:
+        found["metadata"] = {name: text for name, text in kind["metadata"].items() if name == _PHYSICAL}
+    return found
+
+
+def partition_text(value: Any) -> str | None:
+    """Return a partition value that deltalake has decoded as text that Spark casts to the same value."""
+    if value is None or value == "":
+        return None
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (date, datetime)):
+        return value.isoformat()
+    return str(value)
+
+
+def with_zone(value: str | None, kind: Any) -> str | None:
+    """Return a partition value as text that does not depend on a session's time zone. A timestamp without a zone is in UTC."""
+    return f"{value}Z" if value is not None and kind == "timestamp" and not _ZONE.fullmatch(value) else value
+
+
+def differ(partition: Sequence[str], columns: Columns) -> bool:
+    """Return whether the partition columns of a file, by physical names, are not those of the table."""
+    return {*partition} != {*columns.partition_keys}

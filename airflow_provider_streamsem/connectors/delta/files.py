@@ -1,0 +1,153 @@
+"""
+The files that a Delta source reads: those of the table at one version, and those of an entry of the table's log.
+
+A file is described by its pin. Nothing here reads a data file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from urllib.parse import unquote
+
+from airflow_provider_streamsem.connectors.delta.columns import (
+    Columns,
+    differ,
+    fields_of,
+    partition_text,
+    physical_name,
+)
+from airflow_provider_streamsem.connectors.delta.history import Entry
+from airflow_provider_streamsem.connectors.delta.pins import Change, FilePin, is_inside
+from airflow_provider_streamsem.errors import SourceChangedError
+from airflow_provider_streamsem.stores.contract import normalised
+
+
+def at_version(
+    table: Any, columns: Columns, location: str, *, committed_ms: int, change: Change
+) -> list[tuple[FilePin, int]]:
+    """
+    Return the files of the table at the version at which it is opened, in the order of their paths.
+
+    :param table: a ``deltalake.DeltaTable``
+    :param committed_ms: value of :attr:`FilePin.committed_ms`
+    :returns: pins, each with the time when its file was written, in milliseconds UTC
+    :raises SourceChangedError: a file is outside the table's location. Nothing was written
+    """
+    import pyarrow
+
+    physical = {field["name"]: physical_name(field) for field in fields_of(columns.schema)}
+    actions = pyarrow.table(table.get_add_actions(flatten=False))
+    names = ["path", "size_bytes", "num_records", "modification_time", *(["partition"] if columns.partition_by else [])]
+    deleted = deleted_rows(table, location)
+    found = []
+    for add in actions.select(names).to_pylist():
+        values = add.get("partition") or {}
+        pin = FilePin(
+            path=add["path"],
+            bytes=add["size_bytes"],
+            rows=-1 if add["num_records"] is None else add["num_records"],
+            deleted=len(deleted.get(unquote(add["path"]), ())),
+            partition={physical[name]: partition_text(values[name]) for name in columns.partition_by},
+            version=table.version(),
+            committed_ms=committed_ms,
+            change=change,
+        )
+        found.append((pin, add["modification_time"]))
+    _refuse_outside((pin.path for pin, _ in found), location, table.version())
+    return sorted(found, key=lambda item: item[0].path)
+
+
+def deleted_rows(table: Any, location: str) -> dict[str, Any]:
+    """
+    Return the rows that deletion vectors remove from the table at the version at which it is opened.
+
+    :param table: a ``deltalake.DeltaTable``
+    :returns: path relative to the table, without escapes → row numbers in the file, ascending, as a numpy array
+    """
+    if "deletionVectors" not in (table.protocol().reader_features or ()):
+        return {}
+    import numpy
+    import pyarrow
+
+    root = normalised(location).rstrip("/") + "/"
+    found = {}
+    for file in pyarrow.table(table.deletion_vectors()).to_batches():
+        for uri, kept in zip(file["filepath"], file["selection_vector"], strict=True):
+            key = unquote(uri.as_py()).removeprefix("file://").removeprefix(root)
+            found[key] = numpy.flatnonzero(~kept.values.to_numpy(zero_copy_only=False))
+    return {key: rows for key, rows in found.items() if len(rows)}
+
+
+def of_entry(entry: Entry, location: str, *, changes: str, committed_ms: int) -> list[FilePin]:
+    """
+    Return the files that hold the new rows, or the changes, of one version.
+
+    :param changes: ``refuse``, ``skip`` or ``read``: what to do with a version that changes or deletes rows
+    :param committed_ms: when the version was committed, in milliseconds UTC
+    :raises SourceChangedError: the version changes rows and ``changes`` is ``refuse``, or a file is outside the table's location. Nothing was written
+    """
+    facts = {"table": location, "version": entry.version, "operation": entry.operation or "unknown"}
+    if entry.changes_rows and changes == "refuse":
+        what = "a version of the Delta table changes, deletes or restores rows; nothing was written"
+        raise SourceChangedError(what, **facts).advising(
+            'set changes="skip" to ignore such versions. Or set changes="read" in a new pipeline, with delta.enableChangeDataFeed on the table.'
+        )
+    if entry.changes_rows and changes == "skip":
+        return []
+    kinds: tuple[tuple[Change, Iterable[dict[str, Any]]], ...]
+    if changes != "read":
+        kinds = (("", entry.added),)
+    elif entry.feed:
+        kinds = (("in_file", entry.feed),)
+    else:
+        kinds = (("insert", entry.added), ("delete", entry.removed))
+    _refuse_outside((action["path"] for _, actions in kinds for action in actions), location, entry.version)
+    read_ms = committed_ms if changes == "read" else 0
+    return [_pin(action, entry, change, read_ms) for change, actions in kinds for action in actions]
+
+
+def check(entry: Entry, pins: Sequence[FilePin], columns: Columns, location: str) -> None:
+    """
+    Check the files of a version against the columns of the table.
+
+    :param columns: columns of the table at that version
+    :raises SourceChangedError: the version changes rows, and the table has no change data feed; or a file has other partition columns. Nothing was written
+    """
+    facts = {"table": location, "version": entry.version, "operation": entry.operation or "unknown"}
+    if pins and entry.changes_rows and not columns.has_feed:
+        what = "a version of the Delta table changes rows, and the table has no change data feed; nothing was written"
+        raise SourceChangedError(what, **facts).advising(
+            "set delta.enableChangeDataFeed=true on the table, and start a new pipeline after this version."
+        )
+    lacking = next((pin.path for pin in pins if differ([*pin.partition], columns)), None)
+    if lacking is not None:
+        what = "a file of the Delta table has other partition columns than the table; nothing was written"
+        raise SourceChangedError(what, **facts, file=lacking)
+
+
+def _pin(action: Mapping[str, Any], entry: Entry, change: Change, committed_ms: int) -> FilePin:
+    vector = action.get("deletionVector") or {}
+    stats = json.loads(action.get("stats") or "{}")
+    return FilePin(
+        path=action["path"],
+        bytes=-1 if action.get("size") is None else action["size"],
+        rows=stats.get("numRecords", -1),
+        deleted=int(vector.get("cardinality", 0)),
+        partition={name: value or None for name, value in (action.get("partitionValues") or {}).items()},
+        version=entry.version,
+        committed_ms=committed_ms,
+        change=change,
+    )
+
+
+def _refuse_outside(paths: Iterable[str], location: str, version: int) -> None:
+    for path in paths:
+        if not is_inside(path):
+            what = (
+                "a file of the Delta table is outside the table's location, as in a shallow clone; nothing was written"
+            )
+            raise SourceChangedError(what, table=location, version=version, file=path).advising(
+                "read the table from which it was cloned, or a deep clone."
+            )

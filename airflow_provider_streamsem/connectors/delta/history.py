@@ -1,0 +1,148 @@
+"""
+Reads the entries of a Delta table's log, ``_delta_log/<version>.json`` (Delta protocol, *Delta Log Entries*).
+
+deltalake returns the state of a table at a version, but not the files of one entry. So this module reads the entries themselves: one request for each.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from airflow_provider_streamsem.connectors.table_files.stored import in_threads
+from airflow_provider_streamsem.errors import SourceChangedError, UnavailableError
+from airflow_provider_streamsem.protocol.codec import sha256
+from airflow_provider_streamsem.stores.contract import UnknownAnswerError
+from airflow_provider_streamsem.stores.dataset import open_dataset
+
+_ENTRY = re.compile(r"_delta_log/([0-9]{20})\.json")
+_AT_ONCE = 64
+_PAGE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """
+    One entry of the table's log: the changes of one version.
+
+    :param digest: sha256 of the bytes of the entry
+    :param operation: name of the operation, such as ``WRITE``; ``""`` if the writer gave none
+    :param in_commit_ms: the entry's own timestamp in milliseconds UTC; ``None`` unless the table has in-commit timestamps
+    :param defines_table: whether the entry sets columns, properties or the protocol of the table
+    :param added: ``add`` actions that change data
+    :param removed: ``remove`` actions that change data
+    :param feed: files of the change data feed
+    """
+
+    version: int
+    digest: str
+    operation: str
+    in_commit_ms: int | None
+    defines_table: bool
+    added: Sequence[dict[str, Any]]
+    removed: Sequence[dict[str, Any]]
+    feed: Sequence[dict[str, Any]]
+
+    @property
+    def changes_rows(self) -> bool:
+        """Whether the entry removes rows or restores an older state. An entry that only adds new rows does not."""
+        return bool(self.removed) or (self.operation == "RESTORE" and bool(self.added))
+
+
+def parse(version: int, data: bytes, location: str) -> Entry:
+    """
+    Parse an entry.
+
+    :raises SourceChangedError: the bytes are not an entry. Nothing was written
+    """
+    try:
+        actions = [json.loads(line) for line in data.splitlines() if line.strip()]
+        found = {kind: [a[kind] for a in actions if kind in a] for kind in ("add", "remove", "cdc", "commitInfo")}
+        information = found["commitInfo"][0] if found["commitInfo"] else {}
+        return Entry(
+            version=version,
+            digest=sha256(data),
+            operation=str(information.get("operation", "")),
+            in_commit_ms=information.get("inCommitTimestamp"),
+            defines_table=any("metaData" in action or "protocol" in action for action in actions),
+            added=[add for add in found["add"] if add["dataChange"]],
+            removed=[remove for remove in found["remove"] if remove["dataChange"]],
+            feed=found["cdc"],
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        what = "an entry of the Delta table's log is damaged; nothing was written"
+        raise SourceChangedError(what, table=location, version=version) from error
+
+
+class History:
+    """
+    The entries of one table's log.
+
+    :param location: location of the table
+    """
+
+    def __init__(self, location: str) -> None:
+        self._location = location
+        self._store = open_dataset(location)
+
+    def entry(self, version: int) -> Entry | None:
+        """
+        Read one entry; ``None`` if it does not exist.
+
+        :raises UnavailableError: the store gave no clear answer
+        """
+        data = self._asked(lambda: self._store.read(f"_delta_log/{version:020d}.json"))
+        return None if data is None else parse(version, data, self._location)
+
+    def entries(self, start: int, end: int) -> Iterator[tuple[int, Entry | None]]:
+        """Yield each version of ``[start, end)`` with its entry; ``None`` if it does not exist. Reads up to 64 entries ahead, 16 at a time."""
+        for first in range(start, end, _AT_ONCE):
+            versions = range(first, min(end, first + _AT_ONCE))
+            yield from zip(versions, in_threads(self.entry, versions), strict=True)
+
+    def oldest(self) -> int:
+        """Return the oldest version that has an entry; 0 if there is none."""
+        return next((version for version, _ in self._listed(0, _PAGE)), 0)
+
+    def times(self, start: int) -> list[tuple[int, int]]:
+        """
+        Return ``(version, time)`` of the entries at or above ``start``, with times in milliseconds UTC.
+
+        A time is the modification time of the entry, or that of an older entry if that is later, as in Delta's own readers.
+        """
+        listed = list(self._listed(start))
+        return [*zip((v for v, _ in listed), accumulate((ms for _, ms in listed), max), strict=True)]
+
+    def first_at(self, at_ms: int, *, in_commit: bool) -> tuple[int, bool]:
+        """
+        Find the first version that was committed at or after a time.
+
+        :param at_ms: milliseconds UTC
+        :param in_commit: whether the entries have their own timestamps. Then a search reads some of them
+        :returns: the version, one past the newest if all are older; and whether it is the oldest entry of the log
+        """
+        times = self.times(0)
+        low, high = 0, len(times)
+        while low < high:
+            middle = (low + high) // 2
+            entry = self.entry(times[middle][0]) if in_commit else None
+            own = None if entry is None else entry.in_commit_ms
+            low, high = (low, middle) if (times[middle][1] if own is None else own) >= at_ms else (middle + 1, high)
+        return (times[low][0] if low < len(times) else times[-1][0] + 1 if times else 0), low == 0
+
+    def _listed(self, start: int, limit: int | None = None) -> Iterator[tuple[int, int]]:
+        after = f"_delta_log/{start - 1:020d}.json~" if start else ""
+        for stat in self._asked(lambda: list(self._store.list("_delta_log/", limit, after))):
+            if found := _ENTRY.fullmatch(stat.key):
+                yield int(found[1]), stat.mtime_ns // 1_000_000
+
+    def _asked(self, request: Any) -> Any:
+        try:
+            return request()
+        except UnknownAnswerError as error:
+            what = "the location of the Delta table gave no clear answer; nothing was written"
+            raise UnavailableError(what, table=self._location) from error

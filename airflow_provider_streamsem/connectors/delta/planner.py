@@ -1,0 +1,321 @@
+"""Plans the batches of a Delta source: files of the initial snapshot, then whole versions of the table."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Any
+
+from airflow_provider_streamsem.connectors.contract import SourceEnd, SourceSlice
+from airflow_provider_streamsem.connectors.delta import files
+from airflow_provider_streamsem.connectors.delta.columns import Columns, columns_of
+from airflow_provider_streamsem.connectors.delta.history import Entry, History
+from airflow_provider_streamsem.connectors.delta.pins import FilePin, TablePin
+from airflow_provider_streamsem.connectors.delta.table import CachedTable, at_version, existing
+from airflow_provider_streamsem.connectors.table_files.batches import Budget, adjacent, rows_of
+from airflow_provider_streamsem.connectors.table_files.stored import missing
+from airflow_provider_streamsem.errors import SourceChangedError
+from airflow_provider_streamsem.limits import Limits
+from airflow_provider_streamsem.protocol.entries import Json
+from airflow_provider_streamsem.protocol.offsets import Gaps, Offsets, between, length, position
+
+logger = logging.getLogger(__name__)
+
+VERSIONS, SNAPSHOT = "versions@", "snapshot@"
+"""Beginnings of the names of the two partitions. The id of the table follows."""
+
+
+@dataclass(slots=True)
+class _Selected:
+    """
+    The versions of a batch.
+
+    :param end: end of the versions, exclusive
+    :param entries: the entries that exist
+    :param pins: version → its files
+    :param lost: versions without an entry
+    """
+
+    end: int
+    entries: list[Entry] = field(default_factory=list)
+    pins: dict[int, list[FilePin]] = field(default_factory=dict)
+    lost: list[int] = field(default_factory=list)
+
+    def cut(self, end: int) -> None:
+        """Remove the versions at and above ``end``."""
+        self.end = end
+        self.entries = [entry for entry in self.entries if entry.version < end]
+        self.pins = {version: pins for version, pins in self.pins.items() if version < end}
+
+
+class DeltaPlanner:
+    """
+    A Delta source that is bound to a commit log.
+
+    :param path: location of the table
+    :param changes: ``refuse``, ``skip`` or ``read``: what to do with a version that changes rows
+
+    The hint names the newest entry that a plan has read: ``{"version": v, "entry": sha256}``. It detects a history that was rewritten.
+    """
+
+    def __init__(self, path: str, changes: str) -> None:
+        self._path, self._changes = path, changes
+        self._history = History(path)
+        self._columns: tuple[int, Columns] | None = None
+        self._snapshot: tuple[int, Columns, list[tuple[FilePin, int]]] | None = None
+
+    def poll(self, hint: Json) -> SourceEnd:
+        """Return one past the newest version of the table, and 0 for the snapshot."""
+        held = existing(self._path)
+        table_id, newest = held.table.metadata().id, held.table.version()
+        held.keep()
+        return SourceEnd({f"{SNAPSHOT}{table_id}": 0, f"{VERSIONS}{table_id}": newest + 1})
+
+    def slice(
+        self, start: Offsets, end: SourceEnd, limits: Limits, hint: Json, *, on_data_loss: str
+    ) -> SourceSlice | None:
+        """
+        Select files of the snapshot or, after its last file, whole versions: as many as the limits allow, and at least one.
+
+        :param on_data_loss: ``"fail"``: a missing version or file fails the run. ``"record_gap"``: such a version, or file of the snapshot, becomes a gap
+        :raises SourceChangedError: the table was recreated or its history rewritten; a version cannot be read; or, with ``"fail"``, a version or file is
+            missing. Nothing was written
+        """
+        held = existing(self._path)
+        table_id: str = held.table.metadata().id
+        self._check_table(start, table_id)
+        first = position(start, f"{VERSIONS}{table_id}")
+        last = position(end.offsets, f"{VERSIONS}{table_id}")
+        self._check_history(held, first, last, hint)
+        left = -position(start, f"{SNAPSHOT}{table_id}")
+        found = None
+        if left:
+            found = self._of_snapshot(held, table_id, first - 1, left, limits, on_data_loss)
+        elif last > first:
+            found = self._of_versions(held, table_id, (first, last), limits, on_data_loss)
+        held.keep()
+        return found
+
+    def _check_table(self, start: Offsets, table_id: str) -> None:
+        """
+        Refuse a table that was recreated.
+
+        :raises SourceChangedError: the committed offsets are those of another table. Nothing was written
+        """
+        known = {name.partition("@")[2] for name in start}
+        if table_id not in known:
+            what = "the Delta table has another id than in the committed offsets: it was deleted and recreated, or replaced. Nothing was written"
+            facts = {"table": self._path, "committed": sorted(known), "found": table_id}
+            raise SourceChangedError(what, **facts).advising(
+                "restore the former table and run again. To read the new table, use a new log."
+            )
+
+    def _check_history(self, held: CachedTable, first: int, last: int, hint: Json) -> None:
+        """
+        Refuse a table whose history is not the one that was read.
+
+        :param first: the next version to read
+        :param last: end of the versions to read, exclusive
+        :raises SourceChangedError: the table has lost versions that were read, or a version now has another entry. Nothing was written
+        """
+        newest: int = held.table.version()
+        version, digest = (hint.get("version"), hint.get("entry")) if isinstance(hint, dict) else (None, None)
+        went_back = max(first, last) > newest + 1
+        if not went_back and type(version) is int and digest:
+            entry = self._history.entry(version) if version <= newest else None
+            went_back = version > newest or (entry is not None and entry.digest != digest)
+        if went_back:
+            what = (
+                "the Delta table lacks versions that were read, or has others in their place: its log was restored from an older copy. "
+                "Nothing was written"
+            )
+            raise SourceChangedError(what, table=self._path, next=first, newest=newest, read=version).advising(
+                "restore the newest copy of the table's log and run again. To read the table as it is, use a new log."
+            )
+
+    def _of_snapshot(
+        self, held: CachedTable, table_id: str, version: int, left: int, limits: Limits, on_data_loss: str
+    ) -> SourceSlice:
+        """Select the next files of the initial snapshot."""
+        columns, listed = self._files_of_snapshot(held, version)
+        if left > len(listed):
+            what = "the initial snapshot has fewer files than when the pipeline started; nothing was written"
+            facts = {"table": self._path, "version": version, "left": left, "files": len(listed)}
+            raise SourceChangedError(what, **facts)
+        budget = Budget(limits)
+        taken = [*takewhile(lambda pin: budget.fits([pin]), (pin for pin, _ in listed[-left:]))]
+        lost = self._missing(taken, on_data_loss)
+        gaps = tuple((at - left, at - left + 1) for at, pin in enumerate(taken) if pin.path in lost)
+        name = f"{SNAPSHOT}{table_id}"
+        entry = self._history.entry(version)
+        return SourceSlice(
+            ranges={name: (-left, len(taken) - left)},
+            gaps={name: gaps} if gaps else {},
+            pins=[_table_pin(table_id, version, version + 1, columns, "parquet"), *(p for p in taken if p.path not in lost)],
+            hint=_hint(entry),
+            rows=budget.rows,
+        )  # fmt: skip
+
+    def _files_of_snapshot(self, held: CachedTable, version: int) -> tuple[Columns, list[tuple[FilePin, int]]]:
+        if self._snapshot is None or self._snapshot[0] != version:
+            table = held.table if held.table.version() == version else at_version(self._path, version)
+            reads = self._changes == "read"
+            columns = columns_of(table, self._path, reads_changes=reads)
+            committed_ms = self._committed_ms(version) if reads else 0
+            listed = files.at_version(
+                table, columns, self._path, committed_ms=committed_ms, change="insert" if reads else ""
+            )
+            self._snapshot = version, columns, listed
+        return self._snapshot[1:]
+
+    def _of_versions(
+        self, held: CachedTable, table_id: str, unread: tuple[int, int], limits: Limits, on_data_loss: str
+    ) -> SourceSlice:
+        """
+        Select the next versions. They have the same columns, so they end before an entry that changes the columns.
+
+        :param unread: ``[start, end)`` of the versions to read
+        """
+        first = unread[0]
+        selected = self._select(unread, limits, on_data_loss)
+        columns = self._columns_of(held, selected, first)
+        for entry in selected.entries:
+            try:
+                files.check(entry, selected.pins[entry.version], columns, self._path)
+            except SourceChangedError:
+                if not any(pins for version, pins in selected.pins.items() if version < entry.version):
+                    raise
+                selected.cut(entry.version)
+                break
+        planned = [pin for pins in selected.pins.values() for pin in pins]
+        lost = self._missing(planned, on_data_loss)
+        without = {pin.version for pin in planned if pin.path in lost} | {*selected.lost}
+        name = f"{VERSIONS}{table_id}"
+        gaps: Gaps = {name: adjacent(without)} if without else {}
+        if gaps:
+            logger.warning("recording versions of the Delta table %s as gaps: %s", self._path, gaps)
+        pins = [pin for pin in planned if pin.version not in without]
+        reader = "delta" if self._changes == "read" and any(pin.deleted for pin in pins) else "parquet"
+        return SourceSlice(
+            ranges={name: (first, selected.end)},
+            gaps=gaps,
+            pins=[_table_pin(table_id, first, selected.end, columns, reader), *pins],
+            hint=_hint(selected.entries[-1] if selected.entries else None),
+            rows=sum(map(rows_of, pins)),
+        )
+
+    def _select(self, unread: tuple[int, int], limits: Limits, on_data_loss: str) -> _Selected:
+        """
+        Read entries until the batch is full.
+
+        A version that cannot be read fails the run only if no version before it has files. Otherwise the batch ends before it.
+
+        :param unread: ``[start, end)`` of the versions to read
+        """
+        times = dict(self._history.times(unread[0])) if self._changes == "read" else {}
+        budget, oldest = Budget(limits), None
+        selected = _Selected(unread[0])
+        for version, entry in self._history.entries(*unread):
+            if entry is None:
+                oldest = self._history.oldest() if oldest is None else oldest
+                if on_data_loss != "fail" and version < oldest and budget.is_empty:
+                    selected.lost.append(version)
+                    selected.end = version + 1
+                    continue
+            elif entry.defines_table and not budget.is_empty:
+                break
+            try:
+                pins = self._pins_of(version, entry, times.get(version, 0), oldest)
+            except SourceChangedError:
+                if budget.is_empty:
+                    raise
+                break
+            if entry is None or not budget.fits(pins):
+                break
+            selected.entries.append(entry)
+            selected.pins[version], selected.end = pins, version + 1
+        return selected
+
+    def _pins_of(self, version: int, entry: Entry | None, committed_ms: int, oldest: int | None) -> list[FilePin]:
+        """
+        Return the files of one version.
+
+        :param committed_ms: modification time of the entry, in milliseconds UTC
+        :param oldest: the oldest version that has an entry
+        :raises SourceChangedError: the entry is missing, or the source refuses the version. Nothing was written
+        """
+        if entry is None:
+            what = "unread versions of the Delta table are missing: their entries were deleted from its log. Nothing was written"
+            raise SourceChangedError(what, table=self._path, version=version, oldest=oldest)
+        if entry.changes_rows and self._changes == "skip":
+            logger.warning("skipping version %d of the Delta table %s: %s changes rows", version, self._path, entry.operation)  # fmt: skip
+        committed_ms = committed_ms if entry.in_commit_ms is None else entry.in_commit_ms
+        return files.of_entry(entry, self._path, changes=self._changes, committed_ms=committed_ms)
+
+    def _columns_of(self, held: CachedTable, selected: _Selected, first: int) -> Columns:
+        """
+        Return the columns of the table at the end of the selected versions. Opens the table at this version if they are not known.
+
+        :param first: the first selected version
+        """
+        version, known = selected.end - 1, self._columns
+        is_known = known is not None and known[0] == first - 1 and not selected.lost
+        if known is not None and is_known and not any(entry.defines_table for entry in selected.entries):
+            columns = known[1]
+        else:
+            is_newest = held.table.version() == version
+            table: Any = held.table if is_newest else at_version(self._path, version)
+            columns = columns_of(table, self._path, reads_changes=self._changes == "read")
+        self._columns = version, columns
+        return columns
+
+    def _missing(self, pins: Sequence[FilePin], on_data_loss: str) -> set[str]:
+        """
+        Return the paths of the files that are missing.
+
+        :raises SourceChangedError: with ``"fail"``, a file is missing. Nothing was written
+        """
+        found = missing(self._path, pins)
+        if found and on_data_loss == "fail":
+            what = "an unread file of the Delta table is missing, for example because of VACUUM; nothing was written"
+            facts = {"table": self._path, "version": found[0].version, "file": found[0].key}
+            raise SourceChangedError(what, **facts, files=len(found))
+        return {pin.path for pin in found}
+
+    def _committed_ms(self, version: int) -> int:
+        entry = self._history.entry(version)
+        if entry is not None and entry.in_commit_ms is not None:
+            return entry.in_commit_ms
+        return next((ms for found, ms in self._history.times(version) if found == version), 0)
+
+    def lag(self, start: Offsets, hint: Json) -> int:
+        """Return the number of unread versions, plus the number of unread files of the snapshot."""
+        return length(between(start, self.poll(hint).offsets))
+
+    def unread_before(self, start: Offsets, at_ms: int) -> int:
+        """Return how many of the items that :meth:`lag` counts were written before ``at_ms`` (milliseconds UTC, exclusive)."""
+        return sum(ms < at_ms for ms in self._unread_times(start))
+
+    def minimum_clock(self, start: Offsets) -> int | None:
+        """Return when the oldest unread version, or file of the snapshot, was written, in milliseconds UTC; ``None`` if there is none."""
+        return min(self._unread_times(start), default=None)
+
+    def _unread_times(self, start: Offsets) -> list[int]:
+        held = existing(self._path)
+        table_id = held.table.metadata().id
+        first, left = position(start, f"{VERSIONS}{table_id}"), -position(start, f"{SNAPSHOT}{table_id}")
+        times = [ms for version, ms in self._history.times(first) if version <= held.table.version()]
+        if left:
+            times += [ms for _, ms in self._files_of_snapshot(held, first - 1)[1][-left:]]
+        held.keep()
+        return times
+
+
+def _table_pin(table_id: str, start: int, end: int, columns: Columns, reader: Any) -> TablePin:
+    return TablePin(table_id, start, end, columns.schema, columns.partition_by, reader)
+
+
+def _hint(entry: Entry | None) -> Json:
+    return None if entry is None else {"version": entry.version, "entry": entry.digest}

@@ -1,0 +1,196 @@
+"""Reads the planned files of a Delta table with Spark. Imports pyspark, so only engines import this module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StringType, StructField, StructType
+
+from airflow_provider_streamsem.connectors.contract import BadRecord, ParsedRecords
+from airflow_provider_streamsem.connectors.delta.columns import (
+    CHANGE_COLUMNS,
+    fields_of,
+    physical_name,
+    spark_type,
+    with_zone,
+)
+from airflow_provider_streamsem.connectors.delta.pins import FilePin, TablePin
+from airflow_provider_streamsem.connectors.files.records import plain_root
+from airflow_provider_streamsem.connectors.table_files import rows
+from airflow_provider_streamsem.connectors.table_files.batches import adjacent
+from airflow_provider_streamsem.errors import DataError
+from airflow_provider_streamsem.identifiers import quoted
+
+_TYPE, _VERSION, _TIME = CHANGE_COLUMNS
+_SCHEMA_MODE = "spark.databricks.delta.changeDataFeed.defaultSchemaModeForColumnMappingTable"
+_PATH, _ROW = "__streamsem_path", "__streamsem_row"
+_NO_PACKAGE = ("DATA_SOURCE_NOT_FOUND", "DELTA_CONFIGURE_SPARK_SESSION_WITH_EXTENSION_AND_CATALOG")
+
+
+class DeltaRecords:
+    """
+    The rows of the planned files. Implements :class:`airflow_provider_streamsem.connectors.contract.Loaded`.
+
+    :param location: location of the table
+    :param table: the columns with which the files are read
+    :param reads_changes: whether the rows have the columns of the change data feed
+    :param deleted: file → numbers of the rows that deletion vectors remove, as a numpy array
+    :raises DataError: the versions need Spark's Delta package, and Spark does not have it. Nothing became visible
+    """
+
+    bad: Column | None = None
+    drop: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        location: str,
+        table: TablePin,
+        files: Sequence[FilePin],
+        *,
+        reads_changes: bool,
+        deleted: Mapping[str, Any],
+    ) -> None:
+        self._spark, self._location, self._table, self._files = spark, location, table, files
+        self._deleted = deleted
+        if table.reader == "delta":
+            self.frame = self._feed()
+        elif not files:
+            self.frame = nothing(spark, table.schema, reads_changes=reads_changes).frame
+        else:
+            kinds = {file.change: None for file in files}
+            frames = [self._read([file for file in files if file.change == kind]) for kind in kinds]
+            self.frame = reduce(DataFrame.unionByName, frames)
+
+    def bad_records(self) -> Iterator[BadRecord]:
+        """Yield nothing: every row of a Parquet file is a record."""
+        return iter(())
+
+    def check_read(self, read: int) -> None:
+        """
+        Compare the number of rows that Spark read with the number that the table's log, or the footers of the files, state.
+
+        :param read: number of rows that Spark read
+        :raises DataError: the numbers differ. Nothing became visible
+        """
+        if self._table.reader == "parquet":
+            versions = (self._table.start, self._table.end)
+            rows.check_read(self._location, self._files, read, table=self._location, versions=versions)
+
+    def _read(self, files: Sequence[FilePin]) -> DataFrame:
+        """Read files with the same kind of change."""
+        fields = fields_of(self._table.schema)
+        stored = [field for field in fields if field["name"] not in self._table.partition_by]
+        columns = _struct(stored, physical=True)
+        change = files[0].change
+        if change == "in_file":
+            columns = StructType([*columns.fields, StructField(_TYPE, StringType())])
+        root = plain_root(self._location)
+        frame = self._without_deleted(rows.read(self._spark, self._location, files, columns), root)
+        frame, values = self._with_values(frame, files, root)
+        selected = [_logical(field, values.get(physical_name(field))) for field in fields]
+        if change:
+            kind = F.col(_TYPE) if change == "in_file" else F.lit(change)
+            time = F.timestamp_millis(values[_TIME].cast("long"))
+            selected += [kind.alias(_TYPE), values[_VERSION].cast("long").alias(_VERSION), time.alias(_TIME)]
+        return frame.select(*selected)
+
+    def _without_deleted(self, frame: DataFrame, root: str) -> DataFrame:
+        """Remove the rows that deletion vectors remove."""
+        if not self._deleted:
+            return frame
+        import numpy
+        import pyarrow
+
+        paths = numpy.repeat([root + key for key in self._deleted], [len(found) for found in self._deleted.values()])
+        numbers = numpy.concatenate([*self._deleted.values()])
+        deleted = self._spark.createDataFrame(pyarrow.table({_PATH: paths, _ROW: numbers.astype("int64")}))
+        known = frame.withColumns({_PATH: rows.plain_path(), _ROW: F.col("_metadata.row_index")})
+        return known.join(F.broadcast(deleted), [_PATH, _ROW], "left_anti").drop(_ROW)
+
+    def _with_values(
+        self, frame: DataFrame, files: Sequence[FilePin], root: str
+    ) -> tuple[DataFrame, Mapping[str, Column]]:
+        """
+        Add the values that are in the table's log and not in the files: partition values and, for changes, the version and its time.
+
+        :returns: the frame, and physical name of a partition column, ``_commit_version`` or ``_commit_timestamp`` (milliseconds) → its value as text
+        """
+        types = {physical_name(f): f["type"] for f in fields_of(self._table.schema)}
+        names = [*files[0].partition, *([_VERSION, _TIME] if files[0].change else [])]
+
+        def of(file: FilePin) -> tuple[str | None, ...]:
+            given = {**file.partition, _VERSION: str(file.version), _TIME: str(file.committed_ms)}
+            return tuple(with_zone(given[name], types.get(name)) for name in names)
+
+        held = {root + file.key: of(file) for file in files}
+        if len({*held.values()}) == 1:
+            only = next(iter(held.values()))
+            return frame, {name: F.lit(value).cast("string") for name, value in zip(names, only, strict=True)}
+        columns = [f"__streamsem_value_{at}" for at in range(len(names))]
+        schema = ", ".join(f"{name} string" for name in [_PATH, *columns])
+        known = self._spark.createDataFrame([(path, *row) for path, row in held.items()], schema)
+        frame = frame if _PATH in frame.columns else frame.withColumn(_PATH, rows.plain_path())
+        joined = frame.join(F.broadcast(known), _PATH)
+        return joined, {name: F.col(column) for name, column in zip(names, columns, strict=True)}
+
+    def _feed(self) -> DataFrame:
+        """
+        Read the change data feed of the versions with Spark's Delta package.
+
+        :raises DataError: Spark does not have the package, or it is not enabled. Nothing became visible
+        """
+        fields = [quoted(field["name"]) for field in fields_of(self._table.schema)]
+        frames = []
+        # By default, Spark's Delta reads old versions with the newest columns. The session is a clone that only this attempt uses.
+        self._spark.conf.set(_SCHEMA_MODE, "endVersion")
+        try:
+            for start, end in adjacent(file.version for file in self._files):
+                options = {"readChangeFeed": "true", "startingVersion": str(start), "endingVersion": str(end - 1)}
+                frame = self._spark.read.format("delta").options(**options).load(plain_root(self._location))
+                frames.append(frame.selectExpr(*fields, *CHANGE_COLUMNS))
+                frame.schema  # noqa: B018  Spark Connect resolves the data source when the schema is requested
+        except Exception as error:  # a classic session raises a JVM error for a missing class
+            if not any(condition in str(error) for condition in _NO_PACKAGE):
+                raise
+            what = (
+                "the planned versions of the Delta table change rows by deletion vectors. Reading them needs Spark's Delta package, "
+                "which Spark does not have or which is not enabled; nothing became visible"
+            )
+            versions = (self._table.start, self._table.end)
+            raise DataError(what, table=self._location, versions=versions).advising(
+                "add io.delta:delta-spark_2.13 in the version for your Spark to spark.jars.packages, and set "
+                "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension and "
+                "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog; then run again."
+            ) from error
+        return reduce(DataFrame.unionByName, frames)
+
+
+def nothing(spark: SparkSession, schema: str, *, reads_changes: bool) -> ParsedRecords:
+    """
+    Return the columns of a table, without rows.
+
+    :param schema: columns in Delta's form
+    :param reads_changes: whether to add the columns of the change data feed
+    """
+    columns = _struct(fields_of(schema), physical=False)
+    frame = spark.createDataFrame([], columns)
+    if reads_changes:
+        types = ("string", "long", "timestamp")
+        frame = frame.select("*", *[F.lit(None).cast(t).alias(n) for n, t in zip(CHANGE_COLUMNS, types, strict=True)])
+    return ParsedRecords(frame)
+
+
+def _struct(fields: Sequence[Mapping[str, Any]], *, physical: bool) -> StructType:
+    return StructType.fromJson(spark_type({"type": "struct", "fields": [*fields]}, physical=physical))
+
+
+def _logical(field: Mapping[str, Any], value: Column | None) -> Column:
+    """Return a column under its logical name and type. ``value`` is its partition value as text, if it is a partition column."""
+    wanted = _struct([field], physical=False).fields[0]
+    given = F.col(quoted(physical_name(dict(field)))) if value is None else value
+    return given.cast(wanted.dataType).alias(wanted.name)

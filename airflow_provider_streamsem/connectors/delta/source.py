@@ -1,0 +1,230 @@
+"""
+The Delta source: reads the rows of a Delta table, version by version (extra ``delta``).
+
+The source has two partitions, and their names contain the id of the table. The offset of ``versions@<id>`` is the next version to read. The offset of
+``snapshot@<id>`` is minus the number of files of the initial snapshot that are left to read. The snapshot is the table at the version before the first one to
+read, and no version is planned before its last file.
+
+The planner reads the table's log and names the files in the plan. Spark's own Parquet reader reads them, so Spark needs no Delta package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from airflow_provider_streamsem import arguments
+from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.connectors.contract import Loaded
+from airflow_provider_streamsem.connectors.delta import files
+from airflow_provider_streamsem.connectors.delta.columns import Columns, columns_of
+from airflow_provider_streamsem.connectors.delta.history import History
+from airflow_provider_streamsem.connectors.delta.pins import Pin, read_pins, split
+from airflow_provider_streamsem.connectors.delta.planner import SNAPSHOT, VERSIONS, DeltaPlanner
+from airflow_provider_streamsem.connectors.delta.table import CachedTable, at_version, checked_path, existing
+from airflow_provider_streamsem.connectors.table_files.stored import missing
+from airflow_provider_streamsem.errors import DataError, InvalidError, RecordsMissingError, SourceChangedError
+from airflow_provider_streamsem.protocol.entries import Json
+from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges
+from airflow_provider_streamsem.stores.contract import lineage_name, normalised
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+CHANGES = ("refuse", "skip", "read")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaSource:
+    """
+    Reads the new rows of a Delta table, or its change data feed.
+
+    A batch reads whole versions of the table, or files of the initial snapshot. The columns of a batch are those of the table at its versions, so a batch
+    ends before a version that changes the columns.
+
+    :param path: location of the table: an absolute path, ``file:///path`` or ``s3://bucket/prefix``
+    :param starting: where a new pipeline starts. ``earliest``: a snapshot of the table, then the versions after it. ``latest``: the versions after the
+        newest one. An integer: this version, inclusive, without a snapshot. A timestamp with a time zone: the first version that was committed then or later;
+        the snapshot, if the table's log does not go back that far
+    :param changes: what to do with a version that updates, deletes or restores rows. ``refuse``: the run fails. ``skip``: the version is ignored as a whole,
+        with rows that it may have inserted. ``read``: read the table's change data feed, with the columns ``_change_type``, ``_commit_version`` and
+        ``_commit_timestamp``
+    :raises InvalidError: an argument is not valid
+    """
+
+    delivery: ClassVar[str] = "exactly_once"
+    extra: ClassVar[str] = "delta"
+    unit: ClassVar[str] = "versions"
+    limits: ClassVar[tuple[str, ...]] = ("max_files", "max_bytes", "max_rows", "min_rows")
+    spark_packages: ClassVar[tuple[str, ...]] = ()
+    path: str
+    starting: str | int = "earliest"
+    changes: str = "refuse"
+
+    def __post_init__(self) -> None:
+        where = "source delta:"
+        checked_path(f"{where} path", self.path)
+        normalised(self.path)
+        arguments.choice(f"{where} changes", self.changes, CHANGES)
+        if type(self.starting) is int:
+            arguments.integer(f"{where} starting", self.starting, least=0)
+        elif self.starting not in ("earliest", "latest"):
+            try:
+                arguments.time_ms(f"{where} starting", arguments.text(f"{where} starting", self.starting))
+            except InvalidError as error:
+                accepted = ["earliest", "latest", "2026-01-31T00:00:00Z", 42]
+                raise InvalidError(f"{where} starting is not valid", given=self.starting, accepted=accepted) from error
+
+    @property
+    def terms(self) -> str:
+        """The condition of the guarantee, if versions are skipped."""
+        return "without versions that change rows" if self.changes == "skip" else ""
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """The reasons for :attr:`delivery`."""
+        rows = {
+            "refuse": "a version that updates, deletes or restores rows fails the run",
+            "skip": "a version that updates, deletes or restores rows is ignored, with rows that it inserted",
+            "read": "a version that updates or deletes rows gives a record for each change, from the table's change data feed",
+        }[self.changes]
+        return (
+            "the plan names each file with its size and the columns of the table, and a file of a Delta table never changes",
+            rows,
+            "missing versions and files fail the run, or are recorded as gaps; a recreated table and a rewritten history fail it",
+        )
+
+    @property
+    def location(self) -> str:
+        """The location of the table, as given."""
+        return self.path
+
+    def to_json(self) -> Json:
+        """Return the arguments in the form of the TOML file."""
+        return asdict(self)
+
+    def lineage(self, ranges: Ranges) -> list[tuple[str, str]]:
+        """Return the OpenLineage name of the table's location."""
+        return [lineage_name(self.path)]
+
+    def immutable_config(self) -> Json:
+        """Return the location, and whether the change data feed is read. The table's id is not included, because the offsets contain it."""
+        return {"type": "delta", "path": normalised(self.path), "change_feed": self.changes == "read"}
+
+    def columns(self, held: CachedTable) -> Columns:
+        """
+        Return the columns of an opened table.
+
+        :raises SourceChangedError: the table has features that this source cannot read. Nothing was written
+        """
+        return columns_of(held.table, self.path, reads_changes=self.changes == "read")
+
+    def initial_offsets(self) -> Offsets:
+        """
+        Return the offsets at which a new pipeline starts, as ``starting`` defines them.
+
+        :raises InvalidError: ``starting`` is a version that the table does not have
+        :raises SourceChangedError: there is no table, or this source cannot read it. Nothing was written
+        """
+        if self.starting not in ("earliest", "latest") and type(self.starting) is not int:
+            return self.offsets_for_time(arguments.time_ms("starting", self.starting))
+        held = existing(self.path)
+        self.columns(held)
+        end = held.table.version() + 1
+        if type(self.starting) is int and self.starting > end:
+            what = "source delta: starting is a version that the table does not have"
+            raise InvalidError(what, table=self.path, given=self.starting, newest=end - 1)
+        offsets = self._at_snapshot(held) if self.starting == "earliest" else {}
+        start = self.starting if type(self.starting) is int else end
+        found = {f"{VERSIONS}{held.table.metadata().id}": int(start), **offsets}
+        held.keep()
+        return found
+
+    def offsets_for_time(self, at_ms: int) -> Offsets:
+        """
+        Return the offsets of the first version that was committed at or after ``at_ms`` (milliseconds UTC).
+
+        If the table's log does not go back that far, they are those of a snapshot of the table. If no version is that new, they are the end.
+
+        :raises SourceChangedError: there is no table, or this source cannot read it. Nothing was written
+        """
+        held = existing(self.path)
+        self.columns(held)
+        properties = held.table.metadata().configuration
+        in_commit = properties.get("delta.enableInCommitTimestamps", "").lower() == "true"
+        start, is_oldest = History(self.path).first_at(at_ms, in_commit=in_commit)
+        start = held.table.version() + 1 if is_oldest else start
+        offsets = self._at_snapshot(held) if is_oldest else {}
+        found = {f"{VERSIONS}{held.table.metadata().id}": start, **offsets}
+        held.keep()
+        return found
+
+    def _at_snapshot(self, held: CachedTable) -> dict[str, int]:
+        """Return the offset before the first file of a snapshot of the table, by partition; empty if the table has no files."""
+        number = len(held.table.file_uris())
+        return {f"{SNAPSHOT}{held.table.metadata().id}": -number} if number else {}
+
+    def open(self, log: CommitLog, hint: Json) -> DeltaPlanner:
+        """Bind the source to a commit log."""
+        return DeltaPlanner(self.path, self.changes)
+
+    def read_pins(self, pins: Json) -> tuple[Pin, ...]:
+        """Decode the pins of a plan."""
+        return read_pins(pins, table=self.path)
+
+    def next_hint(self, hint: Json, pins: Sequence[Pin], counts: Mapping[str, int]) -> Json:
+        """Return the hint of the plan unchanged: it names the newest entry of the table's log that the plan read."""
+        return hint
+
+    def check_pins(self, pins: Sequence[Pin], *, was_read: bool) -> None:
+        """
+        Check that the table is the planned one, and still has the planned files with their sizes (D5).
+
+        :param was_read: whether Spark has read the files. If so, they are not checked, because Spark fails on a missing file, and Delta's files never change
+        :raises SourceChangedError: the table was deleted, recreated, or restored from an older copy. Nothing became visible
+        :raises RecordsMissingError: a planned file is missing. Nothing became visible
+        """
+        if not pins:
+            return
+        table, planned = split(pins)
+        held = existing(self.path)
+        table_id, newest = held.table.metadata().id, held.table.version()
+        if table_id != table.table_id or newest < table.end - 1:
+            what = "the Delta table was recreated, or restored from an older copy, after its versions were planned; nothing became visible"
+            facts = {"planned_id": table.table_id, "found_id": table_id, "planned_versions": (table.start, table.end)}
+            raise SourceChangedError(what, table=self.path, **facts, newest=newest)
+        held.keep()
+        if was_read:
+            return
+        if found := missing(self.path, planned):
+            what = "a planned file of the Delta table is missing, for example because of VACUUM; nothing became visible"
+            raise RecordsMissingError(
+                what, table=self.path, version=found[0].version, file=found[0].key, files=len(found)
+            )
+
+    def load(self, spark: SparkSession, pins: Sequence[Pin]) -> Loaded:
+        """
+        Return the rows of the planned files as a DataFrame. This call reads no row.
+
+        :raises DataError: the versions need Spark's Delta package, and Spark does not have it. Nothing became visible
+        """
+        from airflow_provider_streamsem.connectors.delta.records import DeltaRecords, nothing
+
+        reads_changes = self.changes == "read"
+        if not pins:
+            held = existing(self.path)
+            columns = self.columns(held)
+            held.keep()
+            return nothing(spark, columns.schema, reads_changes=reads_changes)
+        table, planned = split(pins)
+        deleted = {}
+        if table.reader == "parquet" and any(pin.deleted for pin in planned):
+            deleted = files.deleted_rows(at_version(self.path, planned[0].version), self.path)
+            for pin in planned:
+                if len(deleted.get(pin.key, ())) != pin.deleted:
+                    what = (
+                        "a deletion vector of the Delta table was changed after it was planned; nothing became visible"
+                    )
+                    raise DataError(what, table=self.path, version=pin.version, file=pin.key)
+        return DeltaRecords(spark, self.path, table, planned, reads_changes=reads_changes, deleted=deleted)

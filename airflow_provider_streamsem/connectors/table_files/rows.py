@@ -1,0 +1,74 @@
+"""Reads planned Parquet files of a table with Spark. Imports pyspark, so only engines import this module."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from airflow_provider_streamsem.connectors.files import columnar
+from airflow_provider_streamsem.connectors.files import pins as file_pins
+from airflow_provider_streamsem.connectors.files.columnar import Footer
+from airflow_provider_streamsem.connectors.files.records import plain_root
+from airflow_provider_streamsem.connectors.table_files.batches import PlannedFile
+from airflow_provider_streamsem.errors import DataError
+
+_OPTIONS = {
+    "ignoreCorruptFiles": "false",
+    "ignoreMissingFiles": "false",
+    "parquet.page.verify-checksum.enabled": "true",
+    "__globPaths__": "false",  # the paths are literal: Hadoop would interpret [ ] { } * ? in them
+}
+# Hadoop cannot name the checksum file of a local file whose name has a colon. S3A needs the file system with checksums, so only such paths get this one.
+_RAW_LOCAL = {"fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem", "fs.file.impl.disable.cache": "true"}
+
+
+def read(spark: SparkSession, location: str, files: Sequence[PlannedFile], columns: StructType) -> DataFrame:
+    """
+    Return the rows of files as a DataFrame. A column that a file lacks is null there.
+
+    :param location: root of the files
+    """
+    root = plain_root(location)
+    located = [root + file.key for file in files]
+    has_colon = root.startswith("/") and any(":" in path for path in located)
+    options = {**_OPTIONS, **(_RAW_LOCAL if has_colon else {})}
+    return spark.read.options(**options).schema(columns).format("parquet").load(located)
+
+
+def plain_path() -> Column:
+    """Return the path of a row's file without escapes, below ``plain_root``. ``url_decode`` alone would turn a plus into a space."""
+    decoded = F.url_decode(F.replace(F.col("_metadata.file_path"), F.lit("+"), F.lit("%2B")))
+    return F.regexp_replace(decoded, "^file:(//)?", "")
+
+
+def footers(location: str, files: Sequence[PlannedFile]) -> dict[str, Footer]:
+    """
+    Return key → footer of each file. Sends one request or two for each file.
+
+    :raises DataError: a file is not a complete Parquet file. Nothing became visible
+    """
+    pins = [file_pins.FilePin(path=file.key, bytes=file.bytes, identity="") for file in files]
+    return columnar.footers(location, "parquet", pins) if pins else {}
+
+
+def check_read(location: str, files: Sequence[PlannedFile], read: int, **facts: Any) -> None:
+    """
+    Compare the number of rows that Spark read with the number that the table's metadata states, or else the footers of the files.
+
+    :param read: number of rows that Spark read
+    :param facts: fields of the error that name the table and its versions
+    :raises DataError: the numbers differ. Nothing became visible
+    """
+    counted = footers(location, [file for file in files if file.rows < 0 <= file.bytes])
+    rows = [counted[file.key].rows if file.key in counted else file.rows for file in files]
+    stated = sum(rows) - sum(file.deleted for file in files)
+    if stated != read and all(number >= 0 for number in rows):
+        what = (
+            "the number of rows that Spark read differs from that in the metadata of the table; nothing became visible"
+        )
+        first = files[0].key if files else None
+        raise DataError(what, **facts, files=len(files), first_file=first, stated=stated, read=read)

@@ -1,0 +1,92 @@
+"""The Delta source on tables that Spark's own Delta writes, compared with Spark's own Delta reader."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from airflow_provider_streamsem import DeltaSource, FilesSink, Limits, Pipeline, run_batch
+from airflow_provider_streamsem.connectors.delta.pins import TablePin
+from airflow_provider_streamsem.readers.files import open_log
+from tests.connectors.delta.test_source import Progress
+
+pytestmark = [pytest.mark.integration, pytest.mark.spark]
+
+ODD = ["plain", "a/b c:d%é", "50%", "two words", None, "=", "+", "[x]*", "a%20b"]
+DAY = "CASE WHEN id % 3 != 0 THEN date_add(date'1969-12-30', CAST(id % 3 AS int)) END"
+AT = "CASE WHEN id % 2 = 0 THEN timestamp'2024-02-29T20:00:01.5Z' END"
+
+
+def append(spark: SparkSession, table: str, start: int, end: int) -> None:
+    odd = F.element_at(F.array(*[F.lit(value) for value in ODD]), (F.col("id") % len(ODD) + 1).cast("int"))
+    rows = spark.range(start, end, numPartitions=1).select(
+        "id",
+        odd.alias("p"),
+        F.expr(DAY).alias("day"),
+        F.expr(AT).alias("at"),
+        F.struct("id", odd.alias("b")).alias("n"),
+    )
+    rows.write.format("delta").mode("append").partitionBy("p", "day", "at").save(table.replace("s3://", "s3a://"))
+
+
+def counted(frame: DataFrame) -> Counter[Any]:
+    return Counter(map(repr, frame.collect()))
+
+
+@pytest.mark.parametrize("store", ["s3", "disk"])
+def test_rows_are_those_of_sparks_own_reader(spark: SparkSession, lake: str, tmp_path: Path, store: str) -> None:
+    table = f"{lake}/a b+c" if store == "s3" else str(tmp_path / "a b+c:d")
+    append(spark, table, 0, 12)
+    pipeline = Pipeline(
+        name="source", log=str(tmp_path / "log"), source=DeltaSource(path=table), limits=Limits(max_files=8),
+        sinks={"out": FilesSink(path=str(tmp_path / "out"), format="parquet")}, require="exactly_once",
+    )  # fmt: skip
+    first = run_batch(pipeline, run_key="first", drain=True)
+    append(spark, table, 12, 15)
+    run_batch(pipeline, run_key="second", drain=True)
+    assert first.counts["read"] == 12
+    read = spark.read.parquet(*[file.path for file in open_log(pipeline.log).files()])
+    own = spark.read.format("delta").load(table.replace("s3://", "s3a://"))
+    assert counted(read.select(own.columns)) == counted(own)
+
+
+def test_changes_are_those_of_sparks_own_reader(spark: SparkSession, tmp_path: Path) -> None:
+    table = str(tmp_path / "t")
+    properties = (
+        "'delta.enableChangeDataFeed'='true', 'delta.enableDeletionVectors'='true', 'delta.columnMapping.mode'='name'"
+    )
+    spark.sql(
+        f"CREATE TABLE delta.`{table}` (id long, p string) USING delta PARTITIONED BY (p) TBLPROPERTIES ({properties})"
+    )
+    spark.sql(f"INSERT INTO delta.`{table}` SELECT id, 'a b/c' FROM range(10)")
+    spark.sql(f"DELETE FROM delta.`{table}` WHERE id = 3")
+    spark.sql(f"UPDATE delta.`{table}` SET id = 40 WHERE id = 4")
+    spark.sql(f"ALTER TABLE delta.`{table}` RENAME COLUMN p TO q")
+    spark.sql(f"INSERT INTO delta.`{table}` VALUES (50, null)")
+    source = DeltaSource(path=table, starting=0, changes="read")
+    slices = Progress(source).all()
+    assert [found.pins[0].reader for found in slices if isinstance(found.pins[0], TablePin)] == ["delta", "parquet"]
+    before, after = (source.load(spark, source.read_pins(_json(found.pins))).frame for found in slices)
+    assert before.columns == ["id", "p", "_change_type", "_commit_version", "_commit_timestamp"]
+    own = spark.read.format("delta").option("readChangeFeed", "true")
+    assert counted(before) == counted(own.option("startingVersion", "0").option("endingVersion", "3").load(table))
+    assert counted(after) == counted(own.option("startingVersion", "5").option("endingVersion", "5").load(table))
+    snapshot = Progress(DeltaSource(path=table))
+    (whole,) = snapshot.all()
+    rows = snapshot.rows(spark, whole)
+    assert Counter(map(str, rows)) == Counter(
+        str(row.asDict()) for row in spark.read.format("delta").load(table).collect()
+    )
+
+
+def _json(pins: Any) -> Any:
+    import json
+
+    from airflow_provider_streamsem.protocol.codec import canonical, plain
+
+    return json.loads(canonical(plain([*pins])))
