@@ -27,6 +27,7 @@ _NAMES = {
     "Guarantee": "airflow_provider_streamsem.pipeline.guarantee",
     "HttpSink": "airflow_provider_streamsem.connectors.http.sink",
     "IcebergSink": "airflow_provider_streamsem.connectors.iceberg.sink",
+    "IcebergSource": "airflow_provider_streamsem.connectors.iceberg.source",
     "JdbcSink": "airflow_provider_streamsem.connectors.sql.sink",
     "JdbcSource": "airflow_provider_streamsem.connectors.sql.source",
     "Json": "airflow_provider_streamsem.connectors.parsing.decoders",
@@ -81,6 +82,7 @@ __all__ = [
     "Guarantee",
     "HttpSink",
     "IcebergSink",
+    "IcebergSource",
     "JdbcSink",
     "JdbcSource",
     "Json",
@@ -130,6 +132,7 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.connectors.files.source import FilesSource
     from airflow_provider_streamsem.connectors.http.sink import HttpSink
     from airflow_provider_streamsem.connectors.iceberg.sink import IcebergSink
+    from airflow_provider_streamsem.connectors.iceberg.source import IcebergSource
     from airflow_provider_streamsem.connectors.kafka.sink import KafkaSink
     from airflow_provider_streamsem.connectors.kafka.source import KafkaSource
     from airflow_provider_streamsem.connectors.parsing.decoders import Avro, Json

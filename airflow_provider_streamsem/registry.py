@@ -21,6 +21,7 @@ _BUILT_IN: dict[Kind, dict[str, str]] = {
         "delta": "airflow_provider_streamsem.connectors.delta.source:DeltaSource",
         "files": "airflow_provider_streamsem.connectors.files.source:FilesSource",
         "jdbc": "airflow_provider_streamsem.connectors.sql.source:JdbcSource",
+        "iceberg": "airflow_provider_streamsem.connectors.iceberg.source:IcebergSource",
         "kafka": "airflow_provider_streamsem.connectors.kafka.source:KafkaSource",
         "queue": "airflow_provider_streamsem.connectors.queue.source:QueueSource",
         "rate": "airflow_provider_streamsem.connectors.rate.source:RateSource",

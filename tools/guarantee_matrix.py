@@ -27,6 +27,7 @@ from airflow_provider_streamsem.connectors.delta.source import DeltaSource
 from airflow_provider_streamsem.connectors.http import operations
 from airflow_provider_streamsem.connectors.http.sink import HttpSink
 from airflow_provider_streamsem.connectors.iceberg.sink import IcebergSink
+from airflow_provider_streamsem.connectors.iceberg.source import IcebergSource
 from airflow_provider_streamsem.connectors.kafka.sink import KafkaSink
 from airflow_provider_streamsem.connectors.sql.sink import JdbcSink
 from airflow_provider_streamsem.dedup import Dedup
@@ -47,6 +48,7 @@ SOURCES: Mapping[str, Any] = {
     "replay": ReplaySource(path="/in", format="json", schema="id long", start="2026-01-01T00:00:00Z"),
     "Delta": DeltaSource(path="/source"),
     "Delta, changes": DeltaSource(path="/source", changes="read"),
+    "Iceberg": IcebergSource(path="/source", table="lake.orders"),
 }
 SINKS: Mapping[str, Any] = {
     "files": FilesSink(path="/out"),
@@ -130,6 +132,13 @@ SOURCE_PROOFS: Mapping[str, tuple[str, ...]] = {
     "Delta, changes": (
         "tests/connectors/delta/test_source.py::test_change_feed_equals_that_of_another_reader",
         "tests/integration/test_delta_source.py::test_changes_are_those_of_sparks_own_reader",
+    ),
+    "Iceberg": (
+        "tests/connectors/iceberg/test_source.py::test_runs_in_new_processes_plan_each_file_once_at_every_limit",
+        "tests/connectors/iceberg/test_source.py::test_snapshot_that_changes_rows_is_refused_by_name_or_skipped",
+        "tests/connectors/iceberg/test_source.py::test_branch_that_was_rolled_back_is_refused_also_when_it_has_grown_again",
+        "tests/connectors/iceberg/test_source.py::test_unread_snapshots_that_expired_fail_the_run_or_become_a_gap",
+        "tests/integration/test_iceberg_source.py::test_rows_are_those_of_sparks_own_reader",
     ),
 }
 PROOFS: Mapping[str, tuple[str, ...]] = {
@@ -245,6 +254,12 @@ REFUSED = [
         "versions that change rows, unless they are skipped or read as changes; recreated tables, rewritten histories, shallow clones, "
         "unknown reader features, column mapping by id, binary partition columns",
         "../connectors/delta-source.md",
+    ),
+    (
+        "Iceberg tables as source",
+        "snapshots that overwrite or delete rows, unless they are skipped; recreated tables, branches that were rolled back, delete files, format version 1, "
+        "columns that Spark lacks, default values, files that are not Parquet",
+        "../connectors/iceberg-source.md",
     ),
     (
         "Iceberg tables",

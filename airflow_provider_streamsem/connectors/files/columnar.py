@@ -44,7 +44,8 @@ def footers(location: str, format: str, pins: Sequence[FilePin]) -> dict[str, Fo
 
     def read(pin: FilePin) -> Footer:
         found = _footer(dataset, ObjectStat(key=pin.path, bytes=pin.bytes, etag="", mtime_ns=0), format)
-        return Footer(found.rows, schemas.setdefault(found.columns, found.columns))
+        # Files that differ only in the field ids of their columns have equal schemas.
+        return Footer(found.rows, schemas.setdefault(found.columns.serialize().to_pybytes(), found.columns))
 
     paths = [pin.path for pin in pins]
     with ThreadPoolExecutor(min(_THREADS, len(paths))) as pool:

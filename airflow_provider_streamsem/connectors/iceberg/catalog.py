@@ -16,12 +16,13 @@ from urllib.parse import parse_qs, urlsplit
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.connections import connection
-from airflow_provider_streamsem.errors import InvalidError, UnavailableError
+from airflow_provider_streamsem.errors import InvalidError, StreamsemError, UnavailableError
 from airflow_provider_streamsem.stores import s3
 from airflow_provider_streamsem.stores.contract import split_url
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table
 
 _WORDS = (
     "audience", "credential", "downcast-ns-timestamp-to-us-on-write", "echo", "init_catalog_tables", "location", "namespace-separator",
@@ -147,6 +148,28 @@ def opened(name: str, properties: Mapping[str, str], conn_id: str | None, locati
         raise UnavailableError("the Iceberg catalog cannot be opened", catalog=name) from error
     with catalog:
         yield catalog
+
+
+def table(catalog: Catalog, name: str, *, refusal: type[StreamsemError]) -> Table | None:
+    """
+    Load a table in its current state; ``None`` if there is none.
+
+    :param name: ``namespace.table``
+    :param refusal: the error to raise if pyiceberg permanently cannot read the table
+    :raises UnavailableError: the table cannot be loaded now
+    """
+    from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+
+    try:
+        return catalog.load_table(name)
+    except (NoSuchTableError, NoSuchNamespaceError):
+        return None
+    except InvalidError:
+        raise
+    except Exception as error:
+        kind = UnavailableError if is_transient(error) else refusal
+        what = "the Iceberg table cannot be loaded"
+        raise kind(what, table=name, problem=type(error).__name__) from error
 
 
 def is_transient(error: BaseException) -> bool:

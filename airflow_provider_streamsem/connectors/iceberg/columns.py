@@ -167,7 +167,7 @@ def fitted(table: TableMetadata, schema: str, partition_by: Sequence[str], *, la
                 "the Iceberg table's name mapping does not map a column's name to its field id; nothing became visible",
                 column=name,
             )
-        kind = _spark_type(known.field_type)
+        kind = spark_type(known.field_type)
         try:
             _check_spelling(name, known)
             types.append(widened(kind, field["type"], name, grows=grows, lacks=lacks))
@@ -237,7 +237,7 @@ def check_staged_types(table: TableMetadata, schema: str) -> None:
 
     :raises DataError: names the column
     """
-    types = {field.name: _spark_type(field.field_type) for field in table.schema().fields}
+    types = {field.name: spark_type(field.field_type) for field in table.schema().fields}
     for field in json.loads(schema)["fields"] if schema else []:
         if field["name"] in types:
             promotes = lambda column, recorded, wider: _promotes(recorded, wider)  # noqa: E731
@@ -284,20 +284,20 @@ def _paths(kind: Any, column: str) -> Iterator[str]:
         yield from _paths(kind.get(part), f"{column}.{name}")
 
 
-def _spark_type(kind: IcebergType) -> Any:
+def spark_type(kind: IcebergType) -> Any:
     """Return a type of the table in Spark's schema JSON, every part nullable. For a type that Spark lacks, return a string with its Iceberg name."""
     from pyiceberg.types import DecimalType, ListType, MapType, StructType
 
     if isinstance(kind, StructType):
         fields = [
-            {"name": field.name, "type": _spark_type(field.field_type), "nullable": True, "metadata": {}}
+            {"name": field.name, "type": spark_type(field.field_type), "nullable": True, "metadata": {}}
             for field in kind.fields
         ]
         return {"type": "struct", "fields": fields}
     if isinstance(kind, ListType):
-        return {"type": "array", "elementType": _spark_type(kind.element_type), "containsNull": True}
+        return {"type": "array", "elementType": spark_type(kind.element_type), "containsNull": True}
     if isinstance(kind, MapType):
-        key, value = _spark_type(kind.key_type), _spark_type(kind.value_type)
+        key, value = spark_type(kind.key_type), spark_type(kind.value_type)
         return {"type": "map", "keyType": key, "valueType": value, "valueContainsNull": True}
     if isinstance(kind, DecimalType):
         return f"decimal({kind.precision},{kind.scale})"

@@ -372,30 +372,8 @@ class IcebergSink(TableSink[_Open]):
     def _columns(self, batch: Batch) -> Schema:
         return iceberg_columns.iceberg_schema(batch.schema, self.partition_by)
 
-    def _loaded(self, catalog: Catalog) -> Table | None:
-        """Load the current table; ``None`` if there is none."""
-        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
-
-        try:
-            return catalog.load_table(self.table)
-        except (NoSuchTableError, NoSuchNamespaceError):
-            return None
-
     def _read(self, catalog: Catalog, *, refusal: type[StreamsemError]) -> Table | None:
-        """
-        Load the current table; ``None`` if there is none.
-
-        :param refusal: the error to raise if pyiceberg permanently cannot read the table
-        :raises UnavailableError: the table cannot be loaded now
-        """
-        try:
-            return self._loaded(catalog)
-        except InvalidError:
-            raise
-        except Exception as error:
-            raise _kind(error, refusal)(
-                "the Iceberg table cannot be loaded", table=self.table, problem=type(error).__name__
-            ) from error
+        return iceberg_catalog.table(catalog, self.table, refusal=refusal)
 
     def _fitted(self, table: Table, schema: str) -> str:
         """Refuse a table whose requirements this sink does not satisfy, and return the columns with the types of the table."""
@@ -459,10 +437,6 @@ _EQUALITY_DELETES = (
 
 def _key(pipeline_uuid: str, sink: str) -> str:
     return f"streamsem.{pipeline_uuid}.{sink}"
-
-
-def _kind(error: BaseException, refusal: type[StreamsemError]) -> type[StreamsemError]:
-    return UnavailableError if is_transient(error) else refusal
 
 
 def _marker(table: Table, key: str) -> SinkMarker | None:

@@ -1,0 +1,232 @@
+"""Reads the snapshots of a branch of an Iceberg table, and the files that each of them added."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_streamsem.connectors.iceberg.catalog import is_transient
+from airflow_provider_streamsem.connectors.iceberg.columns import spark_type
+from airflow_provider_streamsem.connectors.iceberg.pins import FilePin, key_of
+from airflow_provider_streamsem.connectors.table_files.stored import in_threads
+from airflow_provider_streamsem.errors import SourceChangedError, UnavailableError
+
+if TYPE_CHECKING:
+    from pyiceberg.manifest import ManifestEntry, ManifestFile
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import Table
+    from pyiceberg.table.snapshots import Snapshot
+
+_FORMATS = (2, 3)
+MAIN = "main"
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """
+    The snapshots of a branch that the table's metadata still has, from the newest back to the first or to one whose parent has expired.
+
+    Whether the oldest one has a parent is not known: pyiceberg removes the parent's id when it expires the parent.
+
+    :param snapshots: sequence number → snapshot, in ascending order. From parent to child, sequence numbers increase. Snapshots of format version 1 all have
+        the number 0, and only the newest of them is included
+    :param elsewhere: sequence numbers of all other snapshots of the table
+    """
+
+    snapshots: Mapping[int, Snapshot]
+    elsewhere: frozenset[int] = frozenset()
+
+    @property
+    def end(self) -> int:
+        """One past the sequence number of the newest snapshot; 0 without snapshots."""
+        return max(self.snapshots, default=-1) + 1
+
+    @property
+    def oldest(self) -> int:
+        """The sequence number of the oldest snapshot; 0 without snapshots."""
+        return min(self.snapshots, default=0)
+
+    def lacks(self, number: int) -> bool:
+        """
+        Return whether the branch was rewritten: it had a snapshot with this sequence number, and does not have it now.
+
+        A snapshot below the oldest one may have expired, because a chain of parents ends at the first one that has.
+        """
+        return number > 0 and number not in self.snapshots and (number in self.elsewhere or number >= self.oldest)
+
+    def expired(self, start: int, end: int) -> list[int]:
+        """Return the sequence numbers of ``[start, end)`` whose snapshots may have been on the branch and have expired."""
+        return (
+            []
+            if start - 1 in self.snapshots
+            else [n for n in range(max(start, 1), min(end, self.oldest)) if n not in self.elsewhere]
+        )
+
+
+def lineage(table: Table, branch: str) -> Lineage:
+    """
+    Return the snapshots of a branch.
+
+    :raises SourceChangedError: the table has no such branch. Nothing was written
+    """
+    from pyiceberg.table.refs import SnapshotRefType
+    from pyiceberg.table.snapshots import ancestors_of
+
+    ref = table.metadata.refs.get(branch)
+    if ref is None and branch == MAIN:  # the branch begins with the first snapshot
+        return Lineage({})
+    if ref is None or ref.snapshot_ref_type != SnapshotRefType.BRANCH:
+        known = sorted(n for n, r in table.metadata.refs.items() if r.snapshot_ref_type == SnapshotRefType.BRANCH)
+        what = "the Iceberg table has no branch of this name; nothing was written"
+        raise SourceChangedError(what, branch=branch, branches=known).advising(
+            "create the branch, or correct the source's branch; then run again."
+        )
+    found = list(ancestors_of(table.metadata.snapshot_by_id(ref.snapshot_id), table.metadata))
+    snapshots = {s.sequence_number or 0: s for s in reversed(found)}
+    return Lineage(snapshots, frozenset(s.sequence_number or 0 for s in table.snapshots()) - {*snapshots})
+
+
+def check_table(table: Table) -> None:
+    """
+    Refuse a table that this source cannot read.
+
+    :raises SourceChangedError: names the requirement. Nothing was written
+    """
+    metadata = table.metadata
+    problems = [] if metadata.format_version in _FORMATS else [f"format-version {metadata.format_version}"]
+    problems += [name for name in metadata.properties if name.startswith("encryption.")]
+    if problems:
+        what = "the Iceberg table has requirements that this source cannot read; nothing was written"
+        raise SourceChangedError(what, requires=sorted(problems)).advising(
+            "upgrade a table of version 1 with the table property format-version=2; copy other tables with Spark."
+        )
+
+
+def schema_of(table: Table, snapshot: Snapshot | None) -> Schema:
+    """
+    Return the columns of the table when a snapshot was created; the current columns without a snapshot.
+
+    :raises SourceChangedError: a column has a type that Spark lacks, or a default value. Nothing was written
+    """
+    at = None if snapshot is None else snapshot.schema_id
+    schema = table.schema() if at is None else table.schemas()[at]
+    odd = sorted({*_unknown(spark_type(schema.as_struct())), *_with_default(schema)})
+    if odd:
+        what = "the Iceberg table has columns of types that this source cannot read, or with a default value for older rows; nothing was written"
+        raise SourceChangedError(what, columns=odd).advising(
+            "drop the columns, or copy the rows with Spark into a table without them, and read that table."
+        )
+    return schema
+
+
+def _unknown(kind: Any, above: str = "") -> Iterator[str]:
+    """Yield the columns in a type that have no type in Spark."""
+    if isinstance(kind, str):
+        if kind.startswith("iceberg "):
+            yield f"{above}: {kind.removeprefix('iceberg ')}"
+        return
+    for field in kind.get("fields", []):
+        yield from _unknown(field["type"], f"{above}.{field['name']}" if above else field["name"])
+    for part in ("elementType", "keyType", "valueType"):
+        if part in kind:
+            yield from _unknown(kind[part], f"{above}.{part.removesuffix('Type')}")
+
+
+def _with_default(schema: Schema) -> list[str]:
+    from pyiceberg.schema import index_by_id
+
+    fields = index_by_id(schema).values()
+    return [f"{field.name}: initial-default" for field in fields if field.initial_default is not None]
+
+
+def appended(table: Table, snapshot: Snapshot, location: str) -> list[FilePin]:
+    """
+    Return the files that a snapshot added.
+
+    :param location: location of the table's files
+    :raises SourceChangedError: a file is elsewhere or is not a Parquet file. Nothing was written
+    """
+    from pyiceberg.manifest import ManifestContent, ManifestEntryStatus
+
+    manifests = [
+        manifest
+        for manifest in _manifests(table, snapshot)
+        if manifest.content == ManifestContent.DATA and manifest.added_snapshot_id == snapshot.snapshot_id
+    ]
+    found = [
+        (manifest, entry)
+        for manifest, entries in _entries(table, manifests)
+        for entry in entries
+        if entry.status == ManifestEntryStatus.ADDED and entry.snapshot_id == snapshot.snapshot_id
+    ]
+    return [_pin(table, snapshot, manifest, entry, location) for manifest, entry in found]
+
+
+def at_snapshot(table: Table, snapshot: Snapshot, location: str) -> list[FilePin]:
+    """
+    Return the files of the table at a snapshot, in the order of their keys.
+
+    :param location: location of the table's files
+    :raises SourceChangedError: rows are deleted by delete files; or a file is elsewhere or is not a Parquet file. Nothing was written
+    """
+    from pyiceberg.manifest import ManifestContent
+
+    manifests = _manifests(table, snapshot)
+    deletes = [manifest for manifest in manifests if manifest.content == ManifestContent.DELETES]
+    if any(entries for _, entries in _entries(table, deletes)):
+        what = "the Iceberg table has delete files (merge-on-read), so its rows cannot be read from its data files; nothing was written"
+        facts = {"snapshot": str(snapshot.snapshot_id)}
+        raise SourceChangedError(what, **facts).advising(
+            'rewrite the files, for example with Spark\'s procedure rewrite_data_files and delete-file-threshold 1. Or set starting="latest".'
+        )
+    data = [manifest for manifest in manifests if manifest.content == ManifestContent.DATA]
+    found = [(manifest, entry) for manifest, entries in _entries(table, data) for entry in entries]
+    return sorted(
+        (_pin(table, snapshot, manifest, entry, location) for manifest, entry in found), key=lambda pin: pin.key
+    )
+
+
+def _manifests(table: Table, snapshot: Snapshot) -> list[ManifestFile]:
+    return _read(table, snapshot.manifest_list, lambda: snapshot.manifests(table.io))  # type: ignore[no-any-return]
+
+
+def _entries(table: Table, manifests: Sequence[ManifestFile]) -> list[tuple[ManifestFile, list[ManifestEntry]]]:
+    """Return the live entries of each manifest. Reads up to 16 manifests at a time."""
+
+    def entries(manifest: ManifestFile) -> list[ManifestEntry]:
+        return _read(table, manifest.manifest_path, lambda: manifest.fetch_manifest_entry(table.io))  # type: ignore[no-any-return]
+
+    return [*zip(manifests, in_threads(entries, manifests), strict=True)]
+
+
+def _read(table: Table, path: str, call: Any) -> Any:
+    try:
+        return call()
+    except FileNotFoundError as error:
+        what = "a metadata file of the Iceberg table is missing; nothing was written"
+        raise SourceChangedError(what, file=path) from error
+    except Exception as error:
+        kind = UnavailableError if is_transient(error) else SourceChangedError
+        what = "a metadata file of the Iceberg table cannot be read; nothing was written"
+        raise kind(what, file=path, problem=type(error).__name__) from error
+
+
+def _pin(table: Table, snapshot: Snapshot, manifest: ManifestFile, entry: ManifestEntry, location: str) -> FilePin:
+    from pyiceberg.manifest import FileFormat
+    from pyiceberg.transforms import IdentityTransform
+
+    file = entry.data_file
+    key = key_of(file.file_path, location)
+    facts = {"snapshot": str(snapshot.snapshot_id), "file": file.file_path}
+    if key is None:
+        what = "a file of the Iceberg table is not below the source's path; nothing was written"
+        raise SourceChangedError(what, **facts, path=location).advising(
+            "set the source's path to a location that contains every file of the table, and run again."
+        )
+    if file.file_format != FileFormat.PARQUET:
+        what = "a file of the Iceberg table is not a Parquet file, which this source cannot read; nothing was written"
+        raise SourceChangedError(what, **facts, format=str(file.file_format))
+    parts = table.specs()[manifest.partition_spec_id].fields
+    identity = tuple(part.source_id for part in parts if isinstance(part.transform, IdentityTransform))
+    return FilePin(key, file.file_size_in_bytes, file.record_count, snapshot.sequence_number or 0, identity)

@@ -1,0 +1,186 @@
+"""
+Reads the planned files of an Iceberg table with Spark. Imports pyspark, so only engines import this module.
+
+Iceberg identifies a column by its field id, also if the column was renamed. The footer of each file says which of its columns has which id. For files without
+ids, the table's name mapping does (Iceberg specification, *Column Projection*). Spark then reads these columns by the names that they have in the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
+from typing import Any
+
+from pyiceberg.schema import Schema
+from pyiceberg.table.name_mapping import MappedField, parse_mapping_from_json
+from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType as SparkStruct
+
+from airflow_provider_streamsem.connectors.contract import BadRecord, ParsedRecords
+from airflow_provider_streamsem.connectors.iceberg.columns import spark_type
+from airflow_provider_streamsem.connectors.iceberg.pins import FilePin, TablePin
+from airflow_provider_streamsem.connectors.table_files import rows
+from airflow_provider_streamsem.errors import DataError
+from airflow_provider_streamsem.identifiers import quoted
+
+_FIELD_ID = b"PARQUET:field_id"
+
+
+class IcebergRecords:
+    """
+    The rows of the planned files. Implements :class:`airflow_provider_streamsem.connectors.contract.Loaded`.
+
+    :param location: location of the table's files
+    :param table: the columns with which the files are read
+    :raises DataError: a file lacks field ids or partition columns, or its footer contradicts the table's metadata. Nothing became visible
+    """
+
+    bad: Column | None = None
+    drop: tuple[str, ...] = ()
+
+    def __init__(self, spark: SparkSession, location: str, table: TablePin, files: Sequence[FilePin]) -> None:
+        self._spark, self._location, self._table, self._files = spark, location, table, files
+        self._schema = Schema.model_validate_json(table.schema)
+        self._mapping = list(parse_mapping_from_json(table.mapping)) if table.mapping else None
+        groups: dict[bytes, tuple[Any, list[FilePin]]] = {}
+        footers = rows.footers(location, files)
+        for file in files:
+            footer = footers[file.key]
+            if footer.rows != file.rows:
+                what = "the footer of a planned file has another number of rows than the metadata of the Iceberg table; nothing became visible"
+                raise DataError(what, file=file.key, footer=footer.rows, metadata=file.rows)
+            key = footer.columns.serialize().to_pybytes()
+            groups.setdefault(key, (footer.columns, []))[1].append(file)
+        frames = [self._read(columns, group) for columns, group in groups.values()]
+        self.frame = reduce(DataFrame.unionByName, frames) if frames else nothing(spark, self._schema).frame
+
+    def bad_records(self) -> Iterator[BadRecord]:
+        """Yield nothing: every row of a Parquet file is a record."""
+        return iter(())
+
+    def check_read(self, read: int) -> None:
+        """
+        Compare the number of rows that Spark read with the number in the metadata of the table, which the footers confirmed.
+
+        :raises DataError: the numbers differ. Nothing became visible
+        """
+        rows.check_read(self._location, self._files, read, snapshots=(self._table.start, self._table.end))
+
+    def _read(self, columns: Any, files: Sequence[FilePin]) -> DataFrame:
+        """
+        Read files with the same columns.
+
+        :param columns: the columns of the files, a ``pyarrow.Schema``
+        """
+        mapping = None if any(_has_id(column) for column in columns) else self._mapping
+        if mapping is None and not any(_has_id(column) for column in columns):
+            what = "a planned file has no field ids, and the Iceberg table has no name mapping, so its columns are unknown; nothing became visible"
+            raise DataError(what, file=files[0].key).advising("set the table property schema.name-mapping.default.")
+        stored: list[dict[str, Any]] = []
+        selected = []
+        absent = set()
+        for field in self._schema.fields:
+            wanted = SparkStruct.fromJson({"type": "struct", "fields": [_field(field.name, field.field_type)]}).fields[
+                0
+            ]
+            found = _find(field, columns, mapping)
+            if found is None:
+                absent.add(field.field_id)
+                selected.append(F.lit(None).cast(wanted.dataType).alias(field.name))
+                continue
+            below = _below(mapping, field.field_id)
+            stored.append(_json(found.name, _stored(field.field_type, found.type, below)))
+            selected.append(F.col(quoted(found.name)).cast(wanted.dataType).alias(field.name))
+        self._check_partitions(files, absent)
+        read = SparkStruct.fromJson({"type": "struct", "fields": stored})
+        return rows.read(self._spark, self._location, files, read).select(*selected)
+
+    def _check_partitions(self, files: Sequence[FilePin], absent: set[int]) -> None:
+        """
+        Refuse a file that lacks a column by whose values it is partitioned. Iceberg takes such values from the table's metadata.
+
+        :raises DataError: names the file and the column. Nothing became visible
+        """
+        for file in files:
+            lacking = [self._schema.find_column_name(id) for id in file.identity if id in absent]
+            if lacking:
+                what = "a planned file lacks columns by which it is partitioned, as files imported from Hive do; nothing became visible"
+                raise DataError(what, file=file.key, columns=lacking).advising(
+                    "rewrite the file with Spark's procedure rewrite_data_files, and start a new pipeline."
+                )
+
+
+def nothing(spark: SparkSession, schema: Schema) -> ParsedRecords:
+    """Return the columns of a table, without rows."""
+    columns = SparkStruct.fromJson(spark_type(schema.as_struct()))
+    return ParsedRecords(spark.createDataFrame([], columns))
+
+
+def _field(name: str, kind: IcebergType) -> dict[str, Any]:
+    return _json(name, spark_type(kind))
+
+
+def _json(name: str, kind: Any) -> dict[str, Any]:
+    return {"name": name, "type": kind, "nullable": True, "metadata": {}}
+
+
+def _has_id(column: Any) -> bool:
+    return _FIELD_ID in (column.metadata or {})
+
+
+def _find(field: NestedField, columns: Iterable[Any], mapping: Sequence[MappedField] | None) -> Any:
+    """
+    Return the column of a file that holds a field of the table; ``None`` if there is none.
+
+    :param columns: ``pyarrow.Field`` of the file, at the level of the field
+    :param mapping: the name mapping at this level; ``None`` if the file has field ids
+    :raises DataError: several columns have a name of the field. Nothing became visible
+    """
+    if mapping is None:
+        wanted = str(field.field_id).encode()
+        return next((column for column in columns if (column.metadata or {}).get(_FIELD_ID) == wanted), None)
+    names = {name for mapped in mapping if mapped.field_id == field.field_id for name in mapped.names}
+    found = [column for column in columns if column.name in names]
+    if len(found) > 1:
+        what = "several columns of a planned file have names of one column in the Iceberg table's name mapping; nothing became visible"
+        raise DataError(what, column=field.name, found=[column.name for column in found])
+    return found[0] if found else None
+
+
+def _below(mapping: Sequence[MappedField] | None, field_id: int) -> Sequence[MappedField] | None:
+    """Return the name mapping below a field."""
+    if mapping is None:
+        return None
+    return next((mapped.fields for mapped in mapping if mapped.field_id == field_id), [])
+
+
+def _stored(kind: IcebergType, held: Any, mapping: Sequence[MappedField] | None) -> Any:
+    """
+    Return the type with which Spark reads a column of a file: the type in the table, with the names that its fields have in the file.
+
+    A field that the file lacks gets a name that no file has, so Spark reads null.
+
+    :param held: type of the column in the file, a ``pyarrow.DataType``
+    :param mapping: the name mapping below the column; ``None`` if the file has field ids
+    """
+    if isinstance(kind, StructType):
+        parts = [held.field(at) for at in range(held.num_fields)]
+        fields = []
+        for field in kind.fields:
+            found = _find(field, parts, mapping)
+            if found is None:
+                fields.append(_field(f"__streamsem_absent_{field.field_id}", field.field_type))
+            else:
+                inner = _stored(field.field_type, found.type, _below(mapping, field.field_id))
+                fields.append(_json(found.name, inner))
+        return {"type": "struct", "fields": fields}
+    if isinstance(kind, ListType):
+        element = _stored(kind.element_type, held.value_type, _below(mapping, kind.element_id))
+        return {"type": "array", "elementType": element, "containsNull": True}
+    if isinstance(kind, MapType):
+        key = _stored(kind.key_type, held.key_type, _below(mapping, kind.key_id))
+        value = _stored(kind.value_type, held.item_type, _below(mapping, kind.value_id))
+        return {"type": "map", "keyType": key, "valueType": value, "valueContainsNull": True}
+    return spark_type(kind)
