@@ -126,8 +126,8 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.assets import log_uri
     from airflow_provider_streamsem.connectors.amqp.client import AmqpQueue
     from airflow_provider_streamsem.connectors.delta.sink import DeltaSink
-    from airflow_provider_streamsem.connectors.files.lookup import FilesTable
     from airflow_provider_streamsem.connectors.delta.source import DeltaSource
+    from airflow_provider_streamsem.connectors.files.lookup import FilesTable
     from airflow_provider_streamsem.connectors.files.sink import FilesSink
     from airflow_provider_streamsem.connectors.files.source import FilesSource
     from airflow_provider_streamsem.connectors.http.sink import HttpSink

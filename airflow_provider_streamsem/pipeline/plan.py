@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.connectors.contract import Planner, SourceEnd, SourceSlice
 from airflow_provider_streamsem.errors import InternalError
@@ -69,10 +71,7 @@ def plan_batch(opened: Opened, planner: Planner, ready: Ready, *, run_key: str, 
     if found.ranges and ready.j == 0 and may_wait(limits, found.rows, since_ms=since_ms, now_ms=planned_at_ms):
         logger.info("%s", report.waiting(found.rows, limits))
         return None
-    before_plan, before_outcome = ready.before or (None, None)
-    run_counts = dict(before_plan.run_counts) if before_plan else {}
-    if before_outcome is not None and before_outcome.committed:
-        run_counts = add_counts(run_counts, before_outcome.counts)
+    before_plan = None if ready.before is None else ready.before[0]
     return Plan(
         version=ready.head.closed + 1,
         previous=ready.head.outcome_sha,
@@ -85,7 +84,7 @@ def plan_batch(opened: Opened, planner: Planner, ready: Ready, *, run_key: str, 
         run_key=run_key,
         j=ready.j,
         target=target,
-        run_counts=run_counts,
+        run_counts=_run_counts(ready),
         run_start=before_plan.run_start
         if before_plan
         else {p: offsets.position(start, p) for p in sorted({*start, *(target or {}), *found.ranges})},
@@ -95,6 +94,14 @@ def plan_batch(opened: Opened, planner: Planner, ready: Ready, *, run_key: str, 
         watermark_ms=watermark_ms,
         nonce=clock.new_id(),
     )
+
+
+def _run_counts(ready: Ready) -> Mapping[str, int]:
+    """Return the sum of the counts of the run's commits so far."""
+    if ready.before is None:
+        return {}
+    plan, outcome = ready.before
+    return add_counts(plan.run_counts, outcome.counts) if outcome.committed else plan.run_counts
 
 
 def _refuse_unfinished_drain(ready: Ready) -> None:
