@@ -16,7 +16,7 @@ from airflow_provider_streamsem.stores.contract import lineage_name
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-MOST_FILES = 10_000
+MOST_FILES = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class FilesTable:
         """
         Return the pins of all files below the path, in the order of their paths.
 
-        :raises InvalidError: there are more than 10,000 files. Nothing was written
+        :raises InvalidError: there are more than 1,000 files. Nothing was written
         """
         found = self._files().listing(now_ms)
         if len(found) > MOST_FILES:
