@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import random
+import shutil
 import ssl
+import subprocess
 import threading
 import time
 import uuid
@@ -40,7 +43,7 @@ from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.conformance import SourceContract, SystemFixture
 from tests.integration.parts.mariadb import MariaDB
-from tests.integration.parts.postgres import Postgres
+from tests.integration.parts.postgres import PROGRAMS, Postgres
 from tests.integration.parts.server import home_for_others, running
 
 pytestmark = pytest.mark.integration
@@ -395,6 +398,21 @@ def test_partitioned_table_is_read_with_its_partitions(table: Table) -> None:
         assert reader.read() == []
         first.commit()
     assert reader.read() == [1, 2, 3]
+
+
+def test_replica_is_refused(table: Table, postgres: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    table.create("id bigserial PRIMARY KEY, v bigint")
+    with home_for_others() as home:
+        copy = shutil.which("pg_basebackup", path=":".join(PROGRAMS))
+        subprocess.run([str(copy), "-D", str(home / "r" / "data"), "-d", postgres.dsn, "-R", "-c", "fast"], check=True)
+        if os.geteuid() == 0:
+            for path in (home / "r").rglob("*"):
+                shutil.chown(path, "postgres")
+        with running(replica := Postgres(home / "r")):
+            found = {"conn_type": "postgres", "host": "127.0.0.1", "port": replica.port, "login": "postgres", "schema": "postgres"}  # fmt: skip
+            monkeypatch.setenv("AIRFLOW_CONN_DB", json.dumps(found))
+            with pytest.raises(InvalidError, match="replica"):
+                Reader(table).read()
 
 
 def test_view_and_missing_table_are_refused_by_name(table: Table) -> None:
