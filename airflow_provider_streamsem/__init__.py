@@ -39,6 +39,7 @@ _NAMES = {
     "OffsetsAvailableSensor": "airflow_provider_streamsem.sensors.offsets",
     "PersistentState": "airflow_provider_streamsem.transforms.persistent_state",
     "Pipeline": "airflow_provider_streamsem.pipeline.spec",
+    "PipelineSource": "airflow_provider_streamsem.connectors.pipeline.source",
     "QueueSource": "airflow_provider_streamsem.connectors.queue.source",
     "RateSource": "airflow_provider_streamsem.connectors.rate.source",
     "ReplaySource": "airflow_provider_streamsem.connectors.replay.source",
@@ -94,6 +95,7 @@ __all__ = [
     "OffsetsAvailableSensor",
     "PersistentState",
     "Pipeline",
+    "PipelineSource",
     "QueueSource",
     "RateSource",
     "ReplaySource",
@@ -136,6 +138,7 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.connectors.kafka.sink import KafkaSink
     from airflow_provider_streamsem.connectors.kafka.source import KafkaSource
     from airflow_provider_streamsem.connectors.parsing.decoders import Avro, Json
+    from airflow_provider_streamsem.connectors.pipeline.source import PipelineSource
     from airflow_provider_streamsem.connectors.queue.source import QueueSource
     from airflow_provider_streamsem.connectors.rate.source import RateSource
     from airflow_provider_streamsem.connectors.replay.source import ReplaySource

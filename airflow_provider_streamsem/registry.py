@@ -23,6 +23,7 @@ _BUILT_IN: dict[Kind, dict[str, str]] = {
         "jdbc": "airflow_provider_streamsem.connectors.sql.source:JdbcSource",
         "iceberg": "airflow_provider_streamsem.connectors.iceberg.source:IcebergSource",
         "kafka": "airflow_provider_streamsem.connectors.kafka.source:KafkaSource",
+        "pipeline": "airflow_provider_streamsem.connectors.pipeline.source:PipelineSource",
         "queue": "airflow_provider_streamsem.connectors.queue.source:QueueSource",
         "rate": "airflow_provider_streamsem.connectors.rate.source:RateSource",
         "replay": "airflow_provider_streamsem.connectors.replay.source:ReplaySource",

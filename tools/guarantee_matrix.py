@@ -17,6 +17,7 @@ from airflow_provider_streamsem import (
     JdbcSource,
     KafkaSource,
     Pipeline,
+    PipelineSource,
     QueueSource,
     RateSource,
     ReplaySource,
@@ -49,6 +50,7 @@ SOURCES: Mapping[str, Any] = {
     "Delta": DeltaSource(path="/source"),
     "Delta, changes": DeltaSource(path="/source", changes="read"),
     "Iceberg": IcebergSource(path="/source", table="lake.orders"),
+    "another pipeline": PipelineSource(log="/bronze"),
 }
 SINKS: Mapping[str, Any] = {
     "files": FilesSink(path="/out"),
@@ -139,6 +141,12 @@ SOURCE_PROOFS: Mapping[str, tuple[str, ...]] = {
         "tests/connectors/iceberg/test_source.py::test_branch_that_was_rolled_back_is_refused_also_when_it_has_grown_again",
         "tests/connectors/iceberg/test_source.py::test_unread_snapshots_that_expired_fail_the_run_or_become_a_gap",
         "tests/integration/test_iceberg_source.py::test_rows_are_those_of_sparks_own_reader",
+    ),
+    "another pipeline": (
+        "tests/connectors/pipeline/test_corrections.py::test_crash_at_every_step_of_a_run_with_a_correction_then_a_retry",
+        "tests/connectors/pipeline/test_corrections.py::test_upstream_that_commits_and_corrects_at_every_step_of_a_run",
+        "tests/connectors/pipeline/test_corrections.py::test_two_runs_at_every_step_of_a_run_with_a_correction",
+        "tests/connectors/pipeline/test_source.py::test_upstream_reprocessed_before_it_was_read_is_read_once_with_its_newest_rows",
     ),
 }
 PROOFS: Mapping[str, tuple[str, ...]] = {

@@ -31,6 +31,7 @@ from airflow_provider_streamsem.commitlog import move
 from airflow_provider_streamsem.commitlog.log import open_commit_log
 from airflow_provider_streamsem.connections import connection
 from airflow_provider_streamsem.connectors.contract import Sink
+from airflow_provider_streamsem.connectors.upstreams import ReadsPipeline
 from airflow_provider_streamsem.dedup import stored_layers
 from airflow_provider_streamsem.errors import InvalidError, StreamsemError
 from airflow_provider_streamsem.pipeline import maintenance, report
@@ -42,12 +43,13 @@ from airflow_provider_streamsem.pipeline.publish import skip as skip_
 from airflow_provider_streamsem.pipeline.reprocess import reprocess as reprocess_
 from airflow_provider_streamsem.pipeline.result import RunResult, with_others
 from airflow_provider_streamsem.pipeline.run import run_batch
-from airflow_provider_streamsem.pipeline.spec import Pipeline, load_pipeline, load_spark_conf, stored_spec
+from airflow_provider_streamsem.pipeline.spec import Pipeline, load_pipeline, load_spark_conf
 from airflow_provider_streamsem.pipeline.templates import holds_templates
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import Json, Outcome, Receipts
 from airflow_provider_streamsem.protocol.keys import N
 from airflow_provider_streamsem.protocol.offsets import Ranges
+from airflow_provider_streamsem.protocol.specs import stored_spec
 from airflow_provider_streamsem.readers.files import CommittedLog, Version, open_log
 from airflow_provider_streamsem.readers.lag import lag as lag_of
 from airflow_provider_streamsem.readers.verify import verify as verify_
@@ -652,6 +654,10 @@ def explain(args: argparse.Namespace) -> CommandResult:
     if pipeline.transform is None and ".py:" in args.target:
         lines += ["the function of a @task.micro_batch task is not part of the pipeline, so it is not shown"]
     lines += [f"sink {name}: {label.replace('_', '-')}" for name, label in sorted(found.sinks.items())]
+    upstreams = [
+        _upstream(pipeline, source) for source in pipeline.source_parts.values() if isinstance(source, ReadsPipeline)
+    ]
+    lines += [text for _, text in upstreams]
     lines += [f"warning: {warning}" for warning in warned]
     needed = pipeline.spark_packages
     named = (
@@ -663,8 +669,27 @@ def explain(args: argparse.Namespace) -> CommandResult:
     lacking = extras.missing(pipeline.extras)
     lines += [f"not installed here: {extras.install_command(lacking)}"] if lacking else []
     return CommandResult(
-        document={**plain(found), "warnings": warned, "spark_packages": named, "missing_extras": lacking}, lines=lines
+        document={
+            **plain(found),
+            "upstreams": [facts for facts, _ in upstreams],
+            "warnings": warned,
+            "spark_packages": named,
+            "missing_extras": lacking,
+        },
+        lines=lines,
     )
+
+
+def _upstream(pipeline: Pipeline, source: ReadsPipeline) -> tuple[dict[str, Any], str]:
+    """Return the pipeline from which a source reads, as JSON and as a line of text. Its log is read; if that fails, both contain the reason."""
+    try:
+        with located(pipeline):
+            found = source.upstream()
+    except StreamsemError as error:
+        return {"error": str(error)}, f"upstream: {error}"
+    terms = f" ({found.terms})" if found.terms else ""
+    named = f"upstream {found.pipeline}, sink {found.sink}, {found.log}"
+    return plain(found), f"{named}: {found.label.replace('_', '-')}{terms}"
 
 
 def vacuum(args: argparse.Namespace) -> CommandResult:

@@ -1,9 +1,4 @@
-"""
-Interfaces that sources and sinks implement, and the values that they exchange with a run.
-
-A new connector consists of a folder with ``source.py`` or ``sink.py``, an entry in the registry, tests and a documentation page
-(CONTRIBUTING.md).
-"""
+"""Interfaces that sources and sinks implement, and the values that they exchange with a run. CONTRIBUTING.md describes how to add a connector."""
 
 from __future__ import annotations
 
@@ -45,6 +40,8 @@ class SourceSlice:
     :param pins: dataclasses of the source, one for each item to read. They identify exactly the offsets of the ranges that are not in a gap
     :param hint: JSON that the source passes to its next planner, such as the types of partition columns. A planner works without it
     :param rows: estimated number of records
+    :param corrected: partition → ``[start, end)`` below the ranges whose records the source has replaced, if it is :class:`Repinning`. The run reprocesses the
+        versions that read the former records, or fails
     """
 
     ranges: Ranges
@@ -52,6 +49,7 @@ class SourceSlice:
     pins: Sequence[Any]
     hint: Json
     rows: int
+    corrected: Gaps = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,7 +305,8 @@ class Source(Protocol):
 
     def lineage(self, ranges: Ranges) -> list[tuple[str, str]]:
         """
-        Return the ``(namespace, name)`` of each input, in the form of OpenLineage dataset names. May look up Airflow connections; sends no request.
+        Return the ``(namespace, name)`` of each input, in the form of OpenLineage dataset names. May look up Airflow connections. Sends a request
+        only if the name is stored elsewhere. Then it may raise :class:`StreamsemError`, and the lineage has no inputs.
 
         :param ranges: the ranges that were read, if known. A source that selects its inputs by a pattern derives the inputs from the ranges
         """

@@ -16,10 +16,11 @@ from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidE
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.maintenance import first_after
 from airflow_provider_streamsem.pipeline.opening import check_fork, create_log, forked_config
-from airflow_provider_streamsem.pipeline.spec import Pipeline, stored_spec
+from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol.codec import canonical, sha256
 from airflow_provider_streamsem.protocol.entries import Fork, Json, PipelineRecord
 from airflow_provider_streamsem.protocol.offsets import Offsets, advance
+from airflow_provider_streamsem.protocol.specs import stored_spec
 from airflow_provider_streamsem.state import OperatorState, operator_state
 from airflow_provider_streamsem.stores.contract import normalised, overlap
 

@@ -10,17 +10,9 @@ from typing import Any, Protocol
 from airflow_provider_streamsem.connectors.contract import Sink, Source, Warns
 from airflow_provider_streamsem.connectors.lookup import Lookup
 from airflow_provider_streamsem.dedup import Dedup
+from airflow_provider_streamsem.delivery import SATISFIES, weaker
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.state import State
-
-SATISFIES: Mapping[str, frozenset[str]] = {
-    "exactly_once": frozenset({"exactly_once", "effectively_once", "at_least_once", "at_most_once"}),
-    "effectively_once": frozenset({"effectively_once", "at_least_once"}),
-    "at_least_once": frozenset({"at_least_once"}),
-    "at_most_once": frozenset({"at_most_once"}),
-    "none": frozenset(),
-}
-"""Label → the labels that it satisfies. Effectively once does not satisfy at most once, because such a sink may apply a record twice, without effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,12 +116,6 @@ def _read_and_written(source: str, sink: str) -> str:
     if source == "effectively_once":
         return source if sink == "exactly_once" else sink
     return weaker(source, sink)
-
-
-def weaker(label: str, other: str) -> str:
-    """Return the strongest label that both labels satisfy; ``none`` if there is no such label."""
-    both = SATISFIES[label] & SATISFIES[other]
-    return next((name for name in SATISFIES if name in both), "none")
 
 
 def _terms(pipeline: _Pipeline) -> str:

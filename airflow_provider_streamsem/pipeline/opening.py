@@ -13,16 +13,17 @@ from dataclasses import dataclass, replace
 
 from airflow_provider_streamsem import extras
 from airflow_provider_streamsem.commitlog import doctor
-from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
-from airflow_provider_streamsem.connectors.contract import Sink
-from airflow_provider_streamsem.errors import ConflictError, DatasetOwnedError, InvalidError, LogMovedError
+from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.connectors.ownership import claim_dataset
+from airflow_provider_streamsem.errors import ConflictError, InvalidError
 from airflow_provider_streamsem.pipeline.changes import changed_fields, described
-from airflow_provider_streamsem.pipeline.spec import Pipeline, stored_spec
+from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol.codec import canonical, sha256
 from airflow_provider_streamsem.protocol.entries import FORK, PUBLISH, Fork, InitialOffsets, Json, PipelineRecord
 from airflow_provider_streamsem.protocol.offsets import Offsets
+from airflow_provider_streamsem.protocol.specs import stored_spec
 from airflow_provider_streamsem.protocol.view import ClosedHead, Head
-from airflow_provider_streamsem.stores.contract import normalised, open_store
+from airflow_provider_streamsem.stores.contract import open_store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,46 +143,6 @@ def claim_datasets(pipeline: Pipeline, log: CommitLog, record: PipelineRecord, *
     """
     for name, sink in pipeline.sinks.items():
         claim_dataset(name, sink, log, record, url=pipeline.log, new=new)
-
-
-def claim_dataset(name: str, sink: Sink, log: CommitLog, record: PipelineRecord, *, url: str, new: bool) -> None:
-    """
-    Claim the dataset of one sink, as :func:`claim_datasets` does for all sinks.
-
-    :param url: the log's URL, which the mark stores
-    :raises DatasetOwnedError: the dataset belongs to another pipeline or log
-    """
-    try:
-        sink.claim(record.pipeline_uuid, url, new=new)
-    except DatasetOwnedError as error:
-        marked_log = str(error.fields["marked_log"])
-        is_own = error.fields["marked_uuid"] == record.pipeline_uuid and log.moved(marked_log) is not None
-        if not is_own or not _has_left(marked_log, url):
-            raise DatasetOwnedError(error.summary, pipeline=record.name, sink=name, **error.fields) from error
-
-
-def _has_left(location: str, url: str) -> bool:
-    """
-    Return whether the log at ``location`` is not in use: it was moved to ``url``, in one or several moves, or the location holds no log (M6).
-
-    The record of the move in the log at ``url`` is not sufficient, because a writer of that log could have forged it. So this function reads ``location``,
-    which only the writers of that location can change.
-    """
-    seen: set[str] = set()
-    while normalised(location) != normalised(url):
-        if location in seen:
-            return False
-        seen.add(location)
-        existing = open_commit_log(location)
-        try:
-            if existing.read_pipeline() is None:
-                return True
-            existing.confirm_head(existing.find_head())
-        except LogMovedError as error:
-            location = str(error.fields["moved_to"])
-        else:
-            return False
-    return True
 
 
 def check_and_store_spec(pipeline: Pipeline, log: CommitLog, stored: str, *, version: int) -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.connectors.contract import Planner, SourceEnd, SourceSlice
-from airflow_provider_streamsem.errors import InternalError
+from airflow_provider_streamsem.connectors.upstreams import Repinning
+from airflow_provider_streamsem.errors import InternalError, SourceChangedError
 from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.pipeline import report
+from airflow_provider_streamsem.pipeline.corrections import outdated
 from airflow_provider_streamsem.pipeline.offset_unit import offset_unit
 from airflow_provider_streamsem.pipeline.opening import Opened
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import offsets
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import Outcome, Plan
+from airflow_provider_streamsem.protocol.offsets import Gaps, Offsets, Ranges
 from airflow_provider_streamsem.protocol.procedures import Ready
 from airflow_provider_streamsem.protocol.view import add_counts
 from airflow_provider_streamsem.state import no_data_watermark_ms, operator_state
@@ -36,7 +39,20 @@ def may_wait(limits: Limits, rows: int, *, since_ms: int | None, now_ms: int) ->
     return now_ms < since_ms + limits.max_delay_s * 1000
 
 
-def plan_batch(opened: Opened, planner: Planner, ready: Ready, *, run_key: str, drain: bool) -> Plan | None:
+@dataclass(frozen=True, slots=True)
+class Corrections:
+    """
+    Versions to reprocess before the run plans further, because the source has replaced records that they read.
+
+    :param versions: committed batches, in ascending order
+    """
+
+    versions: list[int]
+
+
+def plan_batch(
+    opened: Opened, planner: Planner, ready: Ready, *, run_key: str, drain: bool, current: set[tuple[str, int]]
+) -> Plan | Corrections | None:
     """
     Build the next plan of a run. Does not store it.
 
@@ -44,8 +60,10 @@ def plan_batch(opened: Opened, planner: Planner, ready: Ready, *, run_key: str, 
 
     :param ready: the position of the run
     :param drain: whether the run plans further versions until it reaches the target
-    :returns: ``None`` if the source has nothing new (W15), or if the run leaves the rows for a later run. If a pipeline with state has windows to close, a plan
-        without ranges (W29) in place of ``None``
+    :param current: an empty set, the same for all plans of a run: what :func:`corrections.outdated` need not inspect again
+    :returns: the plan; :class:`Corrections` if versions must be reprocessed first; ``None`` if the source has nothing new (W15), or if the run leaves the rows
+        for a later run. If a pipeline with state has windows to close, a plan without ranges (W29) in place of ``None``
+    :raises SourceChangedError: versions must be reprocessed first, and the source refuses to do so by itself
     :raises StreamsemError: the source cannot be polled or has lost records; see :class:`airflow_provider_streamsem.connectors.contract.Planner`
     """
     clock = opened.log.clock
@@ -60,6 +78,9 @@ def plan_batch(opened: Opened, planner: Planner, ready: Ready, *, run_key: str, 
     if drain and ready.j == 0:
         target = end.offsets
     found = planner.slice(start, end, limits, hint, on_data_loss=opened.pipeline.on_data_loss)
+    if found is not None and found.corrected and (versions := outdated(opened, ready.head, found.corrected, current)):
+        _refuse_corrections(opened, found.corrected, versions)
+        return Corrections(versions)
     watermark_ms = None
     if found is None:
         _refuse_unfinished_drain(ready)
@@ -71,7 +92,6 @@ def plan_batch(opened: Opened, planner: Planner, ready: Ready, *, run_key: str, 
     if found.ranges and ready.j == 0 and may_wait(limits, found.rows, since_ms=since_ms, now_ms=planned_at_ms):
         logger.info("%s", report.waiting(found.rows, limits))
         return None
-    before_plan = None if ready.before is None else ready.before[0]
     return Plan(
         version=ready.head.closed + 1,
         previous=ready.head.outcome_sha,
@@ -85,9 +105,7 @@ def plan_batch(opened: Opened, planner: Planner, ready: Ready, *, run_key: str, 
         j=ready.j,
         target=target,
         run_counts=_run_counts(ready),
-        run_start=before_plan.run_start
-        if before_plan
-        else {p: offsets.position(start, p) for p in sorted({*start, *(target or {}), *found.ranges})},
+        run_start=_run_start(ready, target, found.ranges),
         planned_at_ms=planned_at_ms,
         spec=opened.spec,
         transform=opened.pipeline.transform_name,
@@ -96,12 +114,39 @@ def plan_batch(opened: Opened, planner: Planner, ready: Ready, *, run_key: str, 
     )
 
 
-def _run_counts(ready: Ready) -> Mapping[str, int]:
-    """Return the sum of the counts of the run's commits so far."""
+def _run_start(ready: Ready, target: Offsets | None, ranges: Ranges) -> dict[str, int]:
+    """Return the offsets at which the run's first plan started, of all partitions that are known or that it reads."""
+    if ready.before is not None:
+        return dict(ready.before[0].run_start)
+    start = ready.head.next
+    return {p: offsets.position(start, p) for p in sorted({*start, *(target or {}), *ranges})}
+
+
+def _run_counts(ready: Ready) -> dict[str, int]:
+    """Return the sum of the counts of the run's commits."""
     if ready.before is None:
         return {}
     plan, outcome = ready.before
-    return add_counts(plan.run_counts, outcome.counts) if outcome.committed else plan.run_counts
+    return add_counts(plan.run_counts, outcome.counts) if outcome.committed else dict(plan.run_counts)
+
+
+def _refuse_corrections(opened: Opened, corrected: Gaps, versions: list[int]) -> None:
+    """
+    Refuse to read on if versions are outdated and the source does not have them reprocessed.
+
+    :raises SourceChangedError: names the versions
+    """
+    source = opened.pipeline.source
+    if isinstance(source, Repinning) and source.on_reprocess == "refuse":
+        raise SourceChangedError(
+            "the source has replaced records that this pipeline has read, so the rows of these versions are outdated; nothing was planned",
+            pipeline=opened.pipeline.name,
+            versions=versions,
+            replaced={partition: list(ranges) for partition, ranges in corrected.items()},
+        ).advising(
+            "run `streamsem reprocess PIPELINE VERSION` for each of `versions`, then run again. "
+            'Or set on_reprocess of the source to "reprocess", or to "ignore" to keep the rows.'
+        )
 
 
 def _refuse_unfinished_drain(ready: Ready) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.arguments import text, text_list
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.connectors.columns.recorded import fields
 from airflow_provider_streamsem.connectors.contract import Batch, PublishingSink
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, MarkerConflictError
 from airflow_provider_streamsem.pipeline.location import with_log_location
@@ -26,7 +27,6 @@ from airflow_provider_streamsem.protocol.entries import (
     Receipts,
 )
 from airflow_provider_streamsem.protocol.view import ClosedHead, OpenHead
-from airflow_provider_streamsem.spark.schema import fields
 
 logger = telemetry.log_of(__name__)
 

@@ -8,7 +8,9 @@ object from which any process can continue the run.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
+from typing import TypeAlias
 
 from airflow_provider_streamsem import dedup, registry, state_files, telemetry
 from airflow_provider_streamsem.arguments import flag, text
@@ -21,6 +23,7 @@ from airflow_provider_streamsem.errors import (
     RecordsMissingError,
     SourceChangedError,
     StageError,
+    StreamsemError,
     UnavailableError,
 )
 from airflow_provider_streamsem.pipeline import changes, report
@@ -28,7 +31,13 @@ from airflow_provider_streamsem.pipeline.guarantee import guarantee
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.maintenance import aborting
 from airflow_provider_streamsem.pipeline.opening import Opened, check_and_store_spec, claim_datasets, open_pipeline
-from airflow_provider_streamsem.pipeline.plan import plan_batch
+from airflow_provider_streamsem.pipeline.plan import Corrections, plan_batch
+from airflow_provider_streamsem.pipeline.plan_reprocess import (
+    abort_reprocessing,
+    current_commit,
+    plan_reprocess,
+    refuse_sinks,
+)
 from airflow_provider_streamsem.pipeline.publish import publish
 from airflow_provider_streamsem.pipeline.result import RunResult, answer, empty
 from airflow_provider_streamsem.pipeline.spec import Pipeline
@@ -40,6 +49,9 @@ from airflow_provider_streamsem.spark import schema
 from airflow_provider_streamsem.state import LOCATION, operator_state, watermark_after
 
 logger = telemetry.log_of(__name__)
+
+Planning: TypeAlias = Callable[[Ready], Plan | Corrections | None]
+"""Builds the next plan of a run, or names versions to reprocess first; ``None`` if there is nothing to plan."""
 
 
 @with_log_location
@@ -73,7 +85,7 @@ def run_batch(
     with telemetry.phase("run", pipeline=pipeline.name, run_key=run_key):
         logger.info("guarantee: %s (`streamsem explain` says why)", guarantee(pipeline).named)
         run = Run(open_pipeline(pipeline, log or open_commit_log(pipeline.log)), run_key, engine, announces=announces)
-        return run.to_result(partial(plan_batch, run.opened, run.planner, run_key=run_key, drain=drain))
+        return run.to_result(partial(plan_batch, run.opened, run.planner, run_key=run_key, drain=drain, current=set()))
 
 
 @with_log_location
@@ -93,7 +105,7 @@ def plan_run(
     flag("drain", drain)
     with telemetry.phase("run", pipeline=pipeline.name, run_key=run_key):
         run = Run(open_pipeline(pipeline, log or open_commit_log(pipeline.log)), run_key)
-        return run.plan_only(partial(plan_batch, run.opened, run.planner, run_key=run_key, drain=drain))
+        return run.plan_only(partial(plan_batch, run.opened, run.planner, run_key=run_key, drain=drain, current=set()))
 
 
 class Run:
@@ -112,11 +124,11 @@ class Run:
         )
         self.engine: Engine = engine or registry.lookup("engines", "spark")()
 
-    def to_result(self, planned: Callable[[Ready], Plan | None]) -> RunResult:
+    def to_result(self, planned: Planning) -> RunResult:
         """
         Recover, plan, stage, commit and publish until the run completes, and return its result.
 
-        :param planned: builds the next plan of the run; ``None`` if there is nothing to plan
+        :param planned: builds the next plan of the run, or names versions to reprocess first; ``None`` if there is nothing to plan
         """
         clock = self.opened.log.clock
         began_ms = clock.now_ms()
@@ -124,7 +136,7 @@ class Run:
         logger.info("%s", report.ended(result, resumed=resumed, ms=clock.now_ms() - began_ms))
         return result
 
-    def _complete(self, planned: Callable[[Ready], Plan | None]) -> tuple[RunResult, bool]:
+    def _complete(self, planned: Planning) -> tuple[RunResult, bool]:
         """Complete the run. Returns its result, and whether it was complete when this process began."""
         position: Position = self.opened.log.locate(self.run_key, self.opened.head)
         resumed = isinstance(position, RunComplete)
@@ -135,6 +147,9 @@ class Run:
                 step = self._plan(position, planned)
                 if step is None:
                     return empty(self.opened, position.head, self.run_key, announces=self.announces), False
+                if isinstance(step, Corrections):
+                    position = self._correct(step, position.head)
+                    continue
                 position, fresh = step
             if isinstance(position, Open):
                 position = self.close(position.head, fresh=fresh)
@@ -145,30 +160,33 @@ class Run:
                 position = self.opened.log.locate(self.run_key, head)
         return answer(self.opened, position, self.run_key, resumed=resumed, announces=self.announces), resumed
 
-    def plan_only(self, planned: Callable[[Ready], Plan | None]) -> RunResult | None:
+    def plan_only(self, planned: Planning) -> RunResult | None:
         """
         Recover and plan until the run is complete or a version must be closed or published.
 
-        :returns: the result of the run; ``None`` if a version must be closed or published
+        :returns: the result of the run; ``None`` if a version must be closed, published or reprocessed
         """
         position: Position = self.opened.log.locate(self.run_key, self.opened.head)
         while isinstance(position, Ready):
             step = self._plan(position, planned)
             if step is None:
                 return empty(self.opened, position.head, self.run_key)
+            if isinstance(step, Corrections):
+                return None
             position, _ = step
         return answer(self.opened, position, self.run_key, resumed=True) if isinstance(position, RunComplete) else None
 
-    def _plan(self, ready: Ready, planned: Callable[[Ready], Plan | None]) -> tuple[Position, bool] | None:
+    def _plan(self, ready: Ready, planned: Planning) -> tuple[Position, bool] | Corrections | None:
         """
         Plan the next version and store the plan.
 
-        :returns: the run's new position, and whether this process created the plan for certain (W17); ``None`` if there is nothing to plan
+        :returns: the run's new position, and whether this process created the plan for certain (W17); :class:`Corrections` if versions must be reprocessed
+            first; ``None`` if there is nothing to plan
         """
         with telemetry.phase("plan", version=ready.head.closed + 1):
             plan = planned(ready)
-            if plan is None:
-                return None
+            if plan is None or isinstance(plan, Corrections):
+                return plan
             log, pipeline = self.opened.log, self.opened.pipeline
             if plan.version == 0:
                 claim_datasets(pipeline, log, self.opened.record, new=True)
@@ -184,6 +202,20 @@ class Run:
                 check_and_store_spec(pipeline, log, winner[0].spec, version=0)
             return self.opened.log.locate(self.run_key, head), False  # lost the create: re-read the log (W12)
         return Open(head=own), fresh
+
+    def _correct(self, corrections: Corrections, head: ClosedHead) -> Position:
+        """
+        Reprocess versions, each in a run of its own, and return the new position of this run.
+
+        The run key names the version and the commit that is replaced, so a retry, or another process, continues the same reprocessing run.
+        """
+        refuse_sinks(self.opened.pipeline)
+        for version in corrections.versions:
+            opened = replace(self.opened, head=self.opened.log.confirm_head(head))
+            run_key = f"reprocess:{version}:{current_commit(opened, opened.head, version)}"
+            logger.info("version %d is reprocessed: the source has replaced records that it read", version)
+            run_reprocessing(opened, version, run_key, self.engine, announces=False)
+        return self.opened.log.locate(self.run_key, self.opened.log.confirm_head(head))
 
     def close(self, head: OpenHead, *, fresh: bool) -> Position:
         """
@@ -464,6 +496,32 @@ def _check_lookups(pipeline: Pipeline, plan: Plan) -> None:
         ).advising("run once with the former lookups, or abort the version: streamsem abort. Then run again.")
     for name, lookup in pipeline.lookups.items():
         lookup.check_pin(plan.lookups[name])
+
+
+def run_reprocessing(
+    opened: Opened,
+    version: int,
+    run_key: str,
+    engine: Engine | None,
+    *,
+    announces: bool,
+    current_lookups: bool = False,
+) -> RunResult:
+    """
+    Reprocess a committed version. If the reprocessing run cannot be staged, it is aborted.
+
+    :param opened: the pipeline. Its head must be confirmed (W24)
+    :param run_key: names the reprocessing run
+    :param announces: as in :func:`run_batch`
+    :param current_lookups: whether the run reads the current rows of the lookups
+    """
+    try:
+        run = Run(opened, run_key, engine, announces=announces)
+        return run.to_result(partial(plan_reprocess, opened, version, run_key, current_lookups))
+    except StreamsemError as error:
+        if not error.retryable:
+            abort_reprocessing(opened, run_key, error)
+        raise
 
 
 def _check_record_count(sources: Mapping[str, Source], plan: Plan, counts: Mapping[str, int]) -> None:

@@ -25,12 +25,13 @@ from airflow_provider_streamsem.connectors.contract import (
     SourceSlice,
     Warns,
 )
+from airflow_provider_streamsem.connectors.upstreams import Repinning
+from airflow_provider_streamsem.delivery import weaker
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, StreamsemError
 from airflow_provider_streamsem.limits import Limits
-from airflow_provider_streamsem.pipeline.guarantee import weaker
 from airflow_provider_streamsem.pipeline.offset_unit import offset_unit
 from airflow_provider_streamsem.protocol.entries import Json
-from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges
+from airflow_provider_streamsem.protocol.offsets import Gaps, Offsets, Ranges
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -189,6 +190,22 @@ class SeveralSources:
                 loaded[name] = source.load(spark, planned.get(name, ()))
         return LoadedTogether(loaded)
 
+    @property
+    def on_reprocess(self) -> str:
+        """The strictest rule of the sources whose records may be replaced: ``refuse``, then ``reprocess``, then ``ignore``."""
+        rules = {source.on_reprocess for source in self.parts.values() if isinstance(source, Repinning)}
+        return next((rule for rule in ("refuse", "reprocess") if rule in rules), "ignore")
+
+    def repin(self, ranges: Ranges, gaps: Gaps, pins: Sequence[SourcePins]) -> Sequence[SourcePins]:
+        """Return the newest pins of each source whose records may be replaced, and the same pins of the others."""
+        planned = {item.source: item.pins for item in pins}
+        for name, source in self.parts.items():
+            own = _part(ranges, name)
+            if own and isinstance(source, Repinning):
+                with _naming(name):
+                    planned[name] = tuple(source.repin(own, _part(gaps, name), planned.get(name, ())))
+        return [SourcePins(name, planned[name]) for name in self.parts if planned.get(name)]
+
     def expiry(self, start: Offsets, *, within_ms: int | None, now_ms: int) -> Expiry:
         """
         Count the expired items of the sources whose items expire.
@@ -245,6 +262,7 @@ class SeveralPlanner:
             pins=[SourcePins(name, tuple(part.pins)) for name, part in found.items() if part.pins],
             hint=hints,
             rows=sum(part.rows for part in found.values()),
+            corrected=_together({name: part.corrected for name, part in found.items()}),
         )
 
     def lag(self, start: Offsets, hint: Json) -> int:

@@ -14,12 +14,14 @@ from typing import Any
 from airflow_provider_streamsem import arguments, registry
 from airflow_provider_streamsem.connectors.contract import MergesByKey, NeedsRecords, ReplacesRows, Sink, Source
 from airflow_provider_streamsem.connectors.lookup import Lookup
+from airflow_provider_streamsem.connectors.upstreams import Repinning
 from airflow_provider_streamsem.dedup import Dedup
-from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
+from airflow_provider_streamsem.delivery import LABELS
+from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.limits import Limits
-from airflow_provider_streamsem.pipeline.guarantee import require
+from airflow_provider_streamsem.pipeline.guarantee import guarantee, require
 from airflow_provider_streamsem.pipeline.several_sources import SeveralSources
-from airflow_provider_streamsem.protocol.codec import canonical, plain, read_json, sha256
+from airflow_provider_streamsem.protocol.codec import canonical, plain, sha256
 from airflow_provider_streamsem.protocol.entries import Json
 from airflow_provider_streamsem.spark import packages
 from airflow_provider_streamsem.spark.packages import Package
@@ -30,8 +32,9 @@ NAME = r"[a-z0-9_-]{1,64}"
 TRANSFORM = r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*"
 _AIRFLOW_PREFIX = re.compile(r"^unusual_prefix_[0-9a-f]{40}_")
 """The prefix that Airflow adds to the module name of a DAG file. It contains a hash of the file's path, so it differs between machines."""
+DERIVED = ("guarantee", "immutable_config")
+"""Fields of the JSON form that are computed from the others. The reader of a spec ignores them."""
 LIMITS = ("max_files", "max_bytes", "max_rows", "min_rows")
-LABELS = ("exactly_once", "effectively_once", "at_least_once", "at_most_once")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +122,7 @@ class Pipeline:
         if self.dedup is not None and not isinstance(self.dedup, Dedup):
             raise InvalidError("dedup must be a Dedup", given=type(self.dedup).__name__)
         self._check_state()
+        self._check_corrections()
         if not isinstance(self.limits, Limits):
             raise InvalidError("limits must be a Limits", given=type(self.limits).__name__)
         unheeded = [
@@ -226,6 +230,23 @@ class Pipeline:
                 accepted="a function that calls it with the records of one of them, or with their union",
             )
 
+    def _check_corrections(self) -> None:
+        """
+        Refuse a source whose records the runs replace by reprocessing, if reprocessing cannot replace their effects.
+
+        :raises InvalidError: the pipeline has state, or a sink that cannot replace rows
+        """
+        if not isinstance(self.source, Repinning) or self.source.on_reprocess != "reprocess":
+            return
+        accepted = 'on_reprocess="refuse" or "ignore"'
+        if self.state is not None:
+            what = 'on_reprocess="reprocess" is not valid with state: later versions keep the state of the replaced records'
+            raise InvalidError(what, pipeline=self.name, accepted=accepted)
+        fixed = [name for name in self.publishes if not getattr(self.sinks[name], "can_reprocess", True)]
+        if fixed:
+            what = 'on_reprocess="reprocess" must replace rows, and these sinks cannot replace published rows'
+            raise InvalidError(what, pipeline=self.name, sinks=fixed, accepted=accepted)
+
     def _check_replaced_rows(self) -> None:
         """Refuse two sinks that would replace each other's rows: both find them by the same version column."""
         owners: dict[str, str] = {}
@@ -302,7 +323,8 @@ class Pipeline:
         return kept if self.state is None else {**kept, "state": {"output_mode": self.state.output_mode}}
 
     def to_json(self) -> Json:
-        """Return the spec as JSON: the structure of the TOML form, with ``format`` and ``immutable_config`` added."""
+        """Return the spec as JSON: the structure of the TOML form, with ``format``, ``guarantee`` and ``immutable_config`` added."""
+        computed = guarantee(self)
         return {
             "format": 1,
             "name": self.name,
@@ -323,12 +345,13 @@ class Pipeline:
             "limits": plain(self.limits),
             "on_data_loss": self.on_data_loss,
             "require": self.require,
+            "guarantee": {"sinks": dict(computed.sinks), "terms": computed.terms},
             "immutable_config": self.immutable_config(),
         }
 
     def without_transform(self) -> Json:
         """Return the JSON from which :func:`from_json` builds an equal pipeline without a transform. A transform may be a function, which JSON cannot hold."""
-        return {name: part for name, part in self.to_json().items() if name not in ("immutable_config", "transform")}
+        return {name: part for name, part in self.to_json().items() if name not in DERIVED and name != "transform"}
 
     def spec_bytes(self) -> bytes:
         """Return the canonical JSON of the spec."""
@@ -409,12 +432,8 @@ def from_json(spec: Mapping[str, Any], *, where: str = "the spec") -> Pipeline:
     :param where: name of the spec in errors, such as the path of the file
     :raises InvalidError: a key is unknown or missing, or an argument is not valid
     """
-    arguments.known_keys(
-        where, spec, [f.name for f in dataclasses.fields(Pipeline)] + ["sources", "format", "immutable_config"]
-    )
-    given = {
-        key: value for key, value in spec.items() if key not in ("format", "immutable_config") and value is not None
-    }
+    arguments.known_keys(where, spec, [f.name for f in dataclasses.fields(Pipeline)] + ["sources", "format", *DERIVED])
+    given = {key: value for key, value in spec.items() if key not in ("format", *DERIVED) and value is not None}
     several = given.pop("sources", None)
     if several is None:
         given["source"] = _build("sources", given.get("source"), f"{where} [source]")
@@ -525,20 +544,4 @@ def _document(path: str) -> dict[str, Any]:
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidError("the pipeline file is not TOML", path=path, reason=str(error).split("\n")[0]) from error
-    return spec
-
-
-def stored_spec(data: bytes) -> dict[str, Any]:
-    """
-    Parse a stored spec as JSON. Builds no objects from it.
-
-    No caller may build a pipeline from it (R7). Otherwise, every writer of the log could choose which code runs, where, and with which credentials.
-
-    :raises LogDamagedError: the bytes are not the JSON of a spec
-    """
-    spec = read_json(data, "specs/")
-    if not isinstance(spec, dict) or not all(
-        isinstance(spec.get(name), dict) for name in ("sinks", "immutable_config")
-    ):
-        raise LogDamagedError("a spec in the log is not valid", invariant="I1")
     return spec

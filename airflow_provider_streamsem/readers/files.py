@@ -15,13 +15,14 @@ from airflow_provider_streamsem import registry
 from airflow_provider_streamsem.arguments import integer
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.contract import Sink
-from airflow_provider_streamsem.connectors.files.sink import FilesSink
+from airflow_provider_streamsem.connectors.files.stored import stored_sinks
+from airflow_provider_streamsem.connectors.ownership import claim_dataset
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
-from airflow_provider_streamsem.pipeline.opening import claim_dataset
-from airflow_provider_streamsem.pipeline.spec import Pipeline, stored_spec
+from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol.codec import lines
 from airflow_provider_streamsem.protocol.entries import Outcome, PipelineRecord, Plan, Receipts
 from airflow_provider_streamsem.protocol.keys import N
+from airflow_provider_streamsem.protocol.specs import stored_spec
 from airflow_provider_streamsem.protocol.view import LogView, OpenHead
 from airflow_provider_streamsem.stores.contract import split_url
 
@@ -116,21 +117,9 @@ class CommittedLog:
             self._sinks = self._stored_sinks() if self.pipeline is None else self.pipeline.sinks
         return self._sinks
 
-    def _stored_sinks(self) -> dict[str, Sink | str]:
+    def _stored_sinks(self) -> Mapping[str, Sink | str]:
         head = self.log.find_head()
-        spec = stored_spec(self.log.read_spec(head.spec or self.record.spec))
-        found: dict[str, Sink | str] = {}
-        for name, given in spec["sinks"].items():
-            if not isinstance(given, dict) or not isinstance(given.get("type"), str):
-                raise LogDamagedError("a sink in the stored spec is not valid", invariant="I1", sink=name)
-            found[name] = given["type"]
-            if given["type"] == "files":
-                try:
-                    found[name] = FilesSink(path=given.get("path", ""), format=given.get("format", "parquet"))
-                except InvalidError as error:
-                    what = "a files sink in the stored spec is not valid"
-                    raise LogDamagedError(what, invariant="I1", sink=name) from error
-        return found
+        return stored_sinks(stored_spec(self.log.read_spec(head.spec or self.record.spec)))
 
     def dataset(self, name: str) -> Sink:
         """

@@ -5,25 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, StreamsemError
+from airflow_provider_streamsem.connectors.data_files.read import read_files
+from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
 from airflow_provider_streamsem.readers.files import CommittedFile, CommittedLog, open_log
-from airflow_provider_streamsem.spark.schema import fields
-from airflow_provider_streamsem.stores.contract import spark_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-_READ_OPTIONS = {
-    # The session's own settings could make Spark skip a missing or corrupt file. For committed files, Spark must raise an error.
-    "ignoreCorruptFiles": "false",
-    "ignoreMissingFiles": "false",
-    "mapreduce.input.linerecordreader.line.maxlength": str(2**31 - 1),
-    "orc.force.positional.evolution": "false",
-    # Otherwise Spark would write the text of corrupt lines into a user's column with Spark's default name, _corrupt_record.
-    "columnNameOfCorruptRecord": "__streamsem_corrupt_record",
-}
-_STRICT = {"json": {"mode": "FAILFAST", "maxStringLen": str(2**31 - 1)}}
-"""Options per format. A line that cannot be read must raise an error, not become a row of nulls. Spark's default limit for a JSON string is 20 MB."""
 
 
 def read_committed(
@@ -76,10 +63,6 @@ def rows_of(
     :raises InvalidError: no commit up to this version has recorded the columns
     :raises LogDamagedError: as :func:`read_committed`
     """
-    from pyspark.sql.types import StructType
-
-    from airflow_provider_streamsem.connectors.data_files.write import TEXT_OPTIONS
-
     stored = opened.schema(name, version=version)
     if stored is None:
         raise InvalidError(
@@ -88,17 +71,6 @@ def rows_of(
             version=version,
         )
     try:
-        schema = StructType.fromJson({"type": "struct", "fields": fields(stored)})
-    except StreamsemError:
-        raise
-    except Exception as error:
-        what = "this Spark version cannot parse the recorded schema; no row was read"
-        raise LogDamagedError(what, invariant="R6", version=version, sink=name) from error
-    if not files:
-        return spark.createDataFrame([], schema)
-    return (
-        spark.read.schema(schema)
-        .format(files[0].format)
-        .options(**TEXT_OPTIONS.get(files[0].format, {}), **_READ_OPTIONS, **_STRICT.get(files[0].format, {}))
-        .load([spark_path(f.path) for f in files])
-    )
+        return read_files(spark, [f.path for f in files], format=files[0].format if files else "", schema=stored)
+    except LogDamagedError as error:
+        raise LogDamagedError(error.summary, version=version, sink=name, **error.fields) from error

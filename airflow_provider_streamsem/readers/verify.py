@@ -11,6 +11,7 @@ from typing import TypeVar
 from airflow_provider_streamsem import dedup, state_files
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.contract import Sink
+from airflow_provider_streamsem.connectors.ownership import claim_dataset
 from airflow_provider_streamsem.errors import (
     ConflictError,
     LogDamagedError,
@@ -19,7 +20,7 @@ from airflow_provider_streamsem.errors import (
     StreamsemError,
 )
 from airflow_provider_streamsem.pipeline.location import with_log_location
-from airflow_provider_streamsem.pipeline.opening import claim_dataset, find_record
+from airflow_provider_streamsem.pipeline.opening import find_record
 from airflow_provider_streamsem.pipeline.publish import publishing
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import invariants, keys, procedures, segments

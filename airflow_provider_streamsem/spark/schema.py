@@ -6,62 +6,14 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from airflow_provider_streamsem.connectors.columns.recorded import fields, is_plain, without_metadata
 from airflow_provider_streamsem.connectors.columns.types import Grows, widened
-from airflow_provider_streamsem.errors import DataError, LogDamagedError
+from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.protocol.entries import Json
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
-
-
-def fields(schema: str) -> list[Json]:
-    """
-    Return the columns of a recorded schema in Spark's JSON form, without metadata.
-
-    :param schema: Spark schema JSON
-    :raises LogDamagedError: the schema is not a struct of plain types (R6). For a user-defined type, Spark would load a class or unpickle an object that the
-        schema names
-    """
-    try:
-        parsed = json.loads(schema)
-        is_plain = isinstance(parsed, dict) and parsed.get("type") == "struct" and _is_plain(parsed)
-        parsed = _without_metadata(parsed)
-    except (ValueError, RecursionError):
-        is_plain = False
-    if not is_plain:
-        raise LogDamagedError(
-            "a recorded schema is not a struct of plain types; nothing was read with it", invariant="R6"
-        )
-    found: list[Json] = parsed["fields"]
-    return found
-
-
-def _without_metadata(kind: Json) -> Json:
-    """
-    Return a type without the metadata of its fields.
-
-    Spark acts on metadata. It may contain an SQL expression, which Spark evaluates for files without the column, or a length, to which Spark pads strings.
-    """
-    if isinstance(kind, list):
-        return [_without_metadata(part) for part in kind]
-    if not isinstance(kind, dict):
-        return kind
-    return {name: {} if name == "metadata" else _without_metadata(part) for name, part in kind.items()}
-
-
-def _is_plain(kind: Json) -> bool:
-    """Return whether a type consists only of Spark's named types, structs, arrays and maps."""
-    if not isinstance(kind, dict):
-        return isinstance(kind, str)
-    if kind.get("type") == "struct":
-        parts = kind.get("fields")
-        return isinstance(parts, list) and all(
-            isinstance(part, dict) and isinstance(part.get("name"), str) and _is_plain(part.get("type"))
-            for part in parts
-        )
-    made_of = {"array": ("elementType",), "map": ("keyType", "valueType")}.get(str(kind.get("type")))
-    return made_of is not None and all(_is_plain(kind.get(name)) for name in made_of)
 
 
 def names(schema: str | None) -> list[str]:
@@ -93,11 +45,11 @@ def folded(sink: str, recorded: str | None, given: str, *, grows: Grows = lambda
     :param grows: returns whether the sink's format supports widening a column from one type to another
     :raises DataError: no type can hold the recorded and the new values of a column, a recorded column is missing, or a column has a user-defined type
     """
-    odd = [field["name"] for field in json.loads(given)["fields"] if not _is_plain(field["type"])]
+    odd = [field["name"] for field in json.loads(given)["fields"] if not is_plain(field["type"])]
     if odd:
         what = "columns have user-defined types, which readers of the log do not load: convert them to plain types in the transform; nothing became visible"
         raise DataError(what, sink=sink, columns=odd)
-    now = _without_metadata(json.loads(given))
+    now = without_metadata(json.loads(given))
     if recorded is None:
         return _text(now)
     given_names = [field["name"] for field in now["fields"]]

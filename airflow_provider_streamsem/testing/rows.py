@@ -12,6 +12,7 @@ from airflow_provider_streamsem import dedup, telemetry
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.columns import types as column_types
 from airflow_provider_streamsem.connectors.landing.messages import body_of
+from airflow_provider_streamsem.connectors.pipeline.source import PipelineSource
 from airflow_provider_streamsem.connectors.queue.source import QueueSource
 from airflow_provider_streamsem.engine import Job, Produced
 from airflow_provider_streamsem.errors import DataError, InvalidError, StageError
@@ -28,8 +29,8 @@ class RowsEngine:
     """
     An engine that stages in this process, with Python lists instead of DataFrames.
 
-    It reads files of format ``json``, and writes datasets of format ``json`` on a local disk. For sinks outside the log it writes Parquet. For landed messages,
-    the rows are the message bodies. It refuses a pipeline with partitions, other formats or an SQL predicate.
+    It reads files of format ``json``, also those of another pipeline, and writes datasets of format ``json`` on a local disk. For sinks outside the log it
+    writes Parquet. For landed messages, the rows are the message bodies. It refuses a pipeline with partitions, other formats or an SQL predicate.
 
     The transform receives a list of dicts, and returns one list, or a mapping of sink names to lists. A line that is not a JSON object is quarantined.
 
@@ -89,10 +90,16 @@ class RowsEngine:
         """Do nothing, because no work runs outside the thread that stages."""
 
     def _read(self, job: Job) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
-        assert job.source.location is not None
-        store = open_store(job.source.location)
+        if isinstance(job.source, PipelineSource):
+            named = [
+                (open_store(os.path.dirname(path)), os.path.basename(path)) for path in job.source.located(job.pins)
+            ]
+        else:
+            assert job.source.location is not None
+            store = open_store(job.source.location)
+            named = [(store, pin.path) for pin in job.pins]
         rows, bad = [], []
-        for path in (pin.path for pin in job.pins):
+        for store, path in named:
             data = store.read(path)
             if data is None:
                 raise StageError("a planned file was deleted before it was read; nothing became visible", file=path)

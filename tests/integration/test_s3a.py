@@ -17,6 +17,7 @@ from airflow_provider_streamsem import (
     FilesSink,
     FilesSource,
     Pipeline,
+    PipelineSource,
     State,
     open_log,
     read_committed,
@@ -27,7 +28,7 @@ from airflow_provider_streamsem import (
 )
 from airflow_provider_streamsem.commitlog import doctor
 from airflow_provider_streamsem.commitlog.log import open_commit_log
-from airflow_provider_streamsem.errors import ConflictError, StageError
+from airflow_provider_streamsem.errors import ConflictError, SourceChangedError, StageError
 from airflow_provider_streamsem.pipeline import maintenance
 from airflow_provider_streamsem.spark.stateful import MicroBatch
 from airflow_provider_streamsem.stores.dataset import open_dataset
@@ -308,3 +309,30 @@ def test_unusual_keys_and_partitions_are_read_from_s3(lake: str, spark: SparkSes
     assert run_batch(spec, run_key="a").counts["read"] == 2 * len(names)
     days = {row["day"] for row in read_committed(spark, f"{lake}/log").collect()}
     assert days == {None, "10:00 h", "a/b"}
+
+
+def test_rows_of_a_pipeline_on_s3_are_read_by_the_next_and_its_corrections_too(
+    lake: str, arrivals: Path, spark: SparkSession
+) -> None:
+    bronze = pipeline(lake, arrivals, name="bronze", sink={"partition_by": ["s"]})
+    silver = Pipeline(
+        name="silver", log=f"{lake}/silver-log", source=PipelineSource(log=bronze.log, on_reprocess="reprocess"),
+        sinks={"out": FilesSink(path=f"{lake}/silver")}, transform=lambda rows: rows,
+    )  # fmt: skip
+    put(arrivals, "a.json", [{"id": n, "s": value} for n, value in enumerate(ODD)])
+    run_batch(bronze, run_key="1")
+    run_batch(silver, run_key="1", drain=True)
+    put(arrivals, "b.json", [{"id": 100, "s": "a/b"}])
+    run_batch(bronze, run_key="2")
+    reprocess(bronze.replace(transform=lambda rows: rows.selectExpr("id + 1000 AS id", "s")), 0)
+    run_batch(silver, run_key="2", drain=True)
+    rows = {row["id"]: row["s"] for row in read_committed(spark, silver.log).collect()}
+    assert rows == {100: "a/b", **{1000 + n: value for n, value in enumerate(ODD)}}
+    put(arrivals, "c.json", [{"id": 101, "s": "plain"}])
+    run_batch(bronze, run_key="3")
+    file = open_log(bronze.log).files(since=2)[0]
+    boto3.client("s3").delete_object(
+        Bucket=file.path.split("/")[2], Key=file.path.removeprefix("s3://").partition("/")[2]
+    )
+    with pytest.raises(SourceChangedError, match="missing or was changed"):
+        run_batch(silver, run_key="3", drain=True)

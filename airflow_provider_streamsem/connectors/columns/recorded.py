@@ -1,0 +1,57 @@
+"""Reads the columns of a sink that an outcome records, as Spark schema JSON."""
+
+from __future__ import annotations
+
+import json
+
+from airflow_provider_streamsem.errors import LogDamagedError
+from airflow_provider_streamsem.protocol.entries import Json
+
+
+def fields(schema: str) -> list[Json]:
+    """
+    Return the columns of a recorded schema in Spark's JSON form, without metadata.
+
+    :param schema: Spark schema JSON
+    :raises LogDamagedError: the schema is not a struct of plain types (R6). For a user-defined type, Spark would load a class or unpickle an object that the
+        schema names
+    """
+    try:
+        parsed = json.loads(schema)
+        is_valid = isinstance(parsed, dict) and parsed.get("type") == "struct" and is_plain(parsed)
+        parsed = without_metadata(parsed)
+    except (ValueError, RecursionError):
+        is_valid = False
+    if not is_valid:
+        raise LogDamagedError(
+            "a recorded schema is not a struct of plain types; nothing was read with it", invariant="R6"
+        )
+    found: list[Json] = parsed["fields"]
+    return found
+
+
+def without_metadata(kind: Json) -> Json:
+    """
+    Return a type without the metadata of its fields.
+
+    Spark acts on metadata. It may contain an SQL expression, which Spark evaluates for files without the column, or a length, to which Spark pads strings.
+    """
+    if isinstance(kind, list):
+        return [without_metadata(part) for part in kind]
+    if not isinstance(kind, dict):
+        return kind
+    return {name: {} if name == "metadata" else without_metadata(part) for name, part in kind.items()}
+
+
+def is_plain(kind: Json) -> bool:
+    """Return whether a type consists only of Spark's named types, structs, arrays and maps."""
+    if not isinstance(kind, dict):
+        return isinstance(kind, str)
+    if kind.get("type") == "struct":
+        parts = kind.get("fields")
+        return isinstance(parts, list) and all(
+            isinstance(part, dict) and isinstance(part.get("name"), str) and is_plain(part.get("type"))
+            for part in parts
+        )
+    made_of = {"array": ("elementType",), "map": ("keyType", "valueType")}.get(str(kind.get("type")))
+    return made_of is not None and all(is_plain(kind.get(name)) for name in made_of)

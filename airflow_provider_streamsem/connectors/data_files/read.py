@@ -1,0 +1,55 @@
+"""Reads committed data files with Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from airflow_provider_streamsem.connectors.columns.recorded import fields
+from airflow_provider_streamsem.errors import LogDamagedError, StreamsemError
+from airflow_provider_streamsem.stores.contract import spark_path
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_READ_OPTIONS = {
+    # The session's own settings could make Spark skip a missing or corrupt file. For committed files, Spark must raise an error.
+    "ignoreCorruptFiles": "false",
+    "ignoreMissingFiles": "false",
+    "mapreduce.input.linerecordreader.line.maxlength": str(2**31 - 1),
+    "orc.force.positional.evolution": "false",
+    # Otherwise Spark would write the text of corrupt lines into a user's column with Spark's default name, _corrupt_record.
+    "columnNameOfCorruptRecord": "__streamsem_corrupt_record",
+}
+_STRICT = {"json": {"mode": "FAILFAST", "maxStringLen": str(2**31 - 1)}}
+"""Options per format. A line that cannot be read must raise an error, not become a row of nulls. Spark's default limit for a JSON string is 20 MB."""
+
+
+def read_files(spark: SparkSession, paths: Sequence[str], *, format: str, schema: str) -> DataFrame:
+    """
+    Return the rows of data files as a DataFrame. A column that a file does not have is null in its rows.
+
+    :param paths: absolute paths or URLs. If there are none, the DataFrame has no rows
+    :param format: the format of all files
+    :param schema: the columns of the DataFrame, as an outcome records them
+    :raises LogDamagedError: this Spark version cannot parse the schema, or the schema has a user-defined type
+    """
+    from pyspark.sql.types import StructType
+
+    from airflow_provider_streamsem.connectors.data_files.write import TEXT_OPTIONS
+
+    try:
+        columns = StructType.fromJson({"type": "struct", "fields": fields(schema)})
+    except StreamsemError:
+        raise
+    except Exception as error:
+        what = "this Spark version cannot parse the recorded schema; no row was read"
+        raise LogDamagedError(what, invariant="R6") from error
+    if not paths:
+        return spark.createDataFrame([], columns)
+    return (
+        spark.read.schema(columns)
+        .format(format)
+        .options(**TEXT_OPTIONS.get(format, {}), **_READ_OPTIONS, **_STRICT.get(format, {}))
+        .load([spark_path(path) for path in paths])
+    )

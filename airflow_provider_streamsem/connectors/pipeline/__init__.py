@@ -1,0 +1,1 @@
+"""A source that reads the committed rows of another pipeline."""

@@ -1,0 +1,451 @@
+"""
+The pipeline source: reads the rows that another pipeline, the *upstream*, has committed to a files sink.
+
+An offset is a version of the upstream. The range ``[start, end)`` stands for the batches of these versions. The rows of a batch are those of the newest
+reprocessing run that has replaced it, as of the newest version that the planner considered. So the rows of a batch are never read together with the rows that
+replaced them. Aborted versions and reprocessing runs have no rows of their own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from airflow_provider_streamsem import arguments
+from airflow_provider_streamsem.clock import Clock
+from airflow_provider_streamsem.commitlog.log import CommitLog, RetryPolicy, open_commit_log
+from airflow_provider_streamsem.connectors.contract import ParsedRecords, SourceEnd, SourceSlice
+from airflow_provider_streamsem.connectors.pipeline.pins import UpstreamPin, VersionPin, read_pins
+from airflow_provider_streamsem.connectors.pipeline.upstream import UpstreamLog, of_upstream, open_upstream
+from airflow_provider_streamsem.connectors.upstreams import Upstream
+from airflow_provider_streamsem.delivery import LABELS, SATISFIES
+from airflow_provider_streamsem.errors import DataError, InvalidError, RecordsMissingError, SourceChangedError
+from airflow_provider_streamsem.limits import Limits
+from airflow_provider_streamsem.protocol.entries import DataFile, Json, Outcome
+from airflow_provider_streamsem.protocol.offsets import Gaps, Offsets, Ranges, position
+from airflow_provider_streamsem.stores.contract import lineage_name, split_url
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
+
+RULES = ("refuse", "reprocess", "ignore")
+MOST_VERSIONS = 1_000
+"""Maximum number of versions of the upstream that one batch reads. It bounds the requests and the size of a plan."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineSource:
+    """
+    Reads the rows that another pipeline has committed to a sink of type ``files``. The columns are those that its log records for the sink.
+
+    The upstream is identified by the uuid in its log. If its log was moved, set ``log`` to the new location. If it was recreated, runs fail.
+
+    :param log: URL of the upstream's log: ``s3://bucket/prefix``, ``file:///path`` or an absolute path
+    :param sink: name of the upstream's sink; default: its only sink
+    :param on_reprocess: what happens if the upstream reprocesses a version that this pipeline has read. ``refuse``: the run fails, and names the versions to
+        reprocess. ``reprocess``: the run reprocesses them before it reads on. ``ignore``: this pipeline keeps its rows
+    :param starting: the version of the upstream at which a new pipeline starts: ``earliest``, ``latest``, the number of a version, or a timestamp with a time
+        zone (inclusive, compared with the time of the commit)
+    :param delivery: the guarantee of the upstream on which this pipeline relies: ``exactly_once``, ``effectively_once``, ``at_least_once`` or
+        ``at_most_once``. A run fails if the upstream's guarantee is weaker
+    :raises InvalidError: an argument is not valid
+    """
+
+    extra: ClassVar[str] = ""
+    unit: ClassVar[str] = "versions"
+    limits: ClassVar[tuple[str, ...]] = ("max_files", "max_bytes", "max_rows", "min_rows")
+    spark_packages: ClassVar[tuple[str, ...]] = ()
+    log: str
+    sink: str | None = None
+    on_reprocess: str = "refuse"
+    starting: str | int = "earliest"
+    delivery: str = "exactly_once"
+
+    def __post_init__(self) -> None:
+        where = "source pipeline:"
+        split_url(arguments.text(f"{where} log", self.log))
+        if self.sink is not None:
+            arguments.text(f"{where} sink", self.sink)
+        arguments.choice(f"{where} on_reprocess", self.on_reprocess, RULES)
+        arguments.choice(f"{where} delivery", self.delivery, LABELS)
+        if isinstance(self.starting, str) and self.starting not in ("earliest", "latest"):
+            try:
+                arguments.time_ms(f"{where} starting", self.starting)
+            except InvalidError as error:
+                accepted = ["earliest", "latest", 120, "2026-01-31T00:00:00Z"]
+                raise InvalidError(f"{where} starting is not valid", given=self.starting, accepted=accepted) from error
+        elif not isinstance(self.starting, str):
+            arguments.integer(f"{where} starting", self.starting, least=0)
+
+    @property
+    def terms(self) -> str:
+        """The condition of the guarantee: corrections of the upstream that this pipeline ignores."""
+        return "corrections of the upstream ignored" if self.on_reprocess == "ignore" else ""
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """The reasons for the guarantee, with the one on which it relies."""
+        rule = {
+            "refuse": "a run fails until the versions that read them are reprocessed",
+            "reprocess": "a run first reprocesses the versions that read them",
+            "ignore": 'this pipeline keeps the former rows (on_reprocess="reprocess" replaces them)',
+        }[self.on_reprocess]
+        return (
+            f"the upstream at {self.log} is relied on to be {self.delivery.replace('_', '-')}, and no version with a weaker guarantee is read",
+            "the plan pins the commit that holds the rows of each upstream version, with its files, their sizes and checksums",
+            f"if the upstream reprocesses rows that were read, {rule}",
+        )
+
+    @property
+    def location(self) -> str:
+        """The upstream's log. A pipeline cannot read its own log."""
+        return self.log
+
+    def to_json(self) -> Json:
+        """Return the arguments in the form of the TOML file."""
+        return asdict(self)
+
+    def immutable_config(self) -> Json:
+        """Return the type alone: the offsets contain the uuid of the upstream and the sink, so the log may move."""
+        return {"type": "pipeline"}
+
+    def lineage(self, ranges: Ranges) -> list[tuple[str, str]]:
+        """Return the name of the upstream's dataset, which is also the name of its output. Reads the upstream's log."""
+        return [lineage_name(self._opened()[0].dataset.location)]
+
+    def upstream(self) -> Upstream:
+        """Return the name of the upstream and the guarantee of its newest version."""
+        opened, head = self._opened()
+        with of_upstream(self.log):
+            recorded = opened.guarantee(head)
+            return Upstream(
+                pipeline=opened.record.name,
+                log=self.log,
+                sink=opened.sink,
+                label=recorded.label,
+                terms=recorded.terms,
+            )
+
+    def initial_offsets(self) -> Offsets:
+        """
+        Return the first version to read, as ``starting`` defines it.
+
+        :raises InvalidError: the version is beyond the end of the upstream
+        """
+        opened, _ = self._opened()
+        with of_upstream(self.log):
+            end = opened.end()
+            if isinstance(self.starting, int):
+                if self.starting > end:
+                    what = "source pipeline: starting is above the next version of the upstream"
+                    raise InvalidError(what, given=self.starting, next_version=end)
+                return {opened.partition: self.starting}
+            if self.starting in ("earliest", "latest"):
+                return {opened.partition: 0 if self.starting == "earliest" else end}
+            return {opened.partition: opened.closed_before(arguments.time_ms("starting", self.starting), end)}
+
+    def offsets_for_time(self, at_ms: int) -> Offsets:
+        """Return the first version that was closed at or after ``at_ms`` (milliseconds UTC), or the next version if there is none."""
+        opened, _ = self._opened()
+        with of_upstream(self.log):
+            return {opened.partition: opened.closed_before(at_ms, opened.end())}
+
+    def open(self, log: CommitLog, hint: Json) -> PipelinePlanner:
+        """Bind the source to a log, whose clock and retry policy it uses."""
+        return PipelinePlanner(self, log.clock, log.patience)
+
+    def read_pins(self, pins: Json) -> tuple[UpstreamPin, ...]:
+        """Decode the pins of a plan."""
+        return read_pins(pins, log=self.log, sink=self.sink)
+
+    def next_hint(self, hint: Json, pins: Sequence[UpstreamPin], counts: Mapping[str, int]) -> Json:
+        """Return the hint of the plan: the last version of its range, and the sha256 of the outcome of this version."""
+        return hint
+
+    def check_pins(self, pins: Sequence[UpstreamPin], *, was_read: bool) -> None:
+        """
+        Check that each pinned file exists with the pinned size and checksum.
+
+        :raises RecordsMissingError: a file is missing or was changed. Nothing became visible
+        :raises SourceChangedError: the upstream was recreated. Nothing became visible
+        """
+        for pin in pins:
+            opened = self._of_pin(pin)
+            with of_upstream(self.log):
+                for is_changed, (version, file) in zip(opened.damaged(pin.files), _each(pin.versions), strict=True):
+                    if is_changed:
+                        opened.check_owner()
+                        what = "a planned file of the upstream is missing or was changed; nothing became visible"
+                        raise RecordsMissingError(
+                            what, version=version.version, commit=version.commit, file=file.key
+                        ).advising(
+                            "restore the file from a copy and run again. Or reprocess the version in the upstream, and close the open version of this "
+                            "pipeline with `streamsem abort`: its range is planned again. "
+                            'Or set on_data_loss="record_gap": the version becomes a gap.'
+                        )
+
+    def load(self, spark: SparkSession, pins: Sequence[UpstreamPin]) -> UpstreamRecords:
+        """
+        Return the rows of the pinned files as a DataFrame, with the columns that the upstream had recorded when the plan was created.
+
+        :raises DataError: there are no pins, and the upstream has recorded no columns yet
+        """
+        from airflow_provider_streamsem.connectors.data_files.read import read_files
+
+        opened = self._of_pin(pins[0]) if pins else self._opened()[0]
+        with of_upstream(self.log):
+            found = opened.find_outcome(pins[0].as_of if pins else opened.end() - 1)
+            if pins and (found is None or found[1] != pins[0].outcome):
+                raise opened.rewritten(pins[0].as_of)
+            schema = None if found is None else found[0].schemas.get(opened.sink)
+            if schema is None:
+                what = "the upstream has committed no rows yet, so its columns are unknown; nothing became visible"
+                raise DataError(what, sink=opened.sink).advising("run the upstream, then run again.")
+            files = pins[0].files if pins else []
+            paths = [opened.path(file) for file in files]
+            frame = read_files(spark, paths, format=opened.dataset.format, schema=schema)
+        return UpstreamRecords(frame, rows=sum(file.rows for file in files), log=self.log)
+
+    def repin(self, ranges: Ranges, gaps: Gaps, pins: Sequence[UpstreamPin]) -> Sequence[UpstreamPin]:
+        """Return pins of the commits that now hold the rows of the planned versions, with the columns as of now."""
+        opened, _ = self._opened()
+        with of_upstream(self.log):
+            if opened.partition not in ranges:
+                raise opened.recreated(ranges)
+            first, stop = ranges[opened.partition]
+            skipped = {v for start, end in gaps.get(opened.partition, ()) for v in range(start, end)}
+            end = opened.end(confirmed=True)
+            if end < stop:
+                raise opened.rewritten(stop - 1)
+            commits = opened.answers(first, stop, end).commits
+            versions = opened.pinned({batch: commit for batch, commit in commits.items() if batch not in skipped}, end)
+            _check_guarantee(opened, self.delivery, versions, end)
+            return _pins(opened, versions, end)
+
+    def located(self, pins: Sequence[UpstreamPin]) -> list[str]:
+        """Return the absolute path or URL of each planned file, for engines without Spark."""
+        return [opened.path(file) for pin in pins for opened in [self._of_pin(pin)] for file in pin.files]
+
+    def _opened(self) -> tuple[UpstreamLog, str]:
+        """Open the upstream. Returns it, and the sha256 of the spec of its newest version."""
+        with of_upstream(self.log):
+            opened, head = open_upstream(open_commit_log(self.log), self.sink)
+            return opened, head.spec or opened.record.spec
+
+    def _of_pin(self, pin: UpstreamPin) -> UpstreamLog:
+        opened, _ = self._opened()
+        if (opened.record.pipeline_uuid, opened.sink) != (pin.pipeline_uuid, pin.sink):
+            with of_upstream(self.log):
+                raise opened.recreated([f"{pin.pipeline_uuid}/{pin.sink}"])
+        return opened
+
+
+@dataclass(slots=True)
+class UpstreamRecords(ParsedRecords):
+    """
+    The rows of planned files. The upstream's log stores their number.
+
+    :param rows: number of rows
+    :param log: URL of the upstream's log
+    """
+
+    rows: int = 0
+    log: str = ""
+
+    def check_read(self, read: int) -> None:
+        """
+        Compare the number of rows that the engine read with the number in the upstream's log.
+
+        :raises DataError: the numbers differ. Nothing became visible
+        """
+        if read != self.rows:
+            what = "the engine read another number of rows than the upstream's log records; nothing became visible"
+            raise DataError(what, upstream=self.log, read=read, recorded=self.rows).advising(
+                "run `streamsem verify` on the upstream, restore the files that it names, then run again."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class NewestEnd(SourceEnd):
+    """The end of the upstream as of now. The target of a drain may be an earlier end, whose columns later batches may have outgrown."""
+
+
+class PipelinePlanner:
+    """A :class:`PipelineSource` that is bound to a log, for one process. It caches what it has read of the upstream's log."""
+
+    def __init__(self, source: PipelineSource, clock: Clock, patience: RetryPolicy) -> None:
+        self._source = source
+        self._clock = clock
+        self._patience = patience
+        self._opened: UpstreamLog | None = None
+
+    def _upstream(self) -> UpstreamLog:
+        if self._opened is None:
+            log = open_commit_log(self._source.log, clock=self._clock, patience=self._patience)
+            self._opened, _ = open_upstream(log, self._source.sink)
+        return self._opened
+
+    def poll(self, hint: Json) -> SourceEnd:
+        """Return the first version of the upstream that is not closed."""
+        with of_upstream(self._source.log):
+            return NewestEnd({self._upstream().partition: self._upstream().end()})
+
+    def slice(
+        self, start: Offsets, end: SourceEnd, limits: Limits, hint: Json, *, on_data_loss: str
+    ) -> SourceSlice | None:
+        """
+        Select versions: as many as the limits allow, at least one with rows, and at most :data:`MOST_VERSIONS`.
+
+        :raises SourceChangedError: the upstream was recreated or restored from an older copy; or with ``"fail"``, a file is missing. Nothing was written
+        :raises InvalidError: the guarantee of a version is weaker than ``delivery``. Nothing was written
+        """
+        with of_upstream(self._source.log):
+            upstream = self._upstream()
+            first, last = self._unread(start, position(end.offsets, upstream.partition), hint)
+            if first >= last:
+                return None
+            upstream.forget(first - 1)
+            most = min(last, first + MOST_VERSIONS)
+            stop = within(first, most, limits, lambda v: _own_files(upstream, upstream.outcome(v, end=most)))
+            answers = upstream.answers(first, stop, last)
+            versions = {pin.version: pin for pin in upstream.pinned(answers.commits, last)}
+            stop = within(first, stop, limits, lambda v: versions[v].files if v in versions else ())
+            read = [pin for version, pin in versions.items() if version < stop]
+            _check_guarantee(upstream, self._source.delivery, read, last)
+            gaps = _unreadable(upstream, read, on_data_loss)
+            read = [pin for pin in read if pin.version not in gaps]
+            ignores = self._source.on_reprocess == "ignore"
+            _, newest = upstream.outcome_and_sha(stop - 1, end=last)
+            return SourceSlice(
+                ranges={upstream.partition: (first, stop)},
+                gaps={upstream.partition: _ranges(gaps)} if gaps else {},
+                pins=_pins(upstream, read, last if isinstance(end, NewestEnd) else max(last, upstream.end())),
+                hint={"version": stop - 1, "outcome": newest},
+                rows=sum(file.rows for pin in read for file in pin.files),
+                corrected={} if ignores or not answers.corrected else {upstream.partition: _ranges(answers.corrected)},
+            )
+
+    def _unread(self, start: Offsets, last: int, hint: Json) -> tuple[int, int]:
+        """
+        Return the range of unread versions, after a check that the log has the versions that were read.
+
+        The hint names the last version that was read, and its sha256. A hint is never needed: without it, a log that was restored from an older copy and has
+        grown again is not detected.
+        """
+        upstream = self._upstream()
+        if set(start) - {upstream.partition}:
+            raise upstream.recreated(start)
+        first = position(start, upstream.partition)
+        version, sha = (hint.get("version"), hint.get("outcome")) if isinstance(hint, Mapping) else (None, None)
+        found = upstream.find_outcome(version) if type(version) is int and version >= 0 else None
+        if sha is not None and (found is None or found[1] != sha):
+            raise upstream.rewritten(version if type(version) is int else first - 1)
+        if first > last and upstream.find_outcome(first - 1) is None:
+            raise upstream.rewritten(first - 1)
+        return first, max(first, last)
+
+    def lag(self, start: Offsets, hint: Json) -> int:
+        """Return the number of closed versions at or above ``start``."""
+        return len(self._unread_versions(start))
+
+    def unread_before(self, start: Offsets, at_ms: int) -> int:
+        """Return how many of the versions that :meth:`lag` counts were closed before ``at_ms`` (milliseconds UTC, exclusive)."""
+        return sum(closed_ms < at_ms for closed_ms in self._closed_ms(start))
+
+    def minimum_clock(self, start: Offsets) -> int | None:
+        """Return when the first of the versions that :meth:`lag` counts was closed, in milliseconds UTC; ``None`` if it counts none."""
+        return min(self._closed_ms(start), default=None)
+
+    def _unread_versions(self, start: Offsets) -> range:
+        with of_upstream(self._source.log):
+            return range(*self._unread(start, self._upstream().end(), None))
+
+    def _closed_ms(self, start: Offsets) -> list[int]:
+        versions = self._unread_versions(start)
+        with of_upstream(self._source.log):
+            return [self._upstream().outcome(v, end=versions.stop).decided_at_ms for v in versions]
+
+
+def within(first: int, stop: int, limits: Limits, files_of: Callable[[int], Sequence[DataFile]]) -> int:
+    """
+    Return where a batch that begins with version ``first`` ends, exclusive: as many versions as the limits allow, and at least one with files.
+
+    :param stop: the end without limits
+    :param files_of: returns the files of a version
+    """
+    most = (limits.max_files, limits.max_bytes, limits.max_rows)
+    total = (0, 0, 0)
+    for version in range(first, stop) if any(limit is not None for limit in most) else ():
+        files = files_of(version)
+        own = (len(files), sum(file.bytes for file in files), sum(file.rows for file in files))
+        before, total = total, tuple(map(sum, zip(total, own, strict=True)))  # type: ignore[assignment]
+        if before[0] and files and any(limit is not None and n > limit for n, limit in zip(total, most, strict=True)):
+            return version
+    return stop
+
+
+def _own_files(upstream: UpstreamLog, outcome: Outcome) -> Sequence[DataFile]:
+    """Return the files of a batch; none for a reprocessing run, whose rows are those of the batch that it replaces."""
+    return () if outcome.replaces is not None else upstream.files(outcome)
+
+
+def _check_guarantee(upstream: UpstreamLog, least: str, versions: Sequence[VersionPin], end: int) -> None:
+    """
+    Check the guarantee of each version to read, which the spec of its commit records.
+
+    :raises InvalidError: a guarantee is weaker than ``least``
+    """
+    for pin in versions:
+        found = upstream.guarantee(upstream.outcome(pin.commit, end=end).spec)
+        if least not in SATISFIES[found.label]:
+            what = "the guarantee of an upstream version is weaker than `delivery` of the source; nothing was written"
+            raise InvalidError(what, version=pin.commit, found=found.label, terms=found.terms, delivery=least).advising(
+                "set `delivery` of the source to the guarantee in `found`, or strengthen the upstream (`streamsem explain`) and rebuild it in a new log."
+            )
+
+
+def _unreadable(upstream: UpstreamLog, versions: Sequence[VersionPin], on_data_loss: str) -> list[int]:
+    """Return the versions of which a file is missing or has another size, in ascending order."""
+    files = _each(versions)
+    changed = upstream.unlisted([file for _, file in files])
+    lost = [(pin, file) for is_changed, (pin, file) in zip(changed, files, strict=True) if is_changed]
+    if not lost:
+        return []
+    upstream.check_owner()  # if the location is not mounted, the mark is missing too
+    pin, file = lost[0]
+    if on_data_loss == "fail":
+        what = "a file of an unread upstream version is missing or was changed; nothing was written"
+        raise SourceChangedError(what, version=pin.version, commit=pin.commit, file=file.key, files=len(lost)).advising(
+            "restore the file from a copy, or reprocess the version in the upstream; then run again. "
+            'Or set on_data_loss="record_gap": the version becomes a gap.'
+        )
+    gaps = sorted({pin.version for pin, _ in lost})
+    what = "recording %d upstream versions as gaps: files are missing or were changed; the first is %s of version %d"
+    logger.warning(what, len(gaps), file.key, pin.version)
+    return gaps
+
+
+def _each(versions: Sequence[VersionPin]) -> list[tuple[VersionPin, DataFile]]:
+    return [(pin, file) for pin in versions for file in pin.files]
+
+
+def _pins(upstream: UpstreamLog, versions: Sequence[VersionPin], end: int) -> list[UpstreamPin]:
+    """Return the pin of a plan; no pin if no version has rows."""
+    if not versions:
+        return []
+    _, sha = upstream.outcome_and_sha(end - 1, end=end)
+    files = [replace(pin, files=tuple(_without_details(file) for file in pin.files)) for pin in versions]
+    return [UpstreamPin(upstream.record.pipeline_uuid, upstream.sink, end - 1, sha, tuple(files))]
+
+
+def _without_details(file: DataFile) -> DataFile:
+    """Return a file without partition values and statistics, which its reader does not need."""
+    return replace(file, partition={}, stats="")
+
+
+def _ranges(versions: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    return tuple((version, version + 1) for version in versions)

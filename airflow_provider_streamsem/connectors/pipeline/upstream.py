@@ -1,0 +1,335 @@
+"""
+Reads the log of an upstream pipeline: its closed versions, the commits that hold the rows of its batches, and the dataset of one sink.
+
+A *batch* is a version that read records. A reprocessing run is a later version that replaces the rows of a batch. So the rows of a batch are in exactly one
+commit: the batch itself, or the newest reprocessing run of its chain (PROTOCOL.md, 4.6).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.connectors.files.sink import FilesSink
+from airflow_provider_streamsem.connectors.files.stored import stored_sinks
+from airflow_provider_streamsem.connectors.ownership import claim_dataset
+from airflow_provider_streamsem.connectors.pipeline.pins import VersionPin
+from airflow_provider_streamsem.delivery import SATISFIES
+from airflow_provider_streamsem.errors import (
+    InvalidError,
+    LogDamagedError,
+    LogMovedError,
+    SourceChangedError,
+    StreamsemError,
+    UnavailableError,
+)
+from airflow_provider_streamsem.protocol import keys, procedures
+from airflow_provider_streamsem.protocol.entries import DataFile, Outcome, PipelineRecord, Segment
+from airflow_provider_streamsem.protocol.segments import WIDTH
+from airflow_provider_streamsem.protocol.specs import stored_spec
+from airflow_provider_streamsem.protocol.view import Head
+from airflow_provider_streamsem.stores.contract import UnknownAnswerError, normalised
+from airflow_provider_streamsem.stores.dataset import open_dataset
+
+T = TypeVar("T")
+V = TypeVar("V")
+_THREADS = 16
+_NONE = "nothing was read or written"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedGuarantee:
+    """
+    The guarantee of the upstream for one sink, as a spec in its log records it.
+
+    :param label: such as ``exactly_once``
+    :param terms: the condition of the label; ``""`` if it is unconditional
+    """
+
+    label: str
+    terms: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """
+    The commits that hold the rows of batches, as of a version.
+
+    :param commits: batch → the commit that holds its rows
+    :param corrected: earlier batches whose rows a reprocessing run has replaced
+    """
+
+    commits: Mapping[int, int]
+    corrected: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class UpstreamLog:
+    """
+    The log of the upstream, opened for one sink. It caches the outcomes that it has read, which never change (I1).
+
+    :param log: the commit log
+    :param record: the log's ``pipeline.json``
+    :param sink: name of the sink
+    :param dataset: the files sink
+    """
+
+    log: CommitLog
+    record: PipelineRecord
+    sink: str
+    dataset: FilesSink
+    _outcomes: dict[int, tuple[Outcome, str]] = field(default_factory=dict)
+    _replaced: dict[int, tuple[int, ...] | None] = field(default_factory=dict)
+    _guarantees: dict[str, RecordedGuarantee] = field(default_factory=dict)
+
+    @property
+    def partition(self) -> str:
+        """The name of the only partition. It contains the uuid, so that another pipeline at the same location is not read."""
+        return f"{self.record.pipeline_uuid}/{self.sink}"
+
+    def check_owner(self) -> None:
+        """
+        Check that the ownership mark of the dataset names the upstream (R7).
+
+        :raises ConflictError: the dataset belongs to another log
+        :raises LogDamagedError: the mark is missing
+        """
+        claim_dataset(self.sink, self.dataset, self.log, self.record, url=self.log.store.url, new=False)
+
+    def recreated(self, committed: Iterable[str]) -> SourceChangedError:
+        """Return the error for committed offsets or pins of another pipeline or sink, whose partitions are given."""
+        what = "this pipeline has read another upstream or another sink: the upstream was recreated, or `log` or `sink` was changed; nothing was written"
+        return SourceChangedError(what, committed=sorted(committed), found=self.partition).advising(
+            "restore `log` and `sink`, or give this pipeline a new log and new datasets to read the other upstream from its beginning."
+        )
+
+    def rewritten(self, version: int) -> SourceChangedError:
+        """Return the error for a log that no longer has a version that was read, or has another one."""
+        what = "the upstream's log lacks a version that this pipeline has read, or has another one: an older copy of it was restored; nothing was written"
+        return SourceChangedError(what, version=version).advising(
+            "restore the newest copy of the upstream's log. If it is lost, give this pipeline a new log and new datasets, and read the upstream from its "
+            "beginning."
+        )
+
+    def end(self, *, confirmed: bool = False) -> int:
+        """
+        Return the first version that is not closed.
+
+        :param confirmed: whether to read the keys of later versions, because a listing may lag (W8)
+        """
+        head = self.log.find_head()
+        return (self.log.confirm_head(head) if confirmed else head).closed + 1
+
+    def closed_before(self, at_ms: int, end: int) -> int:
+        """
+        Return the first of the versions ``[0, end)`` that was closed at or after ``at_ms``, or ``end``. Assumes that later versions have later times.
+
+        :param at_ms: milliseconds UTC
+        """
+        return bisect_left(range(end), at_ms, key=lambda version: self.outcome(version, end=version + 1).decided_at_ms)
+
+    def path(self, file: DataFile) -> str:
+        """Return the absolute path or URL of a file."""
+        return f"{normalised(self.dataset.location)}/{file.key}"
+
+    def pinned(self, commits: Mapping[int, int], end: int) -> list[VersionPin]:
+        """
+        Return the pins of batches with rows, in ascending order.
+
+        :param commits: batch → the commit that holds its rows
+        """
+        found = (
+            (batch, commit, self.files(self.outcome(commit, end=end))) for batch, commit in sorted(commits.items())
+        )
+        return [VersionPin(batch, commit, files) for batch, commit, files in found if files]
+
+    def find_outcome(self, version: int) -> tuple[Outcome, str] | None:
+        """Return the outcome of a version and the sha256 of its bytes; ``None`` if the version is not closed."""
+        if version not in self._outcomes:
+            found = self.log.outcome(version)
+            if found is None:
+                return None
+            self._outcomes[version] = found
+        return self._outcomes[version]
+
+    def outcome(self, version: int, *, end: int) -> Outcome:
+        """Return the outcome of a closed version, as :meth:`outcome_and_sha` does."""
+        return self.outcome_and_sha(version, end=end)[0]
+
+    def outcome_and_sha(self, version: int, *, end: int) -> tuple[Outcome, str]:
+        """
+        Return the outcome of a closed version and the sha256 of its bytes. Requests the next outcomes too, because callers read them in order.
+
+        :param end: the first version that is not needed
+        """
+        if version not in self._outcomes:
+            ahead = [v for v in range(version, min(version + _THREADS, end)) if v not in self._outcomes]
+            for at, found in zip(ahead, at_once(self.log.outcome, ahead), strict=True):
+                if found is None:
+                    what = "a version below a closed one has no outcome"
+                    raise LogDamagedError(what, invariant="I2", version=at)
+                self._outcomes[at] = found
+        return self._outcomes[version]
+
+    def forget(self, before: int) -> None:
+        """Remove outcomes of versions below ``before`` from the cache."""
+        self._outcomes = {version: found for version, found in self._outcomes.items() if version >= before}
+
+    def files(self, outcome: Outcome) -> tuple[DataFile, ...]:
+        """Return the files with rows that an outcome makes visible in the sink. An abort makes none visible."""
+        committable = outcome.sinks.get(self.sink) if outcome.committed else None
+        return () if committable is None else tuple(file for file in committable.files if file.rows)
+
+    def answers(self, first: int, stop: int, end: int) -> Answers:
+        """
+        Find the commits that hold the rows of the batches ``[first, stop)``, and the corrections of batches below ``first``.
+
+        :param end: as of this version, exclusive
+        """
+        batches: dict[int, int] = {}  # commit → the batch whose rows it holds
+        corrected: set[int] = set()
+        at = first
+        while at < end:
+            if at >= stop and at % WIDTH == 0 and at + WIDTH <= end:
+                replaced = self._replaced_in(at // WIDTH, end // WIDTH)
+                if replaced is not None and not any(v in batches or v < first for v in replaced):
+                    at += WIDTH
+                    continue
+            outcome = self.outcome(at, end=end)
+            if outcome.replaces is None:
+                if outcome.committed and at < stop:
+                    batches[at] = at
+            elif outcome.replaces.version in batches:
+                batches[at] = batches.pop(outcome.replaces.version)
+            elif outcome.replaces.version < first:
+                corrected.add(self.log.find_root(outcome.replaces.version))
+            at += 1
+        return Answers({batch: commit for commit, batch in batches.items()}, tuple(sorted(corrected)))
+
+    def _replaced_in(self, index: int, end: int) -> tuple[int, ...] | None:
+        """
+        Return the earlier versions that the reprocessing runs of a segment replace; ``None`` if there is no such segment. Requests the next segments too.
+
+        :param end: the first segment that is not needed
+        """
+        if index not in self._replaced:
+            ahead = [i for i in range(index, min(index + _THREADS, end)) if i not in self._replaced]
+            found = at_once(lambda i: self.log.perform(procedures.read_entry(Segment, keys.segment(1, i))), ahead)
+            self._replaced |= {i: None if one is None else one[0].replaced for i, one in zip(ahead, found, strict=True)}
+        return self._replaced[index]
+
+    def guarantee(self, spec: str) -> RecordedGuarantee:
+        """
+        Return the guarantee that a spec of the upstream records for the sink.
+
+        :param spec: sha256 of the spec
+        :raises InvalidError: an earlier release wrote the spec, which records no guarantee
+        :raises LogDamagedError: the spec is not valid
+        """
+        if spec not in self._guarantees:
+            recorded = stored_spec(self.log.read_spec(spec)).get("guarantee")
+            if recorded is None:
+                what = f"an earlier release wrote the upstream's versions and recorded no guarantee; {_NONE}"
+                raise InvalidError(what, spec=spec).advising("rebuild the upstream with this release in a new log.")
+            sinks = recorded.get("sinks") if isinstance(recorded, dict) else None
+            label = sinks.get(self.sink) if isinstance(sinks, dict) else None
+            if not isinstance(label, str) or label not in SATISFIES:
+                raise LogDamagedError("a spec in the log records no valid guarantee", invariant="I1", spec=spec)
+            self._guarantees[spec] = RecordedGuarantee(label, str(recorded.get("terms", "")))
+        return self._guarantees[spec]
+
+    def unlisted(self, files: Sequence[DataFile]) -> list[bool]:
+        """Return for each file whether it is missing or has another size or ETag. Sends one request per file, and reads no content."""
+        dataset = open_dataset(self.dataset.location)
+
+        def is_changed(file: DataFile) -> bool:
+            stat = dataset.stat(file.key)
+            return (
+                stat is None or stat.bytes != file.bytes or (stat.etag != "" and f"etag:{stat.etag}" != file.checksum)
+            )
+
+        with _answering(self.dataset.location):
+            return at_once(is_changed, files)
+
+    def damaged(self, files: Sequence[DataFile]) -> list[bool]:
+        """Return for each file whether it is missing or has another size or checksum. On local disk this reads the file, or the footer of a Parquet file."""
+
+        def is_changed(file: DataFile) -> bool:
+            return self.dataset.file_identity(file.key, self.dataset.format) != (file.bytes, file.checksum)
+
+        with _answering(self.dataset.location):
+            return at_once(is_changed, files)
+
+
+def open_upstream(log: CommitLog, sink: str | None) -> tuple[UpstreamLog, Head]:
+    """
+    Open the log of an upstream pipeline, and check that it owns the dataset of the sink.
+
+    :param log: the commit log
+    :param sink: name of a files sink; ``None``: the only sink of the upstream
+    :returns: the log and its head, as a listing shows it
+    :raises UnavailableError: there is no log at this location, or it has no version
+    :raises InvalidError: there is no such sink, or its rows are not in the log
+    :raises ConflictError: the log was moved, or the dataset belongs to another log
+    """
+    record = log.read_pipeline()
+    head = log.find_head() if record is not None else None
+    if record is None or head is None or head.spec is None:
+        what = "the upstream pipeline has no version at this location yet"
+        raise UnavailableError(what, log=log.store.url).advising(
+            "run the upstream pipeline once, or correct `log` of the source; then run again."
+        )
+    sinks = stored_sinks(stored_spec(log.read_spec(head.spec)))
+    if sink is None and len(sinks) > 1:
+        raise InvalidError("the upstream has several sinks: set `sink` of the source", accepted=sorted(sinks))
+    name = sink or next(iter(sinks))
+    if name not in sinks:
+        raise InvalidError("the upstream has no such sink", given=name, accepted=sorted(sinks))
+    dataset = sinks[name]
+    if isinstance(dataset, str):
+        what = "the upstream publishes the rows of this sink outside its log, so the log has no files of it"
+        raise InvalidError(what, sink=name, type=dataset).advising(
+            "name a sink of type files, or read the table or topic of the sink with another source."
+        )
+    opened = UpstreamLog(log, record, name, dataset)
+    opened.check_owner()
+    return opened, head
+
+
+@contextmanager
+def of_upstream(url: str) -> Iterator[None]:
+    """Name the upstream's log in an error that the block raises."""
+    try:
+        yield
+    except LogMovedError as error:
+        what = f"the upstream's log was moved to another location; {_NONE}"
+        raise LogMovedError(what, **{"upstream": url, **error.fields}).advising(
+            "set `log` of the source to the location in `moved_to`, then run again: reading continues where it stopped."
+        ) from error
+    except StreamsemError as error:
+        error.fields = {"upstream": url, **error.fields}
+        raise
+
+
+@contextmanager
+def _answering(location: str) -> Iterator[None]:
+    try:
+        yield
+    except UnknownAnswerError as error:
+        what = "the location of the upstream's dataset gave no clear answer; nothing became visible"
+        raise UnavailableError(what, location=location) from error
+
+
+def at_once(call: Callable[[V], T], values: Sequence[V]) -> list[T]:
+    """Return ``call`` of each value, in order. Sends the requests of many values concurrently, because each takes some milliseconds."""
+    if len(values) < 2:
+        return [call(value) for value in values]
+    with ThreadPoolExecutor(_THREADS) as pool:
+        contexts = [copy_context() for _ in values]
+        return list(pool.map(lambda context, value: context.run(call, value), contexts, values))

@@ -1,0 +1,69 @@
+"""Additional interfaces of sources that read another pipeline, or any system that replaces records after they were read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from airflow_provider_streamsem.protocol.offsets import Gaps, Ranges
+
+
+@runtime_checkable
+class Repinning(Protocol):
+    """
+    Additional interface of a source that may replace records after they were read, as a reprocessing run of another pipeline does.
+
+    Pins identify the former records. A reprocessing run takes new pins for the same ranges, and so reads the newest records (W25).
+    """
+
+    @property
+    def on_reprocess(self) -> str:
+        """
+        What a run does before it plans, if a slice names ``corrected`` records whose former values it has read: ``refuse``: it fails; ``reprocess``: it
+        reprocesses the versions that read them. With ``ignore``, slices name none.
+        """
+        ...
+
+    def repin(self, ranges: Ranges, gaps: Gaps, pins: Sequence[Any]) -> Sequence[Any]:
+        """
+        Return pins of the newest records of the ranges of a plan. Equal pins identify the same records.
+
+        :param ranges: the ranges of the plan
+        :param gaps: the gaps of the plan, which the new pins leave out too
+        :param pins: the pins of the plan
+        :raises UnavailableError: the source gave no clear answer
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upstream:
+    """
+    The pipeline from which a source reads.
+
+    :param pipeline: its name
+    :param log: URL of its log
+    :param sink: the sink whose rows the source reads
+    :param label: the guarantee that its newest version records for this sink, such as ``exactly_once``
+    :param terms: the condition of the label; ``""`` if it is unconditional
+    """
+
+    pipeline: str
+    log: str
+    sink: str
+    label: str
+    terms: str
+
+
+@runtime_checkable
+class ReadsPipeline(Protocol):
+    """Additional interface of a source that reads the rows of another pipeline."""
+
+    def upstream(self) -> Upstream:
+        """
+        Read the name and the guarantee of the other pipeline. Sends requests.
+
+        :raises StreamsemError: the other pipeline has no version yet, or its log cannot be read
+        """
+        ...

@@ -1,0 +1,75 @@
+"""Finds the versions that have read records which the source has replaced since (W25)."""
+
+from __future__ import annotations
+
+from airflow_provider_streamsem.connectors.upstreams import Repinning
+from airflow_provider_streamsem.errors import LogDamagedError
+from airflow_provider_streamsem.pipeline.opening import Opened
+from airflow_provider_streamsem.protocol import offsets
+from airflow_provider_streamsem.protocol.codec import plain
+from airflow_provider_streamsem.protocol.entries import Json, Outcome, Plan
+from airflow_provider_streamsem.protocol.offsets import Gaps
+from airflow_provider_streamsem.protocol.view import Head
+
+
+def repinned(opened: Opened, plan: Plan) -> Json:
+    """
+    Return the pins with which a reprocessing run of a plan reads: those of the plan, or the newest ones if the source replaces records.
+
+    :param plan: the plan of the commit that is replaced
+    """
+    source = opened.pipeline.source
+    if not isinstance(source, Repinning):
+        return plan.pins
+    return plain(source.repin(plan.ranges, plan.gaps, source.read_pins(plan.pins)), sparse=True)
+
+
+def outdated(opened: Opened, head: Head, corrected: Gaps, current: set[tuple[str, int]]) -> list[int]:
+    """
+    Return the versions whose rows were computed from former records, in ascending order. A version that was reprocessed since is not outdated.
+
+    :param corrected: partition → ``[start, end)`` of the replaced records, below ``head.next``
+    :param current: partition and offset of replaced records whose reader this run has found not to be outdated. They are not inspected again. The function adds
+        to them
+    """
+    found: set[int] = set()
+    for partition, ranges in corrected.items():
+        for offset in (offset for start, end in ranges for offset in range(start, end)):
+            if (partition, offset) in current:
+                continue
+            batch = _reader(opened, head, partition, offset)
+            if batch is not None and (batch in found or _is_outdated(opened, head, batch)):
+                found.add(batch)
+            else:
+                current.add((partition, offset))
+    return sorted(found)
+
+
+def _reader(opened: Opened, head: Head, partition: str, offset: int) -> int | None:
+    """Return the committed batch that read an offset; ``None`` if it is below the initial offsets, or in a gap."""
+    low, high = 0, head.closed
+    while low < high:  # the next offset never decreases, so the first version above the offset has read it
+        middle = (low + high) // 2
+        if offsets.position(_stored(opened, middle)[1].next, partition) > offset:
+            high = middle
+        else:
+            low = middle + 1
+    plan, outcome = _stored(opened, low)
+    start, end = plan.ranges.get(partition, (0, 0))
+    is_gap = any(first <= offset < last for first, last in plan.gaps.get(partition, ()))
+    was_read = outcome.committed and plan.replaces is None and start <= offset < end and not is_gap
+    return low if was_read else None
+
+
+def _is_outdated(opened: Opened, head: Head, batch: int) -> bool:
+    source = opened.pipeline.source
+    current, _ = _stored(opened, opened.log.find_current(batch, head))
+    pins = source.read_pins(current.pins)
+    return isinstance(source, Repinning) and [*source.repin(current.ranges, current.gaps, pins)] != [*pins]
+
+
+def _stored(opened: Opened, version: int) -> tuple[Plan, Outcome]:
+    plan, outcome = opened.log.plan(version), opened.log.outcome(version)
+    if plan is None or outcome is None:
+        raise LogDamagedError("a closed version lacks its plan or its outcome", invariant="I2", version=version)
+    return plan[0], outcome[0]

@@ -1,0 +1,137 @@
+"""Plans a reprocessing run: the version that replaces the rows of a commit (PROTOCOL.md, 4.6)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from airflow_provider_streamsem import state_files
+from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, StreamsemError
+from airflow_provider_streamsem.pipeline.corrections import repinned
+from airflow_provider_streamsem.pipeline.maintenance import abort
+from airflow_provider_streamsem.pipeline.opening import Opened
+from airflow_provider_streamsem.pipeline.publish import current_output, publishing
+from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.protocol import invariants, offsets
+from airflow_provider_streamsem.protocol.entries import Json, Plan, Replaced
+from airflow_provider_streamsem.protocol.procedures import Ready
+from airflow_provider_streamsem.protocol.view import Head, OpenHead
+
+
+def refuse_sinks(pipeline: Pipeline) -> None:
+    """
+    Refuse sinks that cannot replace published rows. Called before the run writes anything.
+
+    :raises InvalidError: names the sinks
+    """
+    unable = [name for name in pipeline.publishes if not publishing(pipeline, name).can_reprocess]
+    if unable:
+        raise InvalidError(
+            "reprocessing must replace rows, but these sinks cannot replace published rows; nothing was written",
+            sinks=unable,
+        )
+
+
+def abort_reprocessing(opened: Opened, run_key: str, error: StreamsemError) -> None:
+    """
+    Abort the open version of a reprocessing run that no retry can stage (W22).
+
+    Otherwise the open version would block every other run. The abort loses no records, because a reprocessing run does not move the offsets.
+    """
+    head = opened.log.find_head()
+    if isinstance(head, OpenHead) and head.plan.kind == "reprocess" and head.plan.run_key == run_key:
+        abort(
+            opened.log,
+            opened.record,
+            head.plan.version,
+            reason=f"the reprocessing run cannot be staged: {type(error).__name__}",
+        )
+
+
+def plan_reprocess(opened: Opened, version: int, run_key: str, current_lookups: bool, ready: Ready) -> Plan:
+    """
+    Build the plan of a reprocessing run from the commit that it replaces, as of the head (W24, W25).
+
+    :param current_lookups: whether the run reads the current rows of the lookups
+    """
+    clock = opened.log.clock
+    planned_at_ms = clock.now_ms()
+    current = current_commit(opened, ready.head, version)
+    plan, outcome = opened.log.plan(current), opened.log.outcome(current)
+    if plan is None or outcome is None:
+        raise LogDamagedError("a closed version lacks its plan or its outcome", invariant="I2", version=current)
+    reprocessed = Plan(
+        version=ready.head.closed + 1,
+        kind="reprocess",
+        previous=ready.head.outcome_sha,
+        ranges=plan[0].ranges,
+        gaps=plan[0].gaps,
+        pins=repinned(opened, plan[0]),
+        lookups=_lookups(opened.pipeline, {} if current_lookups else plan[0].lookups, planned_at_ms),
+        replaces=Replaced(version=current, counts=outcome[0].counts),
+        run_key=run_key,
+        j=ready.j,
+        run_start=offsets.starts(plan[0].ranges),
+        planned_at_ms=planned_at_ms,
+        spec=opened.spec,
+        transform=opened.pipeline.transform_name,
+        watermark_ms=plan[0].watermark_ms,
+        nonce=clock.new_id(),
+    )
+    invariants.check_i20(reprocessed, plan[0], outcome[0])
+    # Check before the plan is created: an open version blocks every other run, and so does a commit that a sink cannot publish.
+    _refuse_deleted_state(opened, current)
+    source = opened.pipeline.source
+    source.check_pins(source.read_pins(reprocessed.pins), was_read=False)
+    for name, lookup in opened.pipeline.lookups.items():
+        lookup.check_pin(reprocessed.lookups[name])
+    for name in opened.pipeline.publishes:
+        publishing(opened.pipeline, name).check_reprocess(current_output(opened.log, current, name))
+    return reprocessed
+
+
+def _lookups(pipeline: Pipeline, planned: Mapping[str, Json], now_ms: int) -> dict[str, Json]:
+    """
+    Return the pins of the lookups for a reprocessing run.
+
+    :param planned: the pins of the replaced version. A lookup that is not among them gets a pin of its current rows
+    """
+    return {
+        name: planned[name] if name in planned else lookup.pin(now_ms)
+        for name, lookup in sorted(pipeline.lookups.items())
+    }
+
+
+def _refuse_deleted_state(opened: Opened, current: int) -> None:
+    """
+    Refuse a version if vacuum has deleted the state before it.
+
+    :raises InvalidError: a state file is missing
+    """
+    if opened.pipeline.state is None:
+        return
+    root = opened.log.find_root(current)
+    before = opened.log.outcome(root - 1) if root > 0 else None
+    state = opened.record.initial_state if before is None else before[0].state
+    if not state_files.is_loadable(opened.log.store, state):
+        raise InvalidError(
+            "the state before this version was deleted by vacuum; nothing was written",
+            version=root,
+            keep_versions=opened.pipeline.state.keep_versions,
+        ).advising("reprocess newer versions only. To keep the state of more versions, raise state.keep_versions.")
+
+
+def current_commit(opened: Opened, head: Head, version: int) -> int:
+    """
+    Return the commit that has replaced a version: the newest reprocessing run of its chain, or the version itself.
+
+    :raises InvalidError: the version is not closed, or was aborted
+    """
+    found = opened.log.outcome(version) if version <= head.closed else None
+    if found is None or not found[0].committed:
+        raise InvalidError(
+            "only a committed version can be reprocessed; nothing was written",
+            given=version,
+            result="not closed" if found is None else found[0].result,
+            newest_closed=head.closed,
+        )
+    return opened.log.find_current(version, head)

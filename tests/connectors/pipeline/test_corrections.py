@@ -1,0 +1,378 @@
+"""The upstream reprocesses versions that were read: refuse, reprocess or ignore; and a crash or a concurrent upstream at every step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_streamsem import Dedup, FilesSource, KafkaSink, Limits, PipelineSource, State, reprocess
+from airflow_provider_streamsem.errors import DataError, InvalidError, SourceChangedError
+from airflow_provider_streamsem.pipeline.run import plan_run
+from airflow_provider_streamsem.stores import memory
+from airflow_provider_streamsem.stores.contract import open_store
+from airflow_provider_streamsem.testing.rows import RowsEngine
+from airflow_provider_streamsem.testing.steps import SteppedStore, Steps
+from airflow_provider_streamsem.testing.stores import CountingStore, Crash, Fault, FaultyStore
+from tests.connectors.pipeline.bronze import Bronze, Silver, pair, results
+from tests.external_systems import PublishingFixture, TableSink
+
+
+def read_pair(root: Path, **source: Any) -> tuple[Bronze, Silver]:
+    """Both versions of bronze were read by one version of silver each."""
+    bronze, silver = pair(root, **source)
+    bronze.commit(2)
+    silver.run("first", drain=True)
+    return bronze, silver
+
+
+class TestRefuse:
+    def test_run_fails_and_names_the_versions_to_reprocess(self, tmp_path: Path) -> None:
+        bronze, silver = read_pair(tmp_path)
+        bronze.correct(1)
+        before = silver.visible()
+        with pytest.raises(SourceChangedError, match="streamsem reprocess") as raised:
+            silver.run("next")
+        assert raised.value.fields["versions"] == [1]
+        assert (silver.visible(), silver.opened().head) == (before, 1)
+
+    def test_reprocessing_takes_the_corrected_rows_and_the_next_run_reads_on(self, tmp_path: Path) -> None:
+        bronze, silver = read_pair(tmp_path)
+        fixed = bronze.correct(1)
+        bronze.commit()
+        silver.run("fix", reprocessed=1)
+        assert silver.read(2) == [fixed]
+        silver.run("next", drain=True)
+        silver.check()
+
+    def test_second_correction_is_refused_again(self, tmp_path: Path) -> None:
+        bronze, silver = read_pair(tmp_path)
+        bronze.correct(1)
+        silver.run("fix", reprocessed=1)
+        bronze.correct(1, by=2_000)
+        with pytest.raises(SourceChangedError):
+            silver.run("next")
+        silver.run("fix again", reprocessed=1)
+        silver.run("next", drain=True)
+        silver.check()
+
+    def test_correction_of_an_empty_version_is_found_though_its_plan_has_no_pins(self, tmp_path: Path) -> None:
+        bronze, silver = pair(tmp_path)
+        bronze.arrive(1)
+        nothing = bronze.pipeline(transform=lambda rows: [])
+        bronze.run("empty", pipeline=nothing)
+        silver.run("first", drain=True)
+        bronze.correct(0)
+        with pytest.raises(SourceChangedError):
+            silver.run("next")
+        silver.run("fix", reprocessed=0)
+        silver.run("next", drain=True)
+        assert silver.visible() == Counter([1_000, 1_001, 1_002])
+        silver.check()
+
+    def test_correction_that_removes_all_rows_is_found(self, tmp_path: Path) -> None:
+        bronze, silver = read_pair(tmp_path)
+        bronze.run("empty", reprocessed=0, pipeline=bronze.pipeline(transform=lambda rows: []))
+        with pytest.raises(SourceChangedError):
+            silver.run("next")
+        silver.run("fix", reprocessed=0)
+        silver.run("next", drain=True)
+        assert silver.visible() == Counter(range(3, 6))
+
+    def test_correction_before_the_read_is_no_reason_to_refuse(self, tmp_path: Path) -> None:
+        bronze, silver = pair(tmp_path)
+        bronze.commit(3)
+        bronze.correct(0)
+        silver.run("single")
+        bronze.commit()
+        silver.run("rest", drain=True)
+        silver.check()
+
+    def test_aborted_correction_changes_nothing(self, tmp_path: Path) -> None:
+        bronze, silver = read_pair(tmp_path)
+
+        def fails(rows: Any) -> Any:
+            raise DataError("not these rows")
+
+        with pytest.raises(DataError):
+            bronze.run("fails", reprocessed=0, pipeline=bronze.pipeline(transform=fails))
+        bronze.commit()
+        silver.run("next", drain=True)
+        assert results(bronze) == ["batch", "batch", "abort", "batch"]
+        silver.check()
+
+
+class TestReprocess:
+    def test_run_reprocesses_outdated_versions_before_it_reads_on(self, tmp_path: Path) -> None:
+        bronze, silver = read_pair(tmp_path, on_reprocess="reprocess")
+        bronze.correct(0)
+        bronze.correct(1)
+        bronze.commit()
+        result = silver.run("next", drain=True)
+        assert results(silver) == ["batch", "batch", "reprocess", "reprocess", "batch"]
+        assert result.counts["read"] == 3
+        assert silver.unannounced() == []
+        silver.check()
+
+    def test_one_version_that_read_several_is_reprocessed_once(self, tmp_path: Path) -> None:
+        bronze, silver = pair(tmp_path, on_reprocess="reprocess", changes={"limits": Limits()})
+        bronze.commit(3)
+        silver.run("first")
+        bronze.correct(0)
+        bronze.correct(2)
+        silver.run("next", drain=True)
+        assert results(silver) == ["batch", "reprocess", "batch"]
+        silver.check()
+
+    def test_reprocessing_by_hand_leaves_nothing_to_the_run(self, tmp_path: Path) -> None:
+        bronze, silver = read_pair(tmp_path, on_reprocess="reprocess")
+        bronze.correct(0)
+        silver.run("fix", reprocessed=0)
+        silver.run("next", drain=True)
+        assert results(silver) == ["batch", "batch", "reprocess", "batch"]
+        silver.check()
+
+    def test_reprocessing_with_a_new_transform_reads_the_same_pins_if_nothing_was_corrected(
+        self, tmp_path: Path
+    ) -> None:
+        bronze, silver = read_pair(tmp_path)
+        bronze.commit()
+        silver.run("fix", reprocessed=0)
+        first, second = silver.log().plan(0), silver.log().plan(2)
+        assert first is not None
+        assert second is not None
+        source = silver.pipeline().source
+        assert source.read_pins(first[0].pins) == source.read_pins(second[0].pins)
+
+    def test_tables_outside_the_log_get_the_corrected_rows(self, tmp_path: Path) -> None:
+        bronze = Bronze(tmp_path / "bronze")
+        bronze.commit(2)
+        source = PipelineSource(log=bronze.store.url, on_reprocess="reprocess")
+        silver = PublishingFixture(tmp_path / "silver")
+
+        def run(key: str) -> None:
+            pipeline = silver.pipeline(source=source, limits=Limits())
+            silver.run(key, pipeline=pipeline, drain=True)
+
+        run("first")
+        bronze.correct(0)
+        with TableSink.dying("before publish table"):
+            run("dies")
+        run("next")
+        assert silver.rows("table") == silver.rows("audit") == silver.visible() == bronze.visible()
+
+    def test_correction_in_the_midst_of_a_run_is_reprocessed_by_the_next(self, tmp_path: Path) -> None:
+        bronze, silver = pair(tmp_path, on_reprocess="reprocess")
+        bronze.commit(3)
+
+        def corrects(step: str) -> None:
+            if step == "read" and engine.staged == 2:
+                bronze.correct(0)
+                bronze.correct(2)
+
+        engine = RowsEngine(corrects)
+        silver.run("first", drain=True, engine=engine)
+        assert silver.visible() == Counter(range(9))
+        silver.run("next", drain=True)
+        silver.check()
+
+    def test_planning_without_staging_leaves_the_correction_to_the_driver(self, tmp_path: Path) -> None:
+        bronze, silver = read_pair(tmp_path, on_reprocess="reprocess")
+        bronze.correct(0)
+        assert plan_run(silver.pipeline(), run_key="next", log=silver.log()) is None
+        assert silver.opened().head == 1
+        silver.run("next", drain=True)
+        silver.check()
+
+    def test_ids_of_corrected_rows_leave_the_deduplication_state(self, tmp_path: Path) -> None:
+        bronze, silver = pair(tmp_path, on_reprocess="reprocess")
+        silver.store = open_store(str(tmp_path / "log"))
+        silver.changes = {"dedup": Dedup(keys=["id"], ttl_s=86_400), "log": silver.store.url}
+        bronze.commit(2)
+        silver.run("first", drain=True)
+        bronze.correct(0)
+        (bronze.root / "in" / "again.json").write_text('{"id": 0}\n{"id": 3}\n')
+        bronze.run("again", drain=True)
+        silver.run("next", drain=True)
+        assert silver.visible() == Counter([0, 3, 4, 5, 1_000, 1_001, 1_002])
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"state": State(output_mode="append"), "transform": "a:b"},
+            {"sinks": {"topic": KafkaSink("/staged", topic="out", bootstrap_servers="broker:9092")}},
+        ],
+        ids=["state", "a sink that replaces no rows"],
+    )
+    def test_pipeline_that_cannot_replace_its_rows_is_refused(self, tmp_path: Path, changes: Any) -> None:
+        source = PipelineSource(log="/bronze", on_reprocess="reprocess")
+        with pytest.raises(InvalidError, match="on_reprocess"):
+            pair(tmp_path)[1].pipeline(source=source, **changes)
+
+
+class TestIgnore:
+    def test_rows_stay_as_they_are_and_the_next_versions_are_read(self, tmp_path: Path) -> None:
+        bronze, silver = read_pair(tmp_path, on_reprocess="ignore")
+        bronze.correct(0)
+        bronze.commit()
+        silver.run("next", drain=True)
+        assert silver.visible() == Counter(range(9))
+
+    def test_rule_changed_after_ignored_corrections_leaves_them(self, tmp_path: Path) -> None:
+        bronze, silver = read_pair(tmp_path, on_reprocess="ignore")
+        bronze.correct(0)
+        silver.run("next", drain=True)
+        silver.source = {"on_reprocess": "refuse"}
+        bronze.commit()
+        silver.run("later", drain=True)
+        assert silver.visible() == Counter(range(9))
+        bronze.correct(1)
+        with pytest.raises(SourceChangedError):
+            silver.run("again")
+
+
+class TestSeveralSources:
+    """Silver reads bronze and files; the pins of the files stay."""
+
+    def test_only_the_corrected_source_takes_new_pins(self, tmp_path: Path) -> None:
+        bronze = Bronze(tmp_path / "bronze")
+        bronze.commit(2)
+        silver = Silver(tmp_path / "silver", bronze=bronze)
+        silver.arrive(1)
+        sources = {
+            "bronze": PipelineSource(log=bronze.store.url, on_reprocess="reprocess"),
+            "files": FilesSource(path=str(tmp_path / "silver" / "in"), format="json", schema="id long", hive_partitions=False),
+        }  # fmt: skip
+        pipeline = silver.pipeline(source=None, sources=sources, transform="a:b")
+        assert pipeline.source.on_reprocess == "reprocess"  # type: ignore[attr-defined]
+        source: Any = pipeline.source
+        planner = source.open(silver.log().under("x/"), None)
+        found = planner.slice(source.initial_offsets(), planner.poll(None), Limits(), None, on_data_loss="fail")
+        assert [*source.repin(found.ranges, {}, found.pins)] == [*found.pins]
+        fixed = bronze.correct(1)
+        again = source.repin(found.ranges, {}, found.pins)
+        assert [pin.commit for pin in again[0].pins[0].versions] == [0, fixed]
+        assert again[1] == found.pins[1]
+        later = planner.slice(
+            {name: end for name, (_, end) in found.ranges.items()}, planner.poll(None), Limits(), found.hint, on_data_loss="fail"
+        )  # fmt: skip
+        assert [*later.corrected.values()] == [((1, 2),)]
+
+
+def corrected(root: Path) -> tuple[Bronze, Silver]:
+    """A read version was corrected, and another is unread."""
+    bronze, silver = read_pair(root, on_reprocess="reprocess")
+    bronze.correct(0)
+    bronze.commit()
+    return bronze, silver
+
+
+def stepped(silver: Silver, steps: Steps) -> Callable[[], Any]:
+    return lambda: silver.run("run", drain=True, store=SteppedStore(silver.store, steps), engine=RowsEngine(steps))
+
+
+def steps_of(tmp_path: Path) -> list[int]:
+    """The steps of a run that leave different worlds: those of the engine, and after each object that is created."""
+    alone = Steps()
+    stepped(corrected(tmp_path / "alone")[1], alone)()
+    return [
+        at for at, step in enumerate(alone.taken) if not step.startswith(("before", "after")) or "after create" in step
+    ]
+
+
+def test_crash_at_every_step_of_a_run_with_a_correction_then_a_retry(tmp_path: Path) -> None:
+    """While the run is dead, the upstream commits and corrects."""
+    for at in steps_of(tmp_path):
+        bronze, silver = corrected(tmp_path / str(at))
+        with pytest.raises(Crash):
+            stepped(silver, Steps(at))()
+        if at % 3:
+            bronze.correct(at % 2, by=5_000)
+            bronze.commit()
+        silver.run("run", drain=True)
+        silver.run("rest", drain=True)
+        silver.check()
+
+
+def test_upstream_that_commits_and_corrects_at_every_step_of_a_run(tmp_path: Path) -> None:
+    """Each row of the downstream is of one answer of the upstream, and the next run has the newest."""
+    for at in steps_of(tmp_path):
+        bronze, silver = corrected(tmp_path / str(at))
+        taken: list[str] = []
+
+        def step(name: str, at: int = at, bronze: Bronze = bronze, taken: list[str] = taken) -> None:
+            taken.append(name)
+            if len(taken) == at + 1:
+                bronze.correct(0, by=2_000)
+                bronze.correct(2, by=3_000)
+                bronze.commit()
+
+        stepped(silver, step)()  # type: ignore[arg-type]
+        ids = silver.visible()
+        assert all(sum(ids[n + by] for by in (0, 1_000, 2_000, 3_000)) <= 1 for n in range(12))
+        silver.run("rest", drain=True)
+        silver.check()
+
+
+def test_two_runs_at_every_step_of_a_run_with_a_correction(tmp_path: Path) -> None:
+    for at in steps_of(tmp_path):
+        _, silver = corrected(tmp_path / str(at))
+        taken: list[str] = []
+
+        def step(name: str, at: int = at, silver: Silver = silver, taken: list[str] = taken) -> None:
+            taken.append(name)
+            if len(taken) == at + 1:
+                silver.run("another", drain=True)
+
+        stepped(silver, step)()  # type: ignore[arg-type]
+        silver.run("rest", drain=True)
+        silver.check()
+
+
+def test_reprocessing_by_hand_while_the_upstream_corrects_again_stays_outdated(tmp_path: Path) -> None:
+    bronze, silver = read_pair(tmp_path)
+    bronze.correct(0)
+
+    def again(step: str) -> None:
+        if step == "read":
+            bronze.correct(0, by=2_000)
+
+    reprocess(silver.pipeline(), 0, log=silver.log(), engine=RowsEngine(again))
+    with pytest.raises(SourceChangedError):
+        silver.run("next")
+    reprocess(silver.pipeline(), 0, log=silver.log(), engine=RowsEngine())
+    silver.run("next", drain=True)
+    silver.check()
+
+
+def test_reprocessing_that_died_is_finished_with_the_pins_of_its_plan(tmp_path: Path) -> None:
+    bronze, silver = read_pair(tmp_path)
+    first = bronze.correct(0)
+    silver.dies("fix", reprocessed=0)
+    bronze.correct(0, by=2_000)
+    with suppress(SourceChangedError):
+        silver.run("next")
+    assert silver.read(2) == [first]
+    assert silver.visible() == Counter([1_000, 1_001, 1_002, 3, 4, 5])
+
+
+def test_unclear_answer_of_the_upstreams_store_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At requests of a run that finds a correction."""
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    _, alone = corrected(tmp_path / "alone")
+    counting = CountingStore(alone.bronze.store)
+    monkeypatch.setitem(memory._OPENED, alone.bronze.store.url.removeprefix("memory://"), counting)
+    alone.run("run", drain=True)
+    reads = counting.requests["read"] + counting.requests["list"]
+    for at in range(0, reads, 10):
+        bronze, silver = corrected(tmp_path / str(at))
+        store = FaultyStore(bronze.store, at, Fault.LOST_REPLY)
+        monkeypatch.setitem(memory._OPENED, bronze.store.url.removeprefix("memory://"), store)
+        silver.run("run", drain=True)
+        assert store.reached
+        monkeypatch.setitem(memory._OPENED, bronze.store.url.removeprefix("memory://"), bronze.store)
+        silver.check()
