@@ -79,7 +79,7 @@ def test_rows_are_those_of_sparks_own_reader(catalog: RestCatalog, spark: SparkS
     assert rows(renamed, spark, "id, p, date, n.a, n.c, day") == sorted(map(json.dumps, own))
     read_by_spark(catalog, "DELETE FROM lake.db.t WHERE id = 3")
     with pytest.raises(SourceChangedError, match="overwrites or deletes"):
-        run_batch(pipeline, run_key="third", drain=True)
+        run_batch(renamed, run_key="third", drain=True)
 
 
 def test_table_that_the_sink_writes_is_read_back(

@@ -68,7 +68,8 @@ def _refusal(table: str, path: str, what: str, **facts: str) -> InvalidError:
         table=table,
         **facts,
     ).advising(
-        "set a path that contains no table. Read the dataset of a pipeline with a source of type `pipeline`, and a table with Spark. No rows were committed."
+        "set a path that contains no table. Read the dataset of a pipeline with a source of type `pipeline`, or with read_committed() or changes(), "
+        "and a table with Spark. No rows were committed."
     )
 
 

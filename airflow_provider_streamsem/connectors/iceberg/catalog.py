@@ -167,9 +167,13 @@ def table(catalog: Catalog, name: str, *, refusal: type[StreamsemError]) -> Tabl
     except InvalidError:
         raise
     except Exception as error:
-        kind = UnavailableError if is_transient(error) else refusal
         what = "the Iceberg table cannot be loaded"
-        raise kind(what, table=name, problem=type(error).__name__) from error
+        raise kind_of(error, refusal)(what, table=name, problem=type(error).__name__) from error
+
+
+def kind_of(error: BaseException, refusal: type[StreamsemError]) -> type[StreamsemError]:
+    """Return ``UnavailableError`` if the same request may succeed later, else ``refusal``."""
+    return UnavailableError if is_transient(error) else refusal
 
 
 def is_transient(error: BaseException) -> bool:

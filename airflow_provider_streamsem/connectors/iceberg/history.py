@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_streamsem.connectors.iceberg.catalog import is_transient
+from airflow_provider_streamsem.connectors.iceberg.catalog import kind_of
 from airflow_provider_streamsem.connectors.iceberg.columns import spark_type
 from airflow_provider_streamsem.connectors.iceberg.pins import FilePin, key_of
 from airflow_provider_streamsem.connectors.table_files.stored import in_threads
-from airflow_provider_streamsem.errors import SourceChangedError, UnavailableError
+from airflow_provider_streamsem.errors import SourceChangedError
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import ManifestEntry, ManifestFile
@@ -207,9 +207,8 @@ def _read(table: Table, path: str, call: Any) -> Any:
         what = "a metadata file of the Iceberg table is missing; nothing was written"
         raise SourceChangedError(what, file=path) from error
     except Exception as error:
-        kind = UnavailableError if is_transient(error) else SourceChangedError
         what = "a metadata file of the Iceberg table cannot be read; nothing was written"
-        raise kind(what, file=path, problem=type(error).__name__) from error
+        raise kind_of(error, SourceChangedError)(what, file=path, problem=type(error).__name__) from error
 
 
 def _pin(table: Table, snapshot: Snapshot, manifest: ManifestFile, entry: ManifestEntry, location: str) -> FilePin:

@@ -19,8 +19,8 @@ import pyarrow.parquet
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from airflow_provider_streamsem import Limits
-from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem import FilesSink, Limits, Pipeline, reprocess, run_batch, verify
+from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.contract import SourceSlice
 from airflow_provider_streamsem.connectors.delta.pins import FilePin
 from airflow_provider_streamsem.connectors.delta.source import DeltaSource
@@ -33,6 +33,7 @@ from airflow_provider_streamsem.errors import (
     UnavailableError,
 )
 from airflow_provider_streamsem.protocol.codec import canonical, plain
+from airflow_provider_streamsem.readers.files import open_log
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.conformance import SourceContract, SystemFixture
 
@@ -163,6 +164,23 @@ def test_runs_in_new_processes_plan_each_file_once_at_every_limit(tmp_path: Path
 def added_by(table: Path, version: int) -> list[dict[str, Any]]:
     lines = (table / "_delta_log" / f"{version:020d}.json").read_text().splitlines()
     return [action["add"] for action in map(json.loads, lines) if "add" in action]
+
+
+def test_log_with_a_snapshot_and_versions_is_verified_and_reprocessed(tmp_path: Path, spark: SparkSession) -> None:
+    table = made(tmp_path / "t", 2)
+    pipeline = Pipeline(
+        name="table", log=str(tmp_path / "log"), source=DeltaSource(path=str(table)), limits=Limits(max_files=1),
+        sinks={"out": FilesSink(path=str(tmp_path / "out"), format="parquet")},
+    )  # fmt: skip
+    run_batch(pipeline, run_key="first", drain=True)
+    append(table, 2)
+    DeltaTable(str(table)).optimize.compact()
+    run_batch(pipeline, run_key="second", drain=True)
+    reprocess(pipeline, 0, run_key="again")
+    opened = open_log(open_commit_log(pipeline.log), pipeline=pipeline)
+    assert verify(opened).findings == []
+    rows = spark.read.parquet(*[file.path for file in opened.files()])
+    assert sorted(row["id"] for row in rows.collect()) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("limit", ["max_files", "max_bytes", "max_rows"])
