@@ -15,7 +15,6 @@ import runpy
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from datetime import datetime, timezone
 from functools import cache
 from itertools import islice, zip_longest
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,8 @@ from airflow_provider_streamsem import extras
 from airflow_provider_streamsem.arguments import integer, time_ms
 from airflow_provider_streamsem.cli import first_look
 from airflow_provider_streamsem.cli.arguments import COMMANDS
-from airflow_provider_streamsem.cli.output import CommandResult, Table
+from airflow_provider_streamsem.cli.log_table import log_table
+from airflow_provider_streamsem.cli.output import CommandResult, Table, utc
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.commitlog import doctor as doctor_
 from airflow_provider_streamsem.commitlog import move
@@ -58,9 +58,6 @@ from airflow_provider_streamsem.state import operator_state
 
 if TYPE_CHECKING:
     from airflow_provider_streamsem.spark.engine import SparkEngine
-
-_LINES = 6
-"""The maximum number of partitions or sinks of a version that the table of ``streamsem log`` shows."""
 
 
 def answer(args: argparse.Namespace) -> CommandResult:
@@ -294,82 +291,6 @@ def _sinks(outcome: Outcome, receipts: Receipts | None) -> dict[str, str]:
     return {name: {**initial_states, **answered}.get(name, "committed") for name in outcome.sinks}
 
 
-def log_table(name: str, rows: list[Json], *, now_ms: int) -> Table:
-    """
-    Return the versions of a log as a table for the terminal.
-
-    :param name: name of the pipeline
-    :param rows: the versions, as in the JSON document
-    :param now_ms: the current time in milliseconds since the epoch, from which ages are computed
-    """
-    columns: dict[str, Callable[[Json], object]] = {
-        "version": lambda row: row["version"],
-        "result": lambda row: (
-            row["result"] if row.get("replaces") is None else f"{row['result']}, replaces {row['replaces']}"
-        ),
-        "closed (UTC)": lambda row: _utc(row["decided_at_ms"]),
-        "age": lambda row: "" if row["decided_at_ms"] is None else _age(now_ms - row["decided_at_ms"]),
-        "offsets": lambda row: _in_lines(f"{p} [{start}, {end})" for p, (start, end) in sorted(row["ranges"].items())),
-        "read": lambda row: row["counts"].get("read", ""),
-        "written": lambda row: _in_lines(_written(row)),
-        "filtered": lambda row: row["counts"].get("filtered", ""),
-        "quarantined": lambda row: row["counts"].get("quarantined", ""),
-        "late": lambda row: row["counts"].get("late", ""),
-        "watermark (UTC)": lambda row: _utc(row.get("watermark_ms")),
-        "sinks": lambda row: _in_lines(f"{sink} {state}" for sink, state in sorted(row["sinks"].items())),
-        "files": lambda row: row["files"],
-        "attempts": lambda row: row["attempts"],
-        "duration": lambda row: "" if row["duration_ms"] is None else f"{row['duration_ms'] / 1000:.1f} s",
-        "changed in the spec": lambda row: "\n".join(row["changed"]),
-    }
-    cells = {title: [str(cell(row)) for row in rows] for title, cell in columns.items()}
-    if all(state == "committed" for row in rows for state in row["sinks"].values()):
-        del cells["sinks"]  # the column `result` shows the same
-    shown = [title for title, column in cells.items() if not rows or any(column)]
-    first = [
-        "attempts",
-        "files",
-        "duration",
-        "closed (UTC)",
-        "sinks",
-        "changed in the spec",
-        "age",
-        "filtered",
-        "watermark (UTC)",
-    ]
-    return Table(
-        title=f"commit log of {name}" + ("" if rows else ": no versions yet"),
-        columns=shown,
-        rows=[*zip(*(cells[title] for title in shown), strict=True)],
-        left_out_first=[title for title in (*first, "quarantined", "offsets", "written") if title in shown],
-    )
-
-
-def _written(row: Json) -> list[str]:
-    """Return the number of rows of each sink, with the sink's name if there are several."""
-    found = {sink: row["counts"].get(f"written.{sink}") for sink in sorted(row["sinks"])}
-    return [f"{sink} {rows}" if len(found) > 1 else str(rows) for sink, rows in found.items() if rows is not None]
-
-
-def _in_lines(parts: Iterable[str]) -> str:
-    """Return the texts as lines. If there are more than ``_LINES`` + 1, return only the first and the number of the others."""
-    lines = [*parts]
-    more = len(lines) - _LINES
-    return "\n".join(lines if more <= 1 else [*lines[:_LINES], f"and {more} more"])
-
-
-def _time(at_ms: int) -> str:
-    return datetime.fromtimestamp(at_ms // 1000, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def _age(ms: int) -> str:
-    seconds = max(0, ms) // 1000
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds // size} {unit}"
-    return f"{seconds} s"
-
-
 def _ranges(ranges: Ranges) -> str:
     return ", ".join(f"{partition} [{start}, {end})" for partition, (start, end) in sorted(ranges.items()))
 
@@ -403,7 +324,7 @@ def _shown(name: str, value: Json) -> str:
     if name == "state" and isinstance(value, dict):
         return _shown_state(value)
     if name.endswith("_at_ms") and isinstance(value, int):
-        return f"{value} ({_time(value)} UTC)"
+        return f"{value} ({utc(value)} UTC)"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
@@ -450,7 +371,7 @@ def state(args: argparse.Namespace) -> CommandResult:
     rows = [
         [
             str(row["version"]),
-            _utc(row.get("watermark_ms")),
+            utc(row.get("watermark_ms")),
             str(row["late"] or 0),
             one["name"],
             f"{one['rows']:,}",
@@ -468,10 +389,6 @@ def state(args: argparse.Namespace) -> CommandResult:
     lines = [] if rows else ["no version in this range keeps state"]
     document = {"log": opened.log.store.url, "pipeline": opened.record.name, "versions": versions}
     return CommandResult(document=document, tables=[table] if rows else [], lines=lines)
-
-
-def _utc(ms: int | None) -> str:
-    return "" if ms is None else _time(ms)
 
 
 def quarantine(args: argparse.Namespace) -> CommandResult:
@@ -552,7 +469,7 @@ def lag(args: argparse.Namespace) -> CommandResult:
         lines=[
             f"lag            {found.lag} {found.unit}",
             f"minimum clock  {_clock(found.minimum_clock_ms)}",
-            *([] if found.watermark_ms is None else [f"watermark      {_time(found.watermark_ms)} UTC"]),
+            *([] if found.watermark_ms is None else [f"watermark      {utc(found.watermark_ms)} UTC"]),
             f"last commit    {age}",
             f"version        {found.version}",
         ],
@@ -563,7 +480,7 @@ def _clock(minimum_clock_ms: int | None) -> str:
     if minimum_clock_ms is None:
         return "none: all items are committed"
     return (
-        f"{_time(minimum_clock_ms)} UTC" if minimum_clock_ms else "unknown: the source has no times of its unread items"
+        f"{utc(minimum_clock_ms)} UTC" if minimum_clock_ms else "unknown: the source has no times of its unread items"
     )
 
 

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from airflow_provider_streamsem.protocol.entries import Json
@@ -202,3 +203,12 @@ def _drawn(table: Table) -> RichTable:
     for row in table.rows:
         made.add_row(*[Text(printable(cell, keep="\n")) for cell in row])
     return made
+
+
+def utc(at_ms: int | None) -> str:
+    """
+    Return a time as text, in UTC; ``""`` for ``None``.
+
+    :param at_ms: milliseconds since the epoch
+    """
+    return "" if at_ms is None else datetime.fromtimestamp(at_ms // 1000, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S")

@@ -70,11 +70,8 @@ def plan_batch(
     planned_at_ms = clock.now_ms()
     start, target = ready.head.next, ready.target
     last, hint = ready.head.outcome, ready.head.hint
-    end = planner.poll(hint) if target is None else SourceEnd(target)
-    telemetry.emit(telemetry.SourcePolled.at, start, end.offsets)
+    end = _end(opened, planner, ready)
     limits = opened.pipeline.limits
-    unit = offset_unit(opened.pipeline.source)
-    logger.info("%s", report.lag(start, end.offsets, unit=unit, is_target=target is not None))
     if drain and ready.j == 0:
         target = end.offsets
     found = planner.slice(start, end, limits, hint, on_data_loss=opened.pipeline.on_data_loss)
@@ -112,6 +109,16 @@ def plan_batch(
         watermark_ms=watermark_ms,
         nonce=clock.new_id(),
     )
+
+
+def _end(opened: Opened, planner: Planner, ready: Ready) -> SourceEnd:
+    """Return the end offsets of the source; for later plans of a drain, the run's target. Reports the lag."""
+    start, target = ready.head.next, ready.target
+    end = planner.poll(ready.head.hint) if target is None else SourceEnd(target)
+    telemetry.emit(telemetry.SourcePolled.at, start, end.offsets)
+    unit = offset_unit(opened.pipeline.source)
+    logger.info("%s", report.lag(start, end.offsets, unit=unit, is_target=target is not None))
+    return end
 
 
 def _run_start(ready: Ready, target: Offsets | None, ranges: Ranges) -> dict[str, int]:

@@ -21,6 +21,7 @@ from airflow_provider_streamsem import FilesSource, Limits, load_pipeline, open_
 from airflow_provider_streamsem.cli import commands as commands_
 from airflow_provider_streamsem.cli import first_look, output
 from airflow_provider_streamsem.cli.arguments import COMMANDS, Command, parser
+from airflow_provider_streamsem.cli.log_table import log_table
 from airflow_provider_streamsem.cli.main import main
 from airflow_provider_streamsem.cli.output import CommandResult, Table
 from airflow_provider_streamsem.stores.local import LocalStore
@@ -502,7 +503,7 @@ def test_log_never_truncates_a_number_and_lists_hidden_columns(
         "version": 123_456, "result": "publishing", "ranges": ranges, "files": 7, "counts": counts, "attempts": 1, "duration_ms": 61_000, "run_key": "r",
         "planned_at_ms": 0, "decided_at_ms": 0, "sinks": {"out": "waiting"}, "reason": "", "changed": ["where", "limits.rows"],
     }  # fmt: skip
-    table = commands_.log_table("world", [row], now_ms=7_200_000)
+    table = log_table("world", [row], now_ms=7_200_000)
     for wide in (False, True):
         output.show_table(table, wide=wide)
         out = capsys.readouterr().out
@@ -549,9 +550,9 @@ def test_log_shows_the_sink_with_a_pending_publish(
         "duration_ms": 1,
         "changed": [],
     }
-    table = commands_.log_table("p", [{**row, "sinks": {"out": "committed", "push": "waiting"}}], now_ms=0)
+    table = log_table("p", [{**row, "sinks": {"out": "committed", "push": "waiting"}}], now_ms=0)
     assert table.rows[0][table.columns.index("sinks")] == "out committed\npush waiting"
-    assert "sinks" not in commands_.log_table("p", [{**row, "sinks": {"out": "committed"}}], now_ms=0).columns
+    assert "sinks" not in log_table("p", [{**row, "sinks": {"out": "committed"}}], now_ms=0).columns
 
 
 HOSTILE = "a\x1b]0;owned\x07\x9b31m[bold red]b[/]\u202egpj\u2066\x7f\r\nversion 9: commit \ud800é"
