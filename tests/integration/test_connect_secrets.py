@@ -66,6 +66,7 @@ def test_kafka_client_secrets_are_not_in_the_event_log_of_a_connect_server(broke
     run_and_check(tmp_path, topic, "SECURED_KAFKA", {"conn_type": "kafka", "extra": kafka}, PASSWORD)
 
 
+@pytest.mark.prove
 def test_password_of_a_database_is_not_in_the_event_log_of_a_connect_server(tmp_path: Path) -> None:
     with home_for_others() as home, running(postgres := Postgres(home / "server")):
         with psycopg.connect(postgres.dsn, autocommit=True) as connection:

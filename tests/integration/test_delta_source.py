@@ -55,6 +55,7 @@ def test_rows_are_those_of_sparks_own_reader(spark: SparkSession, lake: str, tmp
     assert counted(read.select(own.columns)) == counted(own)
 
 
+@pytest.mark.prove
 def test_changes_are_those_of_sparks_own_reader(spark: SparkSession, tmp_path: Path) -> None:
     table = str(tmp_path / "t")
     properties = (

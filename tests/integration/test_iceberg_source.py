@@ -48,6 +48,7 @@ def reading(catalog: RestCatalog, table: str, tmp_path: Path, **arguments: str) 
     )  # fmt: skip
 
 
+@pytest.mark.prove
 def test_rows_are_those_of_sparks_own_reader(catalog: RestCatalog, spark: SparkSession, tmp_path: Path) -> None:
     read_by_spark(
         catalog,

@@ -164,6 +164,7 @@ class TestPostgresSerial(SourceContract):
         return table.create("id bigserial PRIMARY KEY, v bigint")
 
 
+@pytest.mark.prove
 class TestPostgresPair(SourceContract):
     @pytest.fixture
     def system(self, table: Table) -> Table:
@@ -648,6 +649,7 @@ def mysql(mariadb: MariaDB, monkeypatch: pytest.MonkeyPatch) -> MySqlTable:
     return MySqlTable(mariadb.port, JdbcSource(conn_id="db", table=f"t{uuid.uuid4().hex[:8]}", cursor="at", lag=60))
 
 
+@pytest.mark.prove
 class TestMariaDB(SourceContract):
     @pytest.fixture
     def system(self, mysql: MySqlTable) -> MySqlTable:
