@@ -35,11 +35,13 @@ _NAMES = {
     "KafkaSource": "airflow_provider_streamsem.connectors.kafka.source",
     "Limits": "airflow_provider_streamsem.limits",
     "MicroBatchOperator": "airflow_provider_streamsem.operators.micro_batch",
+    "NatsSource": "airflow_provider_streamsem.connectors.nats.source",
     "OffsetRangeTrigger": "airflow_provider_streamsem.triggers.offsets",
     "OffsetsAvailableSensor": "airflow_provider_streamsem.sensors.offsets",
     "PersistentState": "airflow_provider_streamsem.transforms.persistent_state",
     "Pipeline": "airflow_provider_streamsem.pipeline.spec",
     "PipelineSource": "airflow_provider_streamsem.connectors.pipeline.source",
+    "PubSubQueue": "airflow_provider_streamsem.connectors.pubsub.client",
     "QueueSource": "airflow_provider_streamsem.connectors.queue.source",
     "RateSource": "airflow_provider_streamsem.connectors.rate.source",
     "ReplaySource": "airflow_provider_streamsem.connectors.replay.source",
@@ -91,11 +93,13 @@ __all__ = [
     "KafkaSource",
     "Limits",
     "MicroBatchOperator",
+    "NatsSource",
     "OffsetRangeTrigger",
     "OffsetsAvailableSensor",
     "PersistentState",
     "Pipeline",
     "PipelineSource",
+    "PubSubQueue",
     "QueueSource",
     "RateSource",
     "ReplaySource",
@@ -137,8 +141,10 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.connectors.iceberg.source import IcebergSource
     from airflow_provider_streamsem.connectors.kafka.sink import KafkaSink
     from airflow_provider_streamsem.connectors.kafka.source import KafkaSource
+    from airflow_provider_streamsem.connectors.nats.source import NatsSource
     from airflow_provider_streamsem.connectors.parsing.decoders import Avro, Json
     from airflow_provider_streamsem.connectors.pipeline.source import PipelineSource
+    from airflow_provider_streamsem.connectors.pubsub.client import PubSubQueue
     from airflow_provider_streamsem.connectors.queue.source import QueueSource
     from airflow_provider_streamsem.connectors.rate.source import RateSource
     from airflow_provider_streamsem.connectors.replay.source import ReplaySource

@@ -7,12 +7,27 @@ from importlib.util import find_spec
 
 from airflow_provider_streamsem.errors import InvalidError
 
-_MODULES = {"amqp": "pika", "delta": "deltalake", "iceberg": "pyiceberg", "jdbc": "sqlalchemy", "kafka": "confluent_kafka"}  # fmt: skip
+_MODULES = {
+    "amqp": "pika",
+    "delta": "deltalake",
+    "iceberg": "pyiceberg",
+    "jdbc": "sqlalchemy",
+    "kafka": "confluent_kafka",
+    "nats": "nats",
+    "pubsub": "google.cloud.pubsub_v1",
+}
 
 
 def missing(extras: Iterable[str]) -> list[str]:
     """Return the extras whose library is not installed in this environment, sorted. Unknown extras are ignored."""
-    return sorted({name for name in extras if name in _MODULES and find_spec(_MODULES[name]) is None})
+    return sorted({name for name in extras if name in _MODULES and not _is_installed(_MODULES[name])})
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # a package that contains the module is missing
+        return False
 
 
 def check(extras: Iterable[str], *, pipeline: str) -> None:

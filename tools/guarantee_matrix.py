@@ -16,6 +16,7 @@ from airflow_provider_streamsem import (
     FilesSource,
     JdbcSource,
     KafkaSource,
+    NatsSource,
     Pipeline,
     PipelineSource,
     QueueSource,
@@ -42,7 +43,8 @@ SOURCES: Mapping[str, Any] = {
     "Postgres": JdbcSource(conn_id="shop", table="orders", cursor="id"),
     "Postgres, changed rows": JdbcSource(conn_id="shop", table="orders", cursor="updated_at", changes="follow"),
     "other databases": JdbcSource(conn_id="shop", table="orders", cursor="created_at", lag=600),
-    "SQS, AMQP": QueueSource(
+    "NATS": NatsSource(stream="ORDERS", servers="nats:4222"),
+    "SQS, AMQP, Pub/Sub": QueueSource(
         queue=SqsQueue(url="https://sqs.eu-west-1.amazonaws.com/1/orders"), landing="/landing", schema="id long"
     ),
     "rate": RateSource(),
@@ -108,11 +110,19 @@ SOURCE_PROOFS: Mapping[str, tuple[str, ...]] = {
         "tests/integration/test_jdbc_source.py::test_row_of_the_last_lag_seconds_is_left_for_a_later_run",
         "tests/connectors/sql/test_source.py::test_changed_number_of_rows_of_a_plan_fails_its_check",
     ),
-    "SQS, AMQP": (
+    "NATS": (
+        "tests/integration/test_nats.py::test_retry_reads_the_planned_range_though_more_messages_arrived",
+        "tests/integration/test_nats.py::test_messages_that_retention_deleted_fail_the_run_or_become_a_gap",
+        "tests/integration/test_nats.py::test_server_restored_from_an_older_copy_is_detected",
+        "tests/connectors/nats/test_reading.py::test_retention_during_the_read_fails_it_unless_all_deleted_messages_were_read",
+        "tests/connectors/nats/test_reading.py::test_replica_that_lacks_messages_of_the_leader_is_awaited_and_then_an_error",
+    ),
+    "SQS, AMQP, Pub/Sub": (
         "tests/connectors/queue/test_source.py::test_crash_at_every_call_to_queue_landing_and_log_gives_each_message_one_record",
         "tests/connectors/queue/test_source.py::test_two_runs_interleaved_at_every_call_give_each_message_one_record",
         "tests/connectors/landing/test_messages.py::test_redelivered_message_is_dropped_within_the_window_and_a_new_record_after_it",
         "tests/integration/test_amqp.py::test_messages_redelivered_by_a_broker_killed_before_the_acknowledgement_are_not_repeated",
+        "tests/integration/test_pubsub.py::test_expired_ack_id_is_ignored_and_its_message_is_dropped_at_the_next_delivery",
     ),
     "rate": (
         "airflow_provider_streamsem/testing/conformance.py::test_plan_read_again_has_the_same_records",

@@ -16,6 +16,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.integration.parts.kafka import Broker
+from tests.integration.parts.nats import NatsServer
+from tests.integration.parts.pubsub_server import PubSubServer
 from tests.integration.parts.rabbitmq import RabbitMQ
 from tests.integration.parts.s3 import S3Server
 from tests.integration.parts.server import running
@@ -52,6 +54,22 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
     """Start a RabbitMQ broker."""
     server = RabbitMQ(tmp_path_factory.mktemp("rabbitmq"))
+    with running(server):
+        yield server
+
+
+@pytest.fixture(scope="session")
+def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    """Start a NATS server with JetStream."""
+    server = NatsServer(tmp_path_factory.mktemp("nats"))
+    with running(server):
+        yield server
+
+
+@pytest.fixture(scope="session")
+def pubsub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PubSubServer]:
+    """Start a Pub/Sub server."""
+    server = PubSubServer(tmp_path_factory.mktemp("pubsub"))
     with running(server):
         yield server
 

@@ -19,6 +19,7 @@ from airflow_provider_streamsem.connectors.contract import SourceEnd, SourceSlic
 from airflow_provider_streamsem.connectors.files.pins import FilePin
 from airflow_provider_streamsem.connectors.files.source import PARTITION, FilesPlanner, FilesSource
 from airflow_provider_streamsem.connectors.landing.messages import Landing, Window
+from airflow_provider_streamsem.connectors.pubsub.client import PubSubQueue
 from airflow_provider_streamsem.connectors.sqs.client import SqsQueue
 from airflow_provider_streamsem.errors import InvalidError, UnavailableError
 from airflow_provider_streamsem.limits import Limits
@@ -33,7 +34,12 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.connectors.queue.records import QueueRecords
 
 FORMATS = ("json", "text")
-_QUEUES: dict[str, type[SqsQueue] | type[AmqpQueue]] = {"amqp": AmqpQueue, "sqs": SqsQueue}
+_QUEUES: dict[str, type[SqsQueue] | type[AmqpQueue] | type[PubSubQueue]] = {
+    "amqp": AmqpQueue,
+    "pubsub": PubSubQueue,
+    "sqs": SqsQueue,
+}
+_NEEDED = {"amqp": "name", "pubsub": "subscription", "sqs": "url"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +51,7 @@ class QueueSource:
     ``queue_headers map<string, string>``. A message that has no id, or whose body cannot be parsed, is landed and acknowledged too. It goes to the
     quarantine of its commit.
 
-    :param queue: an :class:`SqsQueue` or an :class:`AmqpQueue`
+    :param queue: an :class:`SqsQueue`, an :class:`AmqpQueue` or a :class:`PubSubQueue`
     :param landing: location of the landings: the absolute path of an existing directory, or ``s3://bucket/prefix``. Several pipelines may share it if they
         read the same queue. Each of them reads every message
     :param format: format of a body: ``json`` (one object) or ``text`` (one column ``body``)
@@ -69,7 +75,7 @@ class QueueSource:
         "batches read landed files, whose size and ETag or modification time the plan pins; the queue is never read twice",
         "a message that cannot be parsed, or has no id, goes to the quarantine of the same commit",
     )
-    queue: SqsQueue | AmqpQueue
+    queue: SqsQueue | AmqpQueue | PubSubQueue
     landing: str
     format: str = "json"
     schema: str | None = None
@@ -287,16 +293,16 @@ def _names(of: Any) -> list[str]:
     return [f.name for f in dataclasses.fields(of)]
 
 
-def _queue(where: str, given: object) -> SqsQueue | AmqpQueue:
+def _queue(where: str, given: object) -> SqsQueue | AmqpQueue | PubSubQueue:
     """Return the queue from an object, or from a TOML table with a ``type``."""
-    if isinstance(given, (SqsQueue, AmqpQueue)):
+    if isinstance(given, (SqsQueue, AmqpQueue, PubSubQueue)):
         return given
     if not isinstance(given, Mapping):
-        raise InvalidError(f"{where} must be an SqsQueue or an AmqpQueue", given=type(given).__name__)
-    chosen: Any = _QUEUES[arguments.choice(f"{where}: type", given.get("type"), _QUEUES)]
+        raise InvalidError(f"{where} must be an SqsQueue, an AmqpQueue or a PubSubQueue", given=type(given).__name__)
+    kind = arguments.choice(f"{where}: type", given.get("type"), _QUEUES)
+    chosen: Any = _QUEUES[kind]
     rest = {name: value for name, value in given.items() if name != "type"}
     arguments.known_keys(where, rest, _names(chosen))
-    needed = "url" if chosen is SqsQueue else "name"
-    if needed not in rest:
-        raise InvalidError(f"{where} lacks required arguments", missing=[needed])
+    if _NEEDED[kind] not in rest:
+        raise InvalidError(f"{where} lacks required arguments", missing=[_NEEDED[kind]])
     return chosen(**rest)  # type: ignore[no-any-return]

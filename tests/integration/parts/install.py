@@ -1,7 +1,7 @@
 """
-Installs the real servers on this machine: jars with Maven, S3 servers with Go. `python -m tests.integration.parts.install`.
+Installs the real servers on this machine: jars with Maven, S3 servers, NATS and Pub/Sub with Go. `python -m tests.integration.parts.install`.
 
-Jars stay in Maven's repository. `.parts/` contains the class paths that name them, and the compiled S3 servers.
+Jars stay in Maven's repository. `.parts/` contains the class paths that name them, and the compiled programs.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ from tools import class_archive
 ROOT = Path(__file__).parents[3]
 PARTS = ROOT / ".parts"
 POM = Path(__file__).parents[1] / "pom.xml"
-S3_SERVERS = {
+GO_PROGRAMS = {
     "versitygw": "github.com/versity/versitygw/cmd/versitygw@v1.8.0",
     "minio": "github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c",
+    "nats-server": "github.com/nats-io/nats-server/v2@v2.15.2",
 }
+PUBSUB = Path(__file__).parent / "pubsub"
+"""A Go module with a program around Google's Pub/Sub server for tests. Its ``go.mod`` and ``go.sum`` pin the versions."""
 
 
 class MissingPartError(Exception):
@@ -43,11 +46,20 @@ def _all_exist(file: Path) -> bool:
     return all(os.path.exists(jar) for jar in file.read_text().strip().split(":"))
 
 
-def s3_server(name: str = "versitygw") -> str:
-    """Return the path of the program of an S3 server. A missing program is built."""
+def go_program(name: str) -> str:
+    """Return the path of a program of :data:`GO_PROGRAMS`. A missing program is built."""
     program = PARTS / "bin" / name
     if not program.exists():
-        _run([tool("go"), "install", S3_SERVERS[name]], GOBIN=str(program.parent), GOFLAGS="-mod=mod")
+        _run([tool("go"), "install", GO_PROGRAMS[name]], GOBIN=str(program.parent), GOFLAGS="-mod=mod")
+    return str(program)
+
+
+def pubsub_server() -> str:
+    """Return the path of the Pub/Sub server. A missing or outdated program is built."""
+    program = PARTS / "bin" / "pubsub-server"
+    newest = max(file.stat().st_mtime for file in PUBSUB.iterdir())
+    if not program.exists() or program.stat().st_mtime < newest:
+        _run([tool("go"), "build", "-C", str(PUBSUB), "-o", str(program), "."], GOFLAGS="-mod=readonly")
     return str(program)
 
 
@@ -105,6 +117,7 @@ if __name__ == "__main__":
     debian("postgresql", "mariadb-server", "rabbitmq-server", *builders)
     for each in ("kafka", "spark", "peers", "iceberg"):
         classpath(each)
-    for each in sys.argv[1:] or ["versitygw"]:
-        s3_server(each)
+    for each in [*(sys.argv[1:] or ["versitygw"]), "nats-server"]:
+        go_program(each)
+    pubsub_server()
     archive()

@@ -32,7 +32,7 @@ class S3Server(Server):
 
     def __init__(self, home: Path, *, has_accounts: bool = False) -> None:
         kind = "versitygw" if has_accounts else os.environ.get("S3", "versitygw")
-        program = install.s3_server(kind)
+        program = install.go_program(kind)
         home.mkdir(parents=True, exist_ok=True)
         data = home / "data"
         data.mkdir(exist_ok=True)

@@ -1,0 +1,123 @@
+"""How a client reaches NATS: the servers, the credentials and the TLS settings. They come from an Airflow connection."""
+
+from __future__ import annotations
+
+import ssl
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from airflow_provider_streamsem.connections import clear_text_warning, connection
+from airflow_provider_streamsem.errors import InvalidError
+
+_PORT = 4222
+_FILES = {"creds_file": "creds", "tls_ca_file": "ca", "tls_cert_file": "certificate", "tls_key_file": "key"}
+"""Property of a connection that names a file → field of :class:`Access` that holds the text of the file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """
+    The servers of one NATS system and the credentials for them. Spark sends it to the executors, so it contains the text of files, not their paths.
+
+    :param servers: ``host:port`` of each server, at least one
+    :param tls: whether the client refuses servers without TLS. If false, the server decides
+    :param creds: text of a credentials file (a JWT and an nkey seed)
+    :param ca: certificates of authorities in PEM; ``""``: those of the machine
+    :param certificate: certificate of the client in PEM; ``""``: none
+    :param key: private key of the certificate in PEM
+    """
+
+    servers: tuple[str, ...]
+    tls: bool = False
+    login: str = field(default="", repr=False)
+    password: str = field(default="", repr=False)
+    token: str = field(default="", repr=False)
+    creds: str = field(default="", repr=False)
+    ca: str = field(default="", repr=False)
+    certificate: str = field(default="", repr=False)
+    key: str = field(default="", repr=False)
+
+    @property
+    def has_credentials(self) -> bool:
+        """Whether the client authenticates by a password, a token or a credentials file."""
+        return bool(self.login or self.token or self.creds)
+
+    def context(self) -> ssl.SSLContext:
+        """Return the TLS settings of the client."""
+        context = ssl.create_default_context(cadata=self.ca or None)
+        if self.certificate:
+            # The ssl module reads a private key only from a file.
+            with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
+                file.write(f"{self.certificate}\n{self.key}\n")
+                file.flush()
+                context.load_cert_chain(file.name)
+        return context
+
+
+def access_of(conn_id: str | None, servers: str | None) -> Access:
+    """
+    Return the access that a connection describes.
+
+    :param conn_id: an Airflow connection of type ``nats``; ``None``: use ``servers`` only
+    :param servers: ``host:port,…`` of servers without security; used only without ``conn_id``
+    :raises InvalidError: the connection has another type, no host, or properties that are not accepted; or a file that it names cannot be read
+    """
+    if conn_id is None:
+        return Access(servers=_addresses(servers or "", None))
+    found = connection(conn_id)
+    if found.conn_type != "nats":
+        raise InvalidError(
+            "source nats: conn_id must name a connection of type nats", conn_id=conn_id, given=found.conn_type
+        )
+    accepted = (*_FILES, "tls")
+    if refused := sorted(name for name in found.extra if name not in accepted):
+        raise InvalidError(
+            "a nats connection has a property in its extra that is not accepted; no client was started",
+            conn_id=conn_id,
+            property=refused,
+            accepted=sorted(accepted),
+        )
+    if not found.host:
+        raise InvalidError("a nats connection must have a host", conn_id=conn_id)
+    texts = {name: _text(conn_id, key, found.extra) for key, name in _FILES.items()}
+    if bool(texts["certificate"]) != bool(texts["key"]):
+        raise InvalidError(
+            "a nats connection must have both tls_cert_file and tls_key_file, or neither", conn_id=conn_id
+        )
+    # Airflow's form has one field for secrets, so a password without a login is a token.
+    secret = {"login": found.login, "password": found.password} if found.login else {"token": found.password}
+    has_tls = str(found.extra.get("tls", "")).lower() in ("true", "1") or bool(texts["ca"] or texts["certificate"])
+    return Access(servers=_addresses(found.host, found.port), tls=has_tls, **secret, **texts)
+
+
+def warnings(access: Access, conn_id: str | None) -> list[str]:
+    """Return a warning if the client may send credentials without encryption."""
+    if access.tls or not access.has_credentials:
+        return []
+    host = access.servers[0].rpartition(":")[0].strip("[]")
+    return clear_text_warning("source nats", conn_id or "", host, 'set "tls": true in the extra of the connection')
+
+
+def _addresses(hosts: str, port: int | None) -> tuple[str, ...]:
+    """Return ``host:port`` of each host of a list that is separated by commas."""
+    names = [part.strip() for part in hosts.split(",") if part.strip()]
+    return tuple(name if _has_port(name) else f"{name}:{port or _PORT}" for name in names)
+
+
+def _has_port(name: str) -> bool:
+    return name.rpartition("]")[2].rpartition(":")[2].isdecimal() and ":" in name.rpartition("]")[2]
+
+
+def _text(conn_id: str, name: str, extra: Mapping[str, Any]) -> str:
+    path = extra.get(name)
+    if not path:
+        return ""
+    try:
+        return Path(str(path)).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidError(
+            "a file that a nats connection names cannot be read; no client was started", conn_id=conn_id, property=name
+        ) from error

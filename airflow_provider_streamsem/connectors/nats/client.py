@@ -1,0 +1,300 @@
+"""
+A client of NATS JetStream with blocking calls. nats-py, which is imported on first use, runs in a thread with an event loop.
+
+The thread answers the pings of the server also while the caller is busy. Metadata and single messages are requested from the leader of the stream, never by
+"direct get". Any replica or mirror answers direct gets, and it may lack the newest messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from threading import Thread
+from typing import Any, NamedTuple, TypeVar
+
+from airflow_provider_streamsem.connectors.nats.access import Access
+from airflow_provider_streamsem.errors import InvalidError, StoreRefusedError, StreamsemError, UnavailableError
+
+TIMEOUT_S = 15.0
+_STREAM_NOT_FOUND, _NO_MESSAGE, _CONSUMER_NOT_FOUND = 10059, 10037, 10014
+_DO_REFUSED = (
+    "check the credentials of the connection, and that the user may request $JS.API.STREAM.INFO, STREAM.MSG.GET, CONSUMER.CREATE, CONSUMER.MSG.NEXT and "
+    "CONSUMER.DELETE of this stream and subscribe to _INBOX.>; then run again."
+)
+_DO_UNREACHABLE = (
+    "check that the servers run with JetStream and that this host reaches them (address, port, TLS); then run again."
+)
+
+T = TypeVar("T")
+
+
+class Stored(NamedTuple):
+    """The sequence and the time of a message, as the server writes times: RFC 3339 in UTC with nanoseconds."""
+
+    sequence: int
+    time: str
+
+
+class Delivered(NamedTuple):
+    """
+    A message as a consumer gets it.
+
+    :attr number: number of the delivery within its consumer, from 1
+    :attr time_ns: when the server stored the message, in nanoseconds UTC
+    """
+
+    subject: str
+    sequence: int
+    number: int
+    time_ns: int
+    headers: Mapping[str, str] | None
+    data: bytes
+
+
+@dataclass(slots=True)
+class NatsClient:
+    """
+    An open connection to NATS.
+
+    :raises UnavailableError: from any method: the server gave no clear answer
+    :raises StoreRefusedError: from any method: the server denied the request
+    """
+
+    api: str
+    _loop: asyncio.AbstractEventLoop
+    _connection: Any
+    _problems: list[Exception] = field(default_factory=list)
+
+    def stream(self, name: str) -> dict[str, Any] | None:
+        """Return the configuration and state of a stream as JetStream's API returns it; ``None`` if the stream does not exist."""
+        return self._ask(f"STREAM.INFO.{name}", {}, missing=_STREAM_NOT_FOUND)
+
+    def message(self, stream: str, sequence: int) -> Stored | None:
+        """Return the message with this sequence; ``None`` if it does not exist."""
+        return self._message(stream, {"seq": sequence})
+
+    def next(self, stream: str, sequence: int, subject: str) -> Stored | None:
+        """Return the first message at or above a sequence whose subject matches; ``None`` if there is none."""
+        return self._message(stream, {"seq": max(1, sequence), "next_by_subj": subject})
+
+    def last(self, stream: str, subject: str) -> Stored | None:
+        """Return the last message whose subject matches; ``None`` if there is none."""
+        return self._message(stream, {"last_by_subj": subject})
+
+    def _message(self, stream: str, request: Mapping[str, Any]) -> Stored | None:
+        found = self._ask(f"STREAM.MSG.GET.{stream}", request, missing=_NO_MESSAGE)
+        return None if found is None else Stored(found["message"]["seq"], found["message"]["time"])
+
+    @contextmanager
+    def consumer(self, stream: str, start: int, subject: str | None) -> Iterator[str]:
+        """
+        Create an ephemeral consumer for the block, and delete it at the end. If the process dies, the server deletes it after five idle minutes.
+
+        The consumer acknowledges nothing, keeps its state in memory, and has no effect on the stream or on other consumers.
+
+        :param start: sequence of the first message, 1 or more
+        :param subject: filter, with wildcards; ``None``: all messages
+        :returns: name of the consumer
+        """
+        name = self._connection.new_inbox().rpartition(".")[2]
+        config = {
+            "name": name, "description": "streamsem", "deliver_policy": "by_start_sequence", "opt_start_seq": start, "ack_policy": "none",
+            "replay_policy": "instant", "inactive_threshold": 300 * 10**9, "mem_storage": True, "num_replicas": 1,
+            **({} if subject is None else {"filter_subject": subject}),
+        }  # fmt: skip
+        # The name of the request contains the filter, so that permissions can depend on it.
+        filtered = f".{subject}" if subject else ""
+        self._ask(f"CONSUMER.CREATE.{stream}.{name}{filtered}", {"stream_name": stream, "config": config})
+        try:
+            yield name
+        finally:
+            with suppress(StreamsemError):
+                self._ask(f"CONSUMER.DELETE.{stream}.{name}", {}, missing=_CONSUMER_NOT_FOUND)
+
+    def pull(self, stream: str, consumer: str, *, most: int, most_bytes: int) -> list[Delivered]:
+        """
+        Return the next messages of a consumer. If there are none, return an empty list at once.
+
+        :param most: maximum number of messages, 1 or more
+        :param most_bytes: maximum total size in bytes, headers included. A single message may be larger
+        """
+        subject = f"{self.api}.CONSUMER.MSG.NEXT.{stream}.{consumer}"
+        found = self._wait(_pulled(self._connection, subject, {"batch": most, "max_bytes": most_bytes}))
+        return found or self._wait(_pulled(self._connection, subject, {"batch": 1}))
+
+    def _ask(self, what: str, request: Mapping[str, Any], *, missing: int = 0) -> dict[str, Any] | None:
+        """
+        Send a request to JetStream's API, and return the answer.
+
+        :param missing: the error code for which ``None`` is returned
+        """
+        payload = json.dumps(request).encode() if request else b""
+        asked = self._connection.request(f"{self.api}.{what}", payload, timeout=TIMEOUT_S)
+        answer: dict[str, Any] = json.loads(self._wait(asked).data)
+        error = answer.get("error")
+        if error is None:
+            return answer
+        if missing and error.get("err_code") == missing:
+            return None
+        where = {"request": what.rpartition(".")[0], "code": error.get("code"), "error": error.get("err_code")}
+        if error.get("code", 500) < 500:
+            raise StoreRefusedError("JetStream refused a request; nothing became visible", **where).advising(
+                _DO_REFUSED
+            )
+        raise UnavailableError("JetStream gave no clear answer; nothing became visible", **where)
+
+    def _wait(self, awaited: Coroutine[Any, Any, T]) -> T:
+        """Wait for a coroutine that runs in the client's thread, and map its errors. Errors contain no text of the client, because it may contain settings."""
+        try:
+            return _result(self._loop, awaited)
+        except Exception as error:
+            if any("permissions violation" in str(problem).lower() for problem in self._problems):
+                what = "NATS denied the user a request or a subscription; nothing became visible"
+                raise StoreRefusedError(what).advising(_DO_REFUSED) from error
+            what = "NATS gave no clear answer; nothing became visible"
+            raise UnavailableError(what, error=type(error).__name__).advising(_DO_UNREACHABLE) from error
+
+
+@contextmanager
+def connected(access: Access, domain: str | None) -> Iterator[NatsClient]:
+    """
+    Connect to NATS for the block. The client does not reconnect, so that a lost connection fails the caller instead of its next request.
+
+    :param domain: JetStream domain; ``None``: that of the server
+    :raises InvalidError: nats-py is not installed
+    :raises StoreRefusedError: the credentials were not accepted, or the server has no TLS and the connection requires it
+    :raises UnavailableError: no server answered
+    """
+    loop = asyncio.new_event_loop()
+    thread = Thread(target=loop.run_forever, name="streamsem-nats", daemon=True)
+    thread.start()
+    problems: list[Exception] = []
+    try:
+        connection = _result(loop, _opened(access, problems))
+        api = f"$JS.{domain}.API" if domain else "$JS.API"
+        try:
+            yield NatsClient(api, loop, connection, problems)
+        finally:
+            with suppress(Exception):
+                _result(loop, connection.close())
+    finally:
+        with suppress(Exception):
+            _result(loop, _cancel_rest())
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def _result(loop: asyncio.AbstractEventLoop, awaited: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run_coroutine_threadsafe(awaited, loop).result(2 * TIMEOUT_S)
+
+
+async def _cancel_rest() -> None:
+    """Cancel the tasks that the client has left, because a loop must not be closed before its tasks have ended."""
+    rest = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in rest:
+        task.cancel()
+    await asyncio.gather(*rest, return_exceptions=True)
+
+
+async def _opened(access: Access, problems: list[Exception]) -> Any:
+    try:
+        from nats.aio.client import Client, RawCredentials
+    except ImportError as error:
+        raise InvalidError(
+            "nats-py is not installed", accepted="pip install 'airflow-provider-streamsem[nats]'"
+        ) from error
+    connection = Client()
+
+    async def record(problem: Exception) -> None:
+        problems.append(problem)
+
+    def secret(value: str) -> Any:
+        """Return a callback, which the client calls after the TLS handshake. Without TLS it fails before the secret is sent."""
+
+        def give() -> str:
+            _require_tls(access, connection)
+            return value
+
+        return give
+
+    given: dict[str, Any] = {"tls": access.context()} if access.tls else {}
+    if access.login:
+        given |= {"user": secret(access.login), "password": secret(access.password)}
+    if access.token:
+        given["token"] = secret(access.token)
+    if access.creds:
+        given["user_credentials"] = RawCredentials(access.creds)
+    try:
+        await connection.connect(
+            servers=[f"{'tls' if access.tls else 'nats'}://{server}" for server in access.servers],
+            name="streamsem", error_cb=record, allow_reconnect=False, connect_timeout=int(TIMEOUT_S), max_reconnect_attempts=1,
+            reconnect_time_wait=1, **given,
+        )  # fmt: skip
+        _require_tls(access, connection)
+    except StreamsemError:
+        await _closed(connection)
+        raise
+    except Exception as error:
+        await _closed(connection)
+        where = {"servers": list(access.servers), "error": type(error).__name__}
+        texts = " ".join(str(each).lower() for each in (error, *problems))
+        if "authorization" in texts or "authentication" in texts or "credentials" in texts:
+            raise StoreRefusedError("NATS did not accept the credentials; nothing was read", **where).advising(
+                _DO_REFUSED
+            ) from None
+        what = "no NATS server answered at these addresses; nothing was read"
+        raise UnavailableError(what, **where).advising(_DO_UNREACHABLE) from None
+    return connection
+
+
+def _require_tls(access: Access, connection: Any) -> None:
+    """Refuse a server that offers no TLS, if the connection requires TLS. The client itself would continue without encryption."""
+    if access.tls and not connection._server_info.get("tls_required"):
+        raise StoreRefusedError(
+            "the connection requires TLS, and the NATS server does not offer it; no credentials were sent",
+            servers=list(access.servers),
+        ).advising("enable TLS on the server, or remove the TLS settings of the connection; then run again.")
+
+
+async def _closed(connection: Any) -> None:
+    with suppress(Exception):
+        await connection.close()
+
+
+async def _pulled(connection: Any, subject: str, request: Mapping[str, int]) -> list[Delivered]:
+    """
+    Send one pull request, and return its messages.
+
+    Each request has its own subscription, so that a late status message of an earlier request cannot end it. A message without a reply subject is a status
+    message: it says why the request ended.
+    """
+    received: list[Delivered] = []
+    ended = asyncio.Event()
+
+    async def receive(message: Any) -> None:
+        if message.reply:
+            received.append(_delivered(message))
+        if not message.reply or len(received) == request["batch"]:
+            ended.set()
+
+    # No limit of the client may drop messages. The size of the request limits them.
+    inbox = connection.new_inbox()
+    subscription = await connection.subscribe(inbox, cb=receive, pending_msgs_limit=0, pending_bytes_limit=0)
+    try:
+        await connection.publish(subject, json.dumps({**request, "no_wait": True}).encode(), reply=inbox)
+        await asyncio.wait_for(ended.wait(), TIMEOUT_S)
+    finally:
+        await subscription.unsubscribe()
+    return received
+
+
+def _delivered(message: Any) -> Delivered:
+    """Decode a message. The subject for its acknowledgement contains its sequence and time: nine tokens, or more with a domain and an account."""
+    tokens = message.reply.split(".")
+    sequence, number, time_ns = (int(token) for token in (tokens[5:8] if len(tokens) == 9 else tokens[7:10]))
+    headers = None if message.headers is None else {str(name): str(value) for name, value in message.headers.items()}
+    return Delivered(message.subject, sequence, number, time_ns, headers, message.data)

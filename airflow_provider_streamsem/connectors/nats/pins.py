@@ -1,0 +1,72 @@
+"""The pin of a range of sequences of a stream (D5). Pins come from the log, which is not trusted, so their stream is checked against the pipeline (R6)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from airflow_provider_streamsem.errors import LogDamagedError
+from airflow_provider_streamsem.protocol.codec import build
+from airflow_provider_streamsem.protocol.entries import Json
+
+
+@dataclass(frozen=True, slots=True)
+class SequencePin:
+    """
+    A planned range of sequences.
+
+    :param created: when the stream was created, as the server writes it. It identifies the stream among streams with the same name
+    :param start: first sequence, inclusive, 1 or more
+    :param end: end of the range, exclusive
+    :param last_time: time of the message with sequence ``end - 1``; ``""`` if there was none. If another message has this sequence, the stream lost messages
+    """
+
+    stream: str
+    created: str
+    start: int
+    end: int
+    last_time: str
+
+    @property
+    def partition(self) -> str:
+        """Return the key of the stream in offsets and ranges."""
+        return partition_name(self.stream, self.created)
+
+
+def partition_name(stream: str, created: str) -> str:
+    """
+    Return the key of a stream in offsets and ranges: ``ORDERS@2026-01-31T00:00:00.123456789Z``.
+
+    A stream that was deleted and recreated has another creation time. So the sequences of the old and of the new stream are distinct.
+    """
+    return f"{stream}@{created}"
+
+
+def read_pins(pins: Json, stream: str) -> tuple[SequencePin, ...]:
+    """
+    Decode the pins of a plan.
+
+    :param stream: the stream that the pipeline reads
+    :raises LogDamagedError: the pins have another form, or name another stream
+    """
+    try:
+        found = tuple(build(SequencePin, pin, "pins") for pin in (pins if isinstance(pins, list) else [pins]))
+    except LogDamagedError as error:
+        what = "the pins of a plan are not ranges of a NATS stream; nothing was read"
+        raise LogDamagedError(what, invariant="R6") from error
+    if any(not 1 <= pin.start < pin.end for pin in found):
+        raise LogDamagedError("the pins of a plan are not ranges of a NATS stream; nothing was read", invariant="R6")
+    refuse_other_streams((pin.partition for pin in found), stream)
+    return found
+
+
+def refuse_other_streams(partitions: Iterable[str], stream: str) -> None:
+    """
+    Refuse partitions of other streams than the one that the pipeline reads. Called before any request.
+
+    :raises LogDamagedError: a partition belongs to another stream
+    """
+    others = sorted({name for name in partitions if name.partition("@")[0] != stream})
+    if others:
+        what = "the log names NATS streams that the pipeline does not read; nothing was read"
+        raise LogDamagedError(what, invariant="R6", partitions=others, stream=stream)

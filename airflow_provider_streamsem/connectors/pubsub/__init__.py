@@ -1,0 +1,1 @@
+"""Google Cloud Pub/Sub as a queue of the queue source."""

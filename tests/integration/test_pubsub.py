@@ -1,0 +1,316 @@
+"""A Pub/Sub subscription as a source. Each message becomes one record, also if deliveries repeat or the process is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_streamsem import Pipeline, PubSubQueue, QueueSource
+from airflow_provider_streamsem.commitlog.log import CommitLog, RetryPolicy
+from airflow_provider_streamsem.connectors.landing.messages import Landing
+from airflow_provider_streamsem.connectors.pubsub.client import PubSubReceiver
+from airflow_provider_streamsem.errors import InvalidError, StoreRefusedError, UnavailableError
+from airflow_provider_streamsem.stores.contract import open_store
+from airflow_provider_streamsem.stores.memory import open_memory_store
+from airflow_provider_streamsem.testing.clock import ManualClock
+from airflow_provider_streamsem.testing.stores import Crash
+from tests.connectors.kafka.brokers import CalledBroker, CalledStore, Calls
+from tests.integration.parts.pubsub_server import PubSubServer
+from tests.integration.parts.server import search_path
+from tests.pipeline_fixture import PipelineFixture
+
+pytestmark = pytest.mark.integration
+_NAMES = count()
+
+
+class Subscription:
+    """A topic and a subscription for one test, with the fixture of the pipeline that reads it."""
+
+    def __init__(self, root: Path, *, ack_deadline_s: int = 10, **config: Any) -> None:
+        from google.cloud.pubsub_v1 import PublisherClient, SubscriberClient
+
+        root.mkdir(exist_ok=True)
+        self.fixture = PipelineFixture(root, store=open_memory_store(f"pubsub-{next(_NAMES)}"))
+        self.publisher, self.subscriber = PublisherClient(), SubscriberClient()
+        name = f"orders-{next(_NAMES)}"
+        self.topic = f"projects/test/topics/{name}"
+        self.path = f"projects/test/subscriptions/{name}"
+        self.create_topic(self.topic)
+        self.subscriber.create_subscription(
+            request={"name": self.path, "topic": self.topic, "ack_deadline_seconds": ack_deadline_s, **config}
+        )
+        self.queue = PubSubQueue(subscription=self.path, ack_deadline_s=60, wait_s=2)
+        self.sent = 0
+
+    def create_topic(self, topic: str) -> None:
+        self.publisher.create_topic(request={"name": topic})
+
+    def put(self, *bodies: bytes, key: str = "", **attributes: str) -> list[str]:
+        from google.pubsub_v1 import PubsubMessage
+        from google.pubsub_v1.services.publisher import PublisherClient
+
+        messages = [PubsubMessage(data=body, attributes=attributes, ordering_key=key) for body in bodies]
+        sent = PublisherClient.publish(self.publisher, topic=self.topic, messages=messages)
+        return [*sent.message_ids]
+
+    def send(self, messages: int, **given: str) -> None:
+        self.put(*(json.dumps({"id": n}).encode() for n in range(self.sent, self.sent + messages)), **given)
+        self.sent += messages
+
+    def redeliver(self, *handles: str) -> None:
+        """End the ack deadlines of deliveries now, as their expiry does."""
+        self.subscriber.modify_ack_deadline(subscription=self.path, ack_ids=handles, ack_deadline_seconds=0)
+
+    def left(self) -> int:
+        """Return the number of messages that can be delivered now. They stay undelivered."""
+        found = self.subscriber.pull(subscription=self.path, max_messages=1000, timeout=5)
+        handles = [one.ack_id for one in found.received_messages]
+        if handles:
+            self.redeliver(*handles)
+        return len(handles)
+
+    def pipeline(self, **source: Any) -> Pipeline:
+        arguments = {"landing": str(self.fixture.root / "in"), "schema": "id long", **source}
+        return self.fixture.pipeline(source=QueueSource(queue=self.queue, **arguments))
+
+    def run(self, run_key: str, **source: Any) -> Any:
+        return self.fixture.run(run_key, pipeline=self.pipeline(**source))
+
+    def landed(self) -> list[dict[str, Any]]:
+        files = sorted((self.fixture.root / "in").glob("*.jsonl"), reverse=True)
+        return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+    def check(self) -> None:
+        assert self.left() == 0
+        assert self.fixture.verdict().findings == []
+        assert self.fixture.visible() == Counter(range(self.sent))
+
+
+@pytest.fixture
+def emulator(pubsub: PubSubServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("PUBSUB_EMULATOR_HOST", pubsub.address_of_clients)
+    return
+
+
+@pytest.fixture
+def orders(emulator: None, tmp_path: Path) -> Subscription:
+    return Subscription(tmp_path)
+
+
+def test_messages_are_committed_once_and_acknowledged(orders: Subscription) -> None:
+    orders.send(250)
+    assert orders.run("a", max_messages=200).counts["read"] == 200
+    assert orders.left() == 50
+    assert orders.run("b").counts["read"] == 50
+    orders.check()
+
+
+def test_attributes_ids_and_bodies_are_landed_unchanged(orders: Subscription) -> None:
+    ids = orders.put("a\r\n\u2028b ☃".encode(), kind="ä") + orders.put(b"\xff", key="k")
+    orders.pipeline().source.open(orders.fixture.log(), None).poll(None)
+    assert orders.left() == 0
+    landed = {one["id"]: one for one in orders.landed()}
+    assert sorted(landed) == sorted(ids)
+    first, second = landed[ids[0]], landed[ids[1]]
+    assert (first["body"], first["headers"]["kind"]) == ("a\r\n\u2028b ☃", "ä")
+    assert (second["body"], second["encoding"], second["headers"]["goog-ordering-key"]) == ("/w==", "base64", "k")
+    assert first["headers"]["goog-publish-time"].endswith("Z")
+
+
+def test_landed_message_that_was_not_acknowledged_is_redelivered_and_dropped(
+    orders: Subscription, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders.send(3)
+    handles: list[Any] = []
+
+    def unanswered(self: PubSubReceiver, given: Any) -> None:
+        handles.extend(given)
+        raise UnavailableError("no answer")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(PubSubReceiver, "acknowledge", unanswered)
+        assert orders.run("a").counts["read"] == 3
+    assert orders.left() == 0
+    orders.redeliver(*handles)
+    orders.send(1)
+    assert orders.left() == 4
+    assert orders.run("b").counts["read"] == 1
+    orders.check()
+
+
+def test_expired_ack_id_is_ignored_and_its_message_is_dropped_at_the_next_delivery(orders: Subscription) -> None:
+    orders.send(2)
+    with orders.queue.connect() as slow:
+        source = orders.pipeline().source
+        landing = Landing(CommitLog(open_store(str(orders.fixture.root / "in"))), source.window, source.queue.lineage)  # type: ignore[attr-defined]
+        receive = slow.receive
+
+        def expires(most: int) -> Any:
+            found = receive(most)
+            if found:
+                orders.redeliver(*(message.handle for message in found))
+                time.sleep(0.1)
+                assert orders.left() == 2  # another consumer gets them, under new ack ids
+            return found
+
+        slow.receive = expires  # type: ignore[method-assign]
+        assert landing.land(slow, most=2, seconds=60) == 2
+    assert orders.left() == 2
+    assert orders.run("a").counts["read"] == 2
+    orders.check()
+
+
+def test_ack_deadline_is_extended_beyond_that_of_the_subscription(orders: Subscription) -> None:
+    orders.send(2)
+    with orders.queue.connect() as receiver:
+        found = receiver.receive(10)
+        time.sleep(11)
+        assert receiver.receive(10) == []
+        receiver.acknowledge([message.handle for message in found])
+    assert orders.left() == 0
+
+
+def test_messages_with_an_ordering_key_are_landed_in_order(emulator: None, tmp_path: Path) -> None:
+    orders = Subscription(tmp_path, enable_message_ordering=True)
+    for _ in range(3):
+        orders.send(1, key="k")
+    for n in range(4):
+        orders.run(f"run-{n}")
+    assert [json.loads(one["body"])["id"] for one in orders.landed()] == [0, 1, 2]
+    orders.check()
+
+
+def test_poison_message_is_quarantined_and_not_sent_to_the_dead_letter_topic(emulator: None, tmp_path: Path) -> None:
+    dead = Subscription(tmp_path / "dead")
+    policy = {"dead_letter_topic": dead.topic, "max_delivery_attempts": 5}
+    orders = Subscription(tmp_path / "orders", dead_letter_policy=policy)
+    orders.put(b"no json")
+    assert orders.run("a").counts["quarantined"] == 1
+    assert orders.landed()[0]["headers"]["goog-delivery-attempt"] == "1"
+    assert (orders.left(), dead.left()) == (0, 0)
+
+
+def test_message_that_was_never_landed_goes_to_the_dead_letter_topic_which_is_a_queue_too(
+    emulator: None, tmp_path: Path
+) -> None:
+    dead = Subscription(tmp_path / "dead")
+    policy = {"dead_letter_topic": dead.topic, "max_delivery_attempts": 5}
+    orders = Subscription(tmp_path / "orders", dead_letter_policy=policy)
+    orders.send(1)
+    with orders.queue.connect() as receiver:
+        for _ in range(5):
+            orders.redeliver(*(message.handle for message in receiver.receive(10)))
+        assert receiver.receive(10) == []
+    orders.subscriber.delete_subscription(subscription=orders.path)  # this server sends the dead letter again and again
+    assert dead.run("a", max_messages=1).counts["read"] == 1
+    assert dead.fixture.visible() == Counter([0])
+
+
+def test_crash_at_every_call_of_a_landing_gives_each_message_one_record(emulator: None, tmp_path: Path) -> None:
+    def land(orders: Subscription, calls: Calls) -> None:
+        source = orders.pipeline().source
+        location = CalledStore(open_store(str(orders.fixture.root / "in")), calls)
+        log = CommitLog(location, ManualClock(), RetryPolicy(tries=2))
+        with orders.queue.connect() as receiver:
+            Landing(log, source.window, orders.queue.lineage).land(  # type: ignore[attr-defined]
+                CalledBroker(receiver, calls),  # type: ignore[arg-type]
+                most=4,
+                seconds=60,
+            )
+
+    calls = Calls()
+    whole = Subscription(tmp_path / "whole")
+    whole.send(4)
+    land(whole, calls)
+    assert {"receive", "acknowledge", "create"} <= set(calls.names)
+    for at in range(len(calls.names)):
+        for after in (False, True):
+            orders = Subscription(tmp_path / f"{at}-{after}")
+            orders.queue = PubSubQueue(subscription=orders.path, ack_deadline_s=10, wait_s=2)
+            delivered: list[Any] = []
+            receive = PubSubReceiver.receive
+
+            def recorded(self: PubSubReceiver, most: int, to: list[Any] = delivered, receive: Any = receive) -> Any:
+                found = receive(self, most)
+                to += [message.handle for message in found]
+                return found
+
+            orders.send(4)
+            PubSubReceiver.receive = recorded  # type: ignore[method-assign]
+            try:
+                with suppress(Crash):
+                    land(orders, Calls(at, after=after))
+                    raise AssertionError("the process did not die")
+            finally:
+                PubSubReceiver.receive = receive  # type: ignore[method-assign]
+            if delivered:
+                orders.redeliver(*delivered)
+            for n in range(2):
+                orders.run(f"run-{n}")
+            orders.check()
+
+
+LANDER = """
+import os, signal, sys
+from airflow_provider_streamsem import PubSubQueue, QueueSource
+from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.connectors.landing import messages as landing
+from airflow_provider_streamsem.stores.contract import open_store
+name, location, when = sys.argv[1:]
+source = QueueSource(queue=PubSubQueue(subscription=name, ack_deadline_s=10, wait_s=1), landing=location, schema="id long")
+method = landing.Landing._acknowledge
+def killed(self, receiver, messages):
+    if when == "after":
+        method(self, receiver, messages)
+    os.kill(os.getpid(), signal.SIGKILL)
+landing.Landing._acknowledge = killed
+with source.queue.connect() as receiver:
+    landing.Landing(CommitLog(open_store(location)), source.window, source.queue.lineage).land(receiver, most=100, seconds=60)
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_process_killed_around_the_acknowledgement_loses_and_repeats_no_message(
+    orders: Subscription, when: str
+) -> None:
+    orders.send(6)
+    argv = [sys.executable, "-c", LANDER, orders.path, str(orders.fixture.root / "in"), when]
+    done = subprocess.run(argv, env={**os.environ, "PYTHONPATH": search_path()}, capture_output=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-2000:]
+    orders.send(1)
+    if when == "before":
+        assert orders.left() == 1
+        time.sleep(10.1)
+        assert orders.left() == 7
+    for n in range(2):
+        orders.run(f"run-{n}")
+    orders.check()
+
+
+def test_missing_subscription_is_a_refusal_and_an_unreachable_server_is_retryable(
+    orders: Subscription, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders.queue = PubSubQueue(subscription="projects/test/subscriptions/not-there", wait_s=1)
+    with pytest.raises(StoreRefusedError, match="Pub/Sub refused a request"):
+        orders.run("a")
+    monkeypatch.setenv("PUBSUB_EMULATOR_HOST", "127.0.0.1:9")
+    orders.queue = PubSubQueue(subscription=orders.path, wait_s=1)
+    with pytest.raises(UnavailableError, match="no clear answer"):
+        orders.run("a")
+
+
+def test_emulator_reports_no_number_of_waiting_messages(orders: Subscription) -> None:
+    with pytest.raises(InvalidError, match="emulator"), orders.queue.connect() as receiver:
+        receiver.waiting()
