@@ -231,12 +231,32 @@ def label(source: Any, sink: Any, **between: Any) -> str:
     return str(found).split("\n")[0]
 
 
-def by_sink(corner: str, columns: Mapping[str, Callable[[Any], str]]) -> list[str]:
-    """Return a table with a row for each sink."""
-    lines = [f"| {corner} | " + " | ".join(columns) + " |", "|---|" + "---|" * len(columns)]
-    return lines + [
-        f"| {name} | " + " | ".join(of(sink) for of in columns.values()) + " |" for name, sink in SINKS.items()
-    ]
+def labels(sink: Any) -> dict[str, dict[str, str]]:
+    """Return source → column → label of a pipeline from the source into the sink. The columns are those of :data:`BETWEEN`, and ``""`` for nothing between."""
+    columns: Mapping[str, Mapping[str, Any]] = {"": {}, **BETWEEN}
+    return {
+        name: {column: label(source, sink, **between) for column, between in columns.items()}
+        for name, source in SOURCES.items()
+    }
+
+
+def groups_of_sinks() -> dict[str, dict[str, dict[str, str]]]:
+    """Return names of sinks → their labels. Sinks that have the same labels with every source are one group."""
+    found: list[tuple[list[str], dict[str, dict[str, str]]]] = []
+    for name, sink in SINKS.items():
+        computed = labels(sink)
+        same = next((names for names, others in found if others == computed), None)
+        if same is None:
+            found.append(([name], computed))
+        else:
+            same.append(name)
+    return {"; ".join(names): computed for names, computed in found}
+
+
+def by_source(columns: Mapping[str, Callable[[str], str]]) -> list[str]:
+    """Return a table with a row for each source."""
+    lines = ["| source | " + " | ".join(columns) + " |", "|---|" + "---|" * len(columns)]
+    return lines + [f"| {name} | " + " | ".join(of(name) for of in columns.values()) + " |" for name in SOURCES]
 
 
 REFUSED_TEXT = (
@@ -305,14 +325,24 @@ REFUSED = [
 """where, what is refused, and the page that describes it"""
 
 
+_LETTERS = "ABCDEFGH"
+
+
+def _cell(found: Mapping[str, Mapping[str, str]], column: str, source: str) -> str:
+    return found[source][column]
+
+
 def page() -> str:
     """Return the whole page."""
-    lines = [HEAD, "## Source by sink", ""]
-    lines += by_sink("sink", {name: partial(label, source) for name, source in SOURCES.items()})
+    groups = groups_of_sinks()
+    lines = [HEAD, "## Source by sink", "", "Sinks of one group have the same labels with every source:", ""]
+    for number, names in enumerate(groups):
+        lines += [f"- **{_LETTERS[number]}**: {names}"]
+    lines += ["", *by_source({_LETTERS[n]: partial(_cell, found, "") for n, found in enumerate(groups.values())})]
     lines += ["", "## With a predicate, a transform or deduplication", ""]
-    for name, source in SOURCES.items():
-        columns = {other: partial(label, source, **between) for other, between in BETWEEN.items()}
-        lines += [*by_sink(f"source {name}, sink", columns), ""]
+    for number, found in enumerate(groups.values()):
+        lines += [f"Into sinks of group **{_LETTERS[number]}**:", ""]
+        lines += [*by_source({column: partial(_cell, found, column) for column in BETWEEN}), ""]
     lines += ["## Why", ""]
     kinds: tuple[tuple[str, Mapping[str, Any]], ...] = (("source", SOURCES), ("sink", SINKS))
     for kind, parts in kinds:
