@@ -33,6 +33,7 @@ _NAMES = {
     "Json": "airflow_provider_streamsem.connectors.parsing.decoders",
     "KafkaSink": "airflow_provider_streamsem.connectors.kafka.sink",
     "KafkaSource": "airflow_provider_streamsem.connectors.kafka.source",
+    "KinesisSource": "airflow_provider_streamsem.connectors.kinesis.source",
     "Limits": "airflow_provider_streamsem.limits",
     "MicroBatchOperator": "airflow_provider_streamsem.operators.micro_batch",
     "NatsSource": "airflow_provider_streamsem.connectors.nats.source",
@@ -91,6 +92,7 @@ __all__ = [
     "Json",
     "KafkaSink",
     "KafkaSource",
+    "KinesisSource",
     "Limits",
     "MicroBatchOperator",
     "NatsSource",
@@ -141,6 +143,7 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.connectors.iceberg.source import IcebergSource
     from airflow_provider_streamsem.connectors.kafka.sink import KafkaSink
     from airflow_provider_streamsem.connectors.kafka.source import KafkaSource
+    from airflow_provider_streamsem.connectors.kinesis.source import KinesisSource
     from airflow_provider_streamsem.connectors.nats.source import NatsSource
     from airflow_provider_streamsem.connectors.parsing.decoders import Avro, Json
     from airflow_provider_streamsem.connectors.pipeline.source import PipelineSource

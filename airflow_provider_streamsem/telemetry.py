@@ -69,9 +69,9 @@ class SourcePolled:
         """Build the event from the planner's offsets."""
         return cls(committed=_kept(committed), latest=_kept(latest))
 
-    def behind(self, committed: Offsets) -> int:
-        """Return the number of offsets between ``committed`` and ``latest``."""
-        return length(between(committed, self.latest))
+    def behind(self, committed: Offsets, items_in: Callable[[Ranges], int] = length) -> int:
+        """Return the number of items between ``committed`` and ``latest``. ``items_in`` counts those of a range."""
+        return items_in(between(committed, self.latest))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

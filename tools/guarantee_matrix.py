@@ -16,6 +16,7 @@ from airflow_provider_streamsem import (
     FilesSource,
     JdbcSource,
     KafkaSource,
+    KinesisSource,
     NatsSource,
     Pipeline,
     PipelineSource,
@@ -40,6 +41,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "guarantees.md"
 SOURCES: Mapping[str, Any] = {
     "files": FilesSource(path="/in", format="json", schema="id long"),
     "Kafka": KafkaSource(topics=["orders"], bootstrap_servers="broker:9092"),
+    "Kinesis": KinesisSource(stream="orders"),
     "Postgres": JdbcSource(conn_id="shop", table="orders", cursor="id"),
     "Postgres, changed rows": JdbcSource(conn_id="shop", table="orders", cursor="updated_at", changes="follow"),
     "other databases": JdbcSource(conn_id="shop", table="orders", cursor="created_at", lag=600),
@@ -94,6 +96,12 @@ SOURCE_PROOFS: Mapping[str, tuple[str, ...]] = {
         "tests/integration/test_kafka.py::test_retry_reads_the_planned_range_though_more_records_arrived",
         "tests/integration/test_kafka.py::test_partition_truncated_below_a_planned_range_is_detected_though_it_has_grown_again",
         "tests/integration/test_kafka.py::test_executors_fail_on_missing_offsets_instead_of_reading_others",
+    ),
+    "Kinesis": (
+        "tests/integration/test_kinesis.py::test_records_before_between_and_after_reshards_are_read_once_and_parents_first",
+        "tests/integration/test_kinesis.py::test_crash_at_every_request_then_a_retry_reads_every_record_once",
+        "tests/integration/test_kinesis.py::test_two_runs_interleaved_at_every_request_read_every_record_once",
+        "tests/integration/test_kinesis.py::test_reader_that_retention_overtakes_fails_instead_of_skipping_records",
     ),
     "Postgres": (
         "tests/integration/test_jdbc_source.py::test_row_that_commits_after_a_later_row_is_read",

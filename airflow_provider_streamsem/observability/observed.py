@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar
 
+from airflow_provider_streamsem.connectors.counting import items_in
 from airflow_provider_streamsem.observability.account import Account
 from airflow_provider_streamsem.observability.links import BatchLink, SparkUiLink, SparkUiListener
 from airflow_provider_streamsem.observability.logs import LogFieldsListener
@@ -42,7 +44,7 @@ class Observed:
             account,
             LogFieldsListener(),
             SpansListener(),
-            StatsListener(tags, offset_unit(pipeline.source)),
+            StatsListener(tags, offset_unit(pipeline.source), partial(items_in, pipeline.source)),
             SparkUiListener(ti),
         )
         with listening(*listeners):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from time import perf_counter
 from typing import Any, Literal
 
+from airflow_provider_streamsem.protocol.offsets import Ranges, length
 from airflow_provider_streamsem.telemetry import (
     Adopted,
     Event,
@@ -77,12 +78,14 @@ class StatsListener:
     A listener that emits the metrics in :data:`STATS`.
 
     :param tags: tag → value for every metric
-    :param unit: unit of the source's offsets, which is a tag of ``streamsem.lag``
+    :param unit: unit of the source's items, which is a tag of ``streamsem.lag``
+    :param items_in: counts the items of ranges
     """
 
-    def __init__(self, tags: Mapping[str, str], unit: str) -> None:
+    def __init__(self, tags: Mapping[str, str], unit: str, items_in: Callable[[Ranges], int] = length) -> None:
         self._tags = dict(tags)
         self._unit = unit
+        self._items_in = items_in
         self._began: list[float] = []
         self._looked: SourcePolled | None = None
         self._requests: Counter[tuple[str, bool]] = Counter()
@@ -109,7 +112,7 @@ class StatsListener:
                 self._emit_requests()
         elif isinstance(event, SourcePolled):
             self._looked = event
-            self._emit("streamsem.lag", event.behind(event.committed), unit=self._unit)
+            self._emit("streamsem.lag", event.behind(event.committed, self._items_in), unit=self._unit)
         elif isinstance(event, Adopted):
             self._emit("streamsem.attempts.adopted", 1)
         elif isinstance(event, VersionClosed):
@@ -118,7 +121,7 @@ class StatsListener:
     def _emit_decision(self, event: VersionClosed) -> None:
         self._emit("streamsem.attempts.lost", int(event.lost))
         if self._looked is not None:
-            self._emit("streamsem.lag", self._looked.behind(event.next), unit=self._unit)
+            self._emit("streamsem.lag", self._looked.behind(event.next, self._items_in), unit=self._unit)
         if not event.mine or event.result != "commit":
             return
         self._emit("streamsem.batches.committed", 1)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.connectors.contract import Planner, SourceEnd, SourceSlice
+from airflow_provider_streamsem.connectors.counting import items_in
 from airflow_provider_streamsem.connectors.upstreams import Repinning
 from airflow_provider_streamsem.errors import InternalError, SourceChangedError
 from airflow_provider_streamsem.limits import Limits
@@ -116,8 +117,9 @@ def _end(opened: Opened, planner: Planner, ready: Ready) -> SourceEnd:
     start, target = ready.head.next, ready.target
     end = planner.poll(ready.head.hint) if target is None else SourceEnd(target)
     telemetry.emit(telemetry.SourcePolled.at, start, end.offsets)
-    unit = offset_unit(opened.pipeline.source)
-    logger.info("%s", report.lag(start, end.offsets, unit=unit, is_target=target is not None))
+    source = opened.pipeline.source
+    items = items_in(source, offsets.between(start, end.offsets))
+    logger.info("%s", report.lag(items, unit=offset_unit(source), is_target=target is not None))
     return end
 
 

@@ -9,20 +9,20 @@ from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.pipeline import changes
 from airflow_provider_streamsem.pipeline.result import RunResult
 from airflow_provider_streamsem.protocol.entries import Outcome, Plan
-from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges, between, length
+from airflow_provider_streamsem.protocol.offsets import Ranges
 
 _PARTITIONS = 6
 """Maximum number of partitions that a message lists. If there are more, it only counts the rest."""
 
 
-def lag(start: Offsets, end: Offsets, *, unit: str, is_target: bool) -> str:
+def lag(items: int, *, unit: str, is_target: bool) -> str:
     """
-    Format the number of items between ``start`` (inclusive) and ``end`` (exclusive). Example: ``lag: 3 files in the source``.
+    Format the number of unread items. Example: ``lag: 3 files in the source``.
 
-    :param is_target: whether ``end`` is the target of a drain, instead of the end of the source
+    :param is_target: whether the items are those below the target of a drain, instead of all items in the source
     """
     where = "to the run's target" if is_target else "in the source"
-    return f"lag: {length(between(start, end)):,} {unit} {where}"
+    return f"lag: {items:,} {unit} {where}"
 
 
 def waiting(rows: int, limits: Limits) -> str:

@@ -16,6 +16,7 @@ from airflow_provider_streamsem import dedup, registry, state_files, telemetry
 from airflow_provider_streamsem.arguments import flag, text
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.contract import Compacting, Planner, Source
+from airflow_provider_streamsem.connectors.counting import items_in_gaps
 from airflow_provider_streamsem.engine import Engine, Job, Produced, nothing_produced
 from airflow_provider_streamsem.errors import (
     DataError,
@@ -41,7 +42,7 @@ from airflow_provider_streamsem.pipeline.plan_reprocess import (
 from airflow_provider_streamsem.pipeline.publish import publish
 from airflow_provider_streamsem.pipeline.result import RunResult, answer, empty
 from airflow_provider_streamsem.pipeline.spec import Pipeline
-from airflow_provider_streamsem.protocol import invariants, offsets
+from airflow_provider_streamsem.protocol import invariants
 from airflow_provider_streamsem.protocol.entries import Json, Outcome, Plan, StagedManifest
 from airflow_provider_streamsem.protocol.procedures import Open, PendingPublish, Position, Ready, RunComplete, settled
 from airflow_provider_streamsem.protocol.view import ClosedHead, OpenHead
@@ -458,7 +459,9 @@ class Run:
             schemas=staged.schemas,
             quarantine=staged.quarantine,
             gaps=plan.gaps,
-            counts=staged.counts if not plan.gaps else {**staged.counts, "gaps": offsets.gap_length(plan.gaps)},
+            counts=staged.counts
+            if not plan.gaps
+            else {**staged.counts, "gaps": items_in_gaps(self.opened.pipeline.source, plan.gaps)},
             replaces=plan.replaces,
             next=invariants.next_after(plan, before=head.next, committed=True),
             hint=self._hint(head, plan, staged),

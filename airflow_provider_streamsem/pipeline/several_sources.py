@@ -25,6 +25,7 @@ from airflow_provider_streamsem.connectors.contract import (
     SourceSlice,
     Warns,
 )
+from airflow_provider_streamsem.connectors.counting import items_in
 from airflow_provider_streamsem.connectors.upstreams import Repinning
 from airflow_provider_streamsem.delivery import weaker
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, StreamsemError
@@ -205,6 +206,10 @@ class SeveralSources:
                 with _naming(name):
                     planned[name] = tuple(source.repin(own, _part(gaps, name), planned.get(name, ())))
         return [SourcePins(name, planned[name]) for name in self.parts if planned.get(name)]
+
+    def items_in(self, ranges: Ranges) -> int:
+        """Return the number of items of all sources in the ranges."""
+        return sum(items_in(source, _part(ranges, name)) for name, source in self.parts.items())
 
     def expiry(self, start: Offsets, *, within_ms: int | None, now_ms: int) -> Expiry:
         """

@@ -61,8 +61,3 @@ def reached(offsets: Offsets, target: Offsets) -> bool:
 def within(ranges: Ranges, target: Offsets) -> bool:
     """Whether no range exceeds ``target``. A partition that is absent from the target must not have a range."""
     return all(partition in target and end <= target[partition] for partition, (_, end) in ranges.items())
-
-
-def gap_length(gaps: Gaps) -> int:
-    """Return the number of offsets in the gaps, summed over all partitions."""
-    return sum(end - start for pieces in gaps.values() for start, end in pieces)

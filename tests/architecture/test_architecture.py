@@ -62,14 +62,15 @@ def test_no_module_has_a_generic_name() -> None:
 
 
 def test_nothing_is_unpickled_or_evaluated() -> None:
+    senders = {PACKAGE / "spark" / "shipping.py", PACKAGE / "connectors" / "kinesis" / "records.py"}
     for path, tree in TREES.items():
         for node in ast.walk(tree):
             if isinstance(node, (ast.Import, ast.ImportFrom)):
                 names = [a.name for a in node.names] + [getattr(node, "module", "") or ""]
                 found = {"pickle", "cloudpickle", "marshal", "shelve"} & set(names)
-                # This module only tells Spark's pickler which modules to send by value. It loads nothing.
-                assert not found or (path.name, found) == ("shipping.py", {"cloudpickle"}), path
-    assert not re.search(r"cloudpickle\.(load|dump)", TEXT[PACKAGE / "spark" / "shipping.py"])
+                # These modules only tell Spark's pickler which modules to send by value. They load nothing.
+                assert not found or (path in senders and found == {"cloudpickle"}), path
+    assert not [path for path in senders if re.search(r"cloudpickle\.(load|dump)", TEXT[path])]
 
 
 def test_public_names_equal_the_names_of_the_package() -> None:
@@ -121,6 +122,7 @@ def test_base_error_cannot_be_raised() -> None:
 def test_every_raised_error_is_public_or_marked_as_internal() -> None:
     allowed = {cls.__name__ for cls in ERRORS} | {
         "UnknownAnswerError",
+        "RangeChangedError",  # fails a task of Spark, and the engine translates it
         "Crash",
         "TypeError",
         "ValueError",

@@ -16,6 +16,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.integration.parts.kafka import Broker
+from tests.integration.parts.kinesis import Kinesalite
 from tests.integration.parts.nats import NatsServer
 from tests.integration.parts.pubsub_server import PubSubServer
 from tests.integration.parts.rabbitmq import RabbitMQ
@@ -47,6 +48,17 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """Start a Kafka broker."""
     server = Broker(tmp_path_factory.mktemp("kafka"))
     with running(server):
+        yield server
+
+
+@pytest.fixture(scope="session")
+def kinesis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kinesalite]:
+    """Start a Kinesis server, and set credentials that it accepts."""
+    server = Kinesalite(tmp_path_factory.mktemp("kinesis"))
+    names = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": "us-east-1"}
+    with running(server):
+        for name, value in names.items():
+            os.environ.setdefault(name, value)
         yield server
 
 

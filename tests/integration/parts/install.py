@@ -1,7 +1,8 @@
 """
-Installs the real servers on this machine: jars with Maven, S3 servers, NATS and Pub/Sub with Go. `python -m tests.integration.parts.install`.
+Installs the real servers on this machine. `python -m tests.integration.parts.install`.
 
-Jars stay in Maven's repository. `.parts/` contains the class paths that name them, and the compiled programs.
+Maven has the jars, Go the S3 servers, NATS and Pub/Sub, and npm a Kinesis server. Jars stay in Maven's repository. `.parts/` contains the class paths that name
+them, the compiled programs and the Kinesis server.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ GO_PROGRAMS = {
 }
 PUBSUB = Path(__file__).parent / "pubsub"
 """A Go module with a program around Google's Pub/Sub server for tests. Its ``go.mod`` and ``go.sum`` pin the versions."""
+KINESALITE = "kinesalite@3.3.3"
 
 
 class MissingPartError(Exception):
@@ -63,6 +65,17 @@ def pubsub_server() -> str:
     return str(program)
 
 
+def kinesalite() -> Path:
+    """Return the directory that has kinesalite and its dependencies. A missing one is downloaded."""
+    home = PARTS / "kinesalite"
+    if not (home / "node_modules" / "kinesalite").exists():
+        home.mkdir(parents=True, exist_ok=True)
+        (home / "package.json").write_text('{"private": true}')
+        # Its native database is optional: the tests keep their records in memory.
+        _run([tool("npm"), "install", "--prefix", str(home), "--ignore-scripts", "--no-audit", "--no-fund", KINESALITE])
+    return home
+
+
 def archive() -> Path:
     """Return the path of the class archive for Spark with the jars of the profile ``spark``. A missing archive is written."""
     path = PARTS / "spark.jsa"
@@ -96,7 +109,7 @@ def tool(name: str, *locations: str) -> str:
     )
     if found is None:
         raise MissingPartError(
-            f"{name} is not on this machine. Do: install it (Debian: maven, golang, postgresql, mariadb-server, rabbitmq-server) and run again."
+            f"{name} is not on this machine. Do: install it (Debian: maven, golang, nodejs, npm, postgresql, mariadb-server, rabbitmq-server) and run again."
         )
     return found
 
@@ -113,11 +126,13 @@ def _run(command: list[str], **environment: str) -> None:
 
 
 if __name__ == "__main__":
-    builders = [package for program, package in (("mvn", "maven"), ("go", "golang")) if shutil.which(program) is None]
+    programs = (("mvn", "maven"), ("go", "golang"), ("node", "nodejs"), ("npm", "npm"))
+    builders = [package for program, package in programs if shutil.which(program) is None]
     debian("postgresql", "mariadb-server", "rabbitmq-server", *builders)
     for each in ("kafka", "spark", "peers", "iceberg"):
         classpath(each)
     for each in [*(sys.argv[1:] or ["versitygw"]), "nats-server"]:
         go_program(each)
     pubsub_server()
+    kinesalite()
     archive()

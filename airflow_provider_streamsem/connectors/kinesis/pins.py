@@ -1,0 +1,122 @@
+"""The names of shards in the log, and the pin of a range of a shard (D5). Pins come from the log, which is not trusted, so they are checked (R6)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from airflow_provider_streamsem.errors import LogDamagedError
+from airflow_provider_streamsem.protocol.codec import build
+from airflow_provider_streamsem.protocol.entries import Json
+
+_NAME = re.compile(r"([a-zA-Z0-9_.-]{1,128})/([a-zA-Z0-9_.-]{1,128})@([0-9]{1,12})")
+
+
+_LEAST_TIME, _LEAST_NUMBER = 10**12, 2**64
+
+
+def is_number(number: int) -> bool:
+    """Return whether a number may be a sequence number of Kinesis. Those of other servers may be smaller."""
+    return number >= _LEAST_NUMBER
+
+
+def is_time(offset: int) -> bool:
+    """
+    Return whether an offset is a time in milliseconds UTC, and not a sequence number.
+
+    A shard without records has no sequence number at which a pipeline can start, so its initial offset is the time of the start: every later record is unread.
+    Sequence numbers of Kinesis have 186 bits, so every record is above every time. 10^12 is a time in 2001.
+    """
+    return _LEAST_TIME <= offset < _LEAST_NUMBER
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Partition:
+    """
+    A shard of a stream.
+
+    A stream that was deleted and recreated has another creation time, so its shards are other partitions.
+
+    :param created_s: when the stream was created, in seconds since the epoch
+    """
+
+    stream: str
+    shard: str
+    created_s: int
+
+    @property
+    def name(self) -> str:
+        """Return the key of the shard in offsets and ranges: ``orders/shardId-000000000000@1767225600``."""
+        return f"{self.stream}/{self.shard}@{self.created_s}"
+
+
+def parse_partition(name: str) -> Partition:
+    """
+    Parse the name of a partition.
+
+    :raises LogDamagedError: the name does not have the form of :attr:`Partition.name`
+    """
+    found = _NAME.fullmatch(name)
+    if found is None:
+        raise LogDamagedError("the log contains an invalid name of a Kinesis shard", invariant="R6", partition=name)
+    return Partition(stream=found[1], shard=found[2], created_s=int(found[3]))
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPin:
+    """
+    A planned range of records of a shard.
+
+    :param created_s: when the stream was created, in seconds since the epoch
+    :param first: sequence number of the first record
+    :param last: sequence number of the last record, inclusive
+    :param lowest_key: lowest hash key of the shard, inclusive
+    :param highest_key: highest hash key of the shard, inclusive
+    :param retention_h: retention of the stream when the plan was made, in hours
+    :param parents: ids of the shards from which a split or a merge made this shard
+    """
+
+    stream: str
+    created_s: int
+    shard: str
+    first: int
+    last: int
+    lowest_key: int
+    highest_key: int
+    retention_h: int
+    parents: tuple[str, ...]
+
+    @property
+    def partition(self) -> Partition:
+        """Return the shard."""
+        return Partition(self.stream, self.shard, self.created_s)
+
+
+def read_pins(pins: Json, *, stream: str) -> tuple[ShardPin, ...]:
+    """
+    Decode the pins of a plan.
+
+    :param stream: the stream that the source reads
+    :raises LogDamagedError: the pins have another form, or name another stream
+    """
+    what = "the pins of a plan are not ranges of Kinesis shards; nothing was read"
+    try:
+        found = tuple(build(ShardPin, pin, "pins") for pin in (pins if isinstance(pins, list) else [pins]))
+    except LogDamagedError as error:
+        raise LogDamagedError(what, invariant="R6") from error
+    if any(not 0 <= pin.first <= pin.last or not _NAME.fullmatch(pin.partition.name) for pin in found):
+        raise LogDamagedError(what, invariant="R6")
+    refuse_other_streams({pin.stream for pin in found}, stream=stream)
+    return found
+
+
+def refuse_other_streams(found: set[str], *, stream: str) -> None:
+    """
+    Refuse streams that the source does not read. Called before any request.
+
+    :raises LogDamagedError: the log names another stream
+    """
+    others = sorted(found - {stream})
+    if others:
+        what = "the log names streams that the pipeline does not read; nothing was read"
+        raise LogDamagedError(what, invariant="R6", streams=others)

@@ -1,0 +1,352 @@
+"""Plans the next ranges of a Kinesis stream: finds the ends of the shards, lost records, and the order of parents and children."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+
+from airflow_provider_streamsem.clock import Clock
+from airflow_provider_streamsem.connectors.contract import SourceEnd, SourceSlice
+from airflow_provider_streamsem.connectors.kinesis.pins import ShardPin, is_time, parse_partition, refuse_other_streams
+from airflow_provider_streamsem.connectors.kinesis.stream import End, Found, KinesisStream, Listing, Shard
+from airflow_provider_streamsem.errors import SourceChangedError
+from airflow_provider_streamsem.limits import Limits
+from airflow_provider_streamsem.protocol.entries import Json
+from airflow_provider_streamsem.protocol.offsets import Gaps, Offsets, Ranges, between, position
+
+logger = logging.getLogger(__name__)
+
+_HOUR_MS = 3_600_000
+_CLOCK_MARGIN_MS = 600_000
+_PAGE_RECORDS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class KinesisEnd(SourceEnd):
+    """
+    The end of each shard.
+
+    :param listing: the shards at the time of the poll
+    :param found: partition → what the poll found
+    :param known: partition → the end that was known before the poll
+    :param at_ms: when the poll began, in milliseconds UTC
+    """
+
+    listing: Listing
+    found: Mapping[str, End]
+    known: Offsets
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """
+    What an earlier plan knew of a shard.
+
+    :param end: the end of the shard
+    :param offset: the next offset to read
+    :param since_ms: no record at or above ``offset`` arrived before this time, in milliseconds UTC
+    """
+
+    end: int
+    offset: int
+    since_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Hint:
+    """
+    What an earlier plan knew.
+
+    :param at_ms: when the shards were listed, in milliseconds UTC; 0 if there was no earlier plan
+    :param shards: partition → what the plan knew of it
+    """
+
+    at_ms: int = 0
+    shards: Mapping[str, _Seen] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """
+    The part of an unread range that a slice reads.
+
+    :param start: start of the unread range
+    :param lost_before: records from ``start`` to this offset may be lost; equal to ``start`` if none is
+    :param first: sequence number of the first record; ``None`` if the shard has no record of the range
+    :param last: sequence number of the last record, inclusive
+    :param rows: number of counted records
+    :param arrived_ms: when the last record arrived, in milliseconds UTC; ``None`` if it was not read
+    """
+
+    start: int
+    lost_before: int
+    first: int | None
+    last: int
+    rows: int
+    arrived_ms: int | None = None
+
+
+class KinesisPlanner:
+    """
+    A Kinesis source that is bound to a commit log.
+
+    The hint records when the newest plan was made, and of each shard the end, the next offset to read, and a time before which no record at or above that
+    offset arrived: ``{"at_ms": 1767225600000, "shards": {partition: [end, offset, since_ms]}}``.
+
+    :param stream: name of the stream
+    :param requests: returns the object that sends requests to the stream
+    :param clock: the clock of the log
+    """
+
+    def __init__(self, stream: str, requests: Callable[[], KinesisStream], clock: Clock) -> None:
+        self._name = stream
+        self._requests = requests
+        self._clock = clock
+        self._ends: Offsets = {}
+
+    @cached_property
+    def _stream(self) -> KinesisStream:
+        return self._requests()
+
+    def poll(self, hint: Json) -> KinesisEnd:
+        """Return the end of each shard. For a shard that no longer exists it is the last known end, so that its unread records are not skipped silently."""
+        at_ms = self._clock.now_ms()
+        listing = self._stream.listing()
+        hinted = {name: seen.end for name, seen in _read_hint(hint).shards.items()}
+        known = {name: max(position(hinted, name), position(self._ends, name)) for name in {*hinted, *self._ends}}
+        found = self._stream.for_each(
+            {
+                shard.partition.name: partial(
+                    self._stream.end,
+                    shard,
+                    position(known, shard.partition.name),
+                    now_ms=at_ms,
+                    retention_h=listing.retention_h,
+                )
+                for shard in listing.shards
+            }
+        )
+        self._ends = {**known, **{name: end.offset for name, end in found.items()}}
+        return KinesisEnd(self._ends, listing, found, known, at_ms)
+
+    def slice(
+        self, start: Offsets, end: SourceEnd, limits: Limits, hint: Json, *, on_data_loss: str
+    ) -> SourceSlice | None:
+        """
+        Select ranges from ``start`` (inclusive) towards ``end`` (exclusive).
+
+        A shard is part of the slice only if the slice reads all unread records of its parents too, or if they have none. With ``limits.max_rows``, the planner
+        reads the records that it counts, and the children of a shard with unread records wait for a later batch.
+
+        :param on_data_loss: ``"fail"``: missing records fail the run. ``"record_gap"``: they become gaps, which do not count towards the limit
+        :returns: ``None`` if there is nothing to read
+        :raises SourceChangedError: with ``"fail"``, records may be missing or the stream was recreated. Nothing was written
+        """
+        refuse_other_streams({parse_partition(name).stream for name in {*start, *end.offsets}}, stream=self._name)
+        unread, seen = between(start, end.offsets), _read_hint(hint)
+        if not unread:
+            return None
+        listing = end.listing if isinstance(end, KinesisEnd) else self._stream.listing()
+        self._check_incarnation(start, listing, on_data_loss)
+        shards = {shard.partition.name: shard for shard in listing.shards}
+        waiting = _waiting_for_parents(shards, unread) if limits.max_rows is not None else set()
+        chosen = {name: found for name, found in unread.items() if name not in waiting}
+        share = None if limits.max_rows is None else max(1, limits.max_rows // len(chosen))
+        counted = share if share is not None or limits.min_rows is None else limits.min_rows
+        choose = partial(self._part, listing=listing, seen=seen, end=end, share=share, counted=counted)
+        parts = self._stream.for_each(
+            {name: partial(choose, shards[name], *found) for name, found in chosen.items() if name in shards}
+        )
+        missing = {name: _Part(*found, None, found[1] - 1, 0) for name, found in chosen.items() if name not in shards}
+        found = {**parts, **missing}
+        return self._joined(found, shards, listing, self._next_hint(start, end, seen, found), on_data_loss)
+
+    def _part(
+        self,
+        shard: Shard,
+        start: int,
+        stop: int,
+        *,
+        listing: Listing,
+        seen: _Hint,
+        end: SourceEnd,
+        share: int | None,
+        counted: int | None,
+    ) -> _Part:
+        """Return the part of an unread range ``[start, stop)`` that the slice reads, at most ``share`` records."""
+        name = shard.partition.shard
+        oldest = self._stream.oldest(name)
+        if oldest is None or oldest.number >= stop:
+            return _Part(start, stop, None, stop - 1, 0)
+        first: Found | None = oldest
+        if oldest.number < start:
+            first = self._first(shard, start, end)
+        if first is None or first.number >= stop:
+            what = "a shard has no records between the committed offset and its end; nothing was written"
+            raise SourceChangedError(what, partition=shard.partition.name, range=(start, stop))
+        is_lost = oldest.number > start and not self._is_proven(shard.partition.name, start, listing, seen)
+        last, rows, arrived_ms = stop - 1, 1, None
+        if counted is not None:
+            reached, rows = self._counted(name, first, stop, counted)
+            if share is not None:
+                last, arrived_ms = reached.number, reached.arrived_ms
+        return _Part(start, first.number if is_lost else start, first.number, last, rows, arrived_ms)
+
+    def _first(self, shard: Shard, start: int, end: SourceEnd) -> Found | None:
+        """Return the first record at or above ``start``. The poll has found it already if it began there."""
+        if isinstance(end, KinesisEnd) and position(end.known, shard.partition.name) == start:
+            found = end.found[shard.partition.name].first
+            if found is not None:
+                return found
+        return self._stream.first_from(shard.partition.shard, start)
+
+    def _is_proven(self, name: str, start: int, listing: Listing, seen: _Hint) -> bool:
+        """
+        Return whether no record at or above ``start`` can have expired, although the record before ``start`` has.
+
+        It is proven if no unread record arrived before a time that is within the retention.
+        """
+        kept_since_ms = self._clock.now_ms() - listing.retention_h * _HOUR_MS + _CLOCK_MARGIN_MS
+        return self._unread_since_ms(name, start, seen) >= kept_since_ms
+
+    def _unread_since_ms(self, name: str, start: int, seen: _Hint) -> int:
+        """
+        Return a time in milliseconds UTC before which no record at or above ``start`` arrived: at least the creation of the stream.
+
+        A shard that no earlier plan knew was created after that plan listed the shards.
+        """
+        times = [parse_partition(name).created_s * 1000]
+        if is_time(start):
+            times.append(start)
+        if name in seen.shards and seen.shards[name].offset <= start:
+            times.append(seen.shards[name].since_ms)
+        if name not in seen.shards and start == 0:
+            times.append(seen.at_ms)
+        return max(times)
+
+    def _next_hint(self, start: Offsets, end: SourceEnd, seen: _Hint, parts: Mapping[str, _Part]) -> Json:
+        """Return the hint of a plan. A later plan of a drain has not polled, so it keeps the times of the poll before."""
+        at_ms = end.at_ms if isinstance(end, KinesisEnd) else seen.at_ms
+        shards = {}
+        for name in sorted({*start, *end.offsets, *seen.shards}):
+            known = max(position(end.offsets, name), seen.shards[name].end if name in seen.shards else 0)
+            offset, since_ms = position(start, name), self._unread_since_ms(name, position(start, name), seen)
+            if name in parts:
+                offset, since_ms = parts[name].last + 1, parts[name].arrived_ms or since_ms
+            if isinstance(end, KinesisEnd) and offset >= known:
+                since_ms = at_ms
+            shards[name] = [known, offset, since_ms]
+        return {"at_ms": at_ms, "shards": shards}
+
+    def _counted(self, shard: str, first: Found, stop: int, most: int) -> tuple[Found, int]:
+        """Return the record number ``most`` from ``first`` on, or the last one below ``stop``, and the number of records up to it."""
+        last, rows = first, 0
+        for records in self._stream.records_at(shard, first.number, min(most, _PAGE_RECORDS)):
+            for record in records:
+                if rows == most or record.number >= stop:
+                    return last, rows
+                last, rows = record, rows + 1
+            if rows == most or last.number == stop - 1:
+                break
+        return last, rows
+
+    def _check_incarnation(self, start: Offsets, listing: Listing, on_data_loss: str) -> None:
+        """
+        Refuse a stream that was deleted and recreated, because its unread records are lost. With ``"record_gap"``, log a warning instead.
+
+        :raises SourceChangedError: names the stream. Nothing was written
+        """
+        read = {parse_partition(name).created_s for name in start}
+        if not read or listing.created_s in read:
+            return
+        if on_data_loss == "fail":
+            what = "the stream was deleted and recreated, and its unread records are lost; nothing was written"
+            raise SourceChangedError(what, stream=self._name, committed=sorted(read), created_s=listing.created_s)
+        logger.warning("stream %s was deleted and recreated; reading the new stream from its beginning", self._name)
+
+    def _joined(
+        self,
+        parts: Mapping[str, _Part],
+        shards: Mapping[str, Shard],
+        listing: Listing,
+        hint: Json,
+        on_data_loss: str,
+    ) -> SourceSlice:
+        """
+        Return the slice of the parts.
+
+        :raises SourceChangedError: with ``on_data_loss="fail"``, records may be missing. Nothing was written
+        """
+        gaps: Gaps = {
+            name: ((part.start, part.lost_before),)
+            for name, part in sorted(parts.items())
+            if part.lost_before > part.start
+        }
+        if gaps and on_data_loss == "fail":
+            what = "unread records are missing in Kinesis, or Kinesis cannot prove that none is; nothing was written"
+            raise SourceChangedError(what, lost=gaps, retention_h=listing.retention_h)
+        if gaps:
+            logger.warning("recording offsets as gaps, because Kinesis no longer has their records: %s", gaps)
+        ranges: Ranges = {name: (part.start, part.last + 1) for name, part in sorted(parts.items())}
+        pins = [
+            ShardPin(
+                stream=self._name,
+                created_s=listing.created_s,
+                shard=shards[name].partition.shard,
+                first=part.first,
+                last=part.last,
+                lowest_key=shards[name].lowest_key,
+                highest_key=shards[name].highest_key,
+                retention_h=listing.retention_h,
+                parents=shards[name].parents,
+            )
+            for name, part in sorted(parts.items())
+            if part.first is not None
+        ]
+        return SourceSlice(
+            ranges=ranges, gaps=gaps, pins=pins, hint=hint, rows=sum(part.rows for part in parts.values())
+        )
+
+    def lag(self, start: Offsets, hint: Json) -> int:
+        """Return the number of shards with unread records. Two requests for each shard."""
+        return len(self._first_unread(start))
+
+    def unread_before(self, start: Offsets, at_ms: int) -> int:
+        """Return the number of shards whose first unread record arrived before ``at_ms`` (milliseconds UTC, exclusive)."""
+        return sum(found.arrived_ms < at_ms for found in self._first_unread(start).values())
+
+    def minimum_clock(self, start: Offsets) -> int | None:
+        """Return when the first unread record arrived, in milliseconds UTC; ``None`` if no record is unread."""
+        return min((found.arrived_ms for found in self._first_unread(start).values()), default=None)
+
+    def _first_unread(self, start: Offsets) -> dict[str, Found]:
+        """Return partition → the first unread record, for the shards that have one."""
+        names = {shard.partition.name: shard.partition.shard for shard in self._stream.listing().shards}
+        found = self._stream.for_each(
+            {name: partial(self._stream.first_from, shard, position(start, name)) for name, shard in names.items()}
+        )
+        return {name: record for name, record in found.items() if record is not None}
+
+
+def _waiting_for_parents(shards: Mapping[str, Shard], unread: Ranges) -> set[str]:
+    """Return the partitions of which an ancestor has unread records."""
+    waiting: set[str] = set()
+    names = {shard.partition.shard: name for name, shard in shards.items()}
+    for name, shard in shards.items():  # parents come before their children
+        parents = {names[parent] for parent in shard.parents if parent in names}
+        if parents & (waiting | {*unread}):
+            waiting.add(name)
+    return waiting
+
+
+def _read_hint(hint: Json) -> _Hint:
+    """Return the hint; an empty one, which proves nothing, if it has another form."""
+    shards = hint.get("shards") if isinstance(hint, Mapping) else None
+    if not isinstance(hint, Mapping) or type(hint.get("at_ms")) is not int or not isinstance(shards, Mapping):
+        return _Hint()
+    if not all(isinstance(seen, Sequence) and [type(n) for n in seen] == [int, int, int] for seen in shards.values()):
+        return _Hint()
+    return _Hint(hint["at_ms"], {name: _Seen(*seen) for name, seen in shards.items()})

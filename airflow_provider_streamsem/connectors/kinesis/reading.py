@@ -1,0 +1,189 @@
+"""
+Reads the records of a planned range of a shard. Needs only the standard library, boto3 and pyarrow, because executors run this module.
+
+An executor gets the functions of this module by value, so it needs no installation of this package.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+from airflow_provider_streamsem.connectors.kinesis.aggregated import split
+
+PAGE_RECORDS = 10_000
+"""Maximum number of records of one request, a limit of Kinesis."""
+ATTEMPTS = 12
+"""Maximum number of attempts of a request. botocore waits between them with exponential back-off and jitter, up to 20 seconds."""
+_BATCH_BYTES = 8 << 20
+_CLOCK_MARGIN_MS = 300_000
+
+
+class RangeChangedError(Exception):
+    """Kinesis did not return exactly the records of a planned range. The next attempt determines which records are missing."""
+
+
+def client(
+    *, endpoint_url: str | None = None, profile_name: str | None = None, region_name: str | None = None, **keys: Any
+) -> Any:
+    """
+    Return a boto3 client. Values that are ``None`` come from boto3's default chain on this machine.
+
+    :param keys: ``aws_access_key_id``, ``aws_secret_access_key`` and ``aws_session_token``
+    """
+    import boto3.session
+    from botocore.config import Config
+
+    config = Config(
+        retries={"total_max_attempts": ATTEMPTS, "mode": "standard"},
+        connect_timeout=5,
+        read_timeout=30,
+        max_pool_connections=32,
+    )
+    session = boto3.session.Session(profile_name=profile_name, region_name=region_name, **keys)
+    return session.client("kinesis", endpoint_url=endpoint_url, config=config)
+
+
+def after(sequence_number: int | str) -> dict[str, Any]:
+    """Return the position after a record, as arguments of GetShardIterator."""
+    return {"ShardIteratorType": "AFTER_SEQUENCE_NUMBER", "StartingSequenceNumber": str(sequence_number)}
+
+
+def at(sequence_number: int | str) -> dict[str, Any]:
+    """Return the position of a record, as arguments of GetShardIterator."""
+    return {"ShardIteratorType": "AT_SEQUENCE_NUMBER", "StartingSequenceNumber": str(sequence_number)}
+
+
+def pages(client: Any, stream: str, shard: str, position: Mapping[str, Any], limit: int) -> Iterator[Mapping[str, Any]]:
+    """
+    Yield the answers of GetRecords from a position on, empty ones included. Ends at the end of a closed shard.
+
+    An iterator of Kinesis expires after five minutes. Then the function requests another one, after the last record that it has yielded.
+
+    :param position: arguments of GetShardIterator
+    :param limit: maximum number of records of a request, 1 to 10,000
+    """
+    where = {"StreamName": stream, "ShardId": shard}
+    iterator = client.get_shard_iterator(**where, **position)["ShardIterator"]
+    while iterator is not None:
+        try:
+            page = client.get_records(ShardIterator=iterator, Limit=limit)
+        except client.exceptions.ExpiredIteratorException:
+            iterator = client.get_shard_iterator(**where, **position)["ShardIterator"]
+            continue
+        if page["Records"]:
+            position = after(page["Records"][-1]["SequenceNumber"])
+        iterator = page.get("NextShardIterator")
+        yield page
+
+
+def milliseconds(at: datetime) -> int:
+    """Return a time in milliseconds since the epoch."""
+    return round(at.timestamp() * 1000)
+
+
+def user_records(
+    record: Mapping[str, Any], aggregation: str, keys: tuple[int, int]
+) -> Iterator[tuple[int, str, bytes]]:
+    """
+    Yield the user records of a record of Kinesis: the sub-sequence number, the partition key and the data.
+
+    After a reshard, the KPL repeats the user records that arrived in a shard of other hash keys. So with ``"kpl"`` they are not part of this shard.
+
+    :param aggregation: ``"kpl"``, ``"all"`` or ``"none"``; see ``KinesisSource``
+    :param keys: lowest and highest hash key of the shard, both inclusive
+    """
+    found = None if aggregation == "none" else split(record["Data"])
+    if found is None:
+        yield 0, record["PartitionKey"], record["Data"]
+        return
+    for number, user in enumerate(found):
+        if aggregation == "all" or keys[0] <= user.hash_key <= keys[1]:
+            yield number, user.partition_key, user.data
+
+
+def range_of(client: Any, pin: Mapping[str, Any]) -> Iterator[list[Mapping[str, Any]]]:
+    """
+    Yield the records of a planned range, page by page, and check that none is missing.
+
+    Retention deletes the oldest records. If it passes the position of a reader, Kinesis continues with later records and reports no error. So the range must
+    begin with its first record. And if the last record of a page may have expired when the next page was read, the shard must still have it.
+
+    :param pin: the fields of a ``ShardPin``
+    :raises RangeChangedError: records of the range are missing
+    """
+    stream, shard, first, last = pin["stream"], pin["shard"], int(pin["first"]), int(pin["last"])
+    seen: Mapping[str, Any] | None = None
+    for page in pages(client, stream, shard, at(first), PAGE_RECORDS):
+        records = [record for record in page["Records"] if int(record["SequenceNumber"]) <= last]
+        if records:
+            if seen is None and int(records[0]["SequenceNumber"]) != first:
+                raise RangeChangedError(f"shard {shard} of stream {stream} no longer has the first record of the range")
+            if seen is not None and _may_have_expired(seen, pin["retention_h"]):
+                _check_oldest(client, stream, shard, int(seen["SequenceNumber"]))
+            yield records
+            seen = records[-1]
+        if seen is not None and int(seen["SequenceNumber"]) == last:
+            return
+        if len(records) < len(page["Records"]) or (not page["Records"] and page.get("MillisBehindLatest") == 0):
+            break
+    raise RangeChangedError(f"shard {shard} of stream {stream} no longer has the last record of the range")
+
+
+def _may_have_expired(record: Mapping[str, Any], retention_h: int) -> bool:
+    arrived_ms = milliseconds(record["ApproximateArrivalTimestamp"])
+    return arrived_ms < time.time() * 1000 - retention_h * 3_600_000 + _CLOCK_MARGIN_MS  # noqa: TID251 executors have no other clock
+
+
+def _check_oldest(client: Any, stream: str, shard: str, before: int) -> None:
+    """
+    Check that the shard still has the record after which a reader has continued.
+
+    :raises RangeChangedError: retention has deleted it, and maybe records after it
+    """
+    for page in pages(client, stream, shard, {"ShardIteratorType": "TRIM_HORIZON"}, 1):
+        if page["Records"]:
+            if int(page["Records"][0]["SequenceNumber"]) <= before:
+                return
+            break
+        if page.get("MillisBehindLatest") == 0:
+            break
+    raise RangeChangedError(f"retention deleted records of shard {shard} of stream {stream} during the read")
+
+
+def batches(client: Any, pin: Mapping[str, Any], aggregation: str) -> Iterator[Any]:
+    """
+    Yield the user records of a planned range as Arrow record batches.
+
+    :raises RangeChangedError: records of the range are missing
+    """
+    keys = int(pin["lowest_key"]), int(pin["highest_key"])
+    rows: list[tuple[Any, ...]] = []
+    size = 0
+    for records in range_of(client, pin):
+        for record in records:
+            number, arrived = record["SequenceNumber"], record["ApproximateArrivalTimestamp"]
+            for sub, key, data in user_records(record, aggregation, keys):
+                rows.append((pin["stream"], pin["shard"], number, sub, arrived, key, data))
+                size += len(data)
+            if size >= _BATCH_BYTES:
+                yield _batch(rows)
+                rows, size = [], 0
+    if rows:
+        yield _batch(rows)
+
+
+def _batch(rows: list[tuple[Any, ...]]) -> Any:
+    """Return rows as an Arrow record batch with the columns of ``records.COLUMNS``."""
+    import pyarrow as pa
+
+    text = pa.string()
+    types = {
+        "stream": text, "shard_id": text, "sequence_number": text, "sub_sequence_number": pa.int64(),
+        "approximate_arrival_timestamp": pa.timestamp("us", tz="UTC"), "partition_key": text, "data": pa.binary(),
+    }  # fmt: skip
+    columns = zip(*rows, strict=True)
+    arrays = [pa.array(values, kind) for values, kind in zip(columns, types.values(), strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, names=list(types))

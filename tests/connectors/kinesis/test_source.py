@@ -1,0 +1,259 @@
+"""The Kinesis source on moto: requests and errors of the API. Ranges and reshards need a server with real sequence numbers: tests/integration/test_kinesis.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import boto3
+import pytest
+from botocore.exceptions import ClientError
+from moto import mock_aws
+
+from airflow_provider_streamsem import Avro, Json, KinesisSource, Limits
+from airflow_provider_streamsem.clock import SYSTEM_CLOCK
+from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.connectors.contract import SourceEnd
+from airflow_provider_streamsem.connectors.counting import items_in, items_in_gaps
+from airflow_provider_streamsem.connectors.kinesis import stream as requests
+from airflow_provider_streamsem.connectors.kinesis.planner import KinesisPlanner
+from airflow_provider_streamsem.errors import (
+    InvalidError,
+    LogDamagedError,
+    RecordsMissingError,
+    SourceChangedError,
+    StoreRefusedError,
+    StreamsemError,
+    UnavailableError,
+)
+from airflow_provider_streamsem.pipeline.several_sources import SeveralSources
+from airflow_provider_streamsem.stores.memory import MemoryStore
+from airflow_provider_streamsem.testing.clock import ManualClock
+
+_NAMES = count()
+PIN = {
+    "stream": "orders", "created_s": 1, "shard": "shardId-000000000000", "first": 1, "last": 2, "lowest_key": 0, "highest_key": 9,
+    "retention_h": 24, "parents": [],
+}  # fmt: skip
+
+
+@pytest.fixture
+def kinesis(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    for name, value in (
+        ("ACCESS_KEY_ID", "testing"),
+        ("SECRET_ACCESS_KEY", "testing"),
+        ("DEFAULT_REGION", "eu-west-1"),
+    ):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    requests._client.cache_clear()
+    with mock_aws():
+        yield boto3.client("kinesis")
+    requests._client.cache_clear()
+
+
+@pytest.fixture
+def source(kinesis: Any) -> KinesisSource:
+    name = f"orders-{next(_NAMES)}"
+    kinesis.create_stream(StreamName=name, ShardCount=2)
+    return KinesisSource(stream=name)
+
+
+def put(kinesis: Any, source: KinesisSource, records: int) -> None:
+    for n in range(records):
+        kinesis.put_record(StreamName=source.stream, Data=b"%d" % n, PartitionKey="k", ExplicitHashKey="0")
+
+
+def planner_of(source: KinesisSource) -> KinesisPlanner:
+    return source.open(CommitLog(MemoryStore(), SYSTEM_CLOCK), None)
+
+
+def test_plan_has_the_first_and_last_record_and_the_next_plan_continues(kinesis: Any, source: KinesisSource) -> None:
+    start = source.initial_offsets()
+    put(kinesis, source, 3)
+    planner = planner_of(source)
+    found = planner.slice(start, planner.poll(None), Limits(max_rows=2), None, on_data_loss="fail")
+    assert found is not None
+    [pin] = found.pins
+    assert (pin.first, pin.last, found.rows) == (1, 2, 2)
+    source.check_pins(found.pins, was_read=False)
+    start = {**start, **{name: stop for name, (_, stop) in found.ranges.items()}}
+    later = planner.slice(start, planner.poll(found.hint), Limits(), found.hint, on_data_loss="fail")
+    assert later is not None
+    assert [(pin.first, pin.last) for pin in later.pins] == [(3, 3)]
+
+
+def test_hint_of_another_form_only_costs_requests(kinesis: Any, source: KinesisSource) -> None:
+    put(kinesis, source, 2)
+    start = source.initial_offsets()
+    for hint in (
+        "text",
+        {"at_ms": "x", "shards": {}},
+        {"at_ms": 1, "shards": {"a": [1, 2]}},
+        {"at_ms": 1, "shards": 7},
+    ):
+        planner = planner_of(source)
+        found = planner.slice(start, planner.poll(hint), Limits(), hint, on_data_loss="fail")
+        assert found is not None
+        assert [(pin.first, pin.last) for pin in found.pins] == [(1, 2)]
+
+
+def test_min_rows_counts_records_and_does_not_shorten_the_range(kinesis: Any, source: KinesisSource) -> None:
+    start = source.initial_offsets()
+    put(kinesis, source, 5)
+    planner = planner_of(source)
+    limits = Limits(min_rows=2, max_delay_s=60)
+    found = planner.slice(start, planner.poll(None), limits, None, on_data_loss="fail")
+    assert found is not None
+    assert (found.rows, [pin.last for pin in found.pins]) == (2, [5])
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"stream": "arn:aws:kinesis:eu-west-1:1:stream/orders"}, "stream"),
+        ({"stream": ""}, "stream"),
+        ({"conn_id": "a b"}, "conn_id"),
+        ({"endpoint_url": "http://user:password@host"}, "endpoint_url"),
+        ({"starting": "yesterday"}, "starting"),
+        ({"starting": {}}, "starting"),
+        ({"starting": {"shardId-000000000000": "-1"}}, "starting"),
+        ({"starting": {"shardId-000000000000": 1.5}}, "starting"),
+        ({"value": Avro('{"type": "record", "name": "a", "fields": []}')}, "value"),
+        ({"aggregation": "yes"}, "aggregation"),
+    ],
+    ids=str,
+)
+def test_argument_that_is_not_valid_is_refused_by_name(given: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidError, match=named) as raised:
+        KinesisSource(**{"stream": "orders", **given})
+    assert "password" not in str(raised.value)
+
+
+def test_arguments_in_toml_form_make_the_same_source() -> None:
+    source = KinesisSource(
+        stream="orders",
+        starting={"shardId-000000000000": 7},
+        value=Json("id long"),
+        aggregation="all",  # type: ignore[dict-item]
+    )
+    again = KinesisSource(**source.to_json())
+    assert again == source
+    assert again.starting == {"shardId-000000000000": "7"}
+
+
+@pytest.mark.parametrize(
+    "change", [{"stream": "other"}, {"first": 3}, {"first": -1}, {"shard": "a/b@1"}, {"shard": "x" * 200}], ids=str
+)
+def test_pin_that_the_source_does_not_read_is_refused(change: dict[str, Any]) -> None:
+    assert KinesisSource(stream="orders").read_pins([PIN])
+    with pytest.raises(LogDamagedError):
+        KinesisSource(stream="orders").read_pins([PIN | change])
+
+
+def test_offsets_of_another_stream_are_refused_before_any_request() -> None:
+    source = KinesisSource(stream="orders")
+    planner = planner_of(source)
+    for name in ("other/shardId-000000000000@1", "orders"):
+        with pytest.raises(LogDamagedError):
+            planner.slice({name: 1}, SourceEnd({name: 2}), Limits(), None, on_data_loss="fail")
+
+
+def test_shard_that_is_missing_is_refused_or_a_gap(kinesis: Any, source: KinesisSource) -> None:
+    start = source.initial_offsets()
+    put(kinesis, source, 1)
+    other = next(iter(start)).replace("shardId-000000000000", "shardId-000000000009")
+    planner = planner_of(source)
+    known = {"at_ms": SYSTEM_CLOCK.now_ms(), "shards": {other: [50, 40, 1]}}
+    offsets = {**start, other: 40}
+    with pytest.raises(SourceChangedError, match="missing"):
+        planner.slice(offsets, planner.poll(known), Limits(), known, on_data_loss="fail")
+    found = planner.slice(offsets, planner.poll(known), Limits(), known, on_data_loss="record_gap")
+    assert found is not None
+    assert found.gaps == {other: ((40, 50),)}
+    assert items_in_gaps(source, found.gaps) == 1
+
+
+def test_range_without_a_proof_that_no_record_has_expired_is_refused(kinesis: Any, source: KinesisSource) -> None:
+    """The stream is older than its retention, and the oldest record of a new shard may not be its first one."""
+    start = source.initial_offsets()
+    put(kinesis, source, 1)
+    later = ManualClock(SYSTEM_CLOCK.now_ms() + 25 * 3_600_000)
+    ago = {"at_ms": SYSTEM_CLOCK.now_ms(), "shards": {}}
+    now = {"at_ms": later.now_ms(), "shards": {}}
+    planner = source.open(CommitLog(MemoryStore(), later), None)
+    for hint in (None, "text", ago):
+        with pytest.raises(SourceChangedError, match="cannot prove"):
+            planner.slice(start, planner.poll(hint), Limits(), hint, on_data_loss="fail")
+    assert planner.slice(start, planner.poll(now), Limits(), now, on_data_loss="fail") is not None
+
+
+def test_lag_and_gaps_count_shards_and_not_sequence_numbers() -> None:
+    source = KinesisSource(stream="orders")
+    assert items_in(source, {"a": (10**50, 10**55), "b": (0, 7)}) == 2
+    assert items_in(SeveralSources({"x": source}), {"x/a": (10**50, 10**55)}) == 1
+
+
+def test_stream_that_does_not_exist_is_named(kinesis: Any) -> None:
+    with pytest.raises(SourceChangedError, match=r"does not exist.*orders-missing") as raised:
+        KinesisSource(stream="orders-missing").initial_offsets()
+    assert not raised.value.retryable
+
+
+def test_recreated_stream_fails_the_check_of_a_plan(kinesis: Any, source: KinesisSource) -> None:
+    with pytest.raises(RecordsMissingError, match="recreated"):
+        source.check_pins(source.read_pins([PIN | {"stream": source.stream}]), was_read=True)
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "expected"),
+    [
+        ("AccessDeniedException", 400, StoreRefusedError),
+        ("UnrecognizedClientException", 400, StoreRefusedError),
+        ("ProvisionedThroughputExceededException", 400, UnavailableError),
+        ("LimitExceededException", 400, UnavailableError),
+        ("ExpiredTokenException", 400, UnavailableError),
+        ("InternalFailure", 500, UnavailableError),
+    ],
+)
+def test_refused_requests_become_one_clear_error(
+    source: KinesisSource, code: str, status: int, expected: type[StreamsemError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(self: Any, operation: str, given: Any) -> Any:
+        answer = {"Error": {"Code": code, "Message": "text"}, "ResponseMetadata": {"HTTPStatusCode": status}}
+        raise ClientError(answer, operation)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("botocore.client.BaseClient._make_api_call", refused)
+    with pytest.raises(expected, match=source.stream) as raised:
+        source.initial_offsets()
+    assert raised.value.retryable is (expected is UnavailableError)
+
+
+def test_process_without_credentials_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
+    with pytest.raises(StoreRefusedError, match="lacks credentials"):
+        KinesisSource(stream="orders", region="eu-west-1", endpoint_url="http://127.0.0.1:9").initial_offsets()
+
+
+def test_connection_of_another_type_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_ORDERS", '{"conn_type": "kafka"}')
+    with pytest.raises(InvalidError, match="type aws"):
+        KinesisSource(stream="orders", conn_id="orders").initial_offsets()
+
+
+def test_thousands_of_shards_are_planned_parents_first(kinesis: Any) -> None:
+    shards = [
+        {
+            "ShardId": f"shardId-{n:012d}", "HashKeyRange": {"StartingHashKey": "0", "EndingHashKey": "9"},
+            "SequenceNumberRange": {"StartingSequenceNumber": "1"}, **({"ParentShardId": f"shardId-{n // 2:012d}"} if n else {}),
+        }
+        for n in reversed(range(10_000))
+    ]  # fmt: skip
+    ordered = requests._parents_first([requests._shard("orders", 1, shard) for shard in shards])
+    place = {shard.partition.shard: at for at, shard in enumerate(ordered)}
+    assert len(place) == 10_000
+    assert all(place[parent] < place[shard.partition.shard] for shard in ordered for parent in shard.parents)
