@@ -461,6 +461,7 @@ def test_crash_of_the_engine_before_and_after_the_read_then_a_retry_reads_the_pl
         orders.check()
 
 
+@pytest.mark.prove
 def test_two_runs_interleaved_at_every_request_read_every_record_once(
     kinesis: Kinesalite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

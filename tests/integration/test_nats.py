@@ -386,6 +386,7 @@ no_auth_user: admin
 """
 
 
+@pytest.mark.prove
 def test_least_privilege_suffices_and_refusals_show_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = NatsServer(tmp_path / "nats", USERS)
     with running(server):

@@ -172,6 +172,7 @@ def test_expired_ack_id_is_ignored_and_its_message_is_dropped_at_the_next_delive
     orders.check()
 
 
+@pytest.mark.prove
 def test_ack_deadline_is_extended_beyond_that_of_the_subscription(orders: Subscription) -> None:
     orders.send(2)
     with orders.queue.connect() as receiver:
@@ -218,6 +219,7 @@ def test_message_that_was_never_landed_goes_to_the_dead_letter_topic_which_is_a_
     assert dead.fixture.visible() == Counter([0])
 
 
+@pytest.mark.prove
 def test_crash_at_every_call_of_a_landing_gives_each_message_one_record(emulator: None, tmp_path: Path) -> None:
     def land(orders: Subscription, calls: Calls) -> None:
         source = orders.pipeline().source
