@@ -56,7 +56,19 @@ if TYPE_CHECKING:
 
 _PARTS = st.text("ab-_.~0é", min_size=1, max_size=3).filter(lambda part: part not in (".", ".."))
 _KEYS = st.lists(_PARTS, min_size=1, max_size=3).map("/".join)
-_CLIENTS = ("boto3", "confluent_kafka", "deltalake", "pandas", "pika", "pyarrow", "pyiceberg", "pyspark", "sqlalchemy")
+_CLIENTS = (
+    "boto3",
+    "confluent_kafka",
+    "deltalake",
+    "google.cloud.pubsub_v1",
+    "nats",
+    "pandas",
+    "pika",
+    "pyarrow",
+    "pyiceberg",
+    "pyspark",
+    "sqlalchemy",
+)
 
 
 class StoreContract:

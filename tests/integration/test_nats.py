@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from datetime import datetime, timezone
 from itertools import count
 from pathlib import Path
@@ -17,6 +22,7 @@ from pyspark.sql import SparkSession
 from airflow_provider_streamsem import Json, Limits, NatsSource, Pipeline, open_log, reprocess, run_batch, verify
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
+from airflow_provider_streamsem.connectors.nats import client
 from airflow_provider_streamsem.connectors.nats.client import connected
 from airflow_provider_streamsem.connectors.nats.reading import Reading
 from airflow_provider_streamsem.errors import (
@@ -32,7 +38,8 @@ from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import Crash
 from tests.integration.parts import certificates
 from tests.integration.parts.nats import NatsServer, Operator
-from tests.integration.parts.server import running
+from tests.integration.parts.server import free_port, running, search_path
+from tests.integration.parts.spark import ConnectServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("streamsem_spark")]
 _NAMES = count()
@@ -349,6 +356,71 @@ def test_server_that_is_down_is_a_retryable_error_and_the_run_continues_after_a_
     stream.check(range(3))
 
 
+def test_server_that_does_not_answer_is_a_retryable_error(
+    own_server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = Stream(own_server, tmp_path)
+    stream.put(range(3))
+    monkeypatch.setattr(client, "TIMEOUT_S", 2.0)
+    with connected(stream.source().access(), None) as opened:
+        own_server.send(signal.SIGSTOP)
+        with pytest.raises(UnavailableError, match="gave no clear answer"):
+            opened.stream(stream.name)
+    with pytest.raises(UnavailableError, match="no NATS server answered"):
+        stream.run("a")
+    own_server.send(signal.SIGCONT)
+    stream.run("a")
+    stream.check(range(3))
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[list[NatsServer]]:
+    """Start a cluster of three servers. Streams with three replicas survive the loss of one."""
+    ports = [free_port() for _ in range(3)]
+    routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in ports)
+    servers = [
+        NatsServer(
+            tmp_path / f"n{n}",
+            f'server_name: n{n}\ncluster {{ name: test, listen: "127.0.0.1:{port}", routes: [{routes}] }}',
+        )
+        for n, port in enumerate(ports)
+    ]
+    with running(*servers):
+        yield servers
+
+
+def test_cluster_that_loses_the_leader_of_the_stream_between_plan_and_read_loses_no_message(
+    cluster: list[NatsServer], tmp_path: Path
+) -> None:
+    stream = until(lambda: Stream(cluster[0], tmp_path, num_replicas=3))
+    stream.put(range(2_000))
+    servers = {"servers": ",".join(server.address_of_clients for server in cluster)}
+
+    class Dies(RowsEngine):
+        def stage(self, job: object, log: object) -> object:  # type: ignore[override]
+            raise Crash
+
+    with pytest.raises(Crash):
+        run_batch(stream.pipeline(servers), run_key="a", engine=Dies())  # type: ignore[arg-type]
+    leader = int(cluster[0].ask(f"STREAM.INFO.{stream.name}")["cluster"]["leader"][1:])
+    cluster[leader].kill()
+    assert until(lambda: stream.run("a", servers)).counts["read"] == 2_000
+    stream.nats = next(server for server in cluster if server.is_running)
+    stream.put(range(2_000, 2_010))
+    cluster[leader].start()
+    assert until(lambda: stream.run("b", servers)).counts["read"] == 10
+    stream.check(range(2_010))
+
+
+def until(act: Callable[[], Any]) -> Any:
+    """Return the result of a function. Repeat it while the cluster elects a leader."""
+    for _ in range(30):
+        with suppress(UnavailableError):
+            return act()
+        time.sleep(0.5)
+    return act()
+
+
 def test_server_killed_during_the_read_fails_the_attempt_and_the_retry_reads_everything(
     own_server: NatsServer, tmp_path: Path
 ) -> None:
@@ -461,5 +533,25 @@ def test_credentials_file_is_accepted_and_only_the_driver_needs_it(
         with pytest.raises(StoreRefusedError, match="did not accept the credentials"):
             source.initial_offsets()
         creds.unlink()
-        with connected(access, None) as client:
-            assert client.stream("NONE") is None
+        with connected(access, None) as opened:
+            assert opened.stream("NONE") is None
+
+
+READER = """
+import sys
+from airflow_provider_streamsem import FilesSink, Json, NatsSource, Pipeline, SparkEngine, run_batch
+remote, address, stream, root = sys.argv[1:]
+source = NatsSource(stream=stream, servers=address, value=Json("id long"))
+spec = Pipeline(name="orders", log=f"{root}/log", source=source, sinks={"out": FilesSink(path=f"{root}/out", format="parquet")})
+assert run_batch(spec, run_key="a", engine=SparkEngine(remote=remote)).counts["read"] == 30
+"""
+
+
+def test_executors_of_a_spark_connect_server_read_the_stream(stream: Stream, tmp_path: Path) -> None:
+    stream.put(range(30))
+    server = ConnectServer(tmp_path / "connect")
+    with running(server):
+        argv = [sys.executable, "-c", READER, server.url, stream.nats.address_of_clients, stream.name, str(stream.root)]
+        done = subprocess.run(argv, env={**os.environ, "PYTHONPATH": search_path()}, capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr.decode()[-3000:]
+    stream.check(range(30))

@@ -33,8 +33,6 @@ class Stream(SystemFixture):
 
 
 class TestNatsSource(SourceContract):
-    clients = (*SourceContract.clients, "nats")
-
     @pytest.fixture
     def system(self, nats: NatsServer) -> Stream:
         return Stream(nats)

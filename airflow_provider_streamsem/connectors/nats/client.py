@@ -19,6 +19,8 @@ from airflow_provider_streamsem.connectors.nats.access import Access
 from airflow_provider_streamsem.errors import InvalidError, StoreRefusedError, StreamsemError, UnavailableError
 
 TIMEOUT_S = 15.0
+_TIMEOUT_OF_ONE_S = 4
+"""Seconds for which the client waits for one server before it tries the next."""
 _STREAM_NOT_FOUND, _NO_MESSAGE, _CONSUMER_NOT_FOUND = 10059, 10037, 10014
 _DO_REFUSED = (
     "check the credentials of the connection, and that the user may request $JS.API.STREAM.INFO, STREAM.MSG.GET, CONSUMER.CREATE, CONSUMER.MSG.NEXT and "
@@ -229,11 +231,12 @@ async def _opened(access: Access, problems: list[Exception]) -> Any:
     if access.creds:
         given["user_credentials"] = RawCredentials(access.creds)
     try:
-        await connection.connect(
+        opening = connection.connect(
             servers=[f"{'tls' if access.tls else 'nats'}://{server}" for server in access.servers],
-            name="streamsem", error_cb=record, allow_reconnect=False, connect_timeout=int(TIMEOUT_S), max_reconnect_attempts=1,
+            name="streamsem", error_cb=record, allow_reconnect=False, connect_timeout=_TIMEOUT_OF_ONE_S, max_reconnect_attempts=1,
             reconnect_time_wait=1, **given,
         )  # fmt: skip
+        await asyncio.wait_for(opening, TIMEOUT_S)
         _require_tls(access, connection)
     except StreamsemError:
         await _closed(connection)

@@ -44,11 +44,18 @@ class NatsServer(Server):
         self.ask(f"STREAM.CREATE.{stream}", {"name": stream, "subjects": [f"{stream}.>"], "storage": "file", **config})
 
     def publish(self, subject: str, data: Iterable[bytes], **headers: str) -> None:
-        """Publish messages, and wait for the acknowledgement of each."""
+        """Publish messages, and wait for the acknowledgement of the last, which the stream stores after all others."""
+        messages = [*data]
         with connected(Access(servers=(self.address_of_clients,)), None) as client:
-            for each in data:
-                sent = client._connection.request(subject, each, timeout=10, headers=headers or None)
-                assert "error" not in json.loads(client._wait(sent).data)
+            connection = client._connection
+
+            async def publish() -> Any:
+                for each in messages[:-1]:
+                    await connection.publish(subject, each, headers=headers or None)
+                return await connection.request(subject, messages[-1], timeout=10, headers=headers or None)
+
+            if messages:
+                assert "error" not in json.loads(client._wait(publish()).data)
 
     def keep(self, copy: Path) -> None:
         """Stop the server, copy its files, and start it again."""
