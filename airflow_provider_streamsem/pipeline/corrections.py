@@ -24,29 +24,25 @@ def repinned(opened: Opened, plan: Plan) -> Json:
     return plain(source.repin(plan.ranges, plan.gaps, source.read_pins(plan.pins)), sparse=True)
 
 
-def outdated(opened: Opened, head: Head, corrected: Gaps, current: set[tuple[str, int]]) -> list[int]:
+def outdated(opened: Opened, head: Head, corrected: Gaps) -> list[int]:
     """
     Return the versions whose rows were computed from former records, in ascending order. A version that was reprocessed since is not outdated.
 
     :param corrected: partition → ``[start, end)`` of the replaced records, below ``head.next``
-    :param current: partition and offset of replaced records whose reader this run has found not to be outdated. They are not inspected again. The function adds
-        to them
     """
     found: set[int] = set()
     for partition, ranges in corrected.items():
         for offset in (offset for start, end in ranges for offset in range(start, end)):
-            if (partition, offset) in current:
-                continue
             batch = _reader(opened, head, partition, offset)
             if batch is not None and (batch in found or _is_outdated(opened, head, batch)):
                 found.add(batch)
-            else:
-                current.add((partition, offset))
     return sorted(found)
 
 
 def _reader(opened: Opened, head: Head, partition: str, offset: int) -> int | None:
     """Return the committed batch that read an offset; ``None`` if it is below the initial offsets, or in a gap."""
+    if head.closed < 0:
+        return None
     low, high = 0, head.closed
     while low < high:  # the next offset never decreases, so the first version above the offset has read it
         middle = (low + high) // 2

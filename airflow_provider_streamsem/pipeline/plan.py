@@ -52,7 +52,7 @@ class Corrections:
 
 
 def plan_batch(
-    opened: Opened, planner: Planner, ready: Ready, *, run_key: str, drain: bool, current: set[tuple[str, int]]
+    opened: Opened, planner: Planner, ready: Ready, *, run_key: str, drain: bool
 ) -> Plan | Corrections | None:
     """
     Build the next plan of a run. Does not store it.
@@ -61,7 +61,6 @@ def plan_batch(
 
     :param ready: the position of the run
     :param drain: whether the run plans further versions until it reaches the target
-    :param current: an empty set, the same for all plans of a run: what :func:`corrections.outdated` need not inspect again
     :returns: the plan; :class:`Corrections` if versions must be reprocessed first; ``None`` if the source has nothing new (W15), or if the run leaves the rows
         for a later run. If a pipeline with state has windows to close, a plan without ranges (W29) in place of ``None``
     :raises SourceChangedError: versions must be reprocessed first, and the source refuses to do so by itself
@@ -76,7 +75,7 @@ def plan_batch(
     if drain and ready.j == 0:
         target = end.offsets
     found = planner.slice(start, end, limits, hint, on_data_loss=opened.pipeline.on_data_loss)
-    if found is not None and found.corrected and (versions := outdated(opened, ready.head, found.corrected, current)):
+    if found is not None and found.corrected and (versions := outdated(opened, ready.head, found.corrected)):
         _refuse_corrections(opened, found.corrected, versions)
         return Corrections(versions)
     watermark_ms = None

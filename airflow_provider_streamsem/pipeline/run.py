@@ -86,7 +86,7 @@ def run_batch(
     with telemetry.phase("run", pipeline=pipeline.name, run_key=run_key):
         logger.info("guarantee: %s (`streamsem explain` says why)", guarantee(pipeline).named)
         run = Run(open_pipeline(pipeline, log or open_commit_log(pipeline.log)), run_key, engine, announces=announces)
-        return run.to_result(partial(plan_batch, run.opened, run.planner, run_key=run_key, drain=drain, current=set()))
+        return run.to_result(partial(plan_batch, run.opened, run.planner, run_key=run_key, drain=drain))
 
 
 @with_log_location
@@ -106,7 +106,7 @@ def plan_run(
     flag("drain", drain)
     with telemetry.phase("run", pipeline=pipeline.name, run_key=run_key):
         run = Run(open_pipeline(pipeline, log or open_commit_log(pipeline.log)), run_key)
-        return run.plan_only(partial(plan_batch, run.opened, run.planner, run_key=run_key, drain=drain, current=set()))
+        return run.plan_only(partial(plan_batch, run.opened, run.planner, run_key=run_key, drain=drain))
 
 
 class Run:

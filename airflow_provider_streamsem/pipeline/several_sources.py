@@ -205,7 +205,7 @@ class SeveralSources:
             if own and isinstance(source, Repinning):
                 with _naming(name):
                     planned[name] = tuple(source.repin(own, _part(gaps, name), planned.get(name, ())))
-        return [SourcePins(name, planned[name]) for name in self.parts if planned.get(name)]
+        return [SourcePins(name, found) for name, found in planned.items() if found]
 
     def items_in(self, ranges: Ranges) -> int:
         """Return the number of items of all sources in the ranges."""

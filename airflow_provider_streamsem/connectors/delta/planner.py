@@ -265,7 +265,8 @@ class DeltaPlanner:
         if known is not None and is_known and not any(entry.defines_table for entry in selected.entries):
             columns = known[1]
         else:
-            is_newest = held.table.version() == version
+            # Without an entry there are no rows, and the table cannot be opened at a version whose entries are missing.
+            is_newest = held.table.version() == version or not selected.entries
             table: Any = held.table if is_newest else at_version(self._path, version)
             columns = columns_of(table, self._path, reads_changes=self._changes == "read")
         self._columns = version, columns

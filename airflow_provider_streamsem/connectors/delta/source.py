@@ -154,6 +154,9 @@ class DeltaSource:
         properties = held.table.metadata().configuration
         in_commit = properties.get("delta.enableInCommitTimestamps", "").lower() == "true"
         start, is_oldest = History(self.path).first_at(at_ms, in_commit=in_commit)
+        is_oldest = is_oldest and not (
+            start == 0 and self.changes == "read"
+        )  # a snapshot lacks the changes of the first versions
         start = held.table.version() + 1 if is_oldest else start
         offsets = self._at_snapshot(held) if is_oldest else {}
         found = {f"{VERSIONS}{held.table.metadata().id}": start, **offsets}

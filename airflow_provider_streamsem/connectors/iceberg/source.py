@@ -194,15 +194,15 @@ class IcebergSource:
         """
         with self.opened() as table:
             lineage = history.lineage(table, self.branch)
-            before = 0
+            before: int | None = None
             for number, snapshot in lineage.snapshots.items():
                 if snapshot.timestamp_ms >= at_ms:
                     break
                 before = number
-            if lineage.snapshots and not before:
+            if lineage.snapshots and before is None:
                 return self._at_newest(table, lineage)
             history.schema_of(table, lineage.snapshots.get(lineage.end - 1))
-            return {f"{SNAPSHOTS}{table.metadata.table_uuid}": before + 1 if lineage.snapshots else 0}
+            return {f"{SNAPSHOTS}{table.metadata.table_uuid}": 0 if before is None else before + 1}
 
     def _at_newest(self, table: Table, lineage: Lineage) -> Offsets:
         """Return the offsets before the first file of the table at the newest snapshot."""

@@ -309,13 +309,14 @@ class PipelinePlanner:
             if first >= last:
                 return None
             upstream.forget(first - 1)
+            as_of = last if isinstance(end, NewestEnd) else max(last, upstream.end())
             most = min(last, first + MOST_VERSIONS)
             stop = within(first, most, limits, lambda v: _own_files(upstream, upstream.outcome(v, end=most)))
-            answers = upstream.answers(first, stop, last)
-            versions = {pin.version: pin for pin in upstream.pinned(answers.commits, last)}
+            answers = upstream.answers(first, stop, as_of)
+            versions = {pin.version: pin for pin in upstream.pinned(answers.commits, as_of)}
             stop = within(first, stop, limits, lambda v: versions[v].files if v in versions else ())
             read = [pin for version, pin in versions.items() if version < stop]
-            _check_guarantee(upstream, self._source.delivery, read, last)
+            _check_guarantee(upstream, self._source.delivery, read, as_of)
             gaps = _unreadable(upstream, read, on_data_loss)
             read = [pin for pin in read if pin.version not in gaps]
             ignores = self._source.on_reprocess == "ignore"
@@ -323,7 +324,7 @@ class PipelinePlanner:
             return SourceSlice(
                 ranges={upstream.partition: (first, stop)},
                 gaps={upstream.partition: _ranges(gaps)} if gaps else {},
-                pins=_pins(upstream, read, last if isinstance(end, NewestEnd) else max(last, upstream.end())),
+                pins=_pins(upstream, read, as_of),
                 hint={"version": stop - 1, "outcome": newest},
                 rows=sum(file.rows for pin in read for file in pin.files),
                 corrected={} if ignores or not answers.corrected else {upstream.partition: _ranges(answers.corrected)},
@@ -411,7 +412,9 @@ def _check_guarantee(upstream: UpstreamLog, least: str, versions: Sequence[Versi
 def _unreadable(upstream: UpstreamLog, versions: Sequence[VersionPin], on_data_loss: str) -> list[int]:
     """Return the versions of which a file is missing or has another size, in ascending order."""
     files = _each(versions)
-    changed = upstream.unlisted([file for _, file in files])
+    # A version that becomes a gap must fail the check before the read, too. That check also finds a changed file of the same size.
+    find = upstream.damaged if on_data_loss == "record_gap" else upstream.unlisted
+    changed = find([file for _, file in files])
     lost = [(pin, file) for is_changed, (pin, file) in zip(changed, files, strict=True) if is_changed]
     if not lost:
         return []

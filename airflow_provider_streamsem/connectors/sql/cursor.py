@@ -27,6 +27,8 @@ _LAST = datetime(
 _US = timedelta(microseconds=1)
 _LAST_US = (_LAST - _EPOCH) // _US
 _MYSQL = ("mysql", "mariadb")
+_MOST = 2**63 - 1
+"""The greatest value of a bigint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,10 @@ class Cursor:
         import sqlalchemy as sa
 
         found = self._beyond(offset, includes=True)
-        return sa.and_(found, *[sa.func.typeof(column) == "integer" for column in self.table.c if self.may_hold_text])
+        second = [column.is_not(None) & (column >= 0) for column in list(self.table.c)[1:]]
+        return sa.and_(
+            found, *second, *[sa.func.typeof(column) == "integer" for column in self.table.c if self.may_hold_text]
+        )
 
     def before_offset(self, offset: int) -> Any:
         """Return the SQL condition for rows before an offset."""
@@ -130,6 +135,8 @@ class Cursor:
 
         values, columns = self.values_of(offset), list(self.table.c)
         first, value = columns[0], values[0]
+        if isinstance(value, int) and value > _MOST:  # the bound after the greatest value of a bigint
+            return sa.false() if includes else first <= _MOST
         if len(columns) == 1:
             return first >= value if includes else first < value
         second = columns[1] >= values[1] if includes else columns[1] < values[1]

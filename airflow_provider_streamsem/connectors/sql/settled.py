@@ -48,18 +48,22 @@ _BEGIN_US = 1_000_000
 _OLD_S = 60
 _FIRST_POLL_S, _LAST_POLL_S = 0.02, 1.0
 
+# Partitions and tables that inherit may have sequences of their own.
 _SEQUENCES = """
+    WITH RECURSIVE tables(oid) AS (
+        SELECT CAST(:oid AS oid) UNION SELECT i.inhrelid FROM pg_catalog.pg_inherits i JOIN tables ON i.inhparent = tables.oid),
+    columns(oid, number) AS (
+        SELECT a.attrelid, a.attnum FROM pg_catalog.pg_attribute a JOIN tables ON a.attrelid = tables.oid WHERE a.attname = :column)
     SELECT s.seqrelid::bigint, s.seqrelid::regclass::text, s.seqcache, s.seqincrement, s.seqcycle
     FROM pg_catalog.pg_sequence s WHERE s.seqrelid IN (
-        SELECT d.objid FROM pg_catalog.pg_depend d
-        WHERE d.classid = 'pg_catalog.pg_class'::regclass AND d.refclassid = 'pg_catalog.pg_class'::regclass
-            AND d.refobjid = :oid AND d.refobjsubid = :number AND d.deptype = 'i'
-        UNION SELECT d.refobjid FROM pg_catalog.pg_attrdef a JOIN pg_catalog.pg_depend d
-            ON d.classid = 'pg_catalog.pg_attrdef'::regclass AND d.objid = a.oid AND d.refclassid = 'pg_catalog.pg_class'::regclass
-        WHERE a.adrelid = :oid AND a.adnum = :number)
+        SELECT d.objid FROM pg_catalog.pg_depend d JOIN columns c ON d.refobjid = c.oid AND d.refobjsubid = c.number
+        WHERE d.classid = 'pg_catalog.pg_class'::regclass AND d.refclassid = 'pg_catalog.pg_class'::regclass AND d.deptype = 'i'
+        UNION SELECT d.refobjid FROM pg_catalog.pg_attrdef a JOIN columns c ON a.adrelid = c.oid AND a.adnum = c.number
+        JOIN pg_catalog.pg_depend d
+            ON d.classid = 'pg_catalog.pg_attrdef'::regclass AND d.objid = a.oid AND d.refclassid = 'pg_catalog.pg_class'::regclass)
 """
 _TABLE = """
-    SELECT c.oid::bigint, a.attnum, EXISTS (
+    SELECT c.oid::bigint, EXISTS (
         SELECT FROM pg_catalog.pg_subscription_rel r
         WHERE r.srrelid = c.oid OR r.srrelid IN (SELECT relid FROM pg_catalog.pg_partition_tree(c.oid))),
         EXISTS (SELECT FROM pg_catalog.pg_partition_tree(c.oid) p JOIN pg_catalog.pg_class f ON f.oid = p.relid WHERE f.relkind = 'f')
@@ -140,11 +144,36 @@ def _end_by_lag(connection: sa.Connection, target: Target, cursor: Cursor, lag: 
             "set lag: the longest time in seconds from drawing a cursor value to its commit, or for an integer cursor, a number of values. "
             "Rows that are committed later are lost. For SQLite, lag=0 is safe, because its writers do not overlap."
         )
+    if target.dialect == "sqlite":
+        _refuse_repeated_ids(connection, target, cursor)
     if not cursor.is_time:
         return _before(_newest(connection, cursor), lag, cursor)
     with connection.begin():
         now = connection.execute(sa.text("SELECT UTC_TIMESTAMP(6)")).scalar_one()
     return cursor.at_instant(cursor.instant_us(now) - lag * 1_000_000)
+
+
+def _refuse_repeated_ids(connection: sa.Connection, target: Target, cursor: Cursor) -> None:
+    """
+    Refuse a row id that SQLite may assign again: after the newest rows were deleted, a new row gets the id of one of them.
+
+    :raises InvalidError: the cursor is the table's ``INTEGER PRIMARY KEY`` without ``AUTOINCREMENT``. Nothing was written
+    """
+    import sqlalchemy as sa
+
+    table = {"name": target.name}
+    with connection.begin():
+        keys = connection.execute(sa.text("SELECT name, type FROM pragma_table_info(:name) WHERE pk > 0"), table).all()
+        text = connection.execute(
+            sa.text("SELECT sql FROM sqlite_master WHERE type = 'table' AND name = :name"), table
+        ).scalar()
+    is_id = [(name, kind.upper()) for name, kind in keys] == [(cursor.columns[0].name, "INTEGER")]
+    if is_id and "AUTOINCREMENT" not in str(text).upper():
+        raise InvalidError(
+            "SQLite may assign the ids of deleted rows to new rows, which would never be read; nothing was written",
+            table=target.name,
+            cursor=cursor.columns[0].name,
+        ).advising("declare the column as INTEGER PRIMARY KEY AUTOINCREMENT, or use another cursor.")
 
 
 def _newest(connection: sa.Connection, cursor: Cursor) -> int | None:
@@ -189,8 +218,8 @@ def _sequences(connection: sa.Connection, target: Target, cursor: Cursor, lag: i
             raise InvalidError(
                 "the server is a replica, which does not show the open transactions of its primary; nothing was written", table=target.name
             ).advising("let the connection name the primary.")  # fmt: skip
-        oid, number, is_replicated, has_foreign = connection.execute(sa.text(_TABLE), name).one()
-        found = connection.execute(sa.text(_SEQUENCES), {"oid": oid, "number": number}).all()
+        oid, is_replicated, has_foreign = connection.execute(sa.text(_TABLE), name).one()
+        found = connection.execute(sa.text(_SEQUENCES), {"oid": oid, "column": cursor.columns[0].name}).all()
     if has_foreign:
         raise InvalidError(
             "a partition of the table is a foreign table, and the transactions of its server are not visible; nothing was written",

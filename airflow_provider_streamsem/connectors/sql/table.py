@@ -35,6 +35,8 @@ def opened(conn_id: str, table: str, cursor: Sequence[str], *, utc_offset: timed
     failure: Exception | None = None
     try:
         with database.connected(conn_id) as connection:
+            if connection.dialect.name in ("mysql", "mariadb"):
+                _read_times_in_utc(connection)
             target = sql_columns.describe(connection, table)
             if target is None:
                 raise SourceChangedError(
@@ -46,6 +48,12 @@ def opened(conn_id: str, table: str, cursor: Sequence[str], *, utc_offset: timed
         failure = database.unread(error, table=table)
     if failure is not None:
         raise failure
+
+
+def _read_times_in_utc(connection: sa.Connection) -> None:
+    """Let the server convert ``TIMESTAMP`` columns to UTC, as the readers on executors do. Otherwise it converts them to the server's time zone."""
+    with connection.begin():
+        connection.exec_driver_sql("SET SESSION time_zone = '+00:00'")
 
 
 @dataclass(frozen=True, slots=True)

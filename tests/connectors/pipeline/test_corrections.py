@@ -165,7 +165,7 @@ class TestReprocess:
         run("next")
         assert silver.rows("table") == silver.rows("audit") == silver.visible() == bronze.visible()
 
-    def test_correction_in_the_midst_of_a_run_is_reprocessed_by_the_next(self, tmp_path: Path) -> None:
+    def test_corrections_during_a_drain_are_read_or_reprocessed_by_it(self, tmp_path: Path) -> None:
         bronze, silver = pair(tmp_path, on_reprocess="reprocess")
         bronze.commit(3)
 
@@ -176,9 +176,30 @@ class TestReprocess:
 
         engine = RowsEngine(corrects)
         silver.run("first", drain=True, engine=engine)
-        assert silver.visible() == Counter(range(9))
-        silver.run("next", drain=True)
         silver.check()
+
+    def test_second_correction_during_the_reprocessing_of_another_is_reprocessed_too(self, tmp_path: Path) -> None:
+        bronze, silver = read_pair(tmp_path, on_reprocess="reprocess")
+        bronze.correct(0)
+        silver.run("next", drain=True)
+        bronze.correct(1)
+        bronze.commit(1)
+
+        def corrects_again(step: str) -> None:
+            if step == "read" and engine.staged == 1:
+                bronze.correct(0)
+
+        engine = RowsEngine(corrects_again)
+        silver.run("later", drain=True, engine=engine)
+        silver.run("last", drain=True)
+        silver.check()
+
+    def test_correction_below_the_start_of_a_new_pipeline_does_not_stop_it(self, tmp_path: Path) -> None:
+        bronze, silver = pair(tmp_path, on_reprocess="reprocess", starting=1)
+        bronze.commit(2)
+        bronze.correct(0)
+        silver.run("first", drain=True)
+        assert silver.opened().head == 0
 
     def test_planning_without_staging_leaves_the_correction_to_the_driver(self, tmp_path: Path) -> None:
         bronze, silver = read_pair(tmp_path, on_reprocess="reprocess")

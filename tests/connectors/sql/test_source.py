@@ -50,7 +50,7 @@ class Table(SystemFixture):
         monkeypatch.setenv("AIRFLOW_CONN_DB", json.dumps(connection))
         given = {"conn_id": "db", "table": "odd t", "cursor": "the id", "lag": 0}
         self.source = JdbcSource(**{**given, **changes})
-        self.run('CREATE TABLE "odd t" ("the id" INTEGER PRIMARY KEY, id INTEGER, "é""%s :x" TEXT)')
+        self.run('CREATE TABLE "odd t" ("the id" INTEGER PRIMARY KEY AUTOINCREMENT, id INTEGER, "é""%s :x" TEXT)')
 
     def run(self, statement: str, *values: Any) -> list[Any]:
         with closing(sqlite3.Connection(self.path)) as connection:
@@ -174,6 +174,13 @@ def test_changed_number_of_rows_of_a_plan_fails_its_check(table: Table, statemen
     table.run(statement)
     with pytest.raises(RecordsMissingError, match=problem):
         table.source.check_pins(planned.pins, was_read=True)
+
+
+def test_sqlite_ids_that_may_repeat_are_refused(table: Table) -> None:
+    table.run("CREATE TABLE r (id INTEGER PRIMARY KEY, s TEXT)")
+    source = replace(table.source, table="r", cursor="id", columns=())
+    with pytest.raises(InvalidError, match="ids of deleted rows"):
+        source.open(CommitLog(MemoryStore()), None).poll(None)
 
 
 def test_updated_row_leaves_its_range_where_changes_are_followed(table: Table) -> None:
