@@ -20,6 +20,7 @@ _NAMES = {
     "Dedup": "airflow_provider_streamsem.dedup",
     "DeltaSink": "airflow_provider_streamsem.connectors.delta.sink",
     "DeltaSource": "airflow_provider_streamsem.connectors.delta.source",
+    "DeltaTable": "airflow_provider_streamsem.connectors.delta.lookup",
     "FilesSink": "airflow_provider_streamsem.connectors.files.sink",
     "FilesSource": "airflow_provider_streamsem.connectors.files.source",
     "FilesTable": "airflow_provider_streamsem.connectors.files.lookup",
@@ -28,8 +29,10 @@ _NAMES = {
     "HttpSink": "airflow_provider_streamsem.connectors.http.sink",
     "IcebergSink": "airflow_provider_streamsem.connectors.iceberg.sink",
     "IcebergSource": "airflow_provider_streamsem.connectors.iceberg.source",
+    "IcebergTable": "airflow_provider_streamsem.connectors.iceberg.lookup",
     "JdbcSink": "airflow_provider_streamsem.connectors.sql.sink",
     "JdbcSource": "airflow_provider_streamsem.connectors.sql.source",
+    "JdbcTable": "airflow_provider_streamsem.connectors.sql.lookup",
     "Json": "airflow_provider_streamsem.connectors.parsing.decoders",
     "KafkaSink": "airflow_provider_streamsem.connectors.kafka.sink",
     "KafkaSource": "airflow_provider_streamsem.connectors.kafka.source",
@@ -43,6 +46,7 @@ _NAMES = {
     "Pipeline": "airflow_provider_streamsem.pipeline.spec",
     "PipelineSource": "airflow_provider_streamsem.connectors.pipeline.source",
     "PubSubQueue": "airflow_provider_streamsem.connectors.pubsub.client",
+    "PipelineTable": "airflow_provider_streamsem.connectors.pipeline.lookup",
     "QueueSource": "airflow_provider_streamsem.connectors.queue.source",
     "RateSource": "airflow_provider_streamsem.connectors.rate.source",
     "ReplaySource": "airflow_provider_streamsem.connectors.replay.source",
@@ -79,6 +83,7 @@ __all__ = [
     "Dedup",
     "DeltaSink",
     "DeltaSource",
+    "DeltaTable",
     "FilesSink",
     "FilesSource",
     "FilesTable",
@@ -87,8 +92,10 @@ __all__ = [
     "HttpSink",
     "IcebergSink",
     "IcebergSource",
+    "IcebergTable",
     "JdbcSink",
     "JdbcSource",
+    "JdbcTable",
     "Json",
     "KafkaSink",
     "KafkaSource",
@@ -101,6 +108,7 @@ __all__ = [
     "PersistentState",
     "Pipeline",
     "PipelineSource",
+    "PipelineTable",
     "PubSubQueue",
     "QueueSource",
     "RateSource",
@@ -133,12 +141,14 @@ __all__ = [
 if TYPE_CHECKING:
     from airflow_provider_streamsem.assets import log_uri
     from airflow_provider_streamsem.connectors.amqp.client import AmqpQueue
+    from airflow_provider_streamsem.connectors.delta.lookup import DeltaTable
     from airflow_provider_streamsem.connectors.delta.sink import DeltaSink
     from airflow_provider_streamsem.connectors.delta.source import DeltaSource
     from airflow_provider_streamsem.connectors.files.lookup import FilesTable
     from airflow_provider_streamsem.connectors.files.sink import FilesSink
     from airflow_provider_streamsem.connectors.files.source import FilesSource
     from airflow_provider_streamsem.connectors.http.sink import HttpSink
+    from airflow_provider_streamsem.connectors.iceberg.lookup import IcebergTable
     from airflow_provider_streamsem.connectors.iceberg.sink import IcebergSink
     from airflow_provider_streamsem.connectors.iceberg.source import IcebergSource
     from airflow_provider_streamsem.connectors.kafka.sink import KafkaSink
@@ -146,11 +156,13 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.connectors.kinesis.source import KinesisSource
     from airflow_provider_streamsem.connectors.nats.source import NatsSource
     from airflow_provider_streamsem.connectors.parsing.decoders import Avro, Json
+    from airflow_provider_streamsem.connectors.pipeline.lookup import PipelineTable
     from airflow_provider_streamsem.connectors.pipeline.source import PipelineSource
     from airflow_provider_streamsem.connectors.pubsub.client import PubSubQueue
     from airflow_provider_streamsem.connectors.queue.source import QueueSource
     from airflow_provider_streamsem.connectors.rate.source import RateSource
     from airflow_provider_streamsem.connectors.replay.source import ReplaySource
+    from airflow_provider_streamsem.connectors.sql.lookup import JdbcTable
     from airflow_provider_streamsem.connectors.sql.sink import JdbcSink
     from airflow_provider_streamsem.connectors.sql.source import JdbcSource
     from airflow_provider_streamsem.connectors.sqs.client import SqsQueue

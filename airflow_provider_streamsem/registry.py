@@ -30,7 +30,13 @@ _BUILT_IN: dict[Kind, dict[str, str]] = {
         "rate": "airflow_provider_streamsem.connectors.rate.source:RateSource",
         "replay": "airflow_provider_streamsem.connectors.replay.source:ReplaySource",
     },
-    "lookups": {"files": "airflow_provider_streamsem.connectors.files.lookup:FilesTable"},
+    "lookups": {
+        "delta": "airflow_provider_streamsem.connectors.delta.lookup:DeltaTable",
+        "files": "airflow_provider_streamsem.connectors.files.lookup:FilesTable",
+        "iceberg": "airflow_provider_streamsem.connectors.iceberg.lookup:IcebergTable",
+        "jdbc": "airflow_provider_streamsem.connectors.sql.lookup:JdbcTable",
+        "pipeline": "airflow_provider_streamsem.connectors.pipeline.lookup:PipelineTable",
+    },
     "sinks": {
         "delta": "airflow_provider_streamsem.connectors.delta.sink:DeltaSink",
         "files": "airflow_provider_streamsem.connectors.files.sink:FilesSink",

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sized
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
+from airflow_provider_streamsem.errors import InvalidError, SourceChangedError
 from airflow_provider_streamsem.protocol.entries import Json
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+MOST_FILES = 1_000
+"""Maximum number of files that a pin names. It bounds the size of a plan and the requests of a check."""
 
 
 class Lookup(Protocol):
@@ -42,7 +48,7 @@ class Lookup(Protocol):
         ...
 
     def lineage(self) -> list[tuple[str, str]]:
-        """Return the ``(namespace, name)`` of the table, in the form of OpenLineage dataset names. Sends no request."""
+        """Return the ``(namespace, name)`` of the table, in the form of OpenLineage dataset names. May read an Airflow connection or a log."""
         ...
 
     def pin(self, now_ms: int) -> Json:
@@ -66,3 +72,31 @@ class Lookup(Protocol):
     def load(self, spark: SparkSession, pin: Json) -> DataFrame:
         """Return the rows of a pin as a DataFrame."""
         ...
+
+
+@contextmanager
+def checking_pin() -> Iterator[None]:
+    """
+    Give the advice for a lookup to an error of the block that says that pinned rows were changed or are missing.
+
+    A ``RecordsMissingError`` becomes its base class. Otherwise ``on_data_loss="record_gap"`` would close the version as if its records were missing.
+    """
+    try:
+        yield
+    except SourceChangedError as error:
+        raise SourceChangedError(error.summary, **error.fields).advising(
+            "restore the named item and run again. Or close an open version with `streamsem abort`: the next plan pins the current rows. To reprocess with the "
+            "current rows, use `streamsem reprocess --current-lookups`."
+        ) from error
+
+
+def check_number_of_files(files: Sized, **where: object) -> None:
+    """
+    Refuse a table with more files than a pin names.
+
+    :param where: fields of the error that name the table
+    :raises InvalidError: there are more than 1,000 files. Nothing was written
+    """
+    if len(files) > MOST_FILES:
+        what = "a lookup has more files than a plan can pin; nothing was written"
+        raise InvalidError(what, **where, files=len(files), accepted=MOST_FILES)

@@ -1,5 +1,5 @@
 """
-Conformance suites for stores and sources. To test a store, subclass its suite in a test module and define its fixtures:
+Conformance suites for stores, sources and lookup tables. To test a store, subclass its suite in a test module and define its fixtures:
 
 .. code-block:: python
 
@@ -17,6 +17,8 @@ To test a source, write a class with the members of :class:`SourceSystem`, which
     class TestMySource(SourceContract):
         @pytest.fixture
         def system(self): return MySystem()       # empty, a new one for each test
+
+To test a lookup table, write a class with the members of :class:`LookupSystem`, and subclass :class:`LookupContract` with the fixture ``system``.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ from airflow_provider_streamsem.commitlog import doctor
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.contract import Planner, Source, SourceSlice
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
-from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, SourceChangedError
+from airflow_provider_streamsem.connectors.files.source import FilesSource
+from airflow_provider_streamsem.connectors.lookup import Lookup
+from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, RecordsMissingError, SourceChangedError
 from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.pipeline import spec
 from airflow_provider_streamsem.pipeline.run import run_batch
@@ -366,11 +370,7 @@ class SourceContract:
             assert not [text for text in texts if secret in text]
 
     def test_module_of_the_source_imports_no_client_library(self, system: SourceSystem) -> None:
-        code = "import importlib, sys; importlib.import_module(sys.argv[1]); print(*sys.modules)"
-        done = subprocess.run(
-            [sys.executable, "-c", code, type(system.source).__module__], capture_output=True, text=True, check=True
-        )
-        assert {*self.clients} & {*done.stdout.split()} == set()
+        assert {*self.clients} & _imported_by(type(system.source).__module__) == set()
 
     def test_run_commits_every_record_once_and_its_retry_nothing(
         self, system: SourceSystem, streamsem_spark: SparkSession, tmp_path: Path
@@ -388,6 +388,138 @@ class SourceContract:
         files = [file.path for file in open_log(log).files()]
         rows = streamsem_spark.read.parquet(*files).select(system.column).collect()
         assert sorted(row[0] for row in rows) == list(range(6))
+
+
+class LookupSystem(Protocol):
+    """
+    A table, and a lookup that reads it.
+
+    :attr lookup: the lookup. It reads every row that :meth:`add` adds
+    :attr column: name of a column with integers in which the rows have their ids
+    :attr secrets: texts that must appear in no stored or printed value, such as passwords of the connection
+    :attr weaker: what the lookup does not promise. ``""``: for the same pin it returns the same rows, also after the table has grown. ``"unchanged"``: after
+        any change, the check of the pin fails. ``"current"``: it returns the current rows
+    """
+
+    lookup: Lookup
+    column: str
+    secrets: Sequence[str]
+    weaker: str
+
+    def add(self, ids: Iterable[int]) -> None:
+        """Add one row for each id. Another call adds to further items, such as another file."""
+        ...
+
+    def damage(self) -> None:
+        """Change or delete the rows of the first call of :meth:`add`, so that a pin of them cannot be read any more."""
+        ...
+
+
+class LookupFixture:
+    """Defaults of :class:`LookupSystem`."""
+
+    column = "id"
+    secrets: Sequence[str] = ()
+    weaker = ""
+
+
+class LookupContract:
+    """
+    Tests of the contract of every lookup table (:class:`airflow_provider_streamsem.connectors.lookup.Lookup`).
+
+    :cvar clients: modules that the lookup may import only when it sends a request or reads rows
+    """
+
+    clients: ClassVar[Sequence[str]] = _CLIENTS
+
+    @pytest.fixture
+    def system(self) -> LookupSystem:
+        raise NotImplementedError
+
+    def test_pin_gives_its_rows_although_the_table_has_grown(
+        self, system: LookupSystem, streamsem_spark: SparkSession
+    ) -> None:
+        system.add(range(3))
+        pin = _pin(system.lookup)
+        assert _looked_up(system, system.lookup, streamsem_spark, pin) == [0, 1, 2]
+        system.add(range(3, 5))
+        if system.weaker == "unchanged":
+            with pytest.raises(SourceChangedError):
+                system.lookup.check_pin(pin)
+        else:
+            expected = range(5) if system.weaker else range(3)
+            assert _looked_up(system, system.lookup, streamsem_spark, pin) == [*expected]
+        assert _looked_up(system, system.lookup, streamsem_spark, _pin(system.lookup)) == [*range(5)]
+
+    def test_lookup_from_stored_arguments_reads_the_same_pin(
+        self, system: LookupSystem, streamsem_spark: SparkSession
+    ) -> None:
+        system.add(range(3))
+        pin = _pin(system.lookup)
+        stored = json.loads(canonical(_with_lookup(system.lookup).to_json()))
+        rebuilt = spec.from_json(stored).lookups["table"]
+        assert rebuilt == system.lookup
+        assert _looked_up(system, rebuilt, streamsem_spark, pin) == [0, 1, 2]
+
+    def test_damaged_rows_fail_the_check_of_their_pin(self, system: LookupSystem) -> None:
+        system.add(range(3))
+        pin = _pin(system.lookup)
+        system.lookup.check_pin(pin)
+        system.damage()
+        with nullcontext() if system.weaker == "current" else pytest.raises(SourceChangedError) as raised:
+            system.lookup.check_pin(pin)
+        assert raised is None or not isinstance(raised.value, RecordsMissingError)
+
+    def test_lookup_that_promises_less_than_pinned_rows_says_so(self, system: LookupSystem) -> None:
+        reasons = system.lookup.reasons
+        assert reasons
+        assert any("not pinned" in reason for reason in reasons) == (system.weaker == "current")
+
+    @pytest.mark.parametrize("pin", [{"other": 1}, [{"other": 1}], [1], "text", None, 1], ids=str)
+    def test_pin_of_another_form_is_refused(self, system: LookupSystem, pin: Json) -> None:
+        with pytest.raises(LogDamagedError):
+            system.lookup.check_pin(pin)
+
+    def test_secrets_are_in_no_stored_value(self, system: LookupSystem) -> None:
+        system.add(range(3))
+        lookup = system.lookup
+        stored = [repr(_pin(lookup)), repr(_with_lookup(lookup).to_json()), str(lookup.lineage()), *lookup.reasons]
+        for secret in system.secrets:
+            assert not [text for text in (repr(lookup), *stored) if secret in text]
+
+    def test_module_of_the_lookup_imports_no_client_library(self, system: LookupSystem) -> None:
+        assert {*self.clients} & _imported_by(type(system.lookup).__module__) == set()
+
+
+def _pin(lookup: Lookup) -> Json:
+    """Return the pin of the current rows as a later process reads it from the plan."""
+    return json.loads(canonical(lookup.pin(SYSTEM_CLOCK.now_ms())))
+
+
+def _looked_up(system: LookupSystem, lookup: Lookup, spark: SparkSession, pin: Json) -> list[int]:
+    """Check a pin as a run does, and return the ids of its rows, in ascending order."""
+    lookup.check_pin(pin)
+    found = sorted(row[0] for row in lookup.load(spark, pin).select(system.column).collect())
+    lookup.check_pin(pin)
+    return found
+
+
+def _with_lookup(lookup: Lookup) -> spec.Pipeline:
+    return spec.Pipeline(
+        name="conformance",
+        log="memory://conformance",
+        source=FilesSource(path="/in", format="json", schema="id long"),
+        sinks={"out": FilesSink(path="/out")},
+        lookups={"table": lookup},
+        transform="conformance:join",
+    )
+
+
+def _imported_by(module: str) -> set[str]:
+    """Return the names of the modules that the import of a module loads, in a new process."""
+    code = "import importlib, sys; importlib.import_module(sys.argv[1]); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code, module], capture_output=True, text=True, check=True)
+    return {*done.stdout.split()}
 
 
 class _Progress:

@@ -24,7 +24,7 @@ from airflow_provider_streamsem import (
     run_batch,
 )
 from airflow_provider_streamsem.commitlog.log import open_commit_log
-from airflow_provider_streamsem.connectors.files import lookup as files_lookup
+from airflow_provider_streamsem.connectors import lookup
 from airflow_provider_streamsem.errors import DataError, InvalidError, LogDamagedError, SourceChangedError
 from airflow_provider_streamsem.observability.lineage import of_spec
 from airflow_provider_streamsem.pipeline.spec import from_json, load_pipeline
@@ -126,6 +126,17 @@ def test_planned_rows_that_were_changed_fail_the_batch(
         run_batch(pipeline(tmp_path, customers), run_key="first")
 
 
+def test_missing_rows_of_a_lookup_are_never_recorded_as_a_gap(tmp_path: Path, customers: FilesTable) -> None:
+    write(tmp_path, "in/1.json", {"id": 1, "customer": 1})
+    spec = pipeline(tmp_path, customers, on_data_loss="record_gap")
+    with pytest.raises(Crash):
+        run_batch(spec, run_key="first", engine=DiesAtOnce())
+    (tmp_path / "customers" / "1.json").write_text("{}\n")
+    with pytest.raises(SourceChangedError, match="--current-lookups"):
+        run_batch(spec, run_key="first")
+    assert open_commit_log(spec.log).outcome(0) is None
+
+
 def test_rows_that_change_while_the_transform_reads_them_discard_the_attempt(
     tmp_path: Path, customers: FilesTable
 ) -> None:
@@ -179,7 +190,7 @@ def test_forged_pin_names_no_file_outside_the_table(tmp_path: Path, customers: F
 def test_table_with_too_many_files_is_refused_before_the_plan(
     tmp_path: Path, customers: FilesTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files_lookup, "MOST_FILES", 0)
+    monkeypatch.setattr(lookup, "MOST_FILES", 0)
     write(tmp_path, "in/1.json", {"id": 1, "customer": 1})
     with pytest.raises(InvalidError, match="more files than a plan can pin"):
         run_batch(pipeline(tmp_path, customers), run_key="first")

@@ -20,7 +20,9 @@ from airflow_provider_streamsem.connectors.delta.columns import (
 )
 from airflow_provider_streamsem.connectors.delta.history import Entry
 from airflow_provider_streamsem.connectors.delta.pins import Change, FilePin, is_inside
+from airflow_provider_streamsem.connectors.delta.table import kind_of
 from airflow_provider_streamsem.errors import SourceChangedError
+from airflow_provider_streamsem.protocol.codec import sha256
 from airflow_provider_streamsem.stores.contract import normalised
 
 
@@ -72,12 +74,26 @@ def deleted_rows(table: Any, location: str) -> dict[str, Any]:
     import pyarrow
 
     root = normalised(location).rstrip("/") + "/"
+    try:
+        vectors = pyarrow.table(table.deletion_vectors())
+    except Exception as error:
+        what = (
+            "a deletion vector of the Delta table cannot be read, for example because of VACUUM; nothing became visible"
+        )
+        facts = {"table": location, "version": table.version(), "problem": type(error).__name__}
+        raise kind_of(error, SourceChangedError)(what, **facts) from error
     found = {}
-    for file in pyarrow.table(table.deletion_vectors()).to_batches():
+    for file in vectors.to_batches():
         for uri, kept in zip(file["filepath"], file["selection_vector"], strict=True):
             key = unquote(uri.as_py()).removeprefix("file://").removeprefix(root)
             found[key] = numpy.flatnonzero(~kept.values.to_numpy(zero_copy_only=False))
     return {key: rows for key, rows in found.items() if len(rows)}
+
+
+def digest_of_deleted(table: Any, location: str) -> str:
+    """Return the sha256 of the rows that deletion vectors remove from the table at the version at which it is opened. See :func:`deleted_rows`."""
+    deleted = deleted_rows(table, location)
+    return sha256(json.dumps({key: rows.tolist() for key, rows in deleted.items()}, sort_keys=True).encode())
 
 
 def of_entry(entry: Entry, location: str, *, changes: str, committed_ms: int) -> list[FilePin]:

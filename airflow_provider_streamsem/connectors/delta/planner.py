@@ -153,7 +153,7 @@ class DeltaPlanner:
         return SourceSlice(
             ranges={name: (-left, len(taken) - left)},
             gaps={name: gaps} if gaps else {},
-            pins=[_table_pin(table_id, version, version + 1, columns, "parquet"), *(p for p in taken if p.path not in lost)],
+            pins=[table_pin(table_id, version, version + 1, columns, "parquet"), *(p for p in taken if p.path not in lost)],
             hint=_hint(entry),
             rows=budget.rows,
         )  # fmt: skip
@@ -201,7 +201,7 @@ class DeltaPlanner:
         return SourceSlice(
             ranges={name: (first, selected.end)},
             gaps=gaps,
-            pins=[_table_pin(table_id, first, selected.end, columns, reader), *pins],
+            pins=[table_pin(table_id, first, selected.end, columns, reader), *pins],
             hint=_hint(selected.entries[-1] if selected.entries else None),
             rows=sum(map(rows_of, pins)),
         )
@@ -314,7 +314,8 @@ class DeltaPlanner:
         return times
 
 
-def _table_pin(table_id: str, start: int, end: int, columns: Columns, reader: Any) -> TablePin:
+def table_pin(table_id: str, start: int, end: int, columns: Columns, reader: Any) -> TablePin:
+    """Return the pin of a table. ``start`` and ``end`` are versions."""
     return TablePin(table_id, start, end, columns.schema, columns.partition_by, reader)
 
 

@@ -154,7 +154,8 @@ def is_transient(error: BaseException) -> bool:
     return isinstance(error, (OSError, MemoryError, UnavailableError)) or _OF_THE_STORE.search(text) is not None
 
 
-def _kind(error: BaseException, refusal: type[StreamsemError]) -> type[StreamsemError]:
+def kind_of(error: BaseException, refusal: type[StreamsemError]) -> type[StreamsemError]:
+    """Return ``UnavailableError`` if the same request may succeed later, else ``refusal``."""
     return UnavailableError if is_transient(error) else refusal
 
 
@@ -183,7 +184,7 @@ def take(path: str, *, refusal: type[StreamsemError] = UnavailableError) -> Cach
     except TableNotFoundError:
         return None
     except Exception as error:
-        raise _kind(error, refusal)(
+        raise kind_of(error, refusal)(
             "the Delta table cannot be opened", table=path, problem=type(error).__name__
         ) from error
 
@@ -219,7 +220,7 @@ def at_version(path: str, version: int) -> Any:
     except Exception as error:
         what = "the Delta table cannot be opened at a version: entries of its log may have been deleted. Nothing became visible"
         facts = {"table": path, "version": version, "problem": type(error).__name__}
-        raise _kind(error, SourceChangedError)(what, **facts) from error
+        raise kind_of(error, SourceChangedError)(what, **facts) from error
 
 
 def checked_path(name: str, path: object) -> str:
@@ -258,7 +259,7 @@ def create(path: str, fields: Sequence[Mapping[str, Any]], partition_by: Sequenc
         held = take(path)
         if held is None:
             what = "the Delta table cannot be created; nothing of the batch is in it"
-            raise _kind(error, PublishError)(what, table=path, problem=type(error).__name__) from error
+            raise kind_of(error, PublishError)(what, table=path, problem=type(error).__name__) from error
         return held
     return CachedTable(path, options, table)
 

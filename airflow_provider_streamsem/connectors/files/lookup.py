@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from airflow_provider_streamsem.connectors.files.pins import FilePin
 from airflow_provider_streamsem.connectors.files.source import FilesSource
-from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.connectors.lookup import check_number_of_files, checking_pin
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import Json
 from airflow_provider_streamsem.stores.contract import lineage_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-MOST_FILES = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +63,7 @@ class FilesTable:
         :raises InvalidError: there are more than 1,000 files. Nothing was written
         """
         found = self._files().listing(now_ms)
-        if len(found) > MOST_FILES:
-            raise InvalidError(
-                "a lookup has more files than a plan can pin; nothing was written",
-                location=self.path,
-                files=len(found),
-                accepted=MOST_FILES,
-            )
+        check_number_of_files(found, location=self.path)
         return plain(
             [FilePin(file.path, file.bytes, file.identity) for file in sorted(found, key=lambda file: file.path)],
             sparse=True,
@@ -80,7 +72,8 @@ class FilesTable:
     def check_pin(self, pin: Json) -> None:
         """Check that each pinned file exists, unchanged."""
         files = self._files()
-        files.check_pins(files.read_pins(pin), was_read=False)
+        with checking_pin():
+            files.check_pins(files.read_pins(pin), was_read=False)
 
     def load(self, spark: SparkSession, pin: Json) -> DataFrame:
         """Return the rows of the pinned files. A record that cannot be parsed fails the batch when Spark reads it."""

@@ -178,7 +178,7 @@ def at_snapshot(table: Table, snapshot: Snapshot, location: str) -> list[FilePin
         what = "the Iceberg table has delete files (merge-on-read), so its rows cannot be read from its data files; nothing was written"
         facts = {"snapshot": str(snapshot.snapshot_id)}
         raise SourceChangedError(what, **facts).advising(
-            'rewrite the files, for example with Spark\'s procedure rewrite_data_files and delete-file-threshold 1. Or set starting="latest".'
+            'rewrite the files, for example with Spark\'s procedure rewrite_data_files and delete-file-threshold 1. A source can also set starting="latest".'
         )
     data = [manifest for manifest in manifests if manifest.content == ManifestContent.DATA]
     found = [(manifest, entry) for manifest, entries in _entries(table, data) for entry in entries]

@@ -157,7 +157,7 @@ class IcebergPlanner:
         return SourceSlice(
             ranges={name: (-left, len(taken) - left)},
             gaps={name: gaps} if gaps else {},
-            pins=[_table_pin(table, (number, number + 1), snapshot), *(pin for pin in taken if pin.key not in lost)],
+            pins=[table_pin(table, (number, number + 1), snapshot), *(pin for pin in taken if pin.key not in lost)],
             hint=_hint(snapshot),
             rows=budget.rows,
         )
@@ -181,7 +181,7 @@ class IcebergPlanner:
         return SourceSlice(
             ranges={name: (unread[0], selected.end)},
             gaps=gaps,
-            pins=[_table_pin(table, (unread[0], selected.end), selected.newest), *pins],
+            pins=[table_pin(table, (unread[0], selected.end), selected.newest), *pins],
             hint=_hint(selected.newest),
             rows=sum(map(rows_of, pins)),
         )
@@ -274,7 +274,12 @@ class IcebergPlanner:
         return [initial] * left + [snapshot.timestamp_ms for number, snapshot in held.items() if number >= first]
 
 
-def _table_pin(table: Table, range: tuple[int, int], snapshot: Snapshot | None) -> TablePin:
+def table_pin(table: Table, range: tuple[int, int], snapshot: Snapshot | None) -> TablePin:
+    """
+    Return the pin of a table with the columns of a snapshot.
+
+    :param range: ``[start, end)`` of the sequence numbers
+    """
     schema = history.schema_of(table, snapshot)
     mapping = table.name_mapping()
     text = "" if mapping is None else mapping.model_dump_json()

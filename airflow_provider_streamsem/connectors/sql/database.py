@@ -148,6 +148,15 @@ def address(conn_id: str) -> tuple[sa.URL, dict[str, Any]]:
     return url, options
 
 
+def lineage_name(conn_id: str, table: str) -> tuple[str, str]:
+    """Return the OpenLineage dataset of a table: the server of the connection, and ``database.table``. Reads the Airflow connection."""
+    found = connections.connection(conn_id)
+    if found.conn_type == "sqlite":
+        return "file", f"{found.host or found.schema}/{table}"
+    port = f":{found.port}" if found.port else ""
+    return f"{found.conn_type}://{found.host}{port}", ".".join(filter(None, (found.schema, table)))
+
+
 def markers_table(connection: sa.Connection, markers: str) -> sa.Table:
     """
     Return SQLAlchemy's table object of the marker table: ``(pipeline_uuid, sink) → (version, state, outcome)``.

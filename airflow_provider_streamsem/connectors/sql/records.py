@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from airflow_provider_streamsem.connectors.contract import ParsedRecords
 from airflow_provider_streamsem.connectors.sql import database
 from airflow_provider_streamsem.connectors.sql.column_types import ReadColumn, read_columns
+from airflow_provider_streamsem.connectors.sql.columns import Target
 from airflow_provider_streamsem.connectors.sql.executor_read import Access, Query, reader
 from airflow_provider_streamsem.connectors.sql.pins import JdbcPin
 from airflow_provider_streamsem.connectors.sql.table import SourceTable
 from airflow_provider_streamsem.errors import DataError
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 _ROWS_PER_BATCH = 10_000
 _UTC = {
@@ -67,22 +71,40 @@ def load(
     :param is_counted: whether the read must find the planned number of rows
     """
     columns = read_columns(table.target, names)
+    query = _selecting(table.cursor.table, columns)
+    ranges = [query.where(table.cursor.from_offset(p.start), table.cursor.before_offset(p.end)) for p in pins]
+    frame = _frame(spark, table.target, conn_id, columns, [_compiled(one, table.connection) for one in ranges])
+    if not is_counted:
+        return JdbcRecords(frame)
+    return CountedRecords(frame, planned=sum(pin.rows for pin in pins))
+
+
+def load_all(
+    spark: SparkSession, connection: sa.Connection, target: Target, conn_id: str, names: Sequence[str]
+) -> DataFrame:
+    """Return all rows of a table as a DataFrame. One task reads them, with one query. Reads no row now."""
+    columns = read_columns(target, names)
+    return _frame(spark, target, conn_id, columns, [_compiled(_selecting(target.table([]), columns), connection)])
+
+
+def _frame(
+    spark: SparkSession, target: Target, conn_id: str, columns: Sequence[ReadColumn], queries: Sequence[Query]
+) -> DataFrame:
+    """Return the rows of the queries as a DataFrame, one task for each query."""
     types = [_types(column.type) for column in columns]
     schema = T.StructType([T.StructField(column.name, kind) for column, (kind, _) in zip(columns, types, strict=True)])
-    if not pins:
-        return JdbcRecords(spark.createDataFrame([], schema))
+    if not queries:
+        return spark.createDataFrame([], schema)
     url, options = database.address(conn_id)
     function = reader(
-        Access(url, options, _UTC.get(table.target.dialect, ())),
-        [_query(table, columns, pin) for pin in pins],
+        Access(url, options, _UTC.get(target.dialect, ())),
+        queries,
         schema.names,
         [arrow for _, arrow in types],
         rows_per_batch=_ROWS_PER_BATCH,
     )
-    frame: Any = spark.range(0, len(pins), 1, len(pins)).mapInArrow(function, schema)
-    if not is_counted:
-        return JdbcRecords(frame)
-    return CountedRecords(frame, planned=sum(pin.rows for pin in pins))
+    frame: Any = spark.range(0, len(queries), 1, len(queries)).mapInArrow(function, schema)
+    return frame
 
 
 def _types(ddl: str) -> tuple[Any, Any]:
@@ -101,16 +123,19 @@ def _types(ddl: str) -> tuple[Any, Any]:
     }[ddl]  # fmt: skip
 
 
-def _query(table: SourceTable, columns: Sequence[ReadColumn], pin: JdbcPin) -> Query:
-    """Return the statement that reads a range, in the form of the database's driver."""
+def _selecting(table: sa.Table, columns: Sequence[ReadColumn]) -> sa.Select[Any]:
+    """Return the query of the columns of a table."""
     import sqlalchemy as sa
 
     chosen: list[Any] = []
     for at, column in enumerate(columns):
         value: Any = sa.column(sa.quoted_name(column.name, True))
         chosen.append((value if column.cast is None else sa.cast(value, column.cast)).label(f"c{at}"))
-    query = sa.select(*chosen).select_from(table.cursor.table)
-    query = query.where(table.cursor.from_offset(pin.start), table.cursor.before_offset(pin.end))
-    compiled: Any = query.compile(dialect=table.connection.dialect)
+    return sa.select(*chosen).select_from(table)
+
+
+def _compiled(query: sa.Select[Any], connection: sa.Connection) -> Query:
+    """Return a query in the form of the database's driver."""
+    compiled: Any = query.compile(dialect=connection.dialect)
     values = compiled.params
     return compiled.string, tuple(values[name] for name in compiled.positiontup) if compiled.positiontup else values

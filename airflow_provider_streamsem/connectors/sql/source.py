@@ -15,10 +15,11 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar
 
-from airflow_provider_streamsem import arguments, connections
+from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.contract import SourceEnd, SourceSlice
+from airflow_provider_streamsem.connectors.sql import database
 from airflow_provider_streamsem.connectors.sql.pins import JdbcPin, read_pins
 from airflow_provider_streamsem.connectors.sql.table import SourceTable, opened
 from airflow_provider_streamsem.errors import DataError, InvalidError, RecordsMissingError
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_NAME = r"[^.\x00]+(\.[^.\x00]+)?"
+TABLE = r"[^.\x00]+(\.[^.\x00]+)?"
 _UTC_OFFSET = r"[+-](0\d|1[0-4]):[0-5]\d"
 _CHANGES = ("refuse", "follow")
 _NULL_CURSOR = ("refuse", "skip")
@@ -90,7 +91,7 @@ class JdbcSource:
     def __post_init__(self) -> None:
         where = "source jdbc:"
         arguments.text(f"{where} conn_id", self.conn_id)
-        arguments.text(f"{where} table", self.table, pattern=_NAME, accepted="table or schema.table")
+        arguments.text(f"{where} table", self.table, pattern=TABLE, accepted="table or schema.table")
         cursor = (self.cursor,) if isinstance(self.cursor, str) else self.cursor
         object.__setattr__(self, "cursor", arguments.text_list(f"{where} cursor", cursor))
         if len(self.cursor) not in (1, 2):
@@ -162,11 +163,7 @@ class JdbcSource:
 
     def lineage(self, ranges: Ranges) -> list[tuple[str, str]]:
         """Return the OpenLineage dataset of the table: the server of the connection, and ``database.table``."""
-        found = connections.connection(self.conn_id)
-        if found.conn_type == "sqlite":
-            return [("file", f"{found.host or found.schema}/{self.table}")]
-        port = f":{found.port}" if found.port else ""
-        return [(f"{found.conn_type}://{found.host}{port}", ".".join(filter(None, (found.schema, self.table))))]
+        return [database.lineage_name(self.conn_id, self.table)]
 
     def opened(self) -> AbstractContextManager[SourceTable]:
         """

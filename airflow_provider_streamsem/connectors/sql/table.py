@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -23,11 +23,11 @@ _POSTGRES_DIGEST = "coalesce(sum(hashint8extended(xmin::text::bigint, 0)), 0)::t
 
 
 @contextmanager
-def opened(conn_id: str, table: str, cursor: Sequence[str], *, utc_offset: timedelta) -> Iterator[SourceTable]:
+def described(conn_id: str, table: str) -> Iterator[tuple[sa.Connection, Target]]:
     """
     Connect to the database, read the description of a table, and map the database's errors within the block to errors of this package.
 
-    :raises InvalidError: the connection or the cursor is not valid
+    :raises InvalidError: the connection is not valid
     :raises SourceChangedError: the database has no such table
     :raises DataError: the database refuses a query
     :raises UnavailableError: the database cannot be reached, or gave no clear answer
@@ -43,7 +43,7 @@ def opened(conn_id: str, table: str, cursor: Sequence[str], *, utc_offset: timed
                     "the database has no such table (names are case-sensitive, and views are not read); nothing was written",
                     table=table,
                 ).advising("create the table, or correct `table`; then run again.")
-            yield SourceTable(connection, target, cursor_of(target, cursor, utc_offset))
+            yield connection, target
     except Exception as error:
         failure = database.unread(error, table=table)
     if failure is not None:
@@ -54,6 +54,40 @@ def _read_times_in_utc(connection: sa.Connection) -> None:
     """Let the server convert ``TIMESTAMP`` columns to UTC, as the readers on executors do. Otherwise it converts them to the server's time zone."""
     with connection.begin():
         connection.exec_driver_sql("SET SESSION time_zone = '+00:00'")
+
+
+@contextmanager
+def opened(conn_id: str, table: str, cursor: Sequence[str], *, utc_offset: timedelta) -> Iterator[SourceTable]:
+    """
+    Connect to the database as :func:`described` does, and describe the cursor.
+
+    :raises InvalidError: the connection or the cursor is not valid
+    """
+    with described(conn_id, table) as (connection, target):
+        yield SourceTable(connection, target, cursor_of(target, cursor, utc_offset))
+
+
+@contextmanager
+def snapshot(connection: sa.Connection) -> Iterator[None]:
+    """Begin a transaction whose queries all see the same rows, if the database supports that. It writes nothing."""
+    if connection.dialect.name in ("postgresql", "mysql", "mariadb"):
+        connection.execution_options(isolation_level="REPEATABLE READ")
+    with connection.begin():
+        yield
+
+
+def measured(connection: sa.Connection, table: sa.Table, *conditions: Any, with_digest: bool) -> tuple[int, str]:
+    """
+    Return the number of rows that satisfy all conditions, and a digest of their versions.
+
+    :param with_digest: whether to compute the digest. If not, or if the database is not Postgres, it is ``""``
+    """
+    import sqlalchemy as sa
+
+    has_digest = with_digest and connection.dialect.name == "postgresql"
+    columns: list[Any] = [sa.func.count()] + ([sa.literal_column(_POSTGRES_DIGEST)] if has_digest else [])
+    count, *digests = connection.execute(sa.select(*columns).select_from(table).where(*conditions)).one()
+    return int(count), str(digests[0]) if digests else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +106,9 @@ class SourceTable:
         """Return an error that names the table."""
         return UnavailableError(what, table=self.target.name)
 
-    @contextmanager
-    def snapshot(self) -> Iterator[None]:
+    def snapshot(self) -> AbstractContextManager[None]:
         """Begin a transaction whose queries all see the same rows, if the database supports that. It writes nothing."""
-        if self.target.dialect in ("postgresql", "mysql", "mariadb"):
-            self.connection.execution_options(isolation_level="REPEATABLE READ")
-        with self.connection.begin():
-            yield
+        return snapshot(self.connection)
 
     def settled_end(self, *, lag: int | None, wait_s: int, clock: Clock) -> int | None:
         """Return the offset below which no transaction can still commit a row; ``None`` if it is not known (:mod:`settled`)."""
@@ -133,21 +163,11 @@ class SourceTable:
 
     def rows(self, start: int, end: int | None) -> int:
         """Return the number of rows from ``start`` (inclusive) to ``end`` (exclusive; ``None``: without end)."""
-        return self._measured(start, end, digest=None)[0]
+        return measured(self.connection, self.cursor.table, *self._range(start, end), with_digest=False)[0]
 
     def measured(self, start: int, end: int, *, with_digest: bool) -> tuple[int, str]:
         """Return the number of rows of a range, and a digest of their versions; ``""`` if the database has none."""
-        return self._measured(
-            start, end, digest=_POSTGRES_DIGEST if with_digest and self.target.dialect == "postgresql" else None
-        )
-
-    def _measured(self, start: int, end: int | None, *, digest: str | None) -> tuple[int, str]:
-        import sqlalchemy as sa
-
-        columns: list[Any] = [sa.func.count()] + ([] if digest is None else [sa.literal_column(digest)])
-        query = sa.select(*columns).select_from(self.cursor.table).where(*self._range(start, end))
-        count, *digests = self.connection.execute(query).one()
-        return int(count), str(digests[0]) if digests else ""
+        return measured(self.connection, self.cursor.table, *self._range(start, end), with_digest=with_digest)
 
     def _range(self, start: int, end: int | None) -> list[Any]:
         return [self.cursor.from_offset(start), *([] if end is None else [self.cursor.before_offset(end)])]

@@ -1,0 +1,133 @@
+"""A lookup table in Delta: the rows of the newest version when a batch is planned (extra ``delta``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from airflow_provider_streamsem.connectors.delta import files
+from airflow_provider_streamsem.connectors.delta.columns import columns_of
+from airflow_provider_streamsem.connectors.delta.pins import FilePin, TablePin, read_pins
+from airflow_provider_streamsem.connectors.delta.planner import table_pin
+from airflow_provider_streamsem.connectors.delta.source import DeltaSource
+from airflow_provider_streamsem.connectors.delta.table import at_version, existing
+from airflow_provider_streamsem.connectors.lookup import check_number_of_files, checking_pin
+from airflow_provider_streamsem.connectors.table_files.stored import missing
+from airflow_provider_streamsem.errors import LogDamagedError, SourceChangedError
+from airflow_provider_streamsem.protocol.codec import build, plain
+from airflow_provider_streamsem.protocol.entries import Json
+from airflow_provider_streamsem.stores.contract import lineage_name
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPin:
+    """
+    The rows of a table at one version. The files are part of the pin, so that the version can be read after its entries were deleted from the table's log.
+
+    :param table: the table and its columns; ``start`` is the version
+    :param files: the files of the version
+    :param deleted: sha256 of the rows that deletion vectors remove; ``""`` if there are none
+    """
+
+    table: TablePin
+    files: tuple[FilePin, ...]
+    deleted: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaTable:
+    """
+    A lookup table in Delta. The plan of a batch pins the newest version of the table: its id, its columns, and its files, at most 1,000.
+
+    Spark needs no Delta package. The rows of a pin exist until VACUUM deletes a file of the version. A version with deletion vectors also needs the table's
+    log to go back to it.
+
+    :param path: location of the table: an absolute path, ``file:///path`` or ``s3://bucket/prefix``
+    :raises InvalidError: an argument is not valid
+    """
+
+    extra: ClassVar[str] = "delta"
+    spark_packages: ClassVar[tuple[str, ...]] = ()
+    reasons: ClassVar[tuple[str, ...]] = (
+        "the plan pins the table's id, a version and its files, which never change; a file that VACUUM has deleted fails the batch",
+    )
+    path: str
+
+    def __post_init__(self) -> None:
+        self._source()  # validates the path
+
+    @property
+    def location(self) -> str:
+        """The location of the table, as given."""
+        return self.path
+
+    def lineage(self) -> list[tuple[str, str]]:
+        """Return the OpenLineage name of the table's location."""
+        return [lineage_name(self.path)]
+
+    def pin(self, now_ms: int) -> Json:
+        """
+        Return the pin of the newest version.
+
+        :raises SourceChangedError: there is no table, it cannot be read, or it lacks a file. Nothing was written
+        :raises InvalidError: the version has more than 1,000 files. Nothing was written
+        """
+        held = existing(self.path)
+        columns = columns_of(held.table, self.path, reads_changes=False)
+        version: int = held.table.version()
+        listed = files.at_version(held.table, columns, self.path, committed_ms=0, change="")
+        found = tuple(file for file, _ in listed)
+        check_number_of_files(found, table=self.path, version=version)
+        if lost := missing(self.path, found):
+            what = "a file of the newest version of the Delta table is missing; nothing was written"
+            raise SourceChangedError(
+                what, table=self.path, version=version, file=lost[0].key, files=len(lost)
+            ).advising("restore the file, or restore the table to a version whose files exist; then run again.")
+        deleted = files.digest_of_deleted(held.table, self.path) if any(file.deleted for file in found) else ""
+        pinned = table_pin(held.table.metadata().id, version, version + 1, columns, "parquet")
+        held.keep()
+        return plain(SnapshotPin(pinned, found, deleted))
+
+    def check_pin(self, pin: Json) -> None:
+        """Check that the table is the pinned one, and that each file of the version exists with its size. Sends one request for each file."""
+        found = self._read(pin)
+        with checking_pin():
+            self._source().check_pins([found.table, *found.files], was_read=False)
+            if not found.deleted:
+                return
+            version = found.table.start
+            if files.digest_of_deleted(at_version(self.path, version), self.path) != found.deleted:
+                what = "the deletion vectors of a version of the Delta table were changed after it was planned; nothing became visible"
+                raise SourceChangedError(what, table=self.path, version=version)
+
+    def load(self, spark: SparkSession, pin: Json) -> DataFrame:
+        """Return the rows of the pinned version."""
+        found = self._read(pin)
+        return self._source().load(spark, [found.table, *found.files]).frame
+
+    def _source(self) -> DeltaSource:
+        return DeltaSource(path=self.path)
+
+    def _read(self, pin: Json) -> SnapshotPin:
+        """
+        Decode a pin.
+
+        :raises LogDamagedError: the pin has another form, or names a file outside the table
+        """
+        what = "the pin of a lookup is not a version of a Delta table; nothing was read"
+        try:
+            found: SnapshotPin = build(SnapshotPin, pin, "pin")
+            read_pins([pin["table"], *pin["files"]], table=self.path)
+        except LogDamagedError as error:
+            raise LogDamagedError(what, invariant="R6", table=self.path) from error
+        table = found.table
+        if (
+            table.reader != "parquet"
+            or not 0 <= table.start == table.end - 1
+            or any(file.change for file in found.files)
+        ):
+            raise LogDamagedError(what, invariant="R6", table=self.path)
+        return found

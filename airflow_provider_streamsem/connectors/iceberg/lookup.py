@@ -1,0 +1,141 @@
+"""A lookup table in Iceberg: the rows of the newest snapshot of a branch when a batch is planned (extra ``iceberg``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from airflow_provider_streamsem.connectors.iceberg import history
+from airflow_provider_streamsem.connectors.iceberg.history import MAIN
+from airflow_provider_streamsem.connectors.iceberg.pins import FilePin, TablePin, read_pins
+from airflow_provider_streamsem.connectors.iceberg.planner import table_pin
+from airflow_provider_streamsem.connectors.iceberg.source import IcebergSource
+from airflow_provider_streamsem.connectors.lookup import check_number_of_files, checking_pin
+from airflow_provider_streamsem.connectors.table_files.stored import missing
+from airflow_provider_streamsem.errors import LogDamagedError, SourceChangedError
+from airflow_provider_streamsem.protocol.codec import build, plain
+from airflow_provider_streamsem.protocol.entries import Json
+from airflow_provider_streamsem.stores.contract import lineage_name
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPin:
+    """
+    The rows of a table at one snapshot. The files are part of the pin, so that the rows can be read after the snapshot has expired, while its files exist.
+
+    :param snapshot: id of the snapshot, as text; ``""`` if the branch has none
+    :param table: the table's UUID and columns; ``start`` is the sequence number of the snapshot
+    :param files: the files of the snapshot
+    """
+
+    snapshot: str
+    table: TablePin
+    files: tuple[FilePin, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IcebergTable:
+    """
+    A lookup table in Iceberg, in any catalog that pyiceberg supports. The plan of a batch pins the newest snapshot of a branch: the table's UUID, the id of the
+    snapshot, its columns, and its files, at most 1,000.
+
+    Spark needs no Iceberg package. The rows of a pin exist until the snapshot has expired and one of its files was deleted. A snapshot with delete files
+    (merge-on-read) is refused.
+
+    :param path: as in :class:`IcebergSource`
+    :param table: as in :class:`IcebergSource`
+    :param catalog: as in :class:`IcebergSource`
+    :param properties: as in :class:`IcebergSource`
+    :param conn_id: as in :class:`IcebergSource`
+    :param branch: as in :class:`IcebergSource`
+    :raises InvalidError: an argument is not valid
+    """
+
+    extra: ClassVar[str] = "iceberg"
+    spark_packages: ClassVar[tuple[str, ...]] = ()
+    reasons: ClassVar[tuple[str, ...]] = (
+        "the plan pins the table's UUID, a snapshot and its files, which never change; a file that was deleted with an expired snapshot fails the batch",
+    )
+    path: str
+    table: str
+    catalog: str = "default"
+    properties: Mapping[str, str] = field(default_factory=dict)
+    conn_id: str | None = None
+    branch: str = MAIN
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "properties", self._source().properties)  # validates all arguments
+
+    @property
+    def location(self) -> str:
+        """The location of the table's files, as given."""
+        return self.path
+
+    def lineage(self) -> list[tuple[str, str]]:
+        """Return the OpenLineage name of the location of the table's files."""
+        return [lineage_name(self.path)]
+
+    def pin(self, now_ms: int) -> Json:
+        """
+        Return the pin of the newest snapshot of the branch.
+
+        :raises SourceChangedError: there is no table or branch, the snapshot cannot be read, or it lacks a file. Nothing was written
+        :raises InvalidError: the snapshot has more than 1,000 files. Nothing was written
+        """
+        with self._source().opened() as table:
+            lineage = history.lineage(table, self.branch)
+            number = max(lineage.end - 1, 0)
+            snapshot = lineage.snapshots.get(number)
+            found = () if snapshot is None else tuple(history.at_snapshot(table, snapshot, self.path))
+            pinned = table_pin(table, (number, lineage.end), snapshot)
+        name = "" if snapshot is None else str(snapshot.snapshot_id)
+        check_number_of_files(found, table=self.table, snapshot=name)
+        if lost := missing(self.path, found):
+            what = "a file of the newest snapshot of the Iceberg table is missing; nothing was written"
+            raise SourceChangedError(what, table=self.table, snapshot=name, file=lost[0].key, files=len(lost)).advising(
+                "restore the file, or set the branch to a snapshot whose files exist; then run again."
+            )
+        return plain(SnapshotPin(name, pinned, found))
+
+    def check_pin(self, pin: Json) -> None:
+        """Check that the table is the pinned one, and that each file of the snapshot exists with its size. Sends one request for each file."""
+        found = self._read(pin)
+        with checking_pin():
+            try:
+                self._source().check_pins([found.table, *found.files], was_read=False)
+            except SourceChangedError as error:
+                error.fields |= {"snapshot": found.snapshot}
+                raise
+
+    def load(self, spark: SparkSession, pin: Json) -> DataFrame:
+        """Return the rows of the pinned snapshot. Reads the footers of its files."""
+        found = self._read(pin)
+        return self._source().load(spark, [found.table, *found.files]).frame
+
+    def _source(self) -> IcebergSource:
+        return IcebergSource(
+            path=self.path,
+            table=self.table,
+            catalog=self.catalog,
+            properties=self.properties,
+            conn_id=self.conn_id,
+            branch=self.branch,
+        )
+
+    def _read(self, pin: Json) -> SnapshotPin:
+        """
+        Decode a pin.
+
+        :raises LogDamagedError: the pin has another form, or names a file outside the location of the table's files
+        """
+        try:
+            found: SnapshotPin = build(SnapshotPin, pin, "pin")
+            read_pins([pin["table"], *pin["files"]], table=self.table)
+        except LogDamagedError as error:
+            what = "the pin of a lookup is not a snapshot of an Iceberg table; nothing was read"
+            raise LogDamagedError(what, invariant="R6", table=self.table) from error
+        return found

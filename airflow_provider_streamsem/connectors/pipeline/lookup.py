@@ -1,0 +1,146 @@
+"""A lookup table that another pipeline writes: the visible rows of its sink when a batch is planned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from airflow_provider_streamsem import arguments
+from airflow_provider_streamsem.commitlog.log import open_commit_log
+from airflow_provider_streamsem.connectors.lookup import checking_pin
+from airflow_provider_streamsem.connectors.pipeline.upstream import UpstreamLog, of_upstream, open_upstream
+from airflow_provider_streamsem.errors import LogDamagedError, SourceChangedError, UnavailableError
+from airflow_provider_streamsem.protocol import keys
+from airflow_provider_streamsem.protocol.codec import build, plain
+from airflow_provider_streamsem.protocol.entries import Json, Outcome, SegmentFile
+from airflow_provider_streamsem.stores.contract import lineage_name, split_url
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class ViewPin:
+    """
+    The visible rows of a sink as of a version. The log of the other pipeline names their files, and never changes.
+
+    :param pipeline_uuid: uuid of the other pipeline
+    :param sink: name of the sink
+    :param version: the newest closed version when the plan was created
+    :param outcome: sha256 of the outcome of this version
+    """
+
+    pipeline_uuid: str
+    sink: str
+    version: int
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineTable:
+    """
+    A lookup table that another pipeline, the *upstream*, writes to a sink of type ``files``. The plan of a batch pins the newest closed version of the
+    upstream. The lookup has the rows that are visible as of this version, as ``read_committed`` returns them.
+
+    :param log: URL of the upstream's log: ``s3://bucket/prefix``, ``file:///path`` or an absolute path
+    :param sink: name of the upstream's sink; default: its only sink
+    :raises InvalidError: an argument is not valid
+    """
+
+    extra: ClassVar[str] = ""
+    spark_packages: ClassVar[tuple[str, ...]] = ()
+    reasons: ClassVar[tuple[str, ...]] = (
+        "the plan pins a version of the other pipeline by the sha256 of its outcome; its files are checked by their sizes and checksums",
+    )
+    log: str
+    sink: str | None = None
+
+    def __post_init__(self) -> None:
+        split_url(arguments.text("lookup pipeline: log", self.log))
+        if self.sink is not None:
+            arguments.text("lookup pipeline: sink", self.sink)
+
+    @property
+    def location(self) -> str:
+        """The upstream's log. A pipeline cannot read its own log."""
+        return self.log
+
+    def lineage(self) -> list[tuple[str, str]]:
+        """Return the name of the upstream's dataset, which is also the name of its output. Reads the upstream's log."""
+        with of_upstream(self.log):
+            return [lineage_name(self._opened().dataset.location)]
+
+    def pin(self, now_ms: int) -> Json:
+        """
+        Return the pin of the upstream's newest closed version.
+
+        :raises UnavailableError: the upstream has committed no rows yet. Nothing was written
+        """
+        with of_upstream(self.log):
+            opened = self._opened()
+            end = opened.end()
+            outcome, sha = opened.outcome_and_sha(end - 1, end=end) if end else (None, "")
+            if outcome is None or outcome.schemas.get(opened.sink) is None:
+                what = "the upstream has committed no rows yet, so the columns of the lookup are unknown; nothing was written"
+                raise UnavailableError(what, sink=opened.sink).advising("run the upstream, then run again.")
+            return plain(ViewPin(opened.record.pipeline_uuid, opened.sink, end - 1, sha))
+
+    def check_pin(self, pin: Json) -> None:
+        """
+        Check that the upstream has the pinned version, and that each visible file exists with its size and checksum.
+
+        On S3 this sends one request for each file. On local disk it reads each file, or the footer of a Parquet file.
+        """
+        found = self._read(pin)
+        with checking_pin(), self._at(found) as (opened, _, files):
+            for is_changed, file in zip(opened.damaged([one.file for one in files]), files, strict=True):
+                if is_changed:
+                    opened.check_owner()  # if the location is not mounted, the mark is missing too
+                    what = "a visible file of the upstream is missing or was changed; nothing became visible"
+                    raise SourceChangedError(what, version=file.version, as_of=found.version, file=file.file.key)
+
+    def load(self, spark: SparkSession, pin: Json) -> DataFrame:
+        """Return the rows that are visible as of the pinned version, with the columns that the upstream had recorded then."""
+        from airflow_provider_streamsem.connectors.data_files.read import read_files
+
+        with self._at(self._read(pin)) as (opened, outcome, files):
+            paths = [opened.path(one.file) for one in files]
+            return read_files(spark, paths, format=opened.dataset.format, schema=outcome.schemas[opened.sink])
+
+    def _opened(self) -> UpstreamLog:
+        return open_upstream(open_commit_log(self.log), self.sink)[0]
+
+    @contextmanager
+    def _at(self, pin: ViewPin) -> Iterator[tuple[UpstreamLog, Outcome, list[SegmentFile]]]:
+        """
+        Open the upstream as of the pinned version. Errors of the block name the upstream.
+
+        :returns: the upstream, the outcome of the version, and the visible files with rows
+        :raises SourceChangedError: the upstream was recreated, or lacks the version
+        """
+        with of_upstream(self.log):
+            opened = self._opened()
+            if (opened.record.pipeline_uuid, opened.sink) != (pin.pipeline_uuid, pin.sink):
+                raise opened.recreated([f"{pin.pipeline_uuid}/{pin.sink}"])
+            found = opened.find_outcome(pin.version)
+            if found is None or found[1] != pin.outcome:
+                raise opened.rewritten(pin.version)
+            files = [one for one in opened.log.view(version=pin.version).sink(opened.sink) if one.file.rows]
+            yield opened, found[0], files
+
+    def _read(self, pin: Json) -> ViewPin:
+        """
+        Decode a pin.
+
+        :raises LogDamagedError: the pin has another form, or names another sink
+        """
+        what = "the pin of a lookup is not a version of the upstream pipeline; nothing was read"
+        try:
+            found: ViewPin = build(ViewPin, pin, "pin")
+        except LogDamagedError as error:
+            raise LogDamagedError(what, invariant="R6", upstream=self.log) from error
+        if not keys.is_digest(found.outcome) or found.version < 0 or self.sink not in (None, found.sink):
+            raise LogDamagedError(what, invariant="R6", upstream=self.log)
+        return found

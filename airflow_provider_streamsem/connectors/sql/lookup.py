@@ -1,0 +1,187 @@
+"""
+A lookup table in a database (extra ``jdbc``). A database keeps no old versions of its rows, so a pin can at most detect that they have changed.
+
+On Postgres the pin has the number of rows and a digest of their versions. For other databases, or on request, every attempt reads the rows of its time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from airflow_provider_streamsem import arguments
+from airflow_provider_streamsem.connectors.lookup import checking_pin
+from airflow_provider_streamsem.connectors.sql import database
+from airflow_provider_streamsem.connectors.sql.column_types import read_columns
+from airflow_provider_streamsem.connectors.sql.columns import Target
+from airflow_provider_streamsem.connectors.sql.source import TABLE
+from airflow_provider_streamsem.connectors.sql.table import described, measured, snapshot
+from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, SourceChangedError
+from airflow_provider_streamsem.protocol.codec import build, plain
+from airflow_provider_streamsem.protocol.entries import Json
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+    from pyspark.sql import DataFrame, SparkSession
+
+ROWS = ("unchanged", "current")
+_SERVER = """
+    SELECT pg_catalog.pg_is_in_recovery(), EXISTS (
+        WITH RECURSIVE t(oid) AS (
+            SELECT c.oid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+            WHERE n.nspname = :schema AND c.relname = :name
+            UNION SELECT i.inhrelid FROM pg_catalog.pg_inherits i JOIN t ON i.inhparent = t.oid)
+        SELECT FROM t JOIN pg_catalog.pg_class f ON f.oid = t.oid WHERE f.relkind = 'f')
+"""
+_RULE = {
+    "unchanged": "the plan pins the number of rows and a digest of their versions; if a row is inserted, changed or deleted before the commit, the batch fails",
+    "current": "the rows are not pinned, because the database keeps no old versions: each attempt, and each task that reads them, sees the rows of its time",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RowsPin:
+    """
+    The columns of a table and, if they are pinned, its rows.
+
+    :param columns: name → type in Spark
+    :param rows: number of rows; -1 if they are not pinned
+    :param digest: a number that changes if a row changes; ``""`` if the rows are not pinned
+    """
+
+    columns: Mapping[str, str]
+    rows: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JdbcTable:
+    """
+    A lookup table in a database. One task of Spark reads the whole table, so it is for tables of up to some million rows.
+
+    :param conn_id: Airflow connection, as in :class:`JdbcSource`
+    :param table: ``table`` or ``schema.table``; without a schema, the default schema of the connection. Names are quoted, so they are case-sensitive. Views
+        are not read
+    :param columns: the columns to read; empty: all columns
+    :param rows: ``unchanged``, only on Postgres: every attempt of a batch reads the same rows. If a row of the table changes between the plan and the commit,
+        the batch fails. ``current``: each attempt reads the rows of its time, so that a retry or a reprocessing run may read other rows than the first attempt
+    :raises InvalidError: an argument is not valid
+    """
+
+    extra: ClassVar[str] = "jdbc"
+    spark_packages: ClassVar[tuple[str, ...]] = ()
+    location: ClassVar[None] = None  # A dataset cannot overlap a database.
+    conn_id: str
+    table: str
+    columns: Sequence[str] = ()
+    rows: str = "unchanged"
+
+    def __post_init__(self) -> None:
+        where = "lookup jdbc:"
+        arguments.text(f"{where} conn_id", self.conn_id)
+        arguments.text(f"{where} table", self.table, pattern=TABLE, accepted="table or schema.table")
+        object.__setattr__(self, "columns", arguments.text_list(f"{where} columns", self.columns))
+        arguments.choice(f"{where} rows", self.rows, ROWS)
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """What the pin fixes: the rows or, with ``rows="current"``, only the columns."""
+        return (_RULE[self.rows],)
+
+    def lineage(self) -> list[tuple[str, str]]:
+        """Return the OpenLineage dataset of the table. Reads the Airflow connection."""
+        return [database.lineage_name(self.conn_id, self.table)]
+
+    def pin(self, now_ms: int) -> Json:
+        """
+        Return the pin of the current rows, or of the columns alone. A pin of rows reads every row of the table in the database.
+
+        :raises InvalidError: the database cannot detect changed rows. Nothing was written
+        :raises SourceChangedError: the database has no such table. Nothing was written
+        :raises DataError: a column is missing, or its type is not supported. Nothing was written
+        """
+        with described(self.conn_id, self.table) as (connection, target), snapshot(connection):
+            columns = {column.name: column.type for column in read_columns(target, self.columns)}
+            if self.rows == "current":
+                return plain(RowsPin(columns, -1, ""))
+            _check_server(connection, target)
+            return plain(RowsPin(columns, *measured(connection, target.table([]), with_digest=True)))
+
+    def check_pin(self, pin: Json) -> None:
+        """
+        Check that the table has the pinned columns and rows. A row version never has an earlier digest again, so the same digest before and after a read
+        shows that the read found the pinned rows. With ``rows="current"``, only the form of the pin is checked.
+        """
+        found = self._read(pin)
+        if self.rows == "current":
+            return
+        with checking_pin():
+            if not found.digest:
+                what = 'the rows of a lookup are not pinned, because the version was planned with rows="current"; nothing became visible'
+                raise SourceChangedError(what, table=self.table)
+            with described(self.conn_id, self.table) as (connection, target), snapshot(connection):
+                _check_server(connection, target)
+                self._check_columns(found, target)
+                rows, digest = measured(connection, target.table([]), with_digest=True)
+            if (rows, digest) != (found.rows, found.digest):
+                what = "rows of the lookup table were inserted, changed or deleted after they were planned; nothing became visible"
+                raise SourceChangedError(what, table=self.table, planned=found.rows, found=rows)
+
+    def _check_columns(self, pin: RowsPin, target: Target) -> None:
+        present = [name for name in pin.columns if name in target.columns]
+        now = {column.name: column.type for column in read_columns(target, present)} if present else {}
+        changed = sorted(name for name, kind in pin.columns.items() if now.get(name) != kind)
+        if changed:
+            what = "columns of the lookup table were changed or dropped after they were planned; nothing became visible"
+            raise SourceChangedError(what, table=self.table, columns=changed)
+
+    def load(self, spark: SparkSession, pin: Json) -> DataFrame:
+        """
+        Return all rows of the table with the pinned columns. Spark reads them when it needs them, and again if it needs them again.
+
+        :raises DataError: the table lacks a pinned column. Nothing became visible
+        """
+        from airflow_provider_streamsem.connectors.sql import records
+
+        found = self._read(pin)
+        with described(self.conn_id, self.table) as (connection, target):
+            return records.load_all(spark, connection, target, self.conn_id, [*found.columns])
+
+    def _read(self, pin: Json) -> RowsPin:
+        """
+        Decode a pin.
+
+        :raises LogDamagedError: the pin has another form
+        """
+        what = "the pin of a lookup is not that of a database table; nothing was read"
+        try:
+            found: RowsPin = build(RowsPin, pin, "pin")
+        except LogDamagedError as error:
+            raise LogDamagedError(what, invariant="R6", table=self.table) from error
+        if not found.columns or (found.rows < 0) != (found.digest == ""):
+            raise LogDamagedError(what, invariant="R6", table=self.table)
+        return found
+
+
+def _check_server(connection: sa.Connection, target: Target) -> None:
+    """
+    Refuse a database that cannot detect changed rows.
+
+    A replica may lag behind another one that the same connection reaches, so a check of one says nothing about a read of the other.
+
+    :raises InvalidError: the database is not Postgres, the server is a replica, or a partition is a foreign table
+    """
+    import sqlalchemy as sa
+
+    problem = "only Postgres can detect changed rows"
+    if connection.dialect.name == "postgresql":
+        name = {"schema": target.schema, "name": target.name}
+        is_replica, has_foreign = connection.execute(sa.text(_SERVER), name).one()
+        if not is_replica and not has_foreign:
+            return
+        problem = "the server is a replica" if is_replica else "a partition of the table is a foreign table"
+    what = 'lookup jdbc: rows="unchanged" is not possible, because changed rows would not be detected; nothing became visible'
+    raise InvalidError(what, table=target.name, problem=problem).advising(
+        'set rows="current": each attempt then reads the rows of its time. On Postgres, name a table of the primary.'
+    )
