@@ -187,7 +187,7 @@ class SourceSystem(Protocol):
     An external system without records, and a source that reads it from its beginning.
 
     :attr source: the source. It reads every record that :meth:`add` adds
-    :attr column: name of a column with integers in which the records have their ids
+    :attr column: an SQL expression that returns the id of a record, such as the name of a column with integers
     :attr secrets: texts that must appear in no stored or printed value, such as passwords of the connection
     :attr clock: the clock of the pipeline
     """
@@ -386,7 +386,7 @@ class SourceContract:
         again = run_batch(pipeline, run_key="conformance", drain=True, log=log)
         assert again == result
         files = [file.path for file in open_log(log).files()]
-        rows = streamsem_spark.read.parquet(*files).select(system.column).collect()
+        rows = streamsem_spark.read.parquet(*files).selectExpr(system.column).collect()
         assert sorted(row[0] for row in rows) == list(range(6))
 
 
@@ -574,4 +574,4 @@ def _columns(loaded: Any) -> set[str]:
 
 def _ids(system: SourceSystem, loaded: Any) -> list[int]:
     parsed = loaded.frame if loaded.bad is None else loaded.frame.where(~loaded.bad)
-    return sorted(row[0] for row in parsed.select(system.column).collect())
+    return sorted(row[0] for row in parsed.selectExpr(system.column).collect())

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.contract import Loaded
+from airflow_provider_streamsem.connectors.defaults import SourceDefaults
 from airflow_provider_streamsem.connectors.delta import files
 from airflow_provider_streamsem.connectors.delta.columns import Columns, columns_of
 from airflow_provider_streamsem.connectors.delta.history import History
@@ -36,7 +37,7 @@ CHANGES = ("refuse", "skip", "read")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaSource:
+class DeltaSource(SourceDefaults):
     """
     Reads the new rows of a Delta table, or its change data feed.
 
@@ -57,7 +58,6 @@ class DeltaSource:
     extra: ClassVar[str] = "delta"
     unit: ClassVar[str] = "versions"
     limits: ClassVar[tuple[str, ...]] = ("max_files", "max_bytes", "max_rows", "min_rows")
-    spark_packages: ClassVar[tuple[str, ...]] = ()
     path: str
     starting: str | int = "earliest"
     changes: str = "refuse"

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, ClassVar
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.contract import Loaded, SourceEnd, SourceSlice
+from airflow_provider_streamsem.connectors.defaults import SourceDefaults
 from airflow_provider_streamsem.connectors.files import partitions, tables, truncation
 from airflow_provider_streamsem.connectors.files.ledger import Ledger
 from airflow_provider_streamsem.connectors.files.pins import FilePin, read_pins
@@ -63,7 +64,7 @@ _THREADS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FilesSource:
+class FilesSource(SourceDefaults):
     """
     Reads the files below a path. Each file is read once, as a whole.
 
@@ -87,10 +88,7 @@ class FilesSource:
     """
 
     delivery: ClassVar[str] = "exactly_once"
-    terms: ClassVar[str] = ""
-    extra: ClassVar[str] = ""
     unit: ClassVar[str] = "files"
-    spark_packages: ClassVar[tuple[str, ...]] = ()
     limits: ClassVar[tuple[str, ...]] = ("max_files", "max_bytes", "max_rows", "min_rows")
     reasons: ClassVar[tuple[str, ...]] = (
         "each file has one permanent ordinal; the plan pins its size and its ETag or modification time, which are checked before and after the read",

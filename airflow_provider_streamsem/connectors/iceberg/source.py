@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.contract import Loaded
+from airflow_provider_streamsem.connectors.defaults import SourceDefaults
 from airflow_provider_streamsem.connectors.iceberg import catalog as iceberg_catalog
 from airflow_provider_streamsem.connectors.iceberg import history
 from airflow_provider_streamsem.connectors.iceberg.history import MAIN, Lineage
@@ -38,7 +39,7 @@ _TAG = "tag:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IcebergSource:
+class IcebergSource(SourceDefaults):
     """
     Reads the rows that are appended to a branch of an Iceberg table, in any catalog that pyiceberg supports.
 
@@ -63,7 +64,6 @@ class IcebergSource:
     extra: ClassVar[str] = "iceberg"
     unit: ClassVar[str] = "snapshots"
     limits: ClassVar[tuple[str, ...]] = ("max_files", "max_bytes", "max_rows", "min_rows")
-    spark_packages: ClassVar[tuple[str, ...]] = ()
     path: str
     table: str
     catalog: str = "default"

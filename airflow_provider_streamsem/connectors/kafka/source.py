@@ -18,6 +18,7 @@ from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.contract import Expiry, SourceEnd, SourceSlice
+from airflow_provider_streamsem.connectors.defaults import SourceDefaults
 from airflow_provider_streamsem.connectors.kafka.client import settings_of
 from airflow_provider_streamsem.connectors.kafka.cluster import (
     End,
@@ -56,7 +57,7 @@ OPTIONS = (
 
 
 @dataclass(frozen=True, slots=True)
-class KafkaSource:
+class KafkaSource(SourceDefaults):
     """
     Reads the records of Kafka topics.
 
@@ -81,12 +82,10 @@ class KafkaSource:
     """
 
     delivery: ClassVar[str] = "exactly_once"
-    terms: ClassVar[str] = ""
     extra: ClassVar[str] = "kafka"
     unit: ClassVar[str] = "offsets"
     limits: ClassVar[tuple[str, ...]] = ("max_rows", "min_rows")
     compacts: ClassVar[bool] = True
-    location: ClassVar[None] = None  # A dataset cannot overlap a cluster.
     reasons: ClassVar[tuple[str, ...]] = (
         "the plan records offset ranges and topic ids, and every attempt reads exactly these ranges",
         "missing offsets and recreated topics fail the run, or are recorded as gaps; a truncated partition fails it",

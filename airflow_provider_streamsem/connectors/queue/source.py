@@ -16,6 +16,7 @@ from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.amqp.client import AmqpQueue
 from airflow_provider_streamsem.connectors.contract import SourceEnd, SourceSlice
+from airflow_provider_streamsem.connectors.defaults import SourceDefaults
 from airflow_provider_streamsem.connectors.files.pins import FilePin
 from airflow_provider_streamsem.connectors.files.source import PARTITION, FilesPlanner, FilesSource
 from airflow_provider_streamsem.connectors.landing.messages import Landing, Window
@@ -43,7 +44,7 @@ _NEEDED = {"amqp": "name", "pubsub": "subscription", "sqs": "url"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueueSource:
+class QueueSource(SourceDefaults):
     """
     Reads the messages of a queue. A run writes the waiting messages to a file, the *landing*, and acknowledges them. Batches read the landings.
 
@@ -66,7 +67,6 @@ class QueueSource:
 
     delivery: ClassVar[str] = "effectively_once"
     unit: ClassVar[str] = "landings"
-    spark_packages: ClassVar[tuple[str, ...]] = ()
     limits: ClassVar[tuple[str, ...]] = FilesSource.limits
     reasons: ClassVar[tuple[str, ...]] = (
         "a message is acknowledged only after it was landed in an immutable file; after a crash in between, the queue delivers it again",

@@ -6,7 +6,7 @@ Record ``n`` is a function of ``n``, the seed and the other arguments. Spark com
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, ClassVar
@@ -15,6 +15,7 @@ from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import Clock
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.contract import ParsedRecords, SourceEnd, SourceSlice
+from airflow_provider_streamsem.connectors.defaults import SourceDefaults
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
 from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.protocol.codec import build
@@ -43,7 +44,7 @@ class RatePin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RateSource:
+class RateSource(SourceDefaults):
     """
     Generates records at a fixed rate, for demonstrations and tests. The same arguments always give the same records.
 
@@ -60,12 +61,8 @@ class RateSource:
     """
 
     delivery: ClassVar[str] = "exactly_once"
-    terms: ClassVar[str] = ""
-    extra: ClassVar[str] = ""
     unit: ClassVar[str] = "records"
     limits: ClassVar[tuple[str, ...]] = ("max_rows", "min_rows")
-    spark_packages: ClassVar[tuple[str, ...]] = ()
-    location: ClassVar[None] = None
     reasons: ClassVar[tuple[str, ...]] = (
         "a record is a function of its number, and the plan records the range of numbers",
     )
@@ -146,10 +143,6 @@ class RateSource:
         if any(not 0 <= pin.start < pin.end for pin in found):
             raise LogDamagedError("the pins of a plan are not ranges of records; nothing was read", invariant="R6")
         return found
-
-    def next_hint(self, hint: Json, pins: Sequence[RatePin], counts: Mapping[str, int]) -> Json:
-        """Return ``None``, because a planner needs no hint."""
-        return None
 
     def check_pins(self, pins: Sequence[RatePin], *, was_read: bool) -> None:
         """Do nothing, because generated records never change."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.contract import Loaded
+from airflow_provider_streamsem.connectors.defaults import SourceDefaults
 from airflow_provider_streamsem.connectors.files.pins import FilePin
 from airflow_provider_streamsem.connectors.files.source import PARTITION, FilesPlanner, FilesSource, ListedEnd
 from airflow_provider_streamsem.errors import InvalidError, SourceChangedError
@@ -27,7 +28,7 @@ _MINUTE_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplaySource:
+class ReplaySource(SourceDefaults):
     """
     Reads the files below a path one after another, as if they arrived at a fixed rate. For demonstrations and tests.
 
@@ -47,10 +48,7 @@ class ReplaySource:
     """
 
     delivery: ClassVar[str] = "exactly_once"
-    terms: ClassVar[str] = ""
-    extra: ClassVar[str] = ""
     unit: ClassVar[str] = FilesSource.unit
-    spark_packages: ClassVar[tuple[str, ...]] = ()
     limits: ClassVar[tuple[str, ...]] = FilesSource.limits
     reasons: ClassVar[tuple[str, ...]] = (
         "the log records the files and their order before the first batch; a directory with added or changed files is refused",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar
@@ -19,6 +19,7 @@ from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.contract import SourceEnd, SourceSlice
+from airflow_provider_streamsem.connectors.defaults import SourceDefaults
 from airflow_provider_streamsem.connectors.sql import database
 from airflow_provider_streamsem.connectors.sql.pins import JdbcPin, read_pins
 from airflow_provider_streamsem.connectors.sql.table import SourceTable, opened
@@ -43,7 +44,7 @@ _NULL_CURSOR = ("refuse", "skip")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JdbcSource:
+class JdbcSource(SourceDefaults):
     """
     Reads the rows of a database table in the order of a cursor: a column, or a pair of columns, whose values grow with each new row.
 
@@ -73,9 +74,7 @@ class JdbcSource:
     unit: ClassVar[str] = "rows"
     offset_unit: ClassVar[str] = "cursor values"
     limits: ClassVar[tuple[str, ...]] = ("max_rows", "min_rows")
-    spark_packages: ClassVar[tuple[str, ...]] = ()
     compacts: ClassVar[bool] = True
-    location: ClassVar[None] = None  # A dataset cannot overlap a database.
     conn_id: str
     table: str
     cursor: str | Sequence[str]
@@ -230,10 +229,6 @@ class JdbcSource:
     def read_pins(self, pins: Json) -> tuple[JdbcPin, ...]:
         """Decode the pins of a plan."""
         return read_pins(pins)
-
-    def next_hint(self, hint: Json, pins: Sequence[JdbcPin], counts: Mapping[str, int]) -> Json:
-        """Return ``None``, because a planner needs no hint."""
-        return None
 
     def check_pins(self, pins: Sequence[JdbcPin], *, was_read: bool) -> None:
         """
