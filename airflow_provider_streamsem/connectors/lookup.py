@@ -22,14 +22,14 @@ class Lookup(Protocol):
 
     The plan of a batch stores a *pin* for each lookup. Every attempt of the batch, and by default every reprocessing run, reads the rows of the pin.
 
-    * For the same pin, :meth:`load` returns the same rows every time, or :meth:`check_pin` raises ``SourceChangedError``. A lookup that cannot keep this
+    * For the same pin, :meth:`load` returns the same rows every time, or :meth:`check_pin` raises ``SourceChangedError``. A lookup without this guarantee
       says so in :attr:`reasons`.
     * A lookup is a frozen dataclass. Its fields are the keys of its table in TOML.
     """
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """What the pin fixes, one sentence each."""
+        """What the pin guarantees, one sentence each."""
         ...
 
     @property
@@ -53,7 +53,7 @@ class Lookup(Protocol):
 
     def pin(self, now_ms: int) -> Json:
         """
-        Return what identifies the current rows of the table.
+        Return the pin that identifies the current rows of the table.
 
         :param now_ms: the time of the plan, in milliseconds UTC
         :raises UnavailableError: the table gave no clear answer. Nothing was written

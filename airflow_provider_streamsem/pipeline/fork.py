@@ -1,7 +1,7 @@
 """
 Creates the log of a fork: a pipeline that starts at a version of another pipeline, at its offsets and with its state.
 
-A fork replays the source from that version with other code, into datasets of its own. The original pipeline goes on, and shares nothing with the fork.
+A fork replays the source from that version with other code, into its own datasets. The original pipeline continues, and shares nothing with the fork.
 """
 
 from __future__ import annotations

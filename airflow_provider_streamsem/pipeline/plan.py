@@ -140,7 +140,7 @@ def _run_counts(ready: Ready) -> dict[str, int]:
 
 def _refuse_corrections(opened: Opened, corrected: Gaps, versions: list[int]) -> None:
     """
-    Refuse to read on if versions are outdated and the source does not have them reprocessed.
+    Refuse to read new versions if versions are outdated and the source does not have them reprocessed.
 
     :raises SourceChangedError: names the versions
     """

@@ -79,7 +79,7 @@ def run_batch(
     :param announces: ``False``: the result announces no versions of other runs. Use it if another process returns the run's result, or if no process repeats
         the run under its key
     :returns: the result. It is a function of the log, so every process returns the same result (I12)
-    :raises StreamsemError: see :mod:`airflow_provider_streamsem.errors`. The class attribute ``retryable`` tells whether a retry may succeed
+    :raises StreamsemError: see :mod:`airflow_provider_streamsem.errors`. The class attribute ``retryable`` says whether a retry may succeed
     """
     text("run_key", run_key)
     flag("drain", drain)

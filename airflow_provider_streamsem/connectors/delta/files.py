@@ -1,7 +1,7 @@
 """
 The files that a Delta source reads: those of the table at one version, and those of an entry of the table's log.
 
-A file is described by its pin. Nothing here reads a data file.
+A file is described by its pin. This module reads no data file.
 """
 
 from __future__ import annotations

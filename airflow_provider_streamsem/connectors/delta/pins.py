@@ -1,5 +1,5 @@
 """
-The pins of a Delta source (D5): the table as it is read, and each file to read.
+The pins of a Delta source (D5): the state of the table, and each file to read.
 
 Pins come from the log, which is not trusted, so their paths are checked against the table (R6).
 """

@@ -128,11 +128,11 @@ class DeltaPlanner:
             went_back = version > newest or (entry is not None and entry.digest != digest)
         if went_back:
             what = (
-                "the Delta table lacks versions that were read, or has others in their place: its log was restored from an older copy. "
+                "the Delta table lacks versions that were read, or has other versions with their numbers: its log was restored from an older copy. "
                 "Nothing was written"
             )
             raise SourceChangedError(what, table=self._path, next=first, newest=newest, read=version).advising(
-                "restore the newest copy of the table's log and run again. To read the table as it is, use a new log."
+                "restore the newest copy of the table's log and run again. To read the table in its current state, use a new log."
             )
 
     def _of_snapshot(

@@ -1,4 +1,4 @@
-"""A lookup table in files: all files below a path, as they are when a batch is planned."""
+"""A lookup table in files: all files below a path when a batch is planned."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class FilesTable:
     """
     A lookup table in files. The plan of a batch pins every file below the path, by its size and its ETag or modification time.
 
-    If a pinned file is overwritten or deleted, an open batch fails, and a version that was planned with it can be reprocessed with the current rows only. So
-    update the table by new files under new names.
+    If a pinned file is overwritten or deleted, an open batch fails. A version that was planned with it can be reprocessed only with the current rows. So
+    update the table by adding new files.
 
     :param path: as in :class:`FilesSource`
     :param format: as in :class:`FilesSource`

@@ -1,5 +1,5 @@
 """
-The pins of an Iceberg source (D5): the table as it is read, and each file to read.
+The pins of an Iceberg source (D5): the state of the table, and each file to read.
 
 Pins come from the log, which is not trusted, so their paths are checked (R6).
 """

@@ -125,7 +125,7 @@ class IcebergPlanner:
             what = "the branch of the Iceberg table lacks snapshots that were read or planned: it was rolled back or rewritten. Nothing was written"
             facts = {"branch": self._branch, "next": first, "newest": lineage.end - 1}
             raise SourceChangedError(what, **facts).advising(
-                "set the branch back to a descendant of the snapshot that was read, and run again. To read the table as it is, use a new log."
+                "set the branch back to a descendant of the snapshot that was read, and run again. To read the table in its current state, use a new log."
             )
 
     def _of_initial(

@@ -34,7 +34,7 @@ class VersionPin:
 @dataclass(frozen=True, slots=True)
 class UpstreamPin:
     """
-    The rows that a plan reads. Pins of the same rows are equal, also if the columns are those of different versions.
+    The rows that a plan reads. Pins of the same rows are equal, even if the columns are those of different versions.
 
     :param pipeline_uuid: uuid of the upstream
     :param sink: name of the sink

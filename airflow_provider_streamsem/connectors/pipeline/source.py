@@ -1,7 +1,7 @@
 """
 The pipeline source: reads the rows that another pipeline, the *upstream*, has committed to a files sink.
 
-An offset is a version of the upstream. The range ``[start, end)`` stands for the batches of these versions. The rows of a batch are those of the newest
+An offset is a version of the upstream. The range ``[start, end)`` contains the batches of these versions. The rows of a batch are those of the newest
 reprocessing run that has replaced it, as of the newest version that the planner considered. So the rows of a batch are never read together with the rows that
 replaced them. Aborted versions and reprocessing runs have no rows of their own.
 """
@@ -47,7 +47,7 @@ class PipelineSource:
     :param log: URL of the upstream's log: ``s3://bucket/prefix``, ``file:///path`` or an absolute path
     :param sink: name of the upstream's sink; default: its only sink
     :param on_reprocess: what happens if the upstream reprocesses a version that this pipeline has read. ``refuse``: the run fails, and names the versions to
-        reprocess. ``reprocess``: the run reprocesses them before it reads on. ``ignore``: this pipeline keeps its rows
+        reprocess. ``reprocess``: the run reprocesses them before it reads new versions. ``ignore``: this pipeline keeps its rows
     :param starting: the version of the upstream at which a new pipeline starts: ``earliest``, ``latest``, the number of a version, or a timestamp with a time
         zone (inclusive, compared with the time of the commit)
     :param delivery: the guarantee of the upstream on which this pipeline relies: ``exactly_once``, ``effectively_once``, ``at_least_once`` or
@@ -335,7 +335,7 @@ class PipelinePlanner:
         Return the range of unread versions, after a check that the log has the versions that were read.
 
         The hint names the last version that was read, and its sha256. A hint is never needed: without it, a log that was restored from an older copy and has
-        grown again is not detected.
+        newer versions since is not detected.
         """
         upstream = self._upstream()
         if set(start) - {upstream.partition}:
@@ -418,7 +418,7 @@ def _unreadable(upstream: UpstreamLog, versions: Sequence[VersionPin], on_data_l
     lost = [(pin, file) for is_changed, (pin, file) in zip(changed, files, strict=True) if is_changed]
     if not lost:
         return []
-    upstream.check_owner()  # if the location is not mounted, the mark is missing too
+    upstream.check_owner()  # if the location is not mounted, the ownership marker is missing too
     pin, file = lost[0]
     if on_data_loss == "fail":
         what = "a file of an unread upstream version is missing or was changed; nothing was written"

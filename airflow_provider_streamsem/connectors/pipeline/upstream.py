@@ -95,10 +95,10 @@ class UpstreamLog:
 
     def check_owner(self) -> None:
         """
-        Check that the ownership mark of the dataset names the upstream (R7).
+        Check that the ownership marker of the dataset names the upstream (R7).
 
         :raises ConflictError: the dataset belongs to another log
-        :raises LogDamagedError: the mark is missing
+        :raises LogDamagedError: the marker is missing
         """
         claim_dataset(self.sink, self.dataset, self.log, self.record, url=self.log.store.url, new=False)
 

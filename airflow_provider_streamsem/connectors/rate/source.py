@@ -1,7 +1,7 @@
 """
 The rate source: generates records at a fixed rate, without any external system.
 
-Record ``n`` is a function of ``n``, the seed and the other arguments. Spark computes the records of a range, and nothing is stored.
+The number of a record, the seed and the other arguments determine its values. Spark computes the records of a range. The source stores no record.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ class RatePin:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateSource(SourceDefaults):
     """
-    Generates records at a fixed rate, for demonstrations and tests. The same arguments always give the same records.
+    Generates records at a fixed rate, for demonstrations and tests. The same arguments always generate the same records.
 
     The columns are ``value long`` (the number of the record: 0, 1, 2, …), ``timestamp timestamp`` (when the record arrived), ``key long`` and ``random double``
     (0 to 1, exclusive). An offset is a ``value``.
 
     :param rows_per_second: number of records per second, 1 to 1,000,000,000, inclusive
     :param start: when record 0 arrived: a timestamp with a time zone
-    :param rows: number of records in all, 1 or more; ``None``: records arrive without end
+    :param rows: total number of records, 1 or more; ``None``: the source never ends
     :param keys: number of distinct values of ``key``, 1 or more. The values are 0 to ``keys``, exclusive
-    :param seed: determines ``key`` and ``random`` of each record
+    :param seed: seed of the hash that computes ``key`` and ``random``
     :param starting: the record at which a new pipeline starts: ``earliest``, ``latest``, or a timestamp with a time zone (inclusive)
     :raises InvalidError: an argument is not valid
     """
@@ -64,7 +64,7 @@ class RateSource(SourceDefaults):
     unit: ClassVar[str] = "records"
     limits: ClassVar[tuple[str, ...]] = ("max_rows", "min_rows")
     reasons: ClassVar[tuple[str, ...]] = (
-        "a record is a function of its number, and the plan records the range of numbers",
+        "the number of a record determines its values, and the plan records the range of numbers",
     )
     rows_per_second: int = 1
     start: str = "2026-01-01T00:00:00Z"

@@ -1,8 +1,8 @@
 """
-The replay source: the files of a directory that does not change arrive one after another, at a fixed rate.
+The replay source: reads the files of an unchanged directory one after another, as if they arrived at a fixed rate.
 
 The log records the files when they are first listed, in the order of their paths. The files source reads them. Paths determine the order, and the arguments
-determine the times, because modification times are lost when a directory is copied.
+determine the times, because a copy of a directory may have other modification times.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ReplaySource(SourceDefaults):
     :param path: the root of the files: an absolute path, ``file:///path`` or ``s3://bucket/prefix``
     :param format: format of the files, as in :class:`FilesSource`
     :param start: when file 0 arrives: a timestamp with a time zone
-    :param files_per_minute: number of files that arrive in a minute, at equal distances, 1 or more
+    :param files_per_minute: number of files that arrive in a minute, at equal intervals, 1 or more
     :param schema: columns as Spark DDL, as in :class:`FilesSource`
     :param options: options of Spark's reader, as in :class:`FilesSource`
     :param glob: pattern of the file names to replay, such as ``*.csv``
@@ -165,7 +165,7 @@ class ReplayPlanner(FilesPlanner):
                 raise InvalidError(what, path=self._replay.path, glob=self._replay.glob).advising(
                     "put the files into the directory, or correct path or glob; then run again."
                 )
-            self._ledger.begin(listed)  # if another process was first, its files count
+            self._ledger.begin(listed)  # another process may have recorded its files first
         self._refuse_other_files(listed)
         arrived = self._arrived_before(self._clock.now_ms() + 1)
         return ListedEnd({PARTITION: arrived}, {file.path: (file.bytes, file.identity) for file in listed})

@@ -56,7 +56,7 @@ class Cursor:
 
     :param table: SQLAlchemy's table, whose columns are those of the cursor, in order
     :param columns: descriptions of these columns
-    :param utc_offset: what local times are ahead of UTC
+    :param utc_offset: UTC offset of the times in columns without a time zone
     :param may_hold_text: whether integer columns can also contain other types, as in SQLite, where texts are greater than all integers
     """
 

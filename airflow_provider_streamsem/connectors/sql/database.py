@@ -217,7 +217,7 @@ def make_markers(connection: sa.Connection, table: sa.Table) -> None:
 
 
 def read_marker(connection: sa.Connection, table: sa.Table, pipeline_uuid: str, sink: str) -> SinkMarker | None:
-    """Read the marker of a pipeline and sink in a transaction of its own. Returns ``None`` if there is none."""
+    """Read the marker of a pipeline and sink in a new transaction. Returns ``None`` if there is none."""
     import sqlalchemy as sa
 
     with connection.begin():
@@ -288,7 +288,7 @@ def translated(error: Exception, **fields: object) -> StreamsemError:
     """
     Map a database error to an error of this package without row values.
 
-    The result does not tell whether the transaction was applied. Only the marker does.
+    The result does not show whether the transaction was applied. Only the marker does.
 
     :param fields: fields of the result
     :returns: :class:`PublishError` if the database would refuse the same statement again, else :class:`UnavailableError`; ``error`` itself if it is an error

@@ -1,27 +1,28 @@
 """
 Finds the offset below which no transaction can still commit a row.
 
-A transaction draws its cursor value before it commits. So a row with a smaller value may become visible after a row with a greater one. A reader that
+A transaction obtains its cursor value before it commits. So a row with a smaller value may become visible after a row with a greater one. A reader that
 continues after the greatest visible value would never read the smaller one.
 
-Postgres: two assumptions are about the writers. (1) The transaction that writes a row also draws its cursor value. (2) The generator never goes
-back: a sequence, which gives each integer to one transaction, or the server's clock (``now()``, ``clock_timestamp()``). Then the bound is proven as follows.
+On Postgres, the writers must follow two rules. (1) The transaction that writes a row also obtains its cursor value. (2) The generator never goes
+back: a sequence, which gives each integer to one transaction, or the server's clock (``now()``, ``clock_timestamp()``). The proof of the bound:
 
-* Integers with a sequence, by an identity or ``DEFAULT nextval(...)``. ``B`` is the greatest committed value. A smaller value was drawn before ``B``. Its
+* Integers with a sequence, by an identity or ``DEFAULT nextval(...)``. ``B`` is the greatest committed value. A smaller value was obtained before ``B``. Its
   transaction holds the sequence's lock until it ends, because ``nextval`` locks the sequence. So the function first reads ``B``, then lists the transactions
-  that hold this lock, and waits for their end. Then every value up to ``B`` is visible or will never be committed. Transactions that do not use the sequence
-  are not waited for.
-* Integers without a sequence. The same, but with all open transactions of the database. Each holds the lock of its virtual transaction id, also before it
+  that hold this lock, and waits for their end. Then every value up to ``B`` is visible or will never be committed. It does not wait for
+  transactions that do not use the sequence.
+* Integers without a sequence. The same, but with all open transactions of the database. Each holds the lock of its virtual transaction id, even before it
   has a transaction id. Every user may read these locks.
-* Times. The function first reads the server's clock, ``T``, then lists the open transactions. One that begins later draws a value of ``T`` or later. One
-  that is open draws no value before its own begin, ``xact_start``. So the bound is the earliest of these times. Users without ``pg_read_all_stats`` do not see
-  ``xact_start`` of other users: those transactions are waited for. A server process takes the time of ``now()`` shortly before it locks its virtual
+* Times. The function first reads the server's clock, ``T``, then lists the open transactions. One that begins later obtains a value of ``T`` or later. One that
+  is open obtains no value before its own start, ``xact_start``. So the bound is the earliest of these times. Users without ``pg_read_all_stats`` do not see
+  ``xact_start`` of other users, so the function waits for those transactions. A server process takes the time of ``now()`` shortly before it locks its virtual
   transaction id, so the bound is one second before ``T``.
 
 A transaction releases its locks after its commit is visible. A prepared transaction counts as open. It is listed before the locks of its session are released,
 so the function lists prepared transactions again after the sessions' transactions have ended. A subtransaction is part of its transaction.
 
-Other databases do not show enough. There, the caller states a ``lag``: the bound is that far before the greatest value, or before the current time.
+Other databases do not show enough about open transactions. There, the caller gives a ``lag``: the bound is that far before the greatest value, or before the
+current time.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ def _end_by_lag(connection: sa.Connection, target: Target, cursor: Cursor, lag: 
             table=target.name,
             dialect=target.dialect,
         ).advising(
-            "set lag: the longest time in seconds from drawing a cursor value to its commit, or for an integer cursor, a number of values. "
+            "set lag: the longest time in seconds from obtaining a cursor value to its commit, or for an integer cursor, a number of values. "
             "Rows that are committed later are lost. For SQLite, lag=0 is safe, because its writers do not overlap."
         )
     if target.dialect == "sqlite":

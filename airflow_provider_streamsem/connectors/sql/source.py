@@ -3,7 +3,7 @@ The JDBC source: reads the rows of a database table in the order of a cursor col
 
 The planner finds the end of the source (:mod:`settled`), cuts a range of the cursor into parts, and pins the number of rows of each part. On Postgres it also
 pins a digest of the row versions. Executors read the parts through SQLAlchemy into Arrow (:mod:`executor_read`). The source detects rows that change or are
-deleted between plan and commit. It does not see rows that are deleted before they are planned.
+deleted between plan and commit. It does not detect rows that are deleted before they are planned.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ class JdbcSource(SourceDefaults):
     :param cursor: an integer column, a column with times, or a pair of such a column and an integer column. Equal values are never split over batches, so a
         pair permits smaller batches
     :param columns: the columns to read; empty: all columns
-    :param lag: required except for Postgres: the longest time in seconds from drawing a cursor value to its commit, 0 or more. For an integer cursor it is a
+    :param lag: required except for Postgres: the longest time in seconds from obtaining a cursor value to its commit, 0 or more. For an integer cursor it is a
         number of values. Rows that are committed later are lost
     :param changes: whether a row may change after its insertion. ``refuse``: a batch fails if a planned row was changed or deleted before the commit.
         ``follow``: the cursor grows with each update (``updated_at``), and a changed row is read again as a new record
     :param null_cursor: rows whose cursor is null, negative, before 1970 or after 9999 cannot be ordered. ``refuse``: they fail the run. ``skip``: they are not
         read until their cursor is set
     :param starting: where a new pipeline starts: ``earliest``, ``latest``, a value of an integer cursor, or a timestamp with a time zone (inclusive)
-    :param utc_offset: what times in a column without a time zone are ahead of UTC, as ``+hh:mm``. A zone with daylight saving time is not accepted, because
-        its times go back
+    :param utc_offset: UTC offset of the times in a cursor column without a time zone, as ``+hh:mm``. A zone with daylight saving time is not accepted, because
+        its times go back once a year
     :param wait_s: Postgres: maximum time in seconds that a poll waits for open transactions, 0 or more
     :param rows_per_task: maximum number of rows that a Spark task reads, 1 or more. Only rows with equal cursors exceed it
     :raises InvalidError: an argument is not valid
@@ -128,22 +128,22 @@ class JdbcSource(SourceDefaults):
         reasons = ["the plan records ranges of the cursor, and every attempt reads exactly these ranges"]
         if self.lag is None:
             reasons.append(
-                "a range ends before every cursor value that an open transaction of Postgres may still commit, if the writing transaction draws the value "
+                "a range ends before every cursor value that an open transaction of Postgres may still commit, if the writing transaction obtains the value "
                 "from a sequence or from the server's clock"
             )
         else:
             reasons.append(
-                f"a row that is committed later than lag={self.lag} after its cursor value was drawn is lost; Postgres needs no lag"
+                f"a row that is committed more than lag={self.lag} after it obtained its cursor value is lost; Postgres needs no lag"
             )
         if self.changes == "follow":
             reasons.append(
-                "a row that changes is read again with its new cursor value; a state that is replaced before it is read is not seen"
+                "a row that changes is read again with its new cursor value; if it changes twice before it is read, only the newer state is read"
             )
         else:
             reasons.append(
                 "the plan pins the number of rows of each range, and on Postgres a digest of their versions; a changed or deleted row fails the batch"
             )
-        reasons.append("deleted rows are not seen; neither are rows that are inserted with an older cursor value")
+        reasons.append("rows that were deleted before their plan, or inserted with an older cursor value, are not read")
         return tuple(reasons)
 
     def to_json(self) -> Json:
@@ -307,7 +307,7 @@ class JdbcPlanner:
         """
         Select the next rows: at most ``limits.max_rows``, or the rows of one cursor value.
 
-        Rows that were deleted since the poll are not seen. If none is left, the slice has a range without pins, so that a drain reaches its target.
+        Rows that were deleted since the poll are not read. If no row is left, the slice has a range without pins, so that a drain reaches its target.
         """
         name = self._source.table
         first, last = position(start, name), position(end.offsets, name)
