@@ -68,7 +68,7 @@ class ConflictError(StreamsemError):
 
 
 class DatasetOwnedError(ConflictError):
-    """The ownership mark of a dataset (``_streamsem.json``) names another pipeline or log. Nothing was written."""
+    """The ownership marker of a dataset (``_streamsem.json``) names another pipeline or log. Nothing was written."""
 
     do = (
         "if the log at `marked_log` was moved by hand to this pipeline's log, run `streamsem move-log OLD NEW --already-moved`; "

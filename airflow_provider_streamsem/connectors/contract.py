@@ -421,13 +421,13 @@ class Sink(Protocol):
 
     def claim(self, pipeline_uuid: str, log: str, *, new: bool) -> None:
         """
-        Write the mark that this pipeline owns the dataset, or verify the existing mark.
+        Write the ownership marker that this pipeline owns the dataset, or verify the existing mark.
 
         :param pipeline_uuid: uuid of the pipeline
         :param log: URL of the pipeline's log
-        :param new: whether the log has no version yet. Only then may the pipeline claim a dataset without a mark
-        :raises ConflictError: the dataset belongs to another log, or has files without a mark. Nothing was written
-        :raises LogDamagedError: ``new`` is false, and the mark is missing
+        :param new: whether the log has no version yet. Only then may the pipeline claim a dataset without an ownership marker
+        :raises ConflictError: the dataset belongs to another log, or has files without a marker. Nothing was written
+        :raises LogDamagedError: ``new`` is false, and the ownership marker is missing
         """
         ...
 
@@ -436,7 +436,7 @@ class Sink(Protocol):
         Refuse a dataset that contains output of an earlier log. Called before a new log is created.
 
         :param log: URL of the new log
-        :raises ConflictError: the dataset has a mark or files. Nothing was written
+        :raises ConflictError: the dataset has an ownership marker or files. Nothing was written
         """
         ...
 

@@ -1,26 +1,37 @@
-"""Counts the items in ranges of offsets, as messages and metrics show them."""
+"""Counts ranges of offsets, as messages and metrics show them."""
 
 from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
+from airflow_provider_streamsem.connectors.contract import Source
 from airflow_provider_streamsem.protocol.offsets import Gaps, Ranges, length
 
 
 @runtime_checkable
-class CountsItems(Protocol):
-    """Additional interface of a ``Source`` whose offsets are not consecutive, such as sequence numbers, so that their differences count nothing."""
+class CountsRanges(Protocol):
+    """Additional interface of a ``Source`` whose offsets do not number its items, such as times or sequence numbers."""
 
-    def items_in(self, ranges: Ranges) -> int:
-        """Return the number of items in the ranges, in the source's unit. Sends no request, so it may be a lower bound."""
+    @property
+    def counted(self) -> str:
+        """The plural noun for what :meth:`count` counts, such as ``cursor values``. ``Source.unit`` remains the noun for items."""
+        ...
+
+    def count(self, ranges: Ranges) -> int:
+        """Return the number of these in the ranges. Sends no request."""
         ...
 
 
-def items_in(source: object, ranges: Ranges) -> int:
-    """Return the number of items in the ranges of a source: the number of offsets, unless the source is a :class:`CountsItems`."""
-    return source.items_in(ranges) if isinstance(source, CountsItems) else length(ranges)
+def counted(source: Source) -> str:
+    """Return the plural noun for what :func:`count` counts: the source's items, unless the source is a :class:`CountsRanges`."""
+    return source.counted if isinstance(source, CountsRanges) else source.unit
 
 
-def items_in_gaps(source: object, gaps: Gaps) -> int:
-    """Return the number of items in the gaps of a source."""
-    return sum(items_in(source, {name: piece}) for name, pieces in gaps.items() for piece in pieces)
+def count(source: Source, ranges: Ranges) -> int:
+    """Return the count of ranges: the number of offsets, unless the source is a :class:`CountsRanges`."""
+    return source.count(ranges) if isinstance(source, CountsRanges) else length(ranges)
+
+
+def count_gaps(source: Source, gaps: Gaps) -> int:
+    """Return the count of gaps, as :func:`count` counts ranges."""
+    return sum(count(source, {name: piece}) for name, pieces in gaps.items() for piece in pieces)

@@ -11,10 +11,10 @@ from airflow_provider_streamsem.stores.contract import normalised
 
 def claim_dataset(name: str, sink: Sink, log: CommitLog, record: PipelineRecord, *, url: str, new: bool) -> None:
     """
-    Write the ownership mark of a dataset, or verify the existing mark. A mark that names an earlier location of a moved log is valid (M6).
+    Write the ownership marker of a dataset, or verify the existing mark. A marker that names an earlier location of a moved log is valid (M6).
 
-    :param url: the log's URL, which the mark stores
-    :param new: whether no version is closed yet. Only then may a dataset without a mark be claimed
+    :param url: the log's URL, which the ownership marker stores
+    :param new: whether no version is closed yet. Only then may a dataset without an ownership marker be claimed
     :raises DatasetOwnedError: the dataset belongs to another pipeline or log
     """
     try:

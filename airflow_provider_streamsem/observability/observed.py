@@ -7,13 +7,12 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar
 
-from airflow_provider_streamsem.connectors.counting import items_in
+from airflow_provider_streamsem.connectors.counting import count, counted
 from airflow_provider_streamsem.observability.account import Account
 from airflow_provider_streamsem.observability.links import BatchLink, SparkUiLink, SparkUiListener
 from airflow_provider_streamsem.observability.logs import LogFieldsListener
 from airflow_provider_streamsem.observability.spans import SpansListener
 from airflow_provider_streamsem.observability.stats import StatsListener
-from airflow_provider_streamsem.pipeline.offset_unit import offset_unit
 from airflow_provider_streamsem.pipeline.spec import Pipeline, load_pipeline
 from airflow_provider_streamsem.telemetry import listening
 
@@ -44,7 +43,7 @@ class Observed:
             account,
             LogFieldsListener(),
             SpansListener(),
-            StatsListener(tags, offset_unit(pipeline.source), partial(items_in, pipeline.source)),
+            StatsListener(tags, counted(pipeline.source), partial(count, pipeline.source)),
             SparkUiListener(ti),
         )
         with listening(*listeners):

@@ -130,7 +130,7 @@ def vacuum(
     if record is None:
         raise InvalidError("there is no log at this location", log=pipeline.log)
     head = log.find_head()  # raises LogMovedError if the log was moved
-    if head.closed < 0:  # no attempt can have lost, and the datasets may have no ownership mark yet
+    if head.closed < 0:  # no attempt can have lost, and the datasets may have no ownership marker yet
         return Vacuumed(attempts=(), keys=(), bytes=0)
     claim_datasets(pipeline, log, record, new=False)
     refuse_conflicts(pipeline, log, record.pipeline_uuid)

@@ -136,9 +136,9 @@ def initial_offsets(pipeline: Pipeline, log: CommitLog, record: PipelineRecord |
 
 def claim_datasets(pipeline: Pipeline, log: CommitLog, record: PipelineRecord, *, new: bool) -> None:
     """
-    Write the ownership marks of the pipeline's datasets, or verify the existing marks. A mark that names an earlier location of a moved log is valid (M6).
+    Write the ownership markers of the pipeline's datasets, or verify the existing ones. A marker that names an earlier location of a moved log is valid (M6).
 
-    :param new: whether no version is closed yet. Only then may a dataset without a mark be claimed
+    :param new: whether no version is closed yet. Only then may a dataset without an ownership marker be claimed
     :raises DatasetOwnedError: a dataset belongs to another pipeline or log
     """
     for name, sink in pipeline.sinks.items():
@@ -212,7 +212,7 @@ def create_log(pipeline: Pipeline, log: CommitLog, *, fork: Fork | None = None) 
         for sink in pipeline.sinks.values():
             sink.refuse_orphan(pipeline.log)
     except ConflictError as error:
-        # Another process may have created the log and the mark since this process read that the log is missing.
+        # Another process may have created the log and the ownership marker since this process read that the log is missing.
         concurrent_record = log.read_pipeline()
         if concurrent_record is None:
             raise type(error)(error.summary, pipeline=pipeline.name, **error.fields) from error

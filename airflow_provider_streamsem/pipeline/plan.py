@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.connectors.contract import Planner, SourceEnd, SourceSlice
-from airflow_provider_streamsem.connectors.counting import items_in
+from airflow_provider_streamsem.connectors.counting import count, counted
 from airflow_provider_streamsem.connectors.upstreams import Repinning
 from airflow_provider_streamsem.errors import InternalError, SourceChangedError
 from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.pipeline import report
 from airflow_provider_streamsem.pipeline.corrections import outdated
-from airflow_provider_streamsem.pipeline.offset_unit import offset_unit
 from airflow_provider_streamsem.pipeline.opening import Opened
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import offsets
@@ -117,8 +116,8 @@ def _end(opened: Opened, planner: Planner, ready: Ready) -> SourceEnd:
     end = planner.poll(ready.head.hint) if target is None else SourceEnd(target)
     telemetry.emit(telemetry.SourcePolled.at, start, end.offsets)
     source = opened.pipeline.source
-    items = items_in(source, offsets.between(start, end.offsets))
-    logger.info("%s", report.lag(items, unit=offset_unit(source), is_target=target is not None))
+    unread = count(source, offsets.between(start, end.offsets))
+    logger.info("%s", report.lag(unread, unit=counted(source), is_target=target is not None))
     return end
 
 

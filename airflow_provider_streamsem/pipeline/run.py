@@ -16,7 +16,7 @@ from airflow_provider_streamsem import dedup, registry, state_files, telemetry
 from airflow_provider_streamsem.arguments import flag, text
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.contract import Compacting, Planner, Source
-from airflow_provider_streamsem.connectors.counting import items_in_gaps
+from airflow_provider_streamsem.connectors.counting import count_gaps
 from airflow_provider_streamsem.engine import Engine, Job, Produced, nothing_produced
 from airflow_provider_streamsem.errors import (
     DataError,
@@ -461,7 +461,7 @@ class Run:
             gaps=plan.gaps,
             counts=staged.counts
             if not plan.gaps
-            else {**staged.counts, "gaps": items_in_gaps(self.opened.pipeline.source, plan.gaps)},
+            else {**staged.counts, "gaps": count_gaps(self.opened.pipeline.source, plan.gaps)},
             replaces=plan.replaces,
             next=invariants.next_after(plan, before=head.next, committed=True),
             hint=self._hint(head, plan, staged),

@@ -25,12 +25,11 @@ from airflow_provider_streamsem.connectors.contract import (
     SourceSlice,
     Warns,
 )
-from airflow_provider_streamsem.connectors.counting import items_in
+from airflow_provider_streamsem.connectors.counting import count, counted
 from airflow_provider_streamsem.connectors.upstreams import Repinning
 from airflow_provider_streamsem.delivery import weaker
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, StreamsemError
 from airflow_provider_streamsem.limits import Limits
-from airflow_provider_streamsem.pipeline.offset_unit import offset_unit
 from airflow_provider_streamsem.protocol.entries import Json
 from airflow_provider_streamsem.protocol.offsets import Gaps, Offsets, Ranges
 
@@ -88,7 +87,7 @@ class SeveralSources:
     @property
     def unit(self) -> str:
         """The unit of all sources, or ``items`` if they differ."""
-        units = {unit for source in self.parts.values() for unit in (source.unit, offset_unit(source))}
+        units = {unit for source in self.parts.values() for unit in (source.unit, counted(source))}
         return units.pop() if len(units) == 1 else "items"
 
     @property
@@ -207,9 +206,14 @@ class SeveralSources:
                     planned[name] = tuple(source.repin(own, _part(gaps, name), planned.get(name, ())))
         return [SourcePins(name, found) for name, found in planned.items() if found]
 
-    def items_in(self, ranges: Ranges) -> int:
+    @property
+    def counted(self) -> str:
+        """Return the nouns of all sources."""
+        return self.unit
+
+    def count(self, ranges: Ranges) -> int:
         """Return the number of items of all sources in the ranges."""
-        return sum(items_in(source, _part(ranges, name)) for name, source in self.parts.items())
+        return sum(count(source, _part(ranges, name)) for name, source in self.parts.items())
 
     def expiry(self, start: Offsets, *, within_ms: int | None, now_ms: int) -> Expiry:
         """

@@ -78,7 +78,7 @@ class Moved:
     """
     ``moved/<sha256>.json``: records that the log was moved from ``moved_from`` to this location, and that the move is complete.
 
-    Dataset marks that name ``moved_from`` are valid for this log. ``sources`` is the prefix under which the mover copied the discoveries of the sources.
+    Ownership markers that name ``moved_from`` are valid for this log. ``sources`` is the prefix under which the mover copied the discoveries of the sources.
     """
 
     entry: ClassVar[str] = "moved"

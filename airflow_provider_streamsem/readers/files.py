@@ -125,7 +125,7 @@ class CommittedLog:
         """
         Return the sink of a dataset, that is, a sink whose rows become visible through the log.
 
-        The method first checks that the dataset's mark names this log. So a changed stored spec cannot make readers read another location.
+        The method first checks that the dataset's ownership marker names this log. So a changed stored spec cannot make readers read another location.
 
         :raises InvalidError: there is no such sink, it publishes outside the log, or another package provides its type and no pipeline was given
         :raises ConflictError: the dataset belongs to another log
@@ -175,7 +175,7 @@ class CommittedLog:
         :param sink: only files of this sink; default: of all sinks whose rows become visible through the log
         :raises InvalidError: a version is not closed, there is no such sink, or the sink publishes outside the log
         :raises ConflictError: a dataset belongs to another log
-        :raises LogDamagedError: an entry of the log or a dataset's mark is missing or damaged
+        :raises LogDamagedError: an entry of the log or a dataset's ownership marker is missing or damaged
         """
         return self._named(self.view(version=version, since=since), sink)
 
@@ -188,7 +188,7 @@ class CommittedLog:
         :param sink: only files of this sink; default: of all sinks whose rows become visible through the log
         :raises InvalidError: a version is not closed, there is no such sink, or the sink publishes outside the log
         :raises ConflictError: a dataset belongs to another log
-        :raises LogDamagedError: an entry of the log or a dataset's mark is missing or damaged
+        :raises LogDamagedError: an entry of the log or a dataset's ownership marker is missing or damaged
         """
         now = self.view(version=version)
         kept = {f.version for f in now.files}

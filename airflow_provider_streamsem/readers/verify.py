@@ -411,7 +411,7 @@ class _Verification:
         """
         Return the sinks whose datasets belong to this log. The verification reads no other location, even if a stored spec names one.
 
-        :param is_marked: whether the datasets must have a mark. A first run that ended before its first outcome may have left them without one
+        :param is_marked: whether the datasets must have a marker. A first run that ended before its first outcome may have left them without one
         """
         found: dict[str, Sink] = {}
         for name, sink in (self._try(lambda: self.opened.sinks) or {}).items():

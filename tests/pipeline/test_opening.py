@@ -28,7 +28,7 @@ def test_two_logs_over_one_dataset_are_refused(fixture: PipelineFixture, tmp_pat
     fixture.run("a")
     other = PipelineFixture(tmp_path)
     other.made = fixture.made
-    with pytest.raises(DatasetOwnedError, match="the dataset's mark names a log") as caught:
+    with pytest.raises(DatasetOwnedError, match="the dataset's ownership marker names a log") as caught:
         other.run("b")
     assert (caught.value.fields["pipeline"], caught.value.fields["log"]) == ("world", other.store.url)
     assert caught.value.fields["marked_uuid"] == fixture.opened().record.pipeline_uuid
@@ -39,7 +39,7 @@ def test_dataset_with_files_of_unknown_origin_is_refused(fixture: PipelineFixtur
     fixture.arrive(1)
     (fixture.root / "out" / "data" / "0").mkdir(parents=True)
     (fixture.root / "out" / "data" / "0" / "x.json").write_text("{}")
-    with pytest.raises(ConflictError, match="no mark that names the log"):
+    with pytest.raises(ConflictError, match="no ownership marker that names the log"):
         fixture.run("a")
     assert fixture.log().read_pipeline() is None
 
@@ -48,7 +48,7 @@ def test_dataset_without_its_ownership_marker_is_refused(fixture: PipelineFixtur
     fixture.arrive(1)
     fixture.run("a")
     (fixture.root / "out" / "_streamsem.json").unlink()
-    with pytest.raises(LogDamagedError, match="mark is missing"):
+    with pytest.raises(LogDamagedError, match="marker is missing"):
         fixture.run("b")
 
 

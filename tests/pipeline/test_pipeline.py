@@ -144,7 +144,7 @@ def test_function_and_its_import_path_give_the_same_spec() -> None:
 
 
 INVALID_TOML = [
-    ("name = ", "TOML"), ("name = 'orders'", "source"), (TOML.replace('type = "files"', 'type = "kinesis"', 1), "kinesis"),
+    ("name = ", "TOML"), ("name = 'orders'", "source"), (TOML.replace('type = "files"', 'type = "unheard"', 1), "unheard"),
     (TOML + "\n[extra]\n", "extra"), (TOML.replace("partition_by", "partitions"), "partitions"), (TOML.replace("max_rows", "max_row"), "max_row"),
     (TOML.replace('format = "csv"\n', ""), "lacks"), (TOML.replace("[sinks.out]", "[sink]"), "sink"), ("limits = 5\n" + TOML.replace("[limits]\nmax_rows = 100", ""), "table"),
 ]  # fmt: skip

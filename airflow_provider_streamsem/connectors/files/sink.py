@@ -97,11 +97,11 @@ class FilesSink:
 
     def claim(self, pipeline_uuid: str, log: str, *, new: bool) -> None:
         """
-        Verify the mark of the dataset. If the log is new and the dataset has no mark, create it.
+        Verify the ownership marker of the dataset. If the log is new and the dataset has none, create it.
 
         :param new: whether the log has no version yet
-        :raises LogDamagedError: the mark is missing although the log has versions
-        :raises ConflictError: the dataset belongs to another pipeline or log, or has files without a mark
+        :raises LogDamagedError: the ownership marker is missing although the log has versions
+        :raises ConflictError: the dataset belongs to another pipeline or log, or has files without an ownership marker
         :raises UnavailableError: the store gave no clear answer
         """
         mark = canonical({"format": 1, "entry": "dataset", "pipeline_uuid": pipeline_uuid, "log": normalised(log)})
@@ -110,13 +110,13 @@ class FilesSink:
             stored = store.read(keys.DATASET_MARKER)
             if stored is None and not new:
                 raise LogDamagedError(
-                    "the dataset's mark is missing although the log has versions: the path leads to another directory, or the dataset was emptied",
+                    "the dataset's ownership marker is missing although the log has versions: the path leads to another directory, or the dataset was emptied",
                     location=self.path,
                     key=keys.DATASET_MARKER,
                 )
             if stored is None:
                 occupied = self._holds_files(store)
-                # Read the mark again: another writer creates its mark before its first file, so the files found may be those of a writer with a mark.
+                # Read the marker again: another writer creates its marker before its first file, so the files found may be those of a writer with a marker.
                 stored = store.read(keys.DATASET_MARKER)
                 if stored is None and occupied:
                     raise _unknown_output(self.path)
@@ -129,7 +129,7 @@ class FilesSink:
             ) from error
         if stored != mark:
             raise DatasetOwnedError(
-                "the dataset belongs to another pipeline or log, which its mark names",
+                "the dataset belongs to another pipeline or log, which its ownership marker names",
                 location=self.path,
                 pipeline_uuid=pipeline_uuid,
                 log=normalised(log),
@@ -138,14 +138,14 @@ class FilesSink:
 
     def refuse_orphan(self, log: str) -> None:
         """
-        Refuse a dataset with a mark or files. Called if the log does not exist, because a new log must not reuse the dataset of an earlier log.
+        Refuse a dataset with an ownership marker or files. Called if the log does not exist, because a new log must not reuse the dataset of an earlier log.
 
-        :raises ConflictError: the dataset has a mark or files
+        :raises ConflictError: the dataset has an ownership marker or files
         """
         store = self._dataset()
         if store.stat(keys.DATASET_MARKER) is not None:
             raise DatasetOwnedError(
-                "the dataset's mark names a log, but the pipeline's own log does not exist",
+                "the dataset's ownership marker names a log, but the pipeline's own log does not exist",
                 location=self.path,
                 log=normalised(log),
                 **_marked(store.read(keys.DATASET_MARKER)),
@@ -297,7 +297,7 @@ class FilesSink:
 
 
 def _marked(mark: bytes | None) -> dict[str, str]:
-    """Return the pipeline and the log that a mark names, as fields of an error; empty values if the mark is unreadable."""
+    """Return the pipeline and the log that an ownership marker names, as fields of an error; empty values if it is unreadable."""
     try:
         found = read_json(mark or b"{}", keys.DATASET_MARKER)
     except LogDamagedError:
@@ -344,7 +344,7 @@ def _is_data(relative: str) -> bool:
 
 def _unknown_output(location: str) -> ConflictError:
     return ConflictError(
-        "the dataset's location contains files, but no mark that names the log of these files",
+        "the dataset's location contains files, but no ownership marker that names the log of these files",
         location=location,
         directory="data/",
     )

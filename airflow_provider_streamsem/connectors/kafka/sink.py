@@ -139,7 +139,7 @@ class KafkaSink(TransactionalSink[_Open]):
 
     def claim(self, pipeline_uuid: str, log: str, *, new: bool) -> None:
         """
-        Write or verify the mark of the staging location. If the log is new, also create the control topic.
+        Write or verify the ownership marker of the staging location. If the log is new, also create the control topic.
 
         Later runs do not create the control topic, because an empty one would mean that no version was sent. Only :meth:`skip` creates it then.
         """

@@ -65,6 +65,7 @@ class KinesisSource:
     terms: ClassVar[str] = ""
     extra: ClassVar[str] = ""
     unit: ClassVar[str] = "shards with unread records"
+    counted: ClassVar[str] = unit
     limits: ClassVar[tuple[str, ...]] = ("max_rows", "min_rows")
     spark_packages: ClassVar[tuple[str, ...]] = ()
     location: ClassVar[None] = None  # A dataset cannot overlap a stream.
@@ -174,7 +175,7 @@ class KinesisSource:
         stream = self.requests()
         return offsets_since(stream, stream.listing(), at_ms, now_ms=SYSTEM_CLOCK.now_ms())
 
-    def items_in(self, ranges: Ranges) -> int:
+    def count(self, ranges: Ranges) -> int:
         """Return the number of shards with a range, because sequence numbers are not consecutive."""
         return len(ranges)
 

@@ -97,7 +97,7 @@ class PipelineTable:
         with checking_pin(), self._at(found) as (opened, _, files):
             for is_changed, file in zip(opened.damaged([one.file for one in files]), files, strict=True):
                 if is_changed:
-                    opened.check_owner()  # if the location is not mounted, the mark is missing too
+                    opened.check_owner()  # if the location is not mounted, the ownership marker is missing too
                     what = "a visible file of the upstream is missing or was changed; nothing became visible"
                     raise SourceChangedError(what, version=file.version, as_of=found.version, file=file.file.key)
 

@@ -160,7 +160,7 @@ class JdbcSink(TransactionalSink[_Open]):
 
     def claim(self, pipeline_uuid: str, log: str, *, new: bool) -> None:
         """
-        Write or verify the mark of the staging location. If the log is new, also create the marker table.
+        Write or verify the ownership marker of the staging location. If the log is new, also create the marker table.
 
         Later runs do not create the marker table, because an empty one would mean that no version was published.
         """

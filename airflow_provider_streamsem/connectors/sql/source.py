@@ -26,7 +26,7 @@ from airflow_provider_streamsem.connectors.sql.table import SourceTable, opened
 from airflow_provider_streamsem.errors import DataError, InvalidError, RecordsMissingError
 from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.protocol.entries import Json
-from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges, position
+from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges, length, position
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -72,7 +72,7 @@ class JdbcSource(SourceDefaults):
     delivery: ClassVar[str] = "exactly_once"
     extra: ClassVar[str] = "jdbc"
     unit: ClassVar[str] = "rows"
-    offset_unit: ClassVar[str] = "cursor values"
+    counted: ClassVar[str] = "cursor values"
     limits: ClassVar[tuple[str, ...]] = ("max_rows", "min_rows")
     compacts: ClassVar[bool] = True
     conn_id: str
@@ -176,6 +176,10 @@ class JdbcSource(SourceDefaults):
         hours, minutes = map(int, re.findall(r"\d\d", self.utc_offset))
         utc_offset = sign * timedelta(hours=hours, minutes=minutes)
         return opened(self.conn_id, self.table, self.cursor, utc_offset=utc_offset)
+
+    def count(self, ranges: Ranges) -> int:
+        """Return the number of values of the cursor in the ranges, because it is not known how many of them have a row."""
+        return length(ranges)
 
     def initial_offsets(self) -> Offsets:
         """

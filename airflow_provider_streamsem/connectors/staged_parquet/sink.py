@@ -45,11 +45,11 @@ class StagedSink:
         return FilesSink(self.location, partition_by=self.partitions)
 
     def claim(self, pipeline_uuid: str, log: str, *, new: bool) -> None:
-        """Verify the mark of the staging location. If the log is new, write the mark."""
+        """Verify the ownership marker of the staging location. If the log is new, write it."""
         self._staging.claim(pipeline_uuid, log, new=new)
 
     def refuse_orphan(self, log: str) -> None:
-        """Refuse a staging location with a mark or files. Called if the log does not exist, because a new log must not reuse the location."""
+        """Refuse a staging location with an ownership marker or files. Called if the log does not exist, because a new log must not reuse the location."""
         self._staging.refuse_orphan(log)
 
     def attempt_location(self, version: int, attempt_id: str) -> str:

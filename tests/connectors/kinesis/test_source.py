@@ -14,8 +14,8 @@ from moto import mock_aws
 from airflow_provider_streamsem import Avro, Json, KinesisSource, Limits
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.connectors import counting
 from airflow_provider_streamsem.connectors.contract import SourceEnd
-from airflow_provider_streamsem.connectors.counting import items_in, items_in_gaps
 from airflow_provider_streamsem.connectors.kinesis import stream as requests
 from airflow_provider_streamsem.connectors.kinesis.planner import KinesisPlanner
 from airflow_provider_streamsem.errors import (
@@ -171,7 +171,7 @@ def test_shard_that_is_missing_is_refused_or_a_gap(kinesis: Any, source: Kinesis
     found = planner.slice(offsets, planner.poll(known), Limits(), known, on_data_loss="record_gap")
     assert found is not None
     assert found.gaps == {other: ((40, 50),)}
-    assert items_in_gaps(source, found.gaps) == 1
+    assert counting.count_gaps(source, found.gaps) == 1
 
 
 def test_range_without_a_proof_that_no_record_has_expired_is_refused(kinesis: Any, source: KinesisSource) -> None:
@@ -190,8 +190,8 @@ def test_range_without_a_proof_that_no_record_has_expired_is_refused(kinesis: An
 
 def test_lag_and_gaps_count_shards_and_not_sequence_numbers() -> None:
     source = KinesisSource(stream="orders")
-    assert items_in(source, {"a": (10**50, 10**55), "b": (0, 7)}) == 2
-    assert items_in(SeveralSources({"x": source}), {"x/a": (10**50, 10**55)}) == 1
+    assert counting.count(source, {"a": (10**50, 10**55), "b": (0, 7)}) == 2
+    assert counting.count(SeveralSources({"x": source}), {"x/a": (10**50, 10**55)}) == 1
 
 
 def test_stream_that_does_not_exist_is_named(kinesis: Any) -> None:
