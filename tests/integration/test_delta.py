@@ -143,6 +143,7 @@ CLAUSES = ["id < 31", "id >= 89", "price > 60.25", "at >= timestamp'2024-02-29 2
            "p = 'plain'", "p is null", "score > 29.6", "local < timestamp_ntz'2024-02-29 20:00:01'", "ok is null", "n.b is null"]  # fmt: skip
 
 
+@pytest.mark.prove
 def test_data_skipping_by_statistics_skips_no_matching_row(spark: SparkSession, lake: str, arrivals: Path) -> None:
     for first in range(0, 90, 30):
         arrive(arrivals, range(first, first + 30))

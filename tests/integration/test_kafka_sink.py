@@ -174,7 +174,7 @@ def die() -> None:
     raise Crash
 
 
-@pytest.mark.parametrize("who", ["same run", "other run"])
+@pytest.mark.parametrize("who", [pytest.param("same run", marks=pytest.mark.prove), "other run"])
 def test_crash_at_every_step_then_recovery(
     who: str, tmp_path: Path, topics: Topics, watched_client: WatchedClient
 ) -> None:

@@ -389,6 +389,7 @@ def cluster(tmp_path: Path) -> Iterator[list[NatsServer]]:
         yield servers
 
 
+@pytest.mark.prove
 def test_cluster_that_loses_the_leader_of_the_stream_between_plan_and_read_loses_no_message(
     cluster: list[NatsServer], tmp_path: Path
 ) -> None:
@@ -547,6 +548,7 @@ assert run_batch(spec, run_key="a", engine=SparkEngine(remote=remote)).counts["r
 """
 
 
+@pytest.mark.prove
 def test_executors_of_a_spark_connect_server_read_the_stream(stream: Stream, tmp_path: Path) -> None:
     stream.put(range(30))
     server = ConnectServer(tmp_path / "connect")
