@@ -60,8 +60,9 @@ class FilesTable:
         """
         Return the pins of all files below the path, in the order of their paths.
 
-        :raises InvalidError: there are more than 1,000 files. Nothing was written
+        :raises InvalidError: there are more than 1,000 files, or the path or a file is inside a table or dataset. Nothing was written
         """
+        self._files().refuse_tables(now_ms)  # a dataset also has files that were replaced or never committed
         found = self._files().listing(now_ms)
         check_number_of_files(found, location=self.path)
         return plain(

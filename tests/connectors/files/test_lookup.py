@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_streamsem import FilesTable
+from airflow_provider_streamsem import FilesSink, FilesTable
+from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.testing.conformance import LookupContract, LookupFixture
 
 
@@ -31,3 +32,11 @@ class TestFilesTable(LookupContract):
     @pytest.fixture
     def system(self, tmp_path: Path) -> Directory:
         return Directory(tmp_path / "in")
+
+
+def test_dataset_of_a_pipeline_is_refused_because_it_has_replaced_files(tmp_path: Path) -> None:
+    FilesSink(path=str(tmp_path / "orders")).claim("0" * 32, str(tmp_path / "log"), new=True)
+    (tmp_path / "orders" / "data").mkdir()
+    (tmp_path / "orders" / "data" / "0.parquet").write_bytes(b"")
+    with pytest.raises(InvalidError):
+        FilesTable(path=str(tmp_path / "orders"), format="parquet", schema="id long").pin(0)
