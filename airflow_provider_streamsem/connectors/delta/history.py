@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from airflow_provider_streamsem.connectors.table_files.stored import in_threads
 from airflow_provider_streamsem.errors import SourceChangedError, UnavailableError
 from airflow_provider_streamsem.protocol.codec import sha256
+from airflow_provider_streamsem.stores.concurrency import in_threads
 from airflow_provider_streamsem.stores.contract import UnknownAnswerError
 from airflow_provider_streamsem.stores.dataset import open_dataset
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_streamsem.connectors.files.pins import FilePin
 from airflow_provider_streamsem.errors import UNREADABLE_FILE, DataError, StoreRefusedError
+from airflow_provider_streamsem.stores.concurrency import in_threads
 from airflow_provider_streamsem.stores.contract import ObjectStat
 from airflow_provider_streamsem.stores.dataset import Dataset, open_dataset
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
-_THREADS = 16
 _SIGNED = {"byte": 8, "short": 16, "integer": 32, "long": 64}
 _INTEGER_DIGITS = {8: 3, 16: 5, 32: 10, 64: 20}
 
@@ -48,8 +47,7 @@ def footers(location: str, format: str, pins: Sequence[FilePin]) -> dict[str, Fo
         return Footer(found.rows, schemas.setdefault(found.columns.serialize().to_pybytes(), found.columns))
 
     paths = [pin.path for pin in pins]
-    with ThreadPoolExecutor(min(_THREADS, len(paths))) as pool:
-        return dict(zip(paths, pool.map(read, pins), strict=True))
+    return dict(zip(paths, in_threads(read, pins), strict=True))
 
 
 def check_columns(found: Mapping[str, Footer], wanted: Mapping[str, StructType], *, format: str, missing: str) -> None:

@@ -12,8 +12,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from fnmatch import fnmatchcase
@@ -37,6 +35,7 @@ from airflow_provider_streamsem.errors import (
 from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.protocol.entries import FoundFile, Json
 from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges, position
+from airflow_provider_streamsem.stores.concurrency import in_threads
 from airflow_provider_streamsem.stores.contract import (
     ObjectStat,
     Store,
@@ -60,7 +59,6 @@ NEEDS_SCHEMA = ("csv", "json")
 MISSING_COLUMNS = ("refuse", "null")
 ASSUMED_BYTES_PER_ROW = 100
 _ONE_BY_ONE = 32
-_THREADS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,9 +292,7 @@ class FilesSource(SourceDefaults):
         """Return :meth:`stat` of each file, in order. Sends the requests for many files concurrently, because each takes some milliseconds."""
         if len(paths) <= _ONE_BY_ONE:
             return map(self.stat, paths)
-        with ThreadPoolExecutor(_THREADS) as pool:
-            contexts = [copy_context() for _ in paths]
-            return list(pool.map(lambda context, path: context.run(self.stat, path), contexts, paths))
+        return in_threads(self.stat, paths)
 
     @property
     def needs_records(self) -> str:

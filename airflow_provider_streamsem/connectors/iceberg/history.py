@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_streamsem.connectors.iceberg.catalog import kind_of
 from airflow_provider_streamsem.connectors.iceberg.columns import spark_type
 from airflow_provider_streamsem.connectors.iceberg.pins import FilePin, key_of
-from airflow_provider_streamsem.connectors.table_files.stored import in_threads
 from airflow_provider_streamsem.errors import SourceChangedError
+from airflow_provider_streamsem.stores.concurrency import in_threads
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import ManifestEntry, ManifestFile

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -18,10 +17,10 @@ from typing import Any, TypeVar
 from airflow_provider_streamsem.connectors.kinesis import reading
 from airflow_provider_streamsem.connectors.kinesis.pins import Partition, is_time
 from airflow_provider_streamsem.errors import SourceChangedError, StoreRefusedError, UnavailableError
+from airflow_provider_streamsem.stores.concurrency import in_threads
 
 T = TypeVar("T")
 K = TypeVar("K")
-_THREADS = 16
 _LOOK_RECORDS = 1_000
 """Maximum number of records of a request of the planner. A page of a shard with 1 MB per second is about one second of records."""
 _LOOK_PAGES = 4
@@ -123,8 +122,7 @@ class KinesisStream:
 
     def for_each(self, items: Mapping[K, Callable[[], T]]) -> dict[K, T]:
         """Call the functions in up to 16 threads, and return their results under the same keys."""
-        with ThreadPoolExecutor(_THREADS) as pool:
-            return dict(zip(items, pool.map(lambda call: call(), items.values()), strict=True))
+        return dict(zip(items, in_threads(lambda call: call(), [*items.values()]), strict=True))
 
     def oldest(self, shard: str) -> Found | None:
         """Return the oldest record that the shard still has; ``None`` if it has none. Two requests, and more if Kinesis answers with empty pages."""

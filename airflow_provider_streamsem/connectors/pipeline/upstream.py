@@ -8,12 +8,9 @@ commit: the batch itself, or the newest reprocessing run of its chain (PROTOCOL.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import copy_context
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
@@ -34,12 +31,10 @@ from airflow_provider_streamsem.protocol.entries import DataFile, Outcome, Pipel
 from airflow_provider_streamsem.protocol.segments import WIDTH
 from airflow_provider_streamsem.protocol.specs import stored_spec
 from airflow_provider_streamsem.protocol.view import Head
+from airflow_provider_streamsem.stores.concurrency import THREADS, in_threads
 from airflow_provider_streamsem.stores.contract import UnknownAnswerError, normalised
 from airflow_provider_streamsem.stores.dataset import open_dataset
 
-T = TypeVar("T")
-V = TypeVar("V")
-_THREADS = 16
 _NONE = "nothing was read or written"
 
 
@@ -169,8 +164,8 @@ class UpstreamLog:
         :param end: the first version that is not needed
         """
         if version not in self._outcomes:
-            ahead = [v for v in range(version, min(version + _THREADS, end)) if v not in self._outcomes]
-            for at, found in zip(ahead, at_once(self.log.outcome, ahead), strict=True):
+            ahead = [v for v in range(version, min(version + THREADS, end)) if v not in self._outcomes]
+            for at, found in zip(ahead, in_threads(self.log.outcome, ahead), strict=True):
                 if found is None:
                     what = "a version below a closed one has no outcome"
                     raise LogDamagedError(what, invariant="I2", version=at)
@@ -219,8 +214,8 @@ class UpstreamLog:
         :param end: the first segment that is not needed
         """
         if index not in self._replaced:
-            ahead = [i for i in range(index, min(index + _THREADS, end)) if i not in self._replaced]
-            found = at_once(lambda i: self.log.perform(procedures.read_entry(Segment, keys.segment(1, i))), ahead)
+            ahead = [i for i in range(index, min(index + THREADS, end)) if i not in self._replaced]
+            found = in_threads(lambda i: self.log.perform(procedures.read_entry(Segment, keys.segment(1, i))), ahead)
             self._replaced |= {i: None if one is None else one[0].replaced for i, one in zip(ahead, found, strict=True)}
         return self._replaced[index]
 
@@ -255,7 +250,7 @@ class UpstreamLog:
             )
 
         with _answering(self.dataset.location):
-            return at_once(is_changed, files)
+            return in_threads(is_changed, files)
 
     def damaged(self, files: Sequence[DataFile]) -> list[bool]:
         """Return for each file whether it is missing or has another size or checksum. On local disk this reads the file, or the footer of a Parquet file."""
@@ -264,7 +259,7 @@ class UpstreamLog:
             return self.dataset.file_identity(file.key, self.dataset.format) != (file.bytes, file.checksum)
 
         with _answering(self.dataset.location):
-            return at_once(is_changed, files)
+            return in_threads(is_changed, files)
 
 
 def open_upstream(log: CommitLog, sink: str | None) -> tuple[UpstreamLog, Head]:
@@ -324,12 +319,3 @@ def _answering(location: str) -> Iterator[None]:
     except UnknownAnswerError as error:
         what = "the location of the upstream's dataset gave no clear answer; nothing became visible"
         raise UnavailableError(what, location=location) from error
-
-
-def at_once(call: Callable[[V], T], values: Sequence[V]) -> list[T]:
-    """Return ``call`` of each value, in order. Sends the requests of many values concurrently, because each takes some milliseconds."""
-    if len(values) < 2:
-        return [call(value) for value in values]
-    with ThreadPoolExecutor(_THREADS) as pool:
-        contexts = [copy_context() for _ in values]
-        return list(pool.map(lambda context, value: context.run(call, value), contexts, values))

@@ -1,22 +1,17 @@
-"""Checks that planned files of a table still exist. Requests for several files are sent concurrently."""
+"""Checks that planned files of a table still exist."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
+from collections.abc import Sequence
 from typing import TypeVar
 
 from airflow_provider_streamsem.connectors.table_files.batches import PlannedFile
 from airflow_provider_streamsem.errors import UnavailableError
+from airflow_provider_streamsem.stores.concurrency import in_threads
 from airflow_provider_streamsem.stores.contract import ObjectStat, UnknownAnswerError
 from airflow_provider_streamsem.stores.dataset import open_dataset
 
-T = TypeVar("T")
-R = TypeVar("R")
 F = TypeVar("F", bound=PlannedFile)
-
-_THREADS = 16
 
 
 def missing(location: str, files: Sequence[F]) -> list[F]:
@@ -37,12 +32,3 @@ def missing(location: str, files: Sequence[F]) -> list[F]:
 
     found = zip(files, in_threads(stat, files), strict=True)
     return [file for file, held in found if held is None or file.bytes not in (-1, held.bytes)]
-
-
-def in_threads(call: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """Call a function with each item, up to 16 at a time, and return the results in order."""
-    if len(items) < 2:
-        return [call(item) for item in items]
-    with ThreadPoolExecutor(_THREADS) as pool:
-        contexts = [copy_context() for _ in items]
-        return list(pool.map(lambda context, item: context.run(call, item), contexts, items))
