@@ -12,6 +12,7 @@ from airflow_provider_streamsem.errors import InternalError, SourceChangedError
 from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.pipeline import report
 from airflow_provider_streamsem.pipeline.corrections import outdated
+from airflow_provider_streamsem.pipeline.lookups import pin_lookups
 from airflow_provider_streamsem.pipeline.opening import Opened
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import offsets
@@ -95,7 +96,7 @@ def plan_batch(
         ranges=found.ranges,
         gaps=found.gaps,
         pins=plain(found.pins, sparse=True),
-        lookups={name: lookup.pin(planned_at_ms) for name, lookup in sorted(opened.pipeline.lookups.items())},
+        lookups=pin_lookups(opened.pipeline, planned_at_ms),
         hint=found.hint,
         run_key=run_key,
         j=ready.j,

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from airflow_provider_streamsem import state_files
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, StreamsemError
 from airflow_provider_streamsem.pipeline.corrections import repinned
+from airflow_provider_streamsem.pipeline.lookups import check_lookups, pin_lookups
 from airflow_provider_streamsem.pipeline.maintenance import abort
 from airflow_provider_streamsem.pipeline.opening import Opened
 from airflow_provider_streamsem.pipeline.publish import current_output, publishing
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import invariants, offsets
-from airflow_provider_streamsem.protocol.entries import Json, Plan, Replaced
+from airflow_provider_streamsem.protocol.entries import Plan, Replaced
 from airflow_provider_streamsem.protocol.procedures import Ready
 from airflow_provider_streamsem.protocol.view import Head, OpenHead
 
@@ -66,7 +65,7 @@ def plan_reprocess(opened: Opened, version: int, run_key: str, current_lookups: 
         ranges=plan[0].ranges,
         gaps=plan[0].gaps,
         pins=repinned(opened, plan[0]),
-        lookups=_lookups(opened.pipeline, {} if current_lookups else plan[0].lookups, planned_at_ms),
+        lookups=pin_lookups(opened.pipeline, planned_at_ms, planned={} if current_lookups else plan[0].lookups),
         replaces=Replaced(version=current, counts=outcome[0].counts),
         run_key=run_key,
         j=ready.j,
@@ -82,23 +81,10 @@ def plan_reprocess(opened: Opened, version: int, run_key: str, current_lookups: 
     _refuse_deleted_state(opened, current)
     source = opened.pipeline.source
     source.check_pins(source.read_pins(reprocessed.pins), was_read=False)
-    for name, lookup in opened.pipeline.lookups.items():
-        lookup.check_pin(reprocessed.lookups[name])
+    check_lookups(opened.pipeline, reprocessed)
     for name in opened.pipeline.publishes:
         publishing(opened.pipeline, name).check_reprocess(current_output(opened.log, current, name))
     return reprocessed
-
-
-def _lookups(pipeline: Pipeline, planned: Mapping[str, Json], now_ms: int) -> dict[str, Json]:
-    """
-    Return the pins of the lookups for a reprocessing run.
-
-    :param planned: the pins of the replaced version. A lookup that is not among them gets a pin of its current rows
-    """
-    return {
-        name: planned[name] if name in planned else lookup.pin(now_ms)
-        for name, lookup in sorted(pipeline.lookups.items())
-    }
 
 
 def _refuse_deleted_state(opened: Opened, current: int) -> None:

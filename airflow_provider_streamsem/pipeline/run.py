@@ -20,7 +20,6 @@ from airflow_provider_streamsem.connectors.counting import count_gaps
 from airflow_provider_streamsem.engine import Engine, Job, Produced, nothing_produced
 from airflow_provider_streamsem.errors import (
     DataError,
-    InvalidError,
     RecordsMissingError,
     SourceChangedError,
     StageError,
@@ -30,6 +29,7 @@ from airflow_provider_streamsem.errors import (
 from airflow_provider_streamsem.pipeline import changes, report
 from airflow_provider_streamsem.pipeline.guarantee import guarantee
 from airflow_provider_streamsem.pipeline.location import with_log_location
+from airflow_provider_streamsem.pipeline.lookups import check_lookups
 from airflow_provider_streamsem.pipeline.maintenance import aborting
 from airflow_provider_streamsem.pipeline.opening import Opened, check_and_store_spec, claim_datasets, open_pipeline
 from airflow_provider_streamsem.pipeline.plan import Corrections, plan_batch
@@ -319,7 +319,7 @@ class Run:
             if not fresh:  # the planner has not just inspected the pinned items
                 source = self.opened.pipeline.source
                 source.check_pins(source.read_pins(head.plan.pins), was_read=False)
-                _check_lookups(self.opened.pipeline, head.plan)
+                check_lookups(self.opened.pipeline, head.plan)
             manifest = self._attempt(head, head.plan, attempt_id)
             telemetry.emit(telemetry.Staged.by, manifest)
         return manifest
@@ -395,10 +395,10 @@ class Run:
             produced = self.engine.stage(job, self.opened.log) if has_work else nothing_produced(job.sinks, state)
         except DataError:
             source.check_pins(job.pins, was_read=False)  # an item may have been changed or deleted
-            _check_lookups(self.opened.pipeline, job.plan)
+            check_lookups(self.opened.pipeline, job.plan)
             raise
         source.check_pins(job.pins, was_read=True)
-        _check_lookups(self.opened.pipeline, job.plan)
+        check_lookups(self.opened.pipeline, job.plan)
         _check_record_count(self.opened.pipeline.source_parts, job.plan, produced.counts)
         invariants.check_i14_staged(
             produced.counts, produced.sinks, handed=produced.handed, rows=self.opened.pipeline.rows
@@ -481,24 +481,6 @@ class Run:
             return head.hint
         source = self.opened.pipeline.source
         return source.next_hint(plan.hint, source.read_pins(plan.pins), staged.counts)
-
-
-def _check_lookups(pipeline: Pipeline, plan: Plan) -> None:
-    """
-    Check that the rows that the plan pins for the lookups still exist, unchanged.
-
-    :raises InvalidError: the plan was created with other lookups. Nothing became visible
-    :raises SourceChangedError: rows of a lookup were changed or are missing. Nothing became visible
-    """
-    if {*plan.lookups} != {*pipeline.lookups}:
-        raise InvalidError(
-            "the open version was planned with other lookups; nothing became visible",
-            version=plan.version,
-            planned=sorted(plan.lookups),
-            given=sorted(pipeline.lookups),
-        ).advising("run once with the former lookups, or abort the version: streamsem abort. Then run again.")
-    for name, lookup in pipeline.lookups.items():
-        lookup.check_pin(plan.lookups[name])
 
 
 def run_reprocessing(

@@ -1,0 +1,43 @@
+"""Pins the rows of a pipeline's lookups, and checks that pinned rows still exist."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.protocol.entries import Json, Plan
+
+
+def pin_lookups(
+    pipeline: Pipeline, now_ms: int, *, planned: Mapping[str, Json] = MappingProxyType({})
+) -> dict[str, Json]:
+    """
+    Return lookup name → pin, ordered by name.
+
+    :param now_ms: the time of the plan, in milliseconds UTC
+    :param planned: the pins of the version that this plan replaces. A lookup that is not among them gets a pin of its current rows
+    """
+    return {
+        name: planned[name] if name in planned else lookup.pin(now_ms)
+        for name, lookup in sorted(pipeline.lookups.items())
+    }
+
+
+def check_lookups(pipeline: Pipeline, plan: Plan) -> None:
+    """
+    Check that the rows that the plan pins for the lookups still exist, unchanged.
+
+    :raises InvalidError: the plan was created with other lookups. Nothing became visible
+    :raises SourceChangedError: rows of a lookup were changed or are missing. Nothing became visible
+    """
+    if {*plan.lookups} != {*pipeline.lookups}:
+        raise InvalidError(
+            "the open version was planned with other lookups; nothing became visible",
+            version=plan.version,
+            planned=sorted(plan.lookups),
+            given=sorted(pipeline.lookups),
+        ).advising("run once with the former lookups, or abort the version: streamsem abort. Then run again.")
+    for name, lookup in pipeline.lookups.items():
+        lookup.check_pin(plan.lookups[name])
