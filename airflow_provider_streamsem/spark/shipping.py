@@ -1,4 +1,4 @@
-"""Pickles the functions of a transform, so that executors can run them. This module imports pyspark."""
+"""Pickles the functions of a transform, so that executors can run them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
-from pyspark import cloudpickle
+from airflow_provider_streamsem.connectors.pickling import pickled_by_value
 
 _INSTALLED = ("/site-packages/", "/dist-packages/", f"{sys.base_prefix}/lib/", f"{sys.base_prefix}/lib64/")
 
@@ -20,17 +20,8 @@ def by_value() -> Iterator[None]:
     An executor cannot import a DAG file, or a module that only the driver has. Functions of installed packages are pickled by reference, because executors
     import these packages.
     """
-    known = cloudpickle.list_registry_pickle_by_value()
-    modules = [
-        module for name, module in sorted(sys.modules.items()) if name not in known and _is_only_here(name, module)
-    ]
-    for module in modules:
-        cloudpickle.register_pickle_by_value(module)
-    try:
+    with pickled_by_value([module for name, module in sorted(sys.modules.items()) if _is_only_here(name, module)]):
         yield
-    finally:
-        for module in modules:
-            cloudpickle.unregister_pickle_by_value(module)
 
 
 def _is_only_here(name: str, module: ModuleType) -> bool:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
-from pyspark import cloudpickle
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
@@ -19,6 +17,7 @@ from airflow_provider_streamsem.connectors.kinesis import aggregated, reading
 from airflow_provider_streamsem.connectors.kinesis.pins import ShardPin
 from airflow_provider_streamsem.connectors.parsing import json_text as parsing
 from airflow_provider_streamsem.connectors.parsing.decoders import Json
+from airflow_provider_streamsem.connectors.pickling import pickled_by_value
 from airflow_provider_streamsem.errors import DataError
 
 COLUMNS = (
@@ -96,7 +95,8 @@ def read_ranges(
     :param aggregation: see ``KinesisSource``
     """
     name = f"kinesis_{secrets.token_hex(8)}"
-    with _by_value():
+    # Executors need not have this package.
+    with pickled_by_value([aggregated, reading]):
         spark.dataSource.register(_data_source(name, pins, settings, aggregation))
     return spark.read.format(name).load()
 
@@ -128,19 +128,6 @@ def _data_source(
             return Reader()
 
     return Source
-
-
-@contextmanager
-def _by_value() -> Iterator[None]:
-    """Within the block, pickle the functions that executors call by value, because executors need not have this package."""
-    modules = (aggregated, reading)
-    for module in modules:
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        yield
-    finally:
-        for module in modules:
-            cloudpickle.unregister_pickle_by_value(module)
 
 
 def _refuse_reserved_names(names: Sequence[str]) -> None:
