@@ -79,8 +79,7 @@ class Account:
             return
         ranges: Ranges = {name: pair for batch in self.batches.values() for name, pair in batch.ranges.items()}
         with suppress(StreamsemError):  # a missing connection has already failed the run
-            lookups = [name for lookup in self.pipeline.lookups.values() for name in lookup.lineage()]
-            self.inputs = [*self.pipeline.source.lineage(ranges), *lookups]
+            self.inputs = self.pipeline.lineage(ranges)
 
 
 def _sum(before: Output | None, new: Output) -> Output:

@@ -51,8 +51,7 @@ class StreamsemBatchesRunFacet(RunFacet):  # type: ignore[misc]
 def of_spec(pipeline: Pipeline) -> OperatorLineage:
     """Return the inputs and outputs that the spec names. Locations that contain templates, or that only a connection names, are left out."""
     try:
-        lookups = [name for lookup in pipeline.lookups.values() for name in lookup.lineage()]
-        inputs = [*pipeline.source.lineage({}), *lookups]
+        inputs = pipeline.lineage({})
     except StreamsemError:
         inputs = []
     outputs = [lineage_name(sink.location) for sink in pipeline.sinks.values()]

@@ -23,6 +23,7 @@ from airflow_provider_streamsem.pipeline.guarantee import guarantee, require
 from airflow_provider_streamsem.pipeline.several_sources import SeveralSources
 from airflow_provider_streamsem.protocol.codec import canonical, plain, sha256
 from airflow_provider_streamsem.protocol.entries import Json
+from airflow_provider_streamsem.protocol.offsets import Ranges
 from airflow_provider_streamsem.spark import packages
 from airflow_provider_streamsem.spark.packages import Package
 from airflow_provider_streamsem.state import State
@@ -312,6 +313,16 @@ class Pipeline:
     def publishes(self) -> tuple[str, ...]:
         """Return the names of the sinks outside the log, in the order in which they are published."""
         return tuple(name for name, sink in sorted(self.sinks.items()) if sink.publishes)
+
+    def lineage(self, ranges: Ranges) -> list[tuple[str, str]]:
+        """
+        Return the OpenLineage namespace and name of each dataset that the source and the lookups read.
+
+        :param ranges: the offset ranges of a run; ``{}`` for the datasets that are known without them
+        :raises StreamsemError: a connection is missing or not valid
+        """
+        lookups = [name for lookup in self.lookups.values() for name in lookup.lineage()]
+        return [*self.source.lineage(ranges), *lookups]
 
     def immutable_config(self) -> Json:
         """Return the fields that must not change while the log is in use: the source's identity, the datasets, the dedup keys and the output mode."""
