@@ -12,7 +12,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, ClassVar
 
 from airflow_provider_streamsem import arguments
-from airflow_provider_streamsem.clock import Clock
+from airflow_provider_streamsem.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.contract import ParsedRecords, SourceEnd, SourceSlice
 from airflow_provider_streamsem.connectors.defaults import SourceDefaults
@@ -103,8 +103,6 @@ class RateSource(SourceDefaults):
 
     def initial_offsets(self) -> Offsets:
         """Return the number of the first record, as ``starting`` defines it."""
-        from airflow_provider_streamsem.clock import SYSTEM_CLOCK
-
         if self.starting == "earliest":
             return {PARTITION: 0}
         at_ms = SYSTEM_CLOCK.now_ms() if self.starting == "latest" else arguments.time_ms("starting", self.starting)

@@ -15,7 +15,7 @@ from airflow_provider_streamsem.connectors.sql.column_types import ReadColumn, r
 from airflow_provider_streamsem.connectors.sql.columns import Target
 from airflow_provider_streamsem.connectors.sql.executor_read import Access, Query, reader
 from airflow_provider_streamsem.connectors.sql.pins import JdbcPin
-from airflow_provider_streamsem.connectors.sql.table import SourceTable
+from airflow_provider_streamsem.connectors.sql.table import MYSQL_UTC, SourceTable
 from airflow_provider_streamsem.errors import DataError
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 _ROWS_PER_BATCH = 10_000
 _UTC = {
     "postgresql": ("SET LOCAL TIME ZONE 'UTC'",),
-    "mysql": ("SET SESSION time_zone = '+00:00'",),
-    "mariadb": ("SET SESSION time_zone = '+00:00'",),
+    "mysql": (MYSQL_UTC,),
+    "mariadb": (MYSQL_UTC,),
 }
 
 

@@ -18,6 +18,8 @@ from airflow_provider_streamsem.errors import SourceChangedError, UnavailableErr
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
+MYSQL_UTC = "SET SESSION time_zone = '+00:00'"
+"""Lets MySQL and MariaDB convert ``TIMESTAMP`` columns to UTC in a session."""
 # Each new version of a row has the id of the transaction that wrote it. Reading it does not read the row's large values.
 _POSTGRES_DIGEST = "coalesce(sum(hashint8extended(xmin::text::bigint, 0)), 0)::text"
 
@@ -53,7 +55,7 @@ def described(conn_id: str, table: str) -> Iterator[tuple[sa.Connection, Target]
 def _read_times_in_utc(connection: sa.Connection) -> None:
     """Let the server convert ``TIMESTAMP`` columns to UTC, as the readers on executors do. Otherwise it converts them to the server's time zone."""
     with connection.begin():
-        connection.exec_driver_sql("SET SESSION time_zone = '+00:00'")
+        connection.exec_driver_sql(MYSQL_UTC)
 
 
 @contextmanager
