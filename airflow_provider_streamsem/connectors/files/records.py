@@ -28,6 +28,7 @@ from airflow_provider_streamsem.connectors.files.text_lines import (
     text_of,
 )
 from airflow_provider_streamsem.connectors.parsing import json_text as parsing
+from airflow_provider_streamsem.connectors.parsing.bad_rows import bad_rows
 from airflow_provider_streamsem.connectors.parsing.sql_text import Parsed
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.identifiers import quoted
@@ -406,19 +407,9 @@ class FileRecords:
             return
         for parsed, csv in self._csv_lines:
             refuse_lines_inside_records(parsed, _BAD, csv, decoded(RAW, self._source.encoding))
-        from pyspark.sql import Observation
-
+        selected = [F.col(PATH), F.col(RAW).cast("binary"), F.col(_REASON)]
         for frame in self._explained:
-            aggregates = [
-                F.expr(f"count({quoted(name)}) AS c{i}") for i, name in enumerate(frame.columns) if name != _REASON
-            ]
-            # Spark prunes columns that no operator uses, and does not parse their values. Observing every column prevents that, so the same records are bad.
-            rows = (
-                frame.observe(Observation(), *aggregates)
-                .where(self.bad)
-                .select(PATH, F.col(RAW).cast("binary"), _REASON)
-            )
-            for path, line, reason in rows.toLocalIterator():
+            for path, line, reason in bad_rows(frame, self.bad, selected, reason=_REASON):
                 raw, encoding = text_of(bytes(line))
                 error = f"not a {self._source.format} record of the schema: {reason}" if reason else self._error
                 yield BadRecord(location={"path": plain_path(path), "encoding": encoding}, raw=raw, error=error)

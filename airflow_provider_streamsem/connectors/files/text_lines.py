@@ -86,7 +86,8 @@ def refuse_lines_inside_records(parsed: DataFrame, bad: str, csv: Csv, text: str
     """
     from_outside = F.expr(csv.ends_inside_quotes(text, begins_inside=False))
     from_inside = F.expr(csv.ends_inside_quotes(text, begins_inside=True))
-    paths = [path for (path,) in parsed.where(F.col(bad) & from_outside).select(PATH).distinct().collect()]
+    # Spark moves this filter below the parse and then repeats the parse for each column that `bad` refers to. So the condition on the text comes first.
+    paths = [path for (path,) in parsed.where(from_outside & F.col(bad)).select(PATH).distinct().collect()]
     if not paths:
         return
     ordered = parsed.where(F.col(PATH).isin(paths)).select(

@@ -24,6 +24,7 @@ from airflow_provider_streamsem.connectors.contract import BadRecord
 from airflow_provider_streamsem.connectors.files.text_lines import text_of
 from airflow_provider_streamsem.connectors.kafka import avro_schemas
 from airflow_provider_streamsem.connectors.parsing import json_text as parsing
+from airflow_provider_streamsem.connectors.parsing.bad_rows import bad_rows
 from airflow_provider_streamsem.connectors.parsing.decoders import Avro, Decoder, Json
 from airflow_provider_streamsem.connectors.parsing.sql_text import struct_of
 from airflow_provider_streamsem.errors import DataError, UnavailableError
@@ -101,7 +102,8 @@ class KafkaRecords:
         """Yield the bad records in a second pass over the same ranges."""
         if self.bad is None:
             return
-        for row, reason in self._explained.where(self.bad).select(_RECORD_LOCATION, _REASON).toLocalIterator():
+        selected = [F.col(_RECORD_LOCATION), F.col(_REASON)]
+        for row, reason in bad_rows(self._explained, self.bad, selected, reason=_REASON):
             text, encoding = _text(row["value"])
             key, key_encoding = _text(row["key"])
             location = {

@@ -16,6 +16,7 @@ from airflow_provider_streamsem.connectors.files.text_lines import text_of
 from airflow_provider_streamsem.connectors.kinesis import aggregated, reading
 from airflow_provider_streamsem.connectors.kinesis.pins import ShardPin
 from airflow_provider_streamsem.connectors.parsing import json_text as parsing
+from airflow_provider_streamsem.connectors.parsing.bad_rows import bad_rows
 from airflow_provider_streamsem.connectors.parsing.decoders import Json
 from airflow_provider_streamsem.connectors.pickling import pickled_by_value
 from airflow_provider_streamsem.errors import DataError
@@ -72,7 +73,8 @@ class KinesisRecords:
         """Yield the bad records in a second pass over the same ranges."""
         if self.bad is None:
             return
-        for row, reason in self._explained.where(self.bad).select(_LOCATION, _REASON).toLocalIterator():
+        selected = [F.col(_LOCATION), F.col(_REASON)]
+        for row, reason in bad_rows(self._explained, self.bad, selected, reason=_REASON):
             text, encoding = text_of(bytes(row["data"]))
             location = {
                 "stream": row["stream"], "shard_id": row["shard_id"], "sequence_number": row["sequence_number"],

@@ -11,6 +11,7 @@ from airflow_provider_streamsem.connectors.contract import BadRecord
 from airflow_provider_streamsem.connectors.files.text_lines import text_of
 from airflow_provider_streamsem.connectors.nats.reading import Reading
 from airflow_provider_streamsem.connectors.parsing import json_text as parsing
+from airflow_provider_streamsem.connectors.parsing.bad_rows import bad_rows
 from airflow_provider_streamsem.connectors.parsing.decoders import Json
 from airflow_provider_streamsem.errors import DataError
 
@@ -56,7 +57,8 @@ class NatsRecords:
         """Yield the bad messages in a second pass over the same ranges."""
         if self.bad is None:
             return
-        for row, reason in self._explained.where(self.bad).select(_LOCATION, _REASON).toLocalIterator():
+        selected = [F.col(_LOCATION), F.col(_REASON)]
+        for row, reason in bad_rows(self._explained, self.bad, selected, reason=_REASON):
             text, encoding = text_of(bytes(row["data"]))
             location = {
                 "stream": self._stream, "subject": row["subject"], "sequence": row["sequence"], "encoding": encoding

@@ -10,6 +10,7 @@ from pyspark.sql import functions as F
 from airflow_provider_streamsem.connectors.contract import BadRecord
 from airflow_provider_streamsem.connectors.files.text_lines import PATH, RAW, plain_path
 from airflow_provider_streamsem.connectors.parsing import json_text as parsing
+from airflow_provider_streamsem.connectors.parsing.bad_rows import bad_rows
 from airflow_provider_streamsem.errors import DataError
 
 _LANDED = "id string, received_ms long, body string, encoding string, headers map<string,string>"
@@ -69,8 +70,8 @@ class QueueRecords:
     def bad_records(self) -> Iterator[BadRecord]:
         """Yield the bad messages in a second pass over the same files."""
         assert self.bad is not None
-        rows = self._explained.where(self.bad).select(PATH, RAW, _MESSAGE, _REASON)
-        for path, line, message, reason in rows.toLocalIterator():
+        selected = [F.col(name) for name in (PATH, RAW, _MESSAGE, _REASON)]
+        for path, line, message, reason in bad_rows(self._explained, self.bad, selected, reason=_REASON):
             is_message = message is not None and message["body"] is not None
             location = {
                 "path": plain_path(path),

@@ -1,0 +1,28 @@
+"""Selects the rows of bad records from parsed records. Imports pyspark, so only engines import this module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pyspark.sql import Column, DataFrame, Observation, Row
+from pyspark.sql import functions as F
+
+from airflow_provider_streamsem.identifiers import quoted
+
+
+def bad_rows(parsed: DataFrame, bad: Column, selected: Sequence[Column], *, reason: str) -> Iterator[Row]:
+    """
+    Yield the rows of bad records.
+
+    Every column but ``reason`` is observed, for two reasons. Spark does not move a filter below an observation. Otherwise it would move the filter below the
+    parse, and repeat the parse for each column that the filter refers to. And Spark prunes columns that no operator uses, and does not parse their values. So
+    other records could be bad than in the first pass.
+
+    :param parsed: the parsed records
+    :param bad: the condition of a bad record
+    :param selected: the columns of the result
+    :param reason: name of a column of ``parsed`` that is computed for bad records only
+    """
+    counts = [F.count(F.col(quoted(name))).alias(f"c{n}") for n, name in enumerate(parsed.columns) if name != reason]
+    rows = parsed.observe(Observation(), *counts).where(bad).select(*selected)
+    yield from rows.toLocalIterator(prefetchPartitions=True)
