@@ -91,7 +91,7 @@ def play(root: Path, first: int, seeds: int) -> Counter[str]:
 
 def rare_events(count: Counter[str], seeds: int) -> dict[str, int]:
     """The events that occurred less than half as often as required, scaled to the number of seeds."""
-    return {event: count[event] for event, minimum in MINIMUM_COUNTS.items() if count[event] < minimum * seeds // 4_000}
+    return {event: count[event] for event, minimum in MINIMUM_COUNTS.items() if count[event] * 4_000 < minimum * seeds}
 
 
 @pytest.mark.timeout(900)

@@ -64,8 +64,10 @@ def test_acknowledgements_are_sent_in_batches_of_a_thousand() -> None:
 
 
 def test_ack_ids_that_expired_on_an_exactly_once_subscription_are_skipped() -> None:
-    receiver(refused(a="PERMANENT_FAILURE_INVALID_ACK_ID")).acknowledge(["a", "b"])
-    receiver(refused(a="PERMANENT_FAILURE_INVALID_ACK_ID"))._extend(["a"])
+    made = receiver(refused(a="PERMANENT_FAILURE_INVALID_ACK_ID"))
+    made.acknowledge(["a", "b"])
+    made._extend(["a"])
+    assert [asked["ack_ids"] for asked in made._client.asked] == [["a", "b"], ["a"]]
 
 
 @pytest.mark.parametrize(
