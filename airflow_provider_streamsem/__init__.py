@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+from airflow_provider_streamsem.version import __version__
 
 _NAMES = {
     "Aggregate": "airflow_provider_streamsem.transforms.aggregate",

@@ -10,7 +10,7 @@ import argparse
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_provider_streamsem import __version__
+from airflow_provider_streamsem.version import __version__
 
 EXIT_CODES = """exit codes:
   0  done

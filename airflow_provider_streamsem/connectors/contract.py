@@ -210,7 +210,9 @@ class Counted(Protocol):
 
 class Planner(Protocol):
     """
-    A source bound to a log, for one process. It has no state of a run: hints come from the log, and it caches only what it has read from the log.
+    A source bound to a log, for one process. It has no state of a run: hints come from the log.
+
+    A planner may cache facts that remain true, to save requests: what it has read from the log, and offsets below which it has seen records in the source.
 
     The parameter ``hint`` of each method is the hint of the newest outcome; ``None`` before the first version.
     """

@@ -22,12 +22,12 @@ from airflow.providers.common.compat.openlineage.facet import (
 )
 from airflow.providers.openlineage.extractors import OperatorLineage
 
-from airflow_provider_streamsem import __version__
 from airflow_provider_streamsem.errors import StreamsemError
 from airflow_provider_streamsem.observability.account import Account
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.stores.contract import lineage_name
 from airflow_provider_streamsem.telemetry import Planned, VersionClosed
+from airflow_provider_streamsem.version import __version__
 
 PRODUCER = f"https://pypi.org/project/airflow-provider-streamsem/{__version__}"
 SCHEMA = "urn:streamsem:facets:1-0-0:StreamsemBatchesRunFacet#/$defs/StreamsemBatchesRunFacet"

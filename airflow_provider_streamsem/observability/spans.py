@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_streamsem import __version__
 from airflow_provider_streamsem.telemetry import (
     Adopted,
     Event,
@@ -15,6 +14,7 @@ from airflow_provider_streamsem.telemetry import (
     Staged,
     VersionClosed,
 )
+from airflow_provider_streamsem.version import __version__
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer

@@ -25,10 +25,9 @@ from airflow_provider_streamsem.connectors.files.text_lines import (
     lines_below_headers,
     plain_path,
     refuse_lines_inside_records,
-    text_of,
 )
 from airflow_provider_streamsem.connectors.parsing import json_text as parsing
-from airflow_provider_streamsem.connectors.parsing.bad_rows import bad_rows
+from airflow_provider_streamsem.connectors.parsing.bad_rows import bad_rows, text_of
 from airflow_provider_streamsem.connectors.parsing.sql_text import Parsed
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.identifiers import quoted

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from urllib.parse import unquote
 
 from pyspark.sql import Column, DataFrame, DataFrameReader, Window
@@ -117,14 +116,6 @@ def _where(partitions: StructType) -> list[Column]:
 
 def _quoted(name: str) -> Column:
     return F.col(quoted(name))
-
-
-def text_of(data: bytes) -> tuple[str, str]:
-    """Return bytes as text, and the encoding: ``utf-8``, or ``base64`` if the bytes are not UTF-8."""
-    try:
-        return data.decode(), "utf-8"
-    except UnicodeDecodeError:
-        return base64.b64encode(data).decode(), "base64"
 
 
 def plain_path(uri: str) -> str:

@@ -21,10 +21,9 @@ from pyspark.sql.utils import is_remote
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.connectors.columns.nested import anywhere, holds
 from airflow_provider_streamsem.connectors.contract import BadRecord
-from airflow_provider_streamsem.connectors.files.text_lines import text_of
 from airflow_provider_streamsem.connectors.kafka import avro_schemas
 from airflow_provider_streamsem.connectors.parsing import json_text as parsing
-from airflow_provider_streamsem.connectors.parsing.bad_rows import bad_rows
+from airflow_provider_streamsem.connectors.parsing.bad_rows import bad_rows, text_of
 from airflow_provider_streamsem.connectors.parsing.decoders import Avro, Decoder, Json
 from airflow_provider_streamsem.connectors.parsing.sql_text import struct_of
 from airflow_provider_streamsem.errors import DataError, UnavailableError

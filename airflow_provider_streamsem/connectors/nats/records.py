@@ -8,10 +8,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from airflow_provider_streamsem.connectors.contract import BadRecord
-from airflow_provider_streamsem.connectors.files.text_lines import text_of
 from airflow_provider_streamsem.connectors.nats.reading import Reading
 from airflow_provider_streamsem.connectors.parsing import json_text as parsing
-from airflow_provider_streamsem.connectors.parsing.bad_rows import bad_rows
+from airflow_provider_streamsem.connectors.parsing.bad_rows import bad_rows, text_of
 from airflow_provider_streamsem.connectors.parsing.decoders import Json
 from airflow_provider_streamsem.errors import DataError
 

@@ -1,7 +1,8 @@
-"""Selects the rows of bad records from parsed records. Imports pyspark, so only engines import this module."""
+"""Selects the rows of bad records from parsed records, and stores their bytes as text. Imports pyspark, so only engines import this module."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator, Sequence
 
 from pyspark.sql import Column, DataFrame, Observation, Row
@@ -26,3 +27,11 @@ def bad_rows(parsed: DataFrame, bad: Column, selected: Sequence[Column], *, reas
     counts = [F.count(F.col(quoted(name))).alias(f"c{n}") for n, name in enumerate(parsed.columns) if name != reason]
     rows = parsed.observe(Observation(), *counts).where(bad).select(*selected)
     yield from rows.toLocalIterator(prefetchPartitions=True)
+
+
+def text_of(data: bytes) -> tuple[str, str]:
+    """Return bytes as text, and the encoding: ``utf-8``, or ``base64`` if the bytes are not UTF-8."""
+    try:
+        return data.decode(), "utf-8"
+    except UnicodeDecodeError:
+        return base64.b64encode(data).decode(), "base64"
