@@ -28,7 +28,7 @@ help:  ## say what the targets do
 .venv/spark.jsa: .venv/ready
 	$(RUN) -m tools.class_archive $@
 
-demo: .venv/spark.jsa  ## run the quickstart DAG on a year of flights, kill it twice, and check every row (3 minutes on two cores)
+demo: .venv/spark.jsa  ## run the quickstart DAG on a year of flights, kill it twice, and check every row (2 minutes on two cores)
 	@$(RUN) -m demo.quickstart
 
 test: .venv/ready  ## lint, types, architecture, and every test but the long ones; ARGS=tests/cli runs only those

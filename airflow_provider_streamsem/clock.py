@@ -1,4 +1,8 @@
-"""The clock and the generator of ids. No other module reads the time or creates ids. Neither determines which writer wins or what vacuum deletes (I13)."""
+"""
+The clock and the generator of ids. The protocol and the runs read the time and create ids only through it.
+
+Neither determines which writer wins or what vacuum deletes (I13).
+"""
 
 from __future__ import annotations
 

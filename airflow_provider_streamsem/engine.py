@@ -60,7 +60,7 @@ class Produced:
     :param counts: row counts by name: ``read``, ``parsed``, ``quarantined``, ``filtered``, ``written.<sink>``, and with dedup ``duplicates``
     :param handed: sink → number of rows that the engine passed to the sink's writer; ``None`` if the engine could not count them
     :param schemas: sink → schema JSON in Spark's form
-    :param state: the deduplication state after the batch
+    :param state: the field ``state`` of the outcome: the deduplication state and the operators' state after the batch
     """
 
     sinks: Mapping[str, Committable]

@@ -48,6 +48,10 @@ class StreamsemError(Exception):
         self.do = do
         return self
 
+    def with_fields(self: E, **fields: object) -> E:
+        """Return a new error of the same class with these fields before the others, and with the same summary and advice."""
+        return type(self)(self.summary, **{**fields, **self.fields}).advising(self.do)
+
     def __str__(self) -> str:
         pairs = "".join(f" {name}={value!r}" for name, value in self.fields.items())
         return f"{self.summary}{pairs}. Do: {self.do}"
@@ -57,7 +61,7 @@ class InvalidError(StreamsemError):
     """An argument or a file from the user is invalid. Nothing was written."""
 
     retryable = False
-    do = "correct the value that this message names, then run again; no rows were committed."
+    do = "correct the value that this message names, then run again; nothing was changed."
 
 
 class ConflictError(StreamsemError):
@@ -92,14 +96,14 @@ class LogMovingError(ConflictError):
 
 
 class UnavailableError(StreamsemError):
-    """The store gave no clear answer within the retry limit. Whether the last request was applied is unknown. Nothing was deleted."""
+    """A store, broker, queue or server did not report the result of a request within the retry limit. Whether the last request was applied is unknown."""
 
     retryable = True
     do = "run again: the next run reads the stored state and continues from it, whether or not the last request was applied."
 
 
 class StoreRefusedError(StreamsemError):
-    """The store refused a request permanently (permission, read-only, no space, no such bucket). The object was not written."""
+    """A store, broker, queue or server refused a request permanently (permission, read-only, no space, no such bucket). Nothing was written by it."""
 
     retryable = False
     do = "give the process permission to read, list and create at this location, or free space there, then run again; committed versions stay committed."

@@ -184,7 +184,8 @@ def with_operator_state(state: Json, found: OperatorState | None) -> Json:
 
 def check_same_definition(before: OperatorState | None, definition: str) -> None:
     """
-    Check that a ready-made transform stores what it stored in the batch before. Its operators do not show it: a sum of another column has the same ones.
+    Check that a ready-made transform stores what it stored in the previous batch. A comparison of the operators is not
+    sufficient: the sums of two columns have equal operators.
 
     :param definition: as in :class:`OperatorState`
     :raises InvalidError: both batches have a definition, and they differ

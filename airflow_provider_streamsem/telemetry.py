@@ -21,7 +21,7 @@ from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges, between
 
 P = ParamSpec("P")
 Facts: TypeAlias = Mapping[str, str | int]
-Phase: TypeAlias = Literal["run", "plan", "stage", "collect", "decide", "publish"]
+Phase: TypeAlias = Literal["run", "plan", "stage", "collect", "commit", "publish"]
 
 logger = logging.getLogger(__name__)
 

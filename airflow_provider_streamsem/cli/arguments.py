@@ -115,7 +115,7 @@ COMMANDS = (
             *_ENGINE,
         ),
         is_target_optional=True,
-        builds="source and sinks",
+        builds="the source and the sinks",
     ),
     Command(
         "reprocess",
@@ -131,7 +131,7 @@ COMMANDS = (
             ),
             *_ENGINE,
         ),
-        builds="source and sinks",
+        builds="the source and the sinks",
     ),
     Command(
         "log",
@@ -161,7 +161,7 @@ COMMANDS = (
     ),
     Command(
         "quarantine",
-        "Show the records that could not be parsed, and their positions in the source.",
+        "Show the quarantined records: records that could not be parsed, and late rows, and their positions in the source.",
         "s3://lake/_streamsem/orders --limit 100",
         (
             _argument("--at", type=int, metavar="N", help="as of this version (default: the newest)"),
@@ -173,7 +173,13 @@ COMMANDS = (
         "verify",
         "Check every invariant of the log and every visible file.",
         "orders.toml",
-        (_argument("--log-only", action="store_true", help="do not check the files"),),
+        (
+            _argument(
+                "--log-only",
+                action="store_true",
+                help="check only log entries and quarantined records; skip data files, markers and state",
+            ),
+        ),
     ),
     Command(
         "doctor",
@@ -215,7 +221,7 @@ COMMANDS = (
             _argument("--sink", required=True, action="append", help="name of the sink; may be repeated"),
             _argument("--reason", required=True, help="stored in the log"),
         ),
-        builds="sinks",
+        builds="the sinks",
     ),
     Command(
         "move-log",
@@ -239,7 +245,7 @@ COMMANDS = (
             _argument("--at", type=int, metavar="N", help="the version; -1: the beginning (default: the newest)"),
             _argument("--until", metavar="TIME", help="the newest version that was closed at or before this time"),
         ),
-        builds="source and sinks",
+        builds="the source and the sinks",
     ),
     Command(
         "diff",
@@ -253,7 +259,11 @@ COMMANDS = (
         ),
     ),
     Command(
-        "explain", "Show the guarantee of the pipeline and its reasons.", "orders.toml", (), builds="source and sinks"
+        "explain",
+        "Show the guarantee of the pipeline and its reasons.",
+        "orders.toml",
+        (),
+        builds="the source and the sinks",
     ),
     Command(
         "vacuum",
@@ -263,7 +273,7 @@ COMMANDS = (
             _argument("--dry-run", action="store_true", help="report the files, but do not delete them"),
             _argument("--all", action="store_true", help="also inspect versions that an earlier vacuum has inspected"),
         ),
-        builds="sinks",
+        builds="the sinks",
     ),
 )
 

@@ -136,7 +136,7 @@ def _refuse_without_pipeline(args: argparse.Namespace) -> None:
     builds = next(command.builds for command in COMMANDS if command.name == args.command)
     if builds:
         raise InvalidError(
-            f"`streamsem {args.command}` creates {builds}, so it requires the pipeline file: it never creates them from the spec in a log",
+            f"`streamsem {args.command}` needs the settings of {builds}, and reads them only from your pipeline file, never from a log",
             given=args.target,
             accepted=f"streamsem {args.command} PIPELINE.toml, or FILE.py:NAME",
         )
@@ -545,8 +545,10 @@ def diff(args: argparse.Namespace) -> CommandResult:
     lines = [f"compared columns {', '.join(found.columns)}"]
     sides = {"original": found.original, "fork": found.fork}
     for name, side in sides.items():
-        lines.append(f"{name}: {side.rows} rows after version {version} of the original, {totals[name]} only here")
-        lines += [f"{name}: columns only here: {', '.join(side.columns)}"] if side.columns else []
+        lines.append(
+            f"{name}: {side.rows} rows after version {version} of the original, {totals[name]} of them only there"
+        )
+        lines += [f"{name}: columns only there: {', '.join(side.columns)}"] if side.columns else []
     if not found.is_comparable:
         lines.append(
             "offsets or watermarks differ, so rows may differ that will be equal later: run both until a run finds nothing, then compare again"

@@ -44,7 +44,8 @@ max_rows = 1_000_000
 
 def pipeline_file(directory: str) -> str:
     """
-    Return the path of the pipeline file in a directory. Creates the file if it does not exist: a source that has generated records for a minute.
+    Return the path of the pipeline file in a directory. If the file is missing, create it with a rate source whose records
+    start one minute ago.
 
     :param directory: an absolute or relative path
     :raises InvalidError: the file exists, and it is another user's or has another source

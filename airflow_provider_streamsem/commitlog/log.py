@@ -219,7 +219,7 @@ class CommitLog:
         return data
 
     def initial_offsets(self, source: str) -> InitialOffsets | None:
-        """Return the initial offsets of a source, or ``None`` if no run has stored them. ``source`` is the sha256 of the source's immutable fields."""
+        """Return the initial offsets of a source, or ``None`` if no run has stored them. ``source`` is the sha256 of the source's arguments."""
         found = self.perform(procedures.read_entry(InitialOffsets, keys.initial_offsets(source)))
         return None if found is None else found[0]
 

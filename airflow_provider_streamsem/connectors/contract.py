@@ -38,7 +38,7 @@ class SourceSlice:
     :param ranges: partition → ``[start, end)``
     :param gaps: partition → ``[start, end)`` inside the ranges whose offsets cannot be read
     :param pins: dataclasses of the source, one for each item to read. They identify exactly the offsets of the ranges that are not in a gap
-    :param hint: JSON that the source passes to its next planner, such as the types of partition columns. A planner works without it
+    :param hint: JSON that the source passes to its next planner, such as the types of partition columns. Without it, some losses are not detected
     :param rows: estimated number of records
     :param corrected: partition → ``[start, end)`` below the ranges whose records the source has replaced, if it is :class:`Repinning`. The run reprocesses the
         versions that read the former records, or fails
@@ -129,7 +129,7 @@ class Compacting(Protocol):
 
 @runtime_checkable
 class ReplacesRows(Protocol):
-    """A sink that finds the rows of a version in its table by a column. Two such sinks of one pipeline would replace each other's rows."""
+    """A sink that finds the rows of a version in its table by a column. Sinks with equal :attr:`replaced_rows` would replace each other's rows."""
 
     @property
     def replaced_rows(self) -> str | None:
@@ -210,9 +210,8 @@ class Counted(Protocol):
 
 class Planner(Protocol):
     """
-    A source bound to a log, for one process. It has no state of a run: hints come from the log.
-
-    A planner may cache facts that remain true, to save requests: what it has read from the log, and offsets below which it has seen records in the source.
+    A source bound to a log, for one process. It has no state of a run: hints come from the log. It may cache facts that remain true: what it has read from
+    the log, and offsets below which the source had records.
 
     The parameter ``hint`` of each method is the hint of the newest outcome; ``None`` before the first version.
     """
@@ -248,9 +247,7 @@ class Planner(Protocol):
         ...
 
     def minimum_clock(self, start: Offsets) -> int | None:
-        """
-        Return the time, in milliseconds UTC, before which no item at or above ``start`` arrived, or up to a second less; ``None`` without such items.
-        """
+        """Return a lower bound, at most 1,000 too low, of the times (ms UTC) at which the items from ``start`` on arrived; ``None`` if there are none."""
         ...
 
 

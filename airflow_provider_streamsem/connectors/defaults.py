@@ -1,4 +1,4 @@
-"""Defaults of the members of a source and its planner that most sources answer alike."""
+"""Defaults of the members of a source and its planner that are equal for most sources."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Lookup(Protocol):
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """What the pin guarantees, one sentence each."""
+        """The guarantee of the pin, one sentence each."""
         ...
 
     @property
@@ -77,7 +77,7 @@ class Lookup(Protocol):
 @contextmanager
 def checking_pin() -> Iterator[None]:
     """
-    Give the advice for a lookup to an error of the block that says that pinned rows were changed or are missing.
+    If the block reports changed or missing pinned rows, replace the error's advice with advice for lookups.
 
     A ``RecordsMissingError`` becomes its base class. Otherwise ``on_data_loss="record_gap"`` would close the version as if its records were missing.
     """

@@ -23,7 +23,7 @@ def claim_dataset(name: str, sink: Sink, log: CommitLog, record: PipelineRecord,
         marked_log = str(error.fields["marked_log"])
         is_own = error.fields["marked_uuid"] == record.pipeline_uuid and log.moved(marked_log) is not None
         if not is_own or not _has_left(marked_log, url):
-            raise DatasetOwnedError(error.summary, pipeline=record.name, sink=name, **error.fields) from error
+            raise error.with_fields(pipeline=record.name, sink=name) from error
 
 
 def _has_left(location: str, url: str) -> bool:

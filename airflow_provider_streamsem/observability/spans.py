@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 class SpansListener:
     """
-    A listener that creates a span ``streamsem.run`` with child spans ``streamsem.plan``, ``.stage`` (with child ``.collect``), ``.decide`` and ``.publish``.
+    A listener that creates a span ``streamsem.run`` with child spans ``streamsem.plan``, ``.stage`` (with child ``.collect``), ``.commit`` and ``.publish``.
 
     The facts of a phase become attributes ``streamsem.*``. For an error, the span has the name of its class. For an error of this package, it also has the
     summary, which contains no values. The span does not have the messages of other exceptions, because they may contain values of records.

@@ -56,7 +56,7 @@ STATS = {
             name="streamsem.phases.duration",
             kind="timer",
             tags=("phase",),
-            meaning="milliseconds of each phase: `run`, `plan`, `stage`, `collect`, `decide`, `publish`",
+            meaning="milliseconds of each phase: `run`, `plan`, `stage`, `collect`, `commit`, `publish`",
         ),
         Stat(
             name="streamsem.lag",
@@ -87,7 +87,7 @@ class StatsListener:
         self._unit = unit
         self._items_in = items_in
         self._began: list[float] = []
-        self._looked: SourcePolled | None = None
+        self._last_poll: SourcePolled | None = None
         self._requests: Counter[tuple[str, bool]] = Counter()
 
     @cached_property
@@ -111,7 +111,7 @@ class StatsListener:
             if event.phase == "run":
                 self._emit_requests()
         elif isinstance(event, SourcePolled):
-            self._looked = event
+            self._last_poll = event
             self._emit("streamsem.lag", event.behind(event.committed, self._items_in), unit=self._unit)
         elif isinstance(event, Adopted):
             self._emit("streamsem.attempts.adopted", 1)
@@ -120,8 +120,8 @@ class StatsListener:
 
     def _emit_decision(self, event: VersionClosed) -> None:
         self._emit("streamsem.attempts.lost", int(event.lost))
-        if self._looked is not None:
-            self._emit("streamsem.lag", self._looked.behind(event.next, self._items_in), unit=self._unit)
+        if self._last_poll is not None:
+            self._emit("streamsem.lag", self._last_poll.behind(event.next, self._items_in), unit=self._unit)
         if not event.mine or event.result != "commit":
             return
         self._emit("streamsem.batches.committed", 1)

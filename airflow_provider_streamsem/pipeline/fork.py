@@ -222,7 +222,11 @@ def _check_partitions(operators: OperatorState | None, pipeline: Pipeline) -> No
 
 
 def _objects(old: CommitLog, new: CommitLog, pipeline: Pipeline, wanted: Fork) -> Iterator[tuple[str, str]]:
-    """Yield the objects that the fork needs: key in the original log, and key in the new one. Pages and blocks come before the discoveries that name them."""
+    """
+    Yield the objects that the fork needs: key in the original log, and key in the new one.
+
+    Pages and nodes of the tree of known files come before the discoveries that name them.
+    """
     config = pipeline.source.immutable_config()
     before, after = old.source_prefix(config), new.source_prefix(config)
     # Discoveries are listed newest first. A run that finds some of them finds the older ones too.
@@ -274,7 +278,7 @@ def _existing(
     is_same = original is None or found.pipeline_uuid == original.pipeline_uuid
     if not is_same or version not in (None, found.version):
         raise ConflictError(
-            "the fork's log exists already, and was forked elsewhere; nothing was written",
+            "the fork's log exists already, and was forked from another log or at another version; nothing was written",
             log=pipeline.log,
             forked_from=found.log,
             forked_at=found.version,

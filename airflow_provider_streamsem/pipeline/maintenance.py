@@ -252,7 +252,7 @@ def first_after(log: CommitLog, decided_ms: int, begin: int, end: int) -> int:
 
 
 def _attempt_of(key: str) -> tuple[int, str]:
-    """Return version and attempt id of a key ``quarantine/<n>/<attempt>/…`` or ``attempts/<n>/<attempt>.json``; ``(-1, "")`` for any other key."""
+    """Return version and attempt id from the second and third segment of a key; ``(-1, "")`` if the second is not a version."""
     parts = key.split("/")
     version = keys.position(parts[1]) if len(parts) > 2 and keys.is_relative(key) else None
     return (-1, "") if version is None else (version, parts[2].removesuffix(".json"))

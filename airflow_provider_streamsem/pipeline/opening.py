@@ -215,7 +215,7 @@ def create_log(pipeline: Pipeline, log: CommitLog, *, fork: Fork | None = None) 
         # Another process may have created the log and the ownership marker since this process read that the log is missing.
         concurrent_record = log.read_pipeline()
         if concurrent_record is None:
-            raise type(error)(error.summary, pipeline=pipeline.name, **error.fields) from error
+            raise error.with_fields(pipeline=pipeline.name) from error
         return concurrent_record
     doctor.require_safe(log)
     record = PipelineRecord(

@@ -63,7 +63,7 @@ def plan_batch(
     :param drain: whether the run plans further versions until it reaches the target
     :returns: the plan; :class:`Corrections` if versions must be reprocessed first; ``None`` if the source has nothing new (W15), or if the run leaves the rows
         for a later run. If a pipeline with state has windows to close, a plan without ranges (W29) in place of ``None``
-    :raises SourceChangedError: versions must be reprocessed first, and the source refuses to do so by itself
+    :raises SourceChangedError: versions must be reprocessed first, and ``on_reprocess`` of the source is ``refuse``
     :raises StreamsemError: the source cannot be polled or has lost records; see :class:`airflow_provider_streamsem.connectors.contract.Planner`
     """
     clock = opened.log.clock
@@ -140,7 +140,7 @@ def _run_counts(ready: Ready) -> dict[str, int]:
 
 def _refuse_corrections(opened: Opened, corrected: Gaps, versions: list[int]) -> None:
     """
-    Refuse to read new versions if versions are outdated and the source does not have them reprocessed.
+    Refuse to read new versions if versions are outdated and ``on_reprocess`` of the source is ``refuse``.
 
     :raises SourceChangedError: names the versions
     """

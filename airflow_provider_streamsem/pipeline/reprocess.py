@@ -34,7 +34,8 @@ def reprocess(
     """
     Reprocess a committed version from the same ranges with the current transform, and replace its output.
 
-    The pins are those of the version, so the records are the same. Exception: from another pipeline, the run reads the newest rows of the same versions. The
+    The pins are those of the version, so the records are the same. If the source is another pipeline, the run reads the newest rows of
+    those upstream versions. The
     offsets do not change. The replaced files stay in the dataset, so that readers of earlier versions still read them. Like every run, a reprocessing run
     first closes a version that another run left open.
 

@@ -1,4 +1,4 @@
-"""The result of a run: small, serializable as JSON, and equal to what the log stores (I12)."""
+"""The result of a run: small, serializable as JSON, and a function of the log (I12), except for ``with_others``."""
 
 from __future__ import annotations
 

@@ -234,7 +234,7 @@ class Run:
         offered = self._adopt_or_stage(head, plan, fresh=fresh)
         if isinstance(offered, ClosedHead):
             return log.locate(self.run_key, offered)
-        with telemetry.phase("decide", version=plan.version, attempt_id=offered.attempt_id or ""):
+        with telemetry.phase("commit", version=plan.version, attempt_id=offered.attempt_id or ""):
             closed, outcome = log.decide(head, offered)
             logger.info("%s", report.closed(outcome, log.clock.now_ms() - began_ms))
             telemetry.emit(telemetry.VersionClosed.by, plan, offered, outcome)

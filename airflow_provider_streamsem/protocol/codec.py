@@ -83,7 +83,7 @@ def read_json(data: bytes | str, key: str) -> Json:
     """
     Parse stored JSON, and check its nesting depth.
 
-    Every reader of stored JSON calls this function, because stored bytes may be damaged or forged.
+    Every reader of log entries calls this function, because stored bytes may be damaged or forged.
 
     :param key: key of the object, for the error
     :raises LogDamagedError: the bytes are not JSON, or the value is nested deeper than :data:`MAX_NESTING`

@@ -496,7 +496,7 @@ class KnownNode:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discovery:
     """
-    ``discovered/<i>``: all files discovered so far (PROTOCOL.md, 9). The newest discovery is the root of both trees.
+    ``discovered/<i>``: all files discovered so far (PROTOCOL.md, 9). The newest discovery is the root of the pages and of the tree of known files.
 
     The files with ordinals ``[0, paged)`` are in ``pages``, ordered by ordinal, and in ``known``, ordered by key. The files with ordinals ``[paged, end)`` are
     in ``recent``. This discovery assigned the ordinals ``[first, end)``. Every file in ``known`` has ``mtime_ns < settled_ns``.

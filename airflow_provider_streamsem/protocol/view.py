@@ -107,7 +107,7 @@ class OpenHead:
 
     @property
     def hint(self) -> Json:
-        """The source hint of the newest outcome; ``None`` before the first."""
+        """The source hint before the open plan; before version 0 that of a fork, or ``None``."""
         return self.before.hint
 
     @property

@@ -126,7 +126,9 @@ class BatchCommitted:
             return Finding(met=False, seen={"version": version})
         if not found[0].committed:
             what = "the version was closed by an abort and will never be committed; a later version reads its range"
-            raise InvalidError(what, log=log.store.url, version=version, reason=found[0].reason)
+            raise InvalidError(what, log=log.store.url, version=version, reason=found[0].reason).advising(
+                "wait for a later version, or for offsets."
+            )
         return Finding(met=True, seen=_outcome_facts(found[0]))
 
     @staticmethod
@@ -159,7 +161,8 @@ class Freshness:
 
     :param max_lag: maximum number of uncommitted items, inclusive
     :param max_age_s: maximum age of an uncommitted item in seconds, inclusive
-    :param until_ms: every item that arrived before this time is committed, in milliseconds since the epoch. Not met before this time, because items may arrive
+    :param until_ms: every item that arrived before this time is committed, in milliseconds since the epoch. Not met before this
+        time, because more items may still arrive until then
     :param watermark_ms: the watermark after the newest version is at or above this time, in milliseconds since the epoch
     """
 

@@ -73,4 +73,4 @@ def rows_of(
     try:
         return read_files(spark, [f.path for f in files], format=files[0].format if files else "", schema=stored)
     except LogDamagedError as error:
-        raise LogDamagedError(error.summary, version=version, sink=name, **error.fields) from error
+        raise error.with_fields(version=version, sink=name) from error

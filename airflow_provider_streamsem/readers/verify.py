@@ -42,7 +42,7 @@ from airflow_provider_streamsem.stores.dataset import open_dataset
 
 logger = logging.getLogger(__name__)
 
-_TOLD_EACH = 100
+_PROGRESS_EACH = 100
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Entry)
@@ -73,7 +73,7 @@ class Verdict:
     :param log: URL of the log
     :param versions: number of closed versions
     :param commits: number of committed versions
-    :param counts: row counts by name, summed over all commits, as the outcomes record them
+    :param counts: row counts by name, summed over the visible commits. The counts of replaced commits are not included
     :param files: number of visible files. Files that reprocessing runs replaced are checked too, but not counted
     :param rows: sink → number of rows in its visible files, counted from the files
     :param orphans: number of files of attempts that did not commit. They are invisible, and vacuum deletes them
@@ -105,7 +105,7 @@ def verify(log: str | CommitLog | CommittedLog | Pipeline, *, files: bool = True
 
     :param log: URL of a log, an open log, or the user's pipeline. The markers of sinks outside the log are checked only if a pipeline is given, because only
         the pipeline defines how to access these sinks. With a pipeline, its datasets are checked even if there is no log
-    :param files: ``False`` checks only the log
+    :param files: ``False`` checks only the entries of the log and the quarantined records: no data files, markers, deduplication state or operators' state
     :raises InvalidError: there is no log at the URL
     :raises LogMovedError: the log was moved to another location
     :raises UnavailableError: the store does not respond
@@ -184,7 +184,7 @@ class _Verification:
         ranges: list[Ranges] = []
         visible: set[int] = set()
         for version in range(newest + 1):
-            if version % _TOLD_EACH == 0:
+            if version % _PROGRESS_EACH == 0:
                 logger.info("reading the log: version %d of %d", version, newest)
             plan = self._entry(Plan, keys.plan(version), version)
             if version == 0 and plan is not None:
@@ -385,7 +385,7 @@ class _Verification:
         replaced = {o.replaces.version for o in outcomes if o.replaces is not None}
         sinks = self._own_sinks(is_marked=bool(outcomes))
         for outcome in outcomes:
-            if outcome.version % _TOLD_EACH == 0:
+            if outcome.version % _PROGRESS_EACH == 0:
                 logger.info("checking files: version %d of %d", outcome.version, outcomes[-1].version)
             for name, committable in outcome.sinks.items():
                 if name not in self.opened.sinks:

@@ -53,7 +53,7 @@ class ConditionSensor(BaseSensorOperator):  # type: ignore[misc]
         with self._mapped():
             condition = self.condition(context)
             finding = checked(condition.check)
-        self.log.info("%s: %s", "met" if finding.met else "not yet", finding.seen)
+        self.log.info("the condition is %s: %s", "met" if finding.met else "not met yet", finding.seen)
         if self.deferrable and not finding.met:
             trigger = ConditionTrigger(
                 to_text(condition), poll_interval_s=self.poke_interval, is_patient=self.silent_fail

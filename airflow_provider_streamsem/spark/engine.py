@@ -477,12 +477,14 @@ def _of_condition(
             what += ". If the file exists, Java may run in a locale that is not UTF-8: set LC_ALL=C.UTF-8 on driver and executors"
         return StageError(what, version=version, file=file)
     if condition.startswith("CANNOT_LOAD_STATE_STORE") and not is_transient:
-        what = "Spark cannot load the state of the batch before: a file of it is missing or damaged; nothing became visible"
+        what = "Spark cannot load the state of the previous batch: a file of it is missing or damaged; nothing became visible"
         return DataError(what, version=version, condition=condition).advising(
             "restore the files below state/operators in the log, or fork the pipeline at an earlier version: streamsem fork."
         )
     if condition.startswith("STATE_STORE_") and condition.endswith("_SCHEMA_NOT_COMPATIBLE"):
-        what = "the transform keeps values of other types than the state of the batches before; nothing became visible"
+        what = (
+            "the transform keeps values of other types than the state of the previous batches; nothing became visible"
+        )
         return DataError(what, version=version, condition=condition, reason=str(error).split("\n")[0]).advising(
             "use the former types, or fork the pipeline without state: streamsem fork --at -1."
         )

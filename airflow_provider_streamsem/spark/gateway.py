@@ -1,7 +1,8 @@
 """
 Functions that access the JVM of a classic Spark session. They discard a session whose JVM has ended, clone sessions, and read observations.
 
-This module imports pyspark. Only this module and :mod:`airflow_provider_streamsem.connectors.data_files.direct_commit` use non-public names of classic PySpark.
+This module imports pyspark. It uses non-public names of classic PySpark, as do :mod:`airflow_provider_streamsem.connectors.data_files.direct_commit`,
+:mod:`airflow_provider_streamsem.spark.stateful` and :mod:`airflow_provider_streamsem.spark.late_rows`.
 :data:`airflow_provider_streamsem.spark.versions.TESTED` lists the versions of Spark that have them.
 """
 

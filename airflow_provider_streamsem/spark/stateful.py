@@ -1,5 +1,5 @@
 """
-Runs the transform of one attempt as one micro-batch of Structured Streaming. The input are the planned records and the state of the outcome before.
+Runs the transform of one attempt as one micro-batch of Structured Streaming. The input is the planned records and the state of the previous outcome.
 
 Spark's ``IncrementalExecution`` plans a micro-batch. This module passes it the records of the batch as a streaming relation. The base state, the watermark and
 the batch id come from the log instead of a checkpoint directory. Spark's RocksDB state store with checkpoint format 2 writes each state under a unique id, and
@@ -293,7 +293,7 @@ class MicroBatch:
         return execution(*given)
 
     def _base_metadata(self, base: OperatorState) -> Any:
-        """Return the entry of Spark's offset log for the batch before."""
+        """Return the entry of Spark's offset log for the previous batch."""
         entry = {"batchWatermarkMs": base.watermark_ms, "batchTimestampMs": 0, "conf": dict(base.settings)}
         return self._jvm(f"{_STREAMING}.checkpointing.OffsetSeqMetadata").apply(json.dumps(entry))
 

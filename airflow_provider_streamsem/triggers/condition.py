@@ -28,7 +28,7 @@ def checked(question: Callable[[], T]) -> T:
 
 async def in_thread(question: Callable[[], T]) -> T:
     """
-    Call :func:`asked` in a thread, without blocking the event loop.
+    Call :func:`checked` in a thread, without blocking the event loop.
 
     The thread comes from asgiref, not from asyncio. Before Airflow 3.3, Airflow resolves a connection only in a thread that asgiref has connected to the
     triggerer's event loop.
@@ -86,7 +86,7 @@ def result_of_event(event: dict[str, Any]) -> dict[str, Any]:
     :raises StreamsemError: the event contains this error, because a check failed
     """
     if "error" in event:
-        raise getattr(errors, event["error"])(event["truth"], **event["fields"])
+        raise getattr(errors, event["error"])(event["summary"], **event["fields"]).advising(event["do"])
     seen: dict[str, Any] = event["seen"]
     return seen
 
@@ -102,4 +102,4 @@ def _error(error: StreamsemError) -> dict[str, Any]:
     """Return the JSON from which :func:`result_of_event` recreates the error. It does not contain the cause, which may contain secrets."""
     known = next(cls for cls in type(error).__mro__ if cls.__module__ == StreamsemError.__module__)
     fields = {name: v if v is None or isinstance(v, (str, int)) else repr(v) for name, v in error.fields.items()}
-    return {"error": known.__name__, "truth": error.summary, "fields": fields}
+    return {"error": known.__name__, "summary": error.summary, "fields": fields, "do": error.do}

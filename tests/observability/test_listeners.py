@@ -147,7 +147,7 @@ def test_every_statistic_is_emitted_as_declared(fixture: PipelineFixture, emitte
         found[name] = tuple(tag for tag in tags if tag not in COMMON_TAGS)
     assert found == {name: stat.tags for name, stat in STATS.items() if name != "streamsem.rows.filtered"}
     assert {t["phase"] for _, n, _, t in emitted if n == "streamsem.phases.duration"} == {
-        "run", "plan", "stage", "collect", "decide",
+        "run", "plan", "stage", "collect", "commit",
     }  # fmt: skip
     counted = sums(emitted)
     assert (counted["attempts.adopted"], counted["attempts.lost"], counted["requests.unknown"]) == (1, 1, 1)
@@ -191,11 +191,11 @@ def test_phases_are_spans_nested_under_the_task_span(fixture: PipelineFixture, s
     parents = {(span.name, names.get(span.parent.span_id)) for span in finished if span.parent}
     assert parents == {
         ("streamsem.run", "task"), ("streamsem.plan", "streamsem.run"), ("streamsem.stage", "streamsem.run"),
-        ("streamsem.collect", "streamsem.stage"), ("streamsem.decide", "streamsem.run"),
+        ("streamsem.collect", "streamsem.stage"), ("streamsem.commit", "streamsem.run"),
     }  # fmt: skip
-    decide = next(span for span in finished if span.name == "streamsem.decide")
+    commit = next(span for span in finished if span.name == "streamsem.commit")
     outcome, _ = fixture.log().outcome(0) or pytest.fail("no outcome")
-    assert dict(decide.attributes) == {
+    assert dict(commit.attributes) == {
         "streamsem.pipeline": "world", "streamsem.run_key": "a", "streamsem.version": 0, "streamsem.attempt_id": outcome.attempt_id,
         "streamsem.result": "commit", "streamsem.lost": False,
     }  # fmt: skip

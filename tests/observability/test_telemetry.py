@@ -55,7 +55,7 @@ def shape(emitted: list[Any]) -> list[str]:
 def test_run_emits_its_phases_in_order_and_each_that_starts_ends(fixture: PipelineFixture) -> None:
     fixture.arrive(1)
     assert " ".join(shape(events_of_run(fixture, "a"))) == (
-        "(run (plan SourcePolled )plan Planned (stage (collect )collect Staged )stage (decide VersionClosed )decide )run"
+        "(run (plan SourcePolled )plan Planned (stage (collect )collect Staged )stage (commit VersionClosed )commit )run"
     )
 
 
@@ -66,7 +66,7 @@ def test_phases_have_pipeline_run_version_and_attempt(fixture: PipelineFixture) 
     facts = {event.phase: dict(event.facts) for event in reversed(of(PhaseStarted, emitted))}
     run = {"pipeline": "world", "run_key": "a"}
     batch = {**run, "version": 0, "attempt_id": decided.attempt_id}
-    assert facts == {"run": run, "plan": {**run, "version": 0}, "stage": batch, "collect": batch, "decide": batch}
+    assert facts == {"run": run, "plan": {**run, "version": 0}, "stage": batch, "collect": batch, "commit": batch}
 
 
 def test_version_closed_event_matches_the_stored_outcome(fixture: PipelineFixture) -> None:

@@ -309,7 +309,7 @@ def test_invalid_fork_is_refused_and_writes_nothing(
 def test_existing_log_cannot_be_forked_over_and_a_fork_keeps_its_source(tmp_path: Path) -> None:
     forking = ForkFixture(tmp_path)
     forking.fork(1)
-    with pytest.raises(ConflictError, match="was forked elsewhere"):
+    with pytest.raises(ConflictError, match="was forked from another log or at another version"):
         forking.fork(0)
     with pytest.raises(ConflictError, match="forked with another source"):
         forking.run(source=FilesSource(path=str(tmp_path / "elsewhere"), format="json", schema="id long"))

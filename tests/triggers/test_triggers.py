@@ -392,13 +392,20 @@ def test_errors_of_a_deferred_condition_are_emitted_with_their_fields_and_withou
     fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*given: Any) -> Any:
-        raise UnavailableError("no reply", location="p", tries=(1, 2)) from RuntimeError("password=secret")
+        raise UnavailableError("no reply", location="p", tries=(1, 2)).advising("wait.") from RuntimeError(
+            "password=secret"
+        )
 
     monkeypatch.setattr(FilesSource, "listing", fail)
     condition = to_text(OffsetsAvailable(pipeline=fixture.pipeline()))
     with listening(ConditionTrigger(condition, 0.02)) as listener:
         event = listener.next()
-    assert event == {"error": "UnavailableError", "truth": "no reply", "fields": {"location": "p", "tries": "(1, 2)"}}
+    assert event == {
+        "error": "UnavailableError",
+        "summary": "no reply",
+        "fields": {"location": "p", "tries": "(1, 2)"},
+        "do": "wait.",
+    }
     with listening(ConditionTrigger(condition, 0.02, is_patient=True)) as listener:
         assert listener.next(0.5) is None
 

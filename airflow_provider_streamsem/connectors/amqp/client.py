@@ -256,8 +256,8 @@ def _translated(name: str) -> Iterator[None]:
             ).advising(
                 "give the user of the connection the right to read the queue, and check the queue's name and virtual host; then run again."
             ) from error
-        what = "the AMQP broker gave no clear answer; it delivers messages that are not landed again"
+        what = "the AMQP broker gave no clear answer; it will redeliver messages that were not landed"
         raise UnavailableError(what, queue=name, error=type(error).__name__) from error
     except OSError as error:
-        what = "the AMQP broker cannot be reached; it delivers messages that are not landed again"
+        what = "the AMQP broker cannot be reached; it will redeliver messages that were not landed"
         raise UnavailableError(what, queue=name, error=type(error).__name__) from error

@@ -1,1 +1,1 @@
-"""The Delta sink: writes rows to Delta tables."""
+"""Delta tables as source, sink and lookup."""

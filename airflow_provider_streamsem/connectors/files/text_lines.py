@@ -76,8 +76,8 @@ def refuse_lines_inside_records(parsed: DataFrame, bad: str, csv: Csv, text: str
     """
     Refuse CSV files in which a line inside a record with quoted line breaks looks like a complete record.
 
-    A line changes the state of the file, outside or inside quotes, in one of three ways: it keeps the state, it sets it, or it changes it to the other one.
-    The state before a line is the state that the last setting line above it set, changed once for each changing line between the two.
+    A position of a file is inside or outside quotes. Each line keeps this state, sets it, or toggles it. The state before a line is that of the last line above
+    it that sets it, toggled once for each toggling line in between.
 
     :param parsed: lines as returned by :func:`lines`, and the boolean column ``bad``
     :param text: SQL of the decoded line

@@ -52,7 +52,7 @@ class Pace:
 
     def backoff_s(self, retry_after_s: float | None) -> float:
         """
-        Return the seconds to wait after a deferral: the larger of ``asked_s`` and the exponential backoff.
+        Return the seconds to wait after a deferral: the larger of ``retry_after_s`` and the exponential backoff.
 
         The backoff doubles each time the endpoint defers the same call again, up to 30 seconds.
 

@@ -1,1 +1,1 @@
-"""The Iceberg sink: writes rows to Iceberg tables."""
+"""Iceberg tables as source, sink and lookup."""

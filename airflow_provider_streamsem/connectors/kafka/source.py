@@ -285,7 +285,7 @@ def _is_end(pair: Json) -> bool:
 
 
 def _known_ends(hint: Json) -> dict[str, End]:
-    """Return partition → end from a hint. A hint of another form is ignored, because hints only save requests."""
+    """Return partition → end from a hint. A hint of another form is ignored. Then the loss of a partition with unread records is not detected."""
     ends = hint.get("ends") if isinstance(hint, dict) else None
     return {name: End(*pair) for name, pair in ends.items() if _is_end(pair)} if isinstance(ends, dict) else {}
 

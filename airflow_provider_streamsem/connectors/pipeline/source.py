@@ -334,8 +334,8 @@ class PipelinePlanner:
         """
         Return the range of unread versions, after a check that the log has the versions that were read.
 
-        The hint names the last version that was read, and its sha256. A hint is never needed: without it, a log that was restored from an older copy and has
-        newer versions since is not detected.
+        The hint names the last version that was read, and its sha256. Without a hint, the planner does not detect a log that was
+        restored from an older copy and has newer versions since.
         """
         upstream = self._upstream()
         if set(start) - {upstream.partition}:

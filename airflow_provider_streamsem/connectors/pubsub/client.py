@@ -268,8 +268,8 @@ def _translated(subscription: str) -> Iterator[None]:
             raise StoreRefusedError(what, subscription=subscription).advising(
                 "check the key of the connection and whether its service account is enabled; then run again."
             ) from None
-        what = "Google's authentication gave no clear answer; Pub/Sub delivers messages that are not landed again"
+        what = "Google's authentication gave no clear answer; Pub/Sub will redeliver messages that were not landed"
         raise UnavailableError(what, subscription=subscription, error=type(error).__name__) from None
     except (exceptions.GoogleAPIError, OSError, ValueError) as error:
-        what = "Pub/Sub gave no clear answer; it delivers messages that are not landed again"
+        what = "Pub/Sub gave no clear answer; it will redeliver messages that were not landed"
         raise UnavailableError(what, subscription=subscription, error=type(error).__name__) from error

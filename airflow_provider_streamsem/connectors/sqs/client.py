@@ -157,15 +157,17 @@ class SqsReceiver:
                     "give the process the right to receive and delete messages of this queue, and check its address and region; then run again."
                 ) from error
             raise UnavailableError(
-                "SQS gave no clear answer; it delivers messages that are not landed again",
+                "SQS gave no clear answer; it will redeliver messages that were not landed",
                 queue=self._queue.url,
                 code=code,
             ) from error
         except (NoCredentialsError, NoRegionError, PartialCredentialsError) as error:
             what = "the process lacks credentials or a region for SQS; no message was received"
-            raise StoreRefusedError(what, queue=self._queue.url) from error
+            raise StoreRefusedError(what, queue=self._queue.url).advising(
+                "set the credentials and the region of the connection or of the process, then run again."
+            ) from error
         except (BotoCoreError, OSError) as error:
-            what = "SQS gave no clear answer; it delivers messages that are not landed again"
+            what = "SQS gave no clear answer; it will redeliver messages that were not landed"
             raise UnavailableError(what, queue=self._queue.url) from error
 
 

@@ -37,7 +37,7 @@ class PlannedFile(Protocol):
 
 @dataclass(slots=True)
 class Budget:
-    """What the limits of a batch leave. The first item with files always fits."""
+    """The remaining capacity of a batch. The first item with files always fits."""
 
     limits: Limits
     files: int = 0

@@ -76,9 +76,18 @@ class Server:
             time.sleep(0.1)
 
     def send(self, signal_: signal.Signals) -> None:
-        """Send a signal to the process and its children."""
+        """Send a signal to the process and its children. After SIGSTOP, wait until every thread of the process has stopped."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal_)
+        while signal_ == signal.SIGSTOP and self._has_running_thread():
+            time.sleep(0.001)
+
+    def _has_running_thread(self) -> bool:
+        stats = [path / "stat" for path in Path(f"/proc/{self.pid}/task").glob("*")]
+        try:
+            return any(stat.read_text().rsplit(")", 1)[1].split()[0] not in "TtZX" for stat in stats)
+        except (FileNotFoundError, ProcessLookupError):  # a thread has ended
+            return True
 
     def kill(self) -> None:
         """Send SIGKILL, and wait for the end of the process."""
