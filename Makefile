@@ -4,7 +4,8 @@ BIN := .venv/bin
 RUN = JAVA_HOME="$$($(BIN)/python tools/java_home.py)" PYSPARK_PYTHON="$(CURDIR)/$(BIN)/python" PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python
 
 # Tracing slows tests of the protocol down several times. These tests alone reach every branch of it.
-TRACED := tests/protocol tests/golden tests/readers tests/security/test_forged_logs.py $(filter-out %/test_crash_matrix.py,$(wildcard tests/pipeline/test_*.py))
+TRACED := tests/protocol tests/golden tests/readers tests/security/test_forged_logs.py \
+	$(addprefix tests/pipeline/test_,announcement.py gaps.py publish.py reprocess.py run.py store_failures.py)
 PYTEST = $(RUN) -m pytest -m 'not prove and not integration' -n 2 --dist worksteal
 
 # The longest files first, so that both workers end at the same time.

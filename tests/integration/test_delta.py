@@ -76,6 +76,7 @@ def comparable(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "at": row["at"].timestamp()}
 
 
+@pytest.mark.parametrize("lake", ["disk", pytest.param("s3", marks=pytest.mark.prove)], indirect=True)
 def test_rows_of_every_type_and_unusual_partition_are_equal_in_spark_delta_rs_and_duckdb(
     spark: SparkSession, s3_server: S3Server, lake: str, table: str, arrivals: Path
 ) -> None:
@@ -98,6 +99,7 @@ def test_rows_of_every_type_and_unusual_partition_are_equal_in_spark_delta_rs_an
     assert verify(f"{lake}/log").clean
 
 
+@pytest.mark.parametrize("lake", [pytest.param("disk", marks=pytest.mark.prove), "s3"], indirect=True)
 def test_rows_merged_by_key_are_equal_in_spark_and_delta_rs(
     spark: SparkSession, s3_server: S3Server, lake: str, table: str, arrivals: Path
 ) -> None:
@@ -268,6 +270,7 @@ def test_empty_text_as_a_partition_value_is_refused_before_the_commit(
     assert run_batch(pipeline, run_key="a").version == 0
 
 
+@pytest.mark.prove
 def test_two_concurrent_publishing_processes_add_each_version_once(
     spark: SparkSession, s3_server: S3Server, lake: str, arrivals: Path
 ) -> None:

@@ -168,7 +168,9 @@ def test_rows_of_one_column_with_nulls_arrive(db: Database, tmp_path: Path) -> N
     assert db.run("SELECT s FROM t") == [("",), (None,), ("x",)]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode", ["append", *(pytest.param(m, marks=pytest.mark.prove) for m in MODES if m != "append")]
+)
 def test_two_concurrent_publishers_and_a_late_one_apply_each_version_once(
     mode: str, db: Database, tmp_path: Path
 ) -> None:

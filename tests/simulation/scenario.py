@@ -16,7 +16,7 @@ from typing import Any
 
 from airflow_provider_streamsem import Limits, RunResult, reprocess, run_batch
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.errors import PublishError, StreamsemError
+from airflow_provider_streamsem.errors import PublishError, StreamsemError, UnavailableError
 from airflow_provider_streamsem.pipeline import maintenance
 from airflow_provider_streamsem.pipeline.publish import skip
 from airflow_provider_streamsem.protocol import keys
@@ -293,6 +293,9 @@ class Simulation:
             raise Violation(f"{process.name} failed: {type(error).__name__}: {error}") from error
         if isinstance(error, PublishError) and self.rng.random() < 0.5:
             self.pending.insert(0, "skip")
+        if isinstance(error, UnavailableError) and self.scheduler.faults.stopped and not self.pending:
+            # The run of the commit may have failed for good after another run claimed effects. Then only an operator can record these effects (P5).
+            self.pending.append("skip")
 
     def lose_files(self, process: Process) -> None:
         """Lose staged files of a process that died, as if its machine was lost, unless a live process has read the manifest."""

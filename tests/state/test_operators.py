@@ -75,8 +75,9 @@ def total(events: DataFrame) -> DataFrame:
 
 
 CASES = [
-    (windowed, "append"), (sessions, "append"), (distinct, "append"), (distinct_within_watermark, "append"), (joined, "append"), (chained, "append"),
-    (keyed, "update"), *(pytest.param(transform, "update", marks=pytest.mark.prove) for transform in (windowed, distinct, total)),
+    (sessions, "append"), (joined, "append"), (keyed, "update"),
+    *(pytest.param(transform, "append", marks=pytest.mark.prove) for transform in (windowed, distinct, distinct_within_watermark, chained)),
+    *(pytest.param(transform, "update", marks=pytest.mark.prove) for transform in (windowed, distinct, total)),
 ]  # fmt: skip
 
 

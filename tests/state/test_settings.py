@@ -27,7 +27,9 @@ def per_minute(events: DataFrame) -> DataFrame:
 @pytest.mark.parametrize(
     ("transform", "setting", "values"),
     [
-        (processed, f"{STREAMING}.stateStore.encodingFormat", ("unsaferow", "avro")),
+        pytest.param(
+            processed, f"{STREAMING}.stateStore.encodingFormat", ("unsaferow", "avro"), marks=pytest.mark.prove
+        ),
         pytest.param(
             processed, f"{STREAMING}.stateStore.encodingFormat", ("avro", "unsaferow"), marks=pytest.mark.prove
         ),
