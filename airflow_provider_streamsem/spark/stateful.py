@@ -290,6 +290,8 @@ class MicroBatch:
             self._jvm(f"{_STREAMING}.runtime.WatermarkPropagator").apply(self._jsession.sessionState().conf()),
             True, self._base_ids(), empty(), self._jvm("org.apache.spark.sql.execution.CommandExecutionMode").ALL(), False,
         ]  # fmt: skip
+        if self.session.version.startswith("4.3."):
+            given.append(False)  # not in real-time mode
         return execution(*given)
 
     def _base_metadata(self, base: OperatorState) -> Any:

@@ -6,8 +6,8 @@ from importlib import metadata
 
 from airflow_provider_streamsem.errors import InvalidError
 
-TESTED = ("4.0", "4.1", "4.2")
-"""The supported minor versions of Spark. The extras ``spark40``, ``spark`` and ``spark42`` install them."""
+TESTED = ("4.0", "4.1", "4.2", "4.3")
+"""The supported minor versions of Spark. The extras ``spark40``, ``spark``, ``spark42`` and ``spark43`` install them."""
 
 
 def installed() -> dict[str, str]:
@@ -21,7 +21,7 @@ def installed() -> dict[str, str]:
     return found
 
 
-KEEPS_STATE = ("4.1", "4.2")
+KEEPS_STATE = ("4.1", "4.2", "4.3")
 """The minor versions of Spark that support pipelines with state. Spark 4.0 lacks the state checkpoint format 2, which stores each state under a unique id."""
 
 
@@ -55,5 +55,5 @@ def check() -> None:
             "pyspark and pyspark-client are installed in different versions, and both install files of the package pyspark; nothing was staged",
             **{name.replace("-", "_"): version for name, version in found.items()},
             accepted="one version of both: pip uninstall -y pyspark pyspark-client, then pip install 'airflow-provider-streamsem[spark]' "
-            "(or the extra spark40 or spark42)",
+            "(or the extra spark40 or spark42; spark43 has no pyspark-client)",
         )

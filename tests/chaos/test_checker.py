@@ -107,7 +107,9 @@ def test_loss_is_attributed_to_the_first_fault_after_which_the_dataset_was_past_
     seen = VisibleRows()
     seen.counts.update([0, 1, 1, 3, 77])
     known = Expected({n: [(0, n)] for n in range(4)}, aborted=0, unknown=0, findings=[])
-    fixture: Any = SimpleNamespace(subject=SimpleNamespace(commits=lambda: 1), setting=setting, hung=0)
+    fixture: Any = SimpleNamespace(
+        subject=SimpleNamespace(commits=lambda: 1, expected=lambda locations: locations), setting=setting, hung=0
+    )
     compare(trial, seen, known, fixture)
     assert (trial.duplicates, trial.losses, trial.foreign, trial.is_clean) == (1, 1, 1, False)
     assert [i.losses for i in trial.injections] == [0, 1]

@@ -142,14 +142,15 @@ def count_duplicates(seen: VisibleRows) -> int:
 
 def compare(trial: Trial, seen: VisibleRows, expected: Expected, fixture: SupervisedTrial) -> None:
     """Compare with the expected rows. A loss is attributed to the first fault after which the dataset was past the record."""
-    lost = [n for n in expected.locations if n not in seen.counts]
-    trial.records, trial.aborted, trial.unknown = len(expected.locations), expected.aborted, expected.unknown
+    locations = fixture.subject.expected(expected.locations)
+    lost = [n for n in locations if n not in seen.counts]
+    trial.records, trial.aborted, trial.unknown = len(locations), expected.aborted, expected.unknown
     trial.findings = expected.findings + seen.findings
     trial.duplicates, trial.losses = count_duplicates(seen), len(lost)
-    trial.foreign = sum(n not in expected.locations for n in seen.counts)
+    trial.foreign = sum(n not in locations for n in seen.counts)
     trial.unreadable = len(seen.unreadable)
     for number in lost:
-        ((partition, offset), *_) = expected.locations[number]
+        ((partition, offset), *_) = locations[number]
         for injection in trial.injections:
             if injection.reached.get(partition, -1) > offset:
                 injection.losses += 1

@@ -11,6 +11,8 @@ SUBJECTS = {
     "streamsem": "streamsem:Streamsem",
     "streamsem_on_a_cluster": "streamsem:StreamsemOnACluster",
     "streamsem_into_sinks": "into_sinks:StreamsemIntoSinks",
+    "streamsem_join": "with_state:StreamsemJoin",
+    "streamsem_windows": "with_state:StreamsemWindows",
     "foreach_batch": "foreach_batch:ForeachBatch",
     "offsets_task": "offsets_task:OffsetsTask",
     "file_sink": "file_sink:FileSink",

@@ -8,13 +8,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 from urllib.parse import unquote
 
 import pyarrow
 import pyarrow.parquet
 
 from tests.chaos.setting import Setting
+
+Locations: TypeAlias = dict[int, list[tuple[int, int]]]
+"""Number → (partition, offset) of each record with the number."""
 
 
 @dataclass
@@ -110,6 +113,10 @@ class Subject:
     def visible(self) -> VisibleRows:
         """Return the rows that a reader finds. By default, these are the rows of all files that are not hidden."""
         return self.rows_in(sorted(self._files()))
+
+    def expected(self, locations: Locations) -> Locations:
+        """Return the records of the whole topic that the subject must have made visible. By default, these are all records."""
+        return locations
 
     def _files(self) -> Iterator[Path]:
         for location, below, names in os.walk(self.out):  # os.walk skips a directory that is deleted concurrently
