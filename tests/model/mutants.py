@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.model import mutants_publish, mutants_reprocess, mutants_runs, mutants_store, mutants_writer
+from tests.model import mutants_publish, mutants_reprocess, mutants_runs, mutants_state, mutants_store, mutants_writer
 from tests.model.configurations import CONFIGURATIONS
 from tests.model.explore import Verdict, explore
 from tests.model.mutant import MUTANTS, MutantEntry
@@ -13,6 +13,7 @@ _MODULES = (
     mutants_publish,
     mutants_reprocess,
     mutants_runs,
+    mutants_state,
     mutants_store,
     mutants_writer,
 )  # their import fills the table

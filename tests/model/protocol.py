@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from tests.model.configurations import AMO, REPROCESS_RUN, TXN, Configuration
 from tests.model.publisher import Publisher
@@ -31,6 +31,7 @@ from tests.model.state import (
     UNKNOWN,
     Attempt,
     ExternalSinks,
+    Log,
     Move,
     Outcome,
     Process,
@@ -40,10 +41,17 @@ from tests.model.state import (
     committed,
     next_after,
     spend,
+    state_after,
     with_late,
     with_process,
     with_version,
 )
+
+
+def winners_of(log: Log) -> dict[tuple[int, int], tuple[int, int]]:
+    """The states that folding renames: version and winning attempt → version and attempt 0."""
+    found = {n: v.outcome.attempt for n, v in enumerate(log) if v.outcome is not None and v.outcome.attempt > 0}
+    return {(n, x): (n, 0) for n, x in found.items()}
 
 
 class Protocol(Publisher):
@@ -148,8 +156,8 @@ class Protocol(Publisher):
         yield ("an operator aborts version", n), with_late(after, ("outcome", n, self.abort_of(s, n)))
 
     def abort_of(self, s: State, n: int) -> Outcome:
-        """The outcome of an abort. It changes no ``next`` and hides no files, also for a reprocessing run."""
-        return Outcome(ABORT, NONE, next_after(s.log, n - 1))
+        """The outcome of an abort. It changes no ``next`` and no state, and hides no files, also for a reprocessing run."""
+        return Outcome(ABORT, NONE, next_after(s.log, n - 1), state=state_after(s.log, n - 1))
 
     def skip(self, s: State) -> Steps:
         """
@@ -219,7 +227,7 @@ class Protocol(Publisher):
             processes = tuple(
                 p._replace(x=NONE) if p.x >= 0 and log[p.n].outcome is not None else p for p in s.processes
             )
-            s = s._replace(log=log, processes=processes)
+            s = self.with_renamed_states(s._replace(log=log, processes=processes), winners_of(s.log))
         for i in self._twins:
             a, b = s.processes[i], s.processes[i + 1]
             if b < a:
@@ -237,6 +245,29 @@ class Protocol(Publisher):
             return version._replace(attempts=())
         winner = version.attempts[outcome.attempt]
         return version._replace(outcome=outcome._replace(attempt=0), attempts=(winner,))
+
+    @staticmethod
+    def with_renamed_states(s: State, new: Mapping[tuple[int, int], tuple[int, int]]) -> State:
+        """
+        The state with other names of the operators' states, in stored outcomes, in attempts and in requests in flight.
+
+        :param new: version and attempt that wrote a state → its new name
+        """
+        if not new:
+            return s
+
+        def renamed(outcome: Outcome | None) -> Outcome | None:
+            return None if outcome is None else outcome._replace(state=new.get(outcome.state, outcome.state))
+
+        log = tuple(
+            v._replace(
+                outcome=renamed(v.outcome),
+                attempts=tuple(a._replace(base=new.get(a.base, a.base)) for a in v.attempts),
+            )
+            for v in s.log
+        )
+        late = frozenset((*r[:2], renamed(r[2])) if r[0] == "outcome" else r for r in s.late)  # type: ignore[arg-type]
+        return s._replace(log=log, late=late)
 
     @staticmethod
     def renamed(s: State, a: int, b: int) -> State:

@@ -15,6 +15,7 @@ COMMIT, ABORT = "commit", "abort"
 NONE = -1  # no target, no replaced version, no attempt
 HALF, WHOLE, DELETED = 1, 2, 0  # values of Attempt.files
 NOBODY, OPERATOR, DEAD = 0, 98, 99  # values of Version.claim; a live process has its number + 1
+NO_STATE = (NONE, NONE)
 APPLIED, SKIPPED, REFUSED, DONE, SENT, UNKNOWN = "applied", "skipped", "refused", "done", "sent", "unknown"
 
 # The next step of a process. The names are those of PROTOCOL.md, 4.
@@ -51,20 +52,26 @@ class Plan(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Outcome(n); ``replaces`` is the version whose files it hides. Only one mutant sets ``writer``: the process that created the outcome."""
+    """
+    Outcome(n); ``replaces`` is the version whose files it hides. ``state`` is the operators' state after the version: the version and the attempt that wrote it.
+
+    Only one mutant sets ``writer``: the process that created the outcome.
+    """
 
     result: str
     attempt: int
     next: int
     replaces: int = NONE
     writer: int = 0
+    state: tuple[int, int] = NO_STATE
 
 
 class Attempt(NamedTuple):
     """
     The objects of one attempt. Its id is its index in the version's list.
 
-    ``read`` is the end of the range that the attempt read. ``entries`` counts how often a process began to stage under this id.
+    ``read`` is the end of the range that the attempt read. ``entries`` counts how often a process began to stage under this id. ``base`` is the operators' state
+    that the attempt loaded.
     """
 
     files: int
@@ -72,6 +79,7 @@ class Attempt(NamedTuple):
     read: int
     entries: int = 1
     owner: int = 0
+    base: tuple[int, int] = NO_STATE
 
 
 class Version(NamedTuple):
@@ -149,6 +157,12 @@ def next_after(log: Log, n: int) -> int:
             return outcome.next
         n -= 1  # only if a mutant planned ahead
     return 0
+
+
+def state_after(log: Log, n: int) -> tuple[int, int]:
+    """``Outcome(n).state``; no state before version 0."""
+    outcome = log[n].outcome if n >= 0 else None
+    return NO_STATE if outcome is None else outcome.state
 
 
 def committed(version: Version) -> bool:

@@ -41,7 +41,9 @@ from tests.model.state import (
     newest_of,
     next_after,
     pointer,
+    root_of,
     spend,
+    state_after,
     with_attempt,
     with_late,
     with_process,
@@ -187,7 +189,7 @@ class Writer(Store):
         if x < len(attempts):
             begun = attempts[x]._replace(entries=attempts[x].entries + 1)
         else:
-            begun = Attempt(HALF, False, self.range_read(s, i, process), owner=self.owner(i))
+            begun = Attempt(HALF, False, self.range_read(s, i, process), owner=self.owner(i), base=self.base_of(s, n))
         s = with_attempt(s, n, x, begun)
         yield (f"writes the first file of attempt {x} of version", n), with_process(s, i, Process(HALFWAY, n, x))
 
@@ -202,6 +204,10 @@ class Writer(Store):
     def range_read(self, s: State, i: int, process: Process) -> int:
         """The end of the range that the attempt reads: that of the stored plan (W16)."""
         return s.log[process.n].plan.end
+
+    def base_of(self, s: State, n: int) -> tuple[int, int]:
+        """The state that an attempt loads: that of the outcome before its batch, or before the batch that it reprocesses (W28)."""
+        return state_after(s.log, root_of(s.log, n) - 1)
 
     def halfway(self, s: State, i: int, process: Process) -> Steps:
         """Write the last file. The manifest follows it (W18)."""
@@ -243,9 +249,11 @@ class Writer(Store):
         return with_process(s, i, process._replace(at=OUTCOME))
 
     def commit_of(self, s: State, i: int, n: int, x: int) -> Outcome:
-        """The commit of attempt x. A reprocessing run does not change ``next`` (W26)."""
+        """The commit of attempt x. A reprocessing run changes neither ``next`` (W26) nor the operators' state (W27)."""
         plan = s.log[n].plan
-        return Outcome(COMMIT, x, plan.end if plan.kind == BATCH else next_after(s.log, n - 1), plan.replaces)
+        if plan.kind == BATCH:
+            return Outcome(COMMIT, x, plan.end, plan.replaces, state=(n, x))
+        return Outcome(COMMIT, x, next_after(s.log, n - 1), plan.replaces, state=state_after(s.log, n - 1))
 
     def outcome(self, s: State, i: int, process: Process) -> Steps:
         """Send Outcome(n)."""

@@ -373,7 +373,7 @@ def test_lost_state_file_stops_the_next_batch(tmp_path: Path, damage: str) -> No
         else:
             file.write_bytes(file.read_bytes()[:40])
     arrive(tmp_path, 1, [(2, "a")])
-    with pytest.raises(DataError, match="state of the batch before"):
+    with pytest.raises(DataError, match="state of the previous batch"):
         run_batch(pipeline(tmp_path, keyed, "update"), run_key="second")
     assert [finding.what for finding in verify(str(tmp_path / "log")).findings] == [
         "a file of the operators' state is missing or damaged"
