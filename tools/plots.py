@@ -20,6 +20,8 @@ _TRIALS = {
     "streamsem": "provider: Kafka to files on S3",
     "streamsem_on_a_cluster": "provider, executors on a cluster",
     "streamsem_into_sinks": "provider: four different sinks",
+    "streamsem_join": "provider: stream-stream join",
+    "streamsem_windows": "provider: windows on a cluster",
     "airflow_sqlite": "provider under Airflow, SQLite",
     "airflow_postgres": "provider under Airflow, Postgres",
     "foreach_batch": "Structured Streaming, foreachBatch",

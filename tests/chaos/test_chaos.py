@@ -25,6 +25,19 @@ def test_killed_executors_workers_and_clusters_duplicate_and_lose_no_records() -
     assert found.commits >= 4, "too few versions: the faults may not have hit a batch"
 
 
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("name", "faults"),
+    [
+        ("streamsem_join", ["driver killed", "JVM killed", "runner doubled", "S3 killed", "everything killed"]),
+        ("streamsem_windows", ["driver killed", "executor killed", "worker killed", "S3 frozen", "everything killed"]),
+    ],
+)
+def test_faults_duplicate_and_lose_no_records_of_transforms_with_state(name: str, faults: list[str]) -> None:
+    found = run_clean_trial(name, faults)
+    assert found.commits >= 10, "too few versions: the faults may not have hit a batch"
+
+
 def run_clean_trial(name: str, faults: Sequence[str]) -> trial.Trial:
     """Run a trial, and check that each fault was injected once and that the trial is clean."""
     found = trial.run(name, len(faults), 11, print, only=faults)
