@@ -293,7 +293,7 @@ REFUSED = [
         "Delta tables",
         "constraints, computed, identity and mapped columns, deletion vectors, unknown table features, expiring transaction numbers; "
         "nulls in `NOT NULL` columns; text longer than `VARCHAR(n)`; reprocessing with `delta.appendOnly`",
-        "../connectors/delta.md",
+        "../connectors/delta-sink.md",
     ),
     (
         "Delta tables as source",
@@ -310,12 +310,12 @@ REFUSED = [
     (
         "Iceberg tables",
         "nulls in required fields; unknown properties; values and types that pyiceberg cannot write; reprocessing of merged rows",
-        "../connectors/iceberg.md",
+        "../connectors/iceberg-sink.md",
     ),
     (
         "databases",
         "tables without transactions; values that a column cannot hold; reprocessing of appended and merged rows",
-        "../connectors/sql.md",
+        "../connectors/sql-sink.md",
     ),
     ("Kafka topics as sink", "topics that delete records of the markers; reprocessing", "../connectors/kafka-sink.md"),
     (

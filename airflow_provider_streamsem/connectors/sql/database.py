@@ -209,7 +209,7 @@ def make_markers(connection: sa.Connection, table: sa.Table) -> None:
         problem = f"{type(error).__name__} {code_of(error)}".strip()
     if not exists():
         raise UnavailableError(
-            "the marker table is missing and could not be created; nothing became visible. Create it with the statement in docs/connectors/sql.md",
+            "the marker table is missing and could not be created; nothing became visible. Create it with the statement in docs/connectors/sql-sink.md",
             table=table.name,
             schema=table.schema,
             problem=problem,

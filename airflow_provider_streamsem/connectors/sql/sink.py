@@ -179,11 +179,11 @@ class JdbcSink(TransactionalSink[_Open]):
     def _check_markers(self, connection: sa.Connection) -> None:
         found = sql_columns.describe(connection, self.markers)
         if found is None:
-            what = (
-                "the marker table was deleted or renamed; nothing became visible. Restore it, or create it with the statement in docs/connectors/sql.md and "
-                "run again. If the sink has published before, that run fails before it writes a row, and its error names the marker to write into the table"
+            what = "the marker table was deleted or renamed; nothing became visible"
+            raise DataError(what, markers=self.markers, table=self.table).advising(
+                "restore the table, or create it with the statement in docs/connectors/sql-sink.md, and run again. If the sink has published before, "
+                "that run fails before it writes a row, and its error names the marker to write into the table."
             )
-            raise DataError(what, markers=self.markers, table=self.table)
         if frozenset(("pipeline_uuid", "sink")) not in found.uniques:
             raise DataError(
                 "the marker table lacks its primary key (pipeline_uuid, sink), so two publishers could write one version; nothing became visible",

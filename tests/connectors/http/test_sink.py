@@ -391,10 +391,10 @@ def test_staged_rows_of_a_version_published_days_later_are_vacuumed_after_publis
 
 
 def test_pipelines_of_the_docs_page_are_accepted_and_the_mail_example_is_at_most_once() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "connectors" / "http.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "connectors" / "http-sink.md").read_text()
     namespace: dict[str, Any] = {}
     for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
-        exec(compile(code, "http.md", "exec"), namespace)
+        exec(compile(code, "http-sink.md", "exec"), namespace)
     assert guarantee(namespace["MAILS"]).label == "at_most_once"
     for more in ("exactly_once", "effectively_once", "at_least_once"):
         with pytest.raises(InvalidError, match="weaker than it requires"):

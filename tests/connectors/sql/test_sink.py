@@ -494,7 +494,7 @@ def test_dropped_marker_table_stops_publishing_and_is_not_recreated(db: Database
     assert [row[:4] for row in kept] == [by_hand]
     db.run(
         f"INSERT INTO streamsem_markers (pipeline_uuid, sink, version, state) VALUES {by_hand}"
-    )  # the statement of docs/connectors/sql.md
+    )  # the statement of docs/connectors/sql-sink.md
     fixture.run("b", pipeline=pipeline)
     assert db.ids() == fixture.expected
     assert fixture.verdict().findings == []

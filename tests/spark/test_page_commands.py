@@ -1,0 +1,139 @@
+"""The commands and the Python code of how-to pages run on a small pipeline. Only locations and version numbers differ from the pages."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from airflow_provider_streamsem.cli.main import main
+from tests.architecture.test_pages import blocks
+
+PAGES = Path(__file__).parents[2] / "docs" / "how-to"
+PIPELINE = """
+name = "{name}"
+log = "{lake}/_streamsem/{name}"
+[source]
+type = "files"
+path = "{lake}/arrivals"
+format = "json"
+schema = "{schema}"
+[sinks.lake]
+type = "files"
+path = "{lake}/{name}"
+[limits]
+max_files = 1
+"""
+DUCKDB = """#!{python}
+import sys, duckdb
+print(duckdb.sql(sys.argv[2]).fetchall())
+"""
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def lake(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Create a pipeline with three versions. The second one has a quarantined record. The tests run in a directory with the pipelines' files."""
+    (tmp_path / "lake" / "arrivals").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for number, ids in enumerate(([1, 2], [3, 3_000_000_000], [4])):
+        lines = [json.dumps({"id": id}) for id in ids]
+        (tmp_path / "lake" / "arrivals" / f"{number}.json").write_text("\n".join(lines))
+    write_pipeline(tmp_path, "PIPELINE", "orders", "id int")
+    write_pipeline(tmp_path, "orders_v2", "orders_v2", "id int")
+    assert main(["run", "PIPELINE.toml", "--drain"]) == 0
+    return tmp_path / "lake"
+
+
+def write_pipeline(location: Path, file: str, name: str, schema: str) -> None:
+    text = PIPELINE.format(name=name, lake=location / "lake", schema=schema)
+    (location / f"{file}.toml").write_text(text)
+
+
+def with_locations(text: str, lake: Path) -> str:
+    """Replace the lake and the version numbers of a page."""
+    return re.sub(r"\b4([01])\b", lambda number: number[1], text.replace("s3://lake", str(lake)))
+
+
+def commands(page: str, lake: Path) -> list[str]:
+    """Return the commands of a page, in order."""
+    return [line for block in blocks(PAGES / page, "bash") for line in with_locations(block, lake).splitlines() if line]
+
+
+def run(command: str) -> int:
+    program, *arguments = shlex.split(command)
+    assert program == "streamsem"
+    return main(arguments)
+
+
+def test_commands_and_code_of_the_page_on_forks(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fork, drain, compare = commands("fork.md", lake)
+    assert [run(command) for command in (fork, drain, compare)] == [0, 0, 0]
+    write_pipeline(Path.cwd(), "orders_v3", "orders_v3", "id int")
+    code = "from airflow_provider_streamsem import load_pipeline\nORDERS_V2 = load_pipeline('orders_v3.toml')\n"
+    Path("my_pipelines.py").write_text(code)
+    monkeypatch.syspath_prepend(os.getcwd())
+    (block,) = blocks(PAGES / "fork.md", "python")
+    exec(compile(with_locations(block, lake), "fork.md", "exec"), {})
+    assert main(["run", "orders_v3.toml", "--drain"]) == 0
+    assert main(["diff", f"{lake}/_streamsem/orders_v3", f"{lake}/_streamsem/orders"]) == 0
+
+
+def test_commands_of_the_page_on_reprocessing(lake: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log, reprocess, quarantined = commands("reprocess.md", lake)
+    assert [run(log), run(reprocess)] == [0, 0]
+    write_pipeline(Path.cwd(), "PIPELINE", "orders", "id long")  # the fix of the schema
+    assert run(quarantined) == 0
+    capsys.readouterr()
+    assert main(["quarantine", "PIPELINE.toml", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["records"] == []
+
+
+def test_commands_and_code_of_the_page_on_reading(lake: Path, spark: SparkSession, tmp_path: Path) -> None:
+    shim = tmp_path / "bin" / "duckdb"
+    shim.parent.mkdir()
+    shim.write_text(DUCKDB.format(python=sys.executable))
+    shim.chmod(0o755)
+    (count,) = commands("read.md", lake)
+    search_path = os.pathsep.join([str(shim.parent), str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        ["bash", "-c", count],
+        env={**os.environ, "PATH": search_path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.strip() == "[(4,)]", done.stderr
+    block, *_ = blocks(PAGES / "read.md", "python")
+    lines = with_locations(block, lake).replace("\nread_committed(", "\nfound += read_committed(")
+    found: list[object] = []
+    code = re.sub(r"(found \+= read_committed\([^)]*\))", r"\1.collect()", lines)
+    exec(compile(code, "read.md", "exec"), {"spark": spark, "found": found})
+    assert sorted(row.id for row in found) == [1, 1, 2, 2, 3, 3, 3, 4, 4]  # type: ignore[attr-defined]
+
+
+def test_commands_and_code_of_the_page_on_monoids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (module,) = [block for block in blocks(PAGES / "aggregate.md", "python") if block.startswith("# my_monoids.py")]
+    (tmp_path / "my_monoids.py").write_text(module)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (block,) = [block for block in blocks(PAGES / "aggregate.md", "bash") if "check-monoid" in block]
+    environment = {**os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
+    done = subprocess.run(["bash", "-ec", block], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    tests = [block for block in blocks(PAGES / "aggregate.md", "python") if "from my_monoids" in block]
+    for test in tests:
+        names: dict[str, object] = {}
+        exec(compile(test, "aggregate.md", "exec"), names)
+        for name, function in names.items():
+            if name.startswith("test_"):
+                function()  # type: ignore[operator]
+    sys.modules.pop("my_monoids", None)
