@@ -50,7 +50,7 @@ class ConnectionRecorder:
 def _conn_ids(spec: Any) -> Iterator[str]:
     if isinstance(spec, Mapping):
         for name, value in spec.items():
-            if name in ("conn_id", "log_conn_id") and isinstance(value, str):
+            if name in ("conn_id", "log_conn_id", "registry_conn_id") and isinstance(value, str):
                 yield value
             yield from _conn_ids(value)
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from typing import TYPE_CHECKING
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -21,12 +18,12 @@ from pyspark.sql.utils import is_remote
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.connectors.columns.nested import anywhere, holds
 from airflow_provider_streamsem.connectors.contract import BadRecord
-from airflow_provider_streamsem.connectors.kafka import avro_schemas
+from airflow_provider_streamsem.connectors.kafka.registry import registry_of, versions_of
 from airflow_provider_streamsem.connectors.parsing import json_text as parsing
 from airflow_provider_streamsem.connectors.parsing.bad_rows import bad_rows, text_of
 from airflow_provider_streamsem.connectors.parsing.decoders import Avro, Decoder, Json
 from airflow_provider_streamsem.connectors.parsing.sql_text import struct_of
-from airflow_provider_streamsem.errors import DataError, UnavailableError
+from airflow_provider_streamsem.errors import DataError
 
 if TYPE_CHECKING:
     from airflow_provider_streamsem.connectors.kafka.pins import RangePin
@@ -42,7 +39,6 @@ _OWN = ("topic", "partition", "offset", "timestamp", "headers", "key")
 _BAD, _RECORD_LOCATION, _DECODED = "__streamsem_bad", "__streamsem_place", "__streamsem_decoded_"
 _REASON = "__streamsem_reason"
 _OLDER = "spark.sql.sources.useV1SourceList"
-_REGISTRY_TIMEOUT_S = 30
 # With Kafka's default of 1 MiB a task waits for a fetch every few thousand records. This took a fifth of the time of a batch of 50,000 records.
 _FETCH_BYTES = 16 << 20
 
@@ -242,12 +238,13 @@ def _avro(part: str, decoder: Avro, topics: list[str], read: DataFrame) -> _Deco
     names = [f["name"] for f in json.loads(decoder.schema)["fields"]]
     data = F.col(part)
     unreadable: list[str] = []
-    if decoder.registry is None:
+    registry = registry_of(decoder)
+    if registry is None:
         outer = _from_avro(F.concat(data, F.lit(word)), decoder.schema, decoder.schema)
     else:
         outer = _from_avro(F.lit(None).cast("binary"), decoder.schema, decoder.schema)
         payload = F.concat(F.expr(f"substring({part}, 6)"), F.lit(word))
-        versions = _versions(decoder.registry, [f"{topic}-{part}" for topic in topics])
+        versions = versions_of(registry, [f"{topic}-{part}" for topic in topics])
         readable: dict[int, str] = {}
         for version in versions:
             reason = version.unreadable(decoder.schema)
@@ -285,72 +282,6 @@ def _outer(schema: str) -> str:
     return json.dumps(
         {"type": "record", "name": "StreamsemOuter", "fields": [{"name": "record", "type": json.loads(schema)}, word]}
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Version:
-    """One version of a subject in a schema registry."""
-
-    subject: str
-    number: int
-    id: int
-    schema: str
-    has_references: bool
-
-    def unreadable(self, reader: str) -> str | None:
-        """Return why the reader schema cannot read the records of this version exactly, or ``None`` if it can."""
-        if self.has_references:
-            why = "it refers to other schemas, which is not supported"
-        else:
-            field = avro_schemas.inexact_field(self.schema, reader)
-            if field is None:
-                return None
-            why = f"its values would change in field {field}"
-        return f"schema {self.id} (subject {self.subject}, version {self.number}): {why}"
-
-
-def _versions(registry: str, subjects: list[str]) -> list[_Version]:
-    """
-    Return every Avro version of the subjects.
-
-    :raises DataError: the registry has no Avro schema of these subjects
-    :raises UnavailableError: the registry gave no clear answer. Run again
-    """
-    found: list[_Version] = []
-    for subject in subjects:
-        location = f"{registry.rstrip('/')}/subjects/{quote(subject, safe='')}/versions"
-        for number in _ask(location):
-            answer = _ask(f"{location}/{int(number)}")
-            if answer and answer.get("schemaType", "AVRO") == "AVRO":
-                found.append(_version(f"{location}/{int(number)}", subject, int(number), answer))
-    if not found:
-        raise DataError(
-            "the schema registry has no Avro schema for these subjects; nothing became visible", subjects=subjects
-        )
-    return found
-
-
-def _version(location: str, subject: str, number: int, answer: Mapping[str, Any]) -> _Version:
-    try:
-        schema = answer["schema"]
-        json.loads(schema)
-        return _Version(subject, number, int(answer["id"]), schema, bool(answer.get("references")))
-    except (KeyError, TypeError, ValueError) as error:
-        raise UnavailableError(
-            "the schema registry gave no clear answer; nothing became visible", location=location
-        ) from error
-
-
-def _ask(url: str) -> Any:
-    try:
-        with urllib.request.urlopen(url, timeout=_REGISTRY_TIMEOUT_S) as answer:
-            return json.load(answer)
-    except (OSError, ValueError) as error:
-        if getattr(error, "code", None) == 404:
-            return []
-        raise UnavailableError(
-            "the schema registry gave no clear answer; nothing became visible", location=url
-        ) from error
 
 
 def _refuse_reserved_names(names: Iterable[str]) -> None:

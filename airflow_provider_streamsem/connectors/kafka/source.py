@@ -269,6 +269,13 @@ class KafkaSource(SourceDefaults):
         read = read_ranges(spark, settings, pins, isolation=self.isolation)
         return KafkaRecords(read, key=self.key, value=self.value, topics=sorted({pin.topic for pin in pins}))
 
+    def warnings(self) -> list[str]:
+        """Return a warning if credentials of a schema registry are sent without encryption."""
+        from airflow_provider_streamsem.connectors.kafka import registry
+
+        decoders = [part for part in (self.key, self.value) if isinstance(part, decoding.Avro)]
+        return sorted({text for decoder in decoders for text in registry.warnings(decoder)})
+
     def reads(self, topic: str) -> bool:
         """Return whether this source reads the topic. A pattern never matches topics that start with ``__``."""
         if self.topic_pattern is None:

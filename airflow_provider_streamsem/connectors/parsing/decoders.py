@@ -57,12 +57,14 @@ class Avro:
     :param schema: the Avro schema of the record as JSON text. It defines the columns. Without a registry it is also the writer's schema
     :param registry: URL of a schema registry, without credentials. Each message must then start with a zero byte and the id of the writer's schema in four
         bytes. Records of every version of the subject ``<topic>-value`` (``<topic>-key`` for keys) are read with ``schema``
+    :param registry_conn_id: in place of ``registry``, an Airflow connection of type ``http`` with the URL, login and password of the schema registry
     :raises InvalidError: an argument is not valid
     """
 
     type: ClassVar[str] = "avro"
     schema: str
     registry: str | None = None
+    registry_conn_id: str | None = None
 
     def __post_init__(self) -> None:
         arguments.text("avro: schema", self.schema, accepted="an Avro schema of a record as JSON text")
@@ -76,6 +78,10 @@ class Avro:
             arguments.text(
                 "avro: registry", self.registry, pattern=r"https?://[^@\s]+", accepted="a URL without credentials in it"
             )
+        if self.registry_conn_id is not None:
+            arguments.text("avro: registry_conn_id", self.registry_conn_id)
+            if self.registry is not None:
+                raise InvalidError("avro: registry and registry_conn_id exclude each other", given=self.registry)
 
 
 Decoder: TypeAlias = Json | Avro
@@ -105,7 +111,7 @@ def decoder(where: str, given: object) -> Decoder | None:
 
 def without_registry(given: Decoder | None) -> Decoder | None:
     """Return a decoder with the same columns that needs no schema registry."""
-    return dataclasses.replace(given, registry=None) if isinstance(given, Avro) else given
+    return dataclasses.replace(given, registry=None, registry_conn_id=None) if isinstance(given, Avro) else given
 
 
 def to_json(given: Decoder | None) -> Any:

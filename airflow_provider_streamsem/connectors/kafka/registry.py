@@ -1,0 +1,144 @@
+"""Reads the Avro schemas of subjects from a schema registry with Confluent's REST interface."""
+
+from __future__ import annotations
+
+import base64
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from airflow_provider_streamsem.connections import clear_text_warning, connection
+from airflow_provider_streamsem.connectors.kafka import avro_schemas
+from airflow_provider_streamsem.connectors.parsing.decoders import Avro
+from airflow_provider_streamsem.errors import DataError, InvalidError, StoreRefusedError, UnavailableError
+
+_TIMEOUT_S = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """
+    A schema registry.
+
+    :param url: the URL, without credentials
+    :param authorization: the header ``Authorization`` of each request; ``""``: none
+    """
+
+    url: str
+    authorization: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaVersion:
+    """One version of a subject."""
+
+    subject: str
+    number: int
+    id: int
+    schema: str
+    has_references: bool
+
+    def unreadable(self, reader: str) -> str | None:
+        """Return why the reader schema cannot read the records of this version exactly, or ``None`` if it can."""
+        if self.has_references:
+            why = "it refers to other schemas, which is not supported"
+        else:
+            inexact = avro_schemas.inexact_field(self.schema, reader)
+            if inexact is None:
+                return None
+            why = f"its values would change in field {inexact}"
+        return f"schema {self.id} (subject {self.subject}, version {self.number}): {why}"
+
+
+def registry_of(decoder: Avro) -> Registry | None:
+    """
+    Return the registry of a decoder; ``None`` if it has none.
+
+    :raises InvalidError: the connection has no valid host
+    """
+    if decoder.registry is not None:
+        return Registry(decoder.registry.rstrip("/"))
+    if decoder.registry_conn_id is None:
+        return None
+    found = connection(decoder.registry_conn_id)
+    base = found.host if "://" in found.host else f"{found.schema or 'http'}://{found.host}"
+    parts = urlsplit(base)
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+        raise InvalidError(
+            "the connection of a schema registry must have a host name or an http(s) URL as host, without credentials",
+            conn_id=found.conn_id,
+        )
+    if found.port and parts.port is None:
+        base = parts._replace(netloc=f"{parts.netloc}:{found.port}").geturl()
+    credentials = base64.b64encode(f"{found.login}:{found.password}".encode()).decode()
+    return Registry(base.rstrip("/"), f"Basic {credentials}" if found.login or found.password else "")
+
+
+def warnings(decoder: Avro) -> list[str]:
+    """Return a warning if credentials of the registry are sent without encryption."""
+    registry = None if decoder.registry_conn_id is None else registry_of(decoder)
+    if registry is None or not registry.authorization or not registry.url.startswith("http:"):
+        return []
+    host = urlsplit(registry.url).hostname or ""
+    use = 'set "https" as the schema of the connection'
+    return clear_text_warning("schema registry", decoder.registry_conn_id or "", host, use)
+
+
+def versions_of(registry: Registry, subjects: list[str]) -> list[SchemaVersion]:
+    """
+    Return every Avro version of the subjects.
+
+    :raises DataError: the registry has no Avro schema of these subjects
+    :raises StoreRefusedError: the registry refused the credentials
+    :raises UnavailableError: the registry did not report the result of a request. Run again
+    """
+    found: list[SchemaVersion] = []
+    for subject in subjects:
+        location = f"{registry.url}/subjects/{quote(subject, safe='')}/versions"
+        for number in _get(registry, location):
+            answer = _get(registry, f"{location}/{int(number)}")
+            if answer and answer.get("schemaType", "AVRO") == "AVRO":
+                found.append(_version(f"{location}/{int(number)}", subject, int(number), answer))
+    if not found:
+        raise DataError(
+            "the schema registry has no Avro schema for these subjects; nothing became visible", subjects=subjects
+        )
+    return found
+
+
+def _version(location: str, subject: str, number: int, answer: Mapping[str, Any]) -> SchemaVersion:
+    try:
+        schema = answer["schema"]
+        json.loads(schema)
+        return SchemaVersion(subject, number, int(answer["id"]), schema, bool(answer.get("references")))
+    except (KeyError, TypeError, ValueError) as error:
+        raise _unavailable(location) from error
+
+
+def _get(registry: Registry, location: str) -> Any:
+    """Return the JSON at a location; an empty list if there is none."""
+    request = urllib.request.Request(location)
+    if registry.authorization:
+        request.add_unredirected_header("Authorization", registry.authorization)  # never sent to another host
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        if error.code == 404:
+            return []
+        if error.code in (401, 403):
+            what = "the schema registry refused a request; nothing became visible"
+            raise StoreRefusedError(what, location=location, status=error.code).advising(
+                "set login and password of the connection that registry_conn_id names, and give this user the right to read the subject; then run again."
+            ) from None
+        raise _unavailable(location) from error
+    except (OSError, ValueError) as error:
+        raise _unavailable(location) from error
+
+
+def _unavailable(location: str) -> UnavailableError:
+    return UnavailableError("the schema registry gave no clear answer; nothing became visible", location=location)
