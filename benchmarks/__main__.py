@@ -5,8 +5,8 @@ Runs the benchmarks (``make bench``). They measure the cost of the package in co
 2. The log requests and bytes of a poll of a path with 1,000,000 files and 100,000 earlier discoveries.
 3. A batch on Spark, compared with a plain read and Parquet write of the same files in the same process.
 4. A retry of a committed batch, and the import of the package.
-5. Only if they are named: ``connect``, ``dedup``, ``delta``, ``files``, ``iceberg_publish``, ``kafka``, ``postgres``, ``start`` and ``state``. See their
-   modules.
+5. Only if they are named: ``cold_state``, ``connect``, ``dedup``, ``delta``, ``files``, ``iceberg_publish``, ``kafka``, ``postgres``, ``start`` and
+   ``state``. See their modules.
 """
 
 from __future__ import annotations
@@ -45,7 +45,18 @@ from benchmarks import discovery
 from tests.integration.parts.server import stop_servers_on_sigterm
 
 console = Console(width=120)
-ON_SERVERS = ("connect", "dedup", "delta", "files", "iceberg_publish", "kafka", "postgres", "start", "state")
+ON_SERVERS = (
+    "cold_state",
+    "connect",
+    "dedup",
+    "delta",
+    "files",
+    "iceberg_publish",
+    "kafka",
+    "postgres",
+    "start",
+    "state",
+)
 
 
 def show(title: str, columns: list[str], rows: list[list[str]]) -> None:
