@@ -13,7 +13,7 @@ LONG := tests/integration/test_orders_dag.py tests/integration/test_cluster.py t
 INTEGRATION = $(LONG) $(filter-out $(LONG),$(wildcard tests/integration/test_*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check docs integration prove chaos bench clean
+.PHONY: help demo test check docs integration prove chaos bench release clean
 
 help:  ## say what the targets do
 	@grep -E '^[a-z.]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -68,6 +68,9 @@ docs: .venv/ready  ## build the documentation as a site in build/site
 bench: .venv/ready  ## measure costs and ratios; prints tables, and stores results and plots of the documentation
 	$(RUN) -m benchmarks $(ARGS)
 	$(RUN) -m tools.plots
+
+release: .venv/ready  ## build the distributions, check their contents and metadata, and try the wheel in an empty environment
+	$(RUN) -m tools.release
 
 clean:  ## remove what the targets made
 	rm -rf .venv .parts .demo build dist *.egg-info .coverage* .hypothesis .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,68 @@
+"""
+Builds the distributions of a release and checks them (``make release``). Uploads nothing, and creates no tag.
+
+The checks: twine accepts the metadata, the wheel has the pages, the DAGs and the entry points and nothing else, and the wheel works in an empty environment.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+DIST = ROOT / "dist"
+BIN = Path(sys.executable).parent
+PACKAGE = "airflow_provider_streamsem/"
+
+
+def run(*command: str | Path, **environment: str) -> None:
+    """
+    Run a command.
+
+    :raises subprocess.CalledProcessError: it failed
+    """
+    print("+", *command, flush=True)
+    subprocess.run([str(part) for part in command], cwd=ROOT, check=True, env={**os.environ, **environment})
+
+
+def wrong_contents(names: set[str]) -> list[str]:
+    """
+    Return what is wrong with the files of a wheel.
+
+    :param names: paths in the wheel
+    """
+    shared = next((name.partition("/docs/")[0] for name in names if name.endswith("/docs/index.md")), "share")
+    wanted = {f"{PACKAGE}py.typed", *(path.relative_to(ROOT).as_posix() for path in (ROOT / PACKAGE).rglob("*.py"))}
+    for kept in [*(ROOT / "docs").rglob("*.md"), *(ROOT / "dags").glob("*.py")]:
+        wanted.add(f"{shared}/{kept.relative_to(ROOT).as_posix()}")
+    allowed = (PACKAGE, f"{shared}/")
+    foreign = [name for name in names if not name.startswith(allowed) and ".dist-info/" not in name]
+    return [f"missing: {name}" for name in sorted(wanted - names)] + [f"foreign: {name}" for name in sorted(foreign)]
+
+
+def main() -> None:
+    """Build and check the distributions, and print the remaining steps."""
+    for location in (DIST, ROOT / "build"):
+        shutil.rmtree(location, ignore_errors=True)
+    run(sys.executable, "-m", "build")
+    run(BIN / "uv", "tool", "run", "twine", "check", "--strict", *DIST.iterdir())
+    (wheel,) = DIST.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        if wrong := wrong_contents({*archive.namelist()}):
+            sys.exit("\n".join(wrong))
+    empty = ROOT / "build" / "empty"
+    run(BIN / "uv", "venv", "--quiet", "--python", sys.executable, empty)
+    pins = ["--constraint", ROOT / "constraints.txt"]
+    run(BIN / "uv", "pip", "install", "--quiet", "--python", empty / "bin" / "python", *pins, f"{wheel}[spark]")
+    run(empty / "bin" / "streamsem", "--version")
+    run(empty / "bin" / "streamsem", "doctor-spark", PYSPARK_PYTHON=str(empty / "bin" / "python"))
+    version = wheel.name.split("-")[1]
+    print(f"The distributions are in dist/. Do: git tag v{version} && git push origin v{version} && uv publish dist/*")
+
+
+if __name__ == "__main__":
+    main()
