@@ -242,7 +242,7 @@ def report() -> None:
     assert log is not None
     # The table of `streamsem log` counts attempts that were killed before they wrote a manifest only if a pipeline file names the dataset.
     (HOME / "flights.toml").write_text(PIPELINE)
-    result = commands.answer(parser().parse_args(["log", str(HOME / "flights.toml"), "--limit", "50"]))
+    result = commands.result_of_command(parser().parse_args(["log", str(HOME / "flights.toml"), "--limit", "50"]))
     rows = result.document["versions"]
     show(result, wide=True)
     if [row["attempts"] for row in rows if row["version"] in killed] != [2, 2]:

@@ -60,14 +60,14 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.spark.engine import SparkEngine
 
 
-def answer(args: argparse.Namespace) -> CommandResult:
+def result_of_command(args: argparse.Namespace) -> CommandResult:
     """
     Run the command that ``args.command`` names on the log or the pipeline that ``args.target`` names, and return its result.
 
     :raises InvalidError: the arguments or the pipeline are not valid for this command
     :raises StreamsemError: the command failed
     """
-    command: Callable[[argparse.Namespace], CommandResult] = globals()[args.command.replace("-", "_")]
+    command = _COMMANDS[args.command]
     if not hasattr(args, "target"):
         return command(args)
     if args.command == "run":
@@ -619,3 +619,27 @@ def vacuum(args: argparse.Namespace) -> CommandResult:
         document={**plain(done), "dry_run": args.dry_run},
         lines=[f"{'would delete' if args.dry_run else 'deleted'} {deleted}"],
     )
+
+
+_COMMANDS: dict[str, Callable[[argparse.Namespace], CommandResult]] = {
+    "run": run,
+    "reprocess": reprocess,
+    "fork": fork,
+    "diff": diff,
+    "log": log,
+    "show": show,
+    "files": files,
+    "state": state,
+    "quarantine": quarantine,
+    "verify": verify,
+    "doctor": doctor,
+    "doctor-spark": doctor_spark,
+    "check-monoid": check_monoid,
+    "lag": lag,
+    "abort": abort,
+    "skip": skip,
+    "move-log": move_log,
+    "explain": explain,
+    "vacuum": vacuum,
+}
+"""Name on the command line → function."""

@@ -68,7 +68,7 @@ def execute(args: argparse.Namespace, *, shows_progress: bool = False) -> int:
         from airflow_provider_streamsem.cli import commands
 
         with output.progress(args.command) if shows_progress else nullcontext():
-            answer = commands.answer(args)
+            answer = commands.result_of_command(args)
     except StreamsemError as error:
         if args.json:
             output.show_json({"error": type(error).__name__, "retryable": error.retryable, "message": str(error)})

@@ -119,7 +119,7 @@ def test_internal_error_of_a_command_has_its_own_exit_code(
     def fail(args: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(commands_, "lag", fail)
+    monkeypatch.setitem(commands_._COMMANDS, "lag", fail)
     code, _, err = run(capsys, "lag", str(fixture.root / "p.toml"))
     assert (code, "ZeroDivisionError" in err) == (5, True)
 
@@ -236,7 +236,7 @@ def test_exit_code_distinguishes_retryable_from_permanent_errors(
         def fail(args: object, error: Exception = error) -> None:
             raise error
 
-        monkeypatch.setattr(commands_, "lag", fail)
+        monkeypatch.setitem(commands_._COMMANDS, "lag", fail)
         assert run(capsys, "lag", str(fixture.root / "p.toml"))[0] == code
 
 
@@ -336,7 +336,7 @@ def test_cause_of_a_failed_stage_is_printed(
     def fail(args: object) -> None:
         raise StageError("the engine failed") from ValueError("error of the transform")
 
-    monkeypatch.setattr(commands_, "lag", fail)
+    monkeypatch.setitem(commands_._COMMANDS, "lag", fail)
     code, _, err = run(capsys, "lag", str(fixture.root / "p.toml"))
     assert code == 3
     assert err.index("ValueError: error of the transform") < err.index("StageError: the engine failed")
@@ -597,7 +597,7 @@ def test_log_lines_and_tracebacks_are_printed_with_escapes(
     def fail(args: object) -> None:
         raise ZeroDivisionError("\x1b[2J")
 
-    monkeypatch.setattr(commands_, "lag", fail)
+    monkeypatch.setitem(commands_._COMMANDS, "lag", fail)
     code, _, err = run(capsys, "lag", str(fixture.root / "p.toml"))
     assert (code, "\x1b" in err, r"\u001b[2J" in err) == (5, False, True)
     record = logging.LogRecord("n", logging.INFO, "f", 1, "read %s", ("\x1b[2J\n",), None)
