@@ -102,6 +102,24 @@ def _from_uri(conn_id: str, text: str) -> Connection:
     )
 
 
+def http_url(found: Connection) -> str:
+    """
+    Return the URL of an Airflow connection of type ``http``, as Airflow's HTTP provider interprets its host, schema and port.
+
+    :raises InvalidError: the connection has no valid host
+    """
+    if not found.host:
+        raise InvalidError("an http connection must have a host", conn_id=found.conn_id)
+    url = found.host if "://" in found.host else f"{found.schema or 'http'}://{found.host}"
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+        raise InvalidError(
+            "the host of an http connection must be a host name or an http(s) URL, without credentials",
+            conn_id=found.conn_id,
+        )
+    return parts._replace(netloc=f"{parts.netloc}:{found.port}").geturl() if found.port and parts.port is None else url
+
+
 def clear_text_warning(what: str, conn_id: str, host: str, instead: str) -> list[str]:
     """
     Return one warning if the credentials of a connection leave the machine unencrypted, else an empty list.

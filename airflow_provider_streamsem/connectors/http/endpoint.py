@@ -13,7 +13,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from airflow_provider_streamsem.clock import Clock
-from airflow_provider_streamsem.connections import Connection
+from airflow_provider_streamsem.connections import Connection, http_url
 from airflow_provider_streamsem.errors import InvalidError, UnavailableError
 
 _AT_ONCE_BYTES = 65_536
@@ -89,17 +89,7 @@ def address(found: Connection, endpoint: str) -> Address:
     :param endpoint: path below the host of the connection; ``""``: the host itself
     :raises InvalidError: the connection has no valid host, or a header that cannot be sent
     """
-    if not found.host:
-        raise InvalidError("an http connection must have a host", conn_id=found.conn_id)
-    base = found.host if "://" in found.host else f"{found.schema or 'http'}://{found.host}"
-    parts = urlsplit(base)
-    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
-        raise InvalidError(
-            "the host of an http connection must be a host name or an http(s) URL, without credentials",
-            conn_id=found.conn_id,
-        )
-    if found.port and parts.port is None:
-        base = parts._replace(netloc=f"{parts.netloc}:{found.port}").geturl()
+    base = http_url(found)
     given = {name: value for name, value in found.extra.items() if name not in (*_OWN, *_LEFT)}
     for name, value in given.items():
         sendable = isinstance(value, str) and re.fullmatch(r"[ -~\t]*", value) and value == value.strip()

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from airflow_provider_streamsem.connections import clear_text_warning, connection
+from airflow_provider_streamsem.connections import clear_text_warning, connection, http_url
 from airflow_provider_streamsem.connectors.kafka import avro_schemas
 from airflow_provider_streamsem.connectors.parsing.decoders import Avro
-from airflow_provider_streamsem.errors import DataError, InvalidError, StoreRefusedError, UnavailableError
+from airflow_provider_streamsem.errors import DataError, StoreRefusedError, UnavailableError
 
 _TIMEOUT_S = 30
 
@@ -65,17 +65,8 @@ def registry_of(decoder: Avro) -> Registry | None:
     if decoder.registry_conn_id is None:
         return None
     found = connection(decoder.registry_conn_id)
-    base = found.host if "://" in found.host else f"{found.schema or 'http'}://{found.host}"
-    parts = urlsplit(base)
-    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
-        raise InvalidError(
-            "the connection of a schema registry must have a host name or an http(s) URL as host, without credentials",
-            conn_id=found.conn_id,
-        )
-    if found.port and parts.port is None:
-        base = parts._replace(netloc=f"{parts.netloc}:{found.port}").geturl()
     credentials = base64.b64encode(f"{found.login}:{found.password}".encode()).decode()
-    return Registry(base.rstrip("/"), f"Basic {credentials}" if found.login or found.password else "")
+    return Registry(http_url(found).rstrip("/"), f"Basic {credentials}" if found.login or found.password else "")
 
 
 def warnings(decoder: Avro) -> list[str]:

@@ -95,7 +95,7 @@ def test_credentials_are_not_sent_to_the_target_of_a_redirect(address: str) -> N
 
 def test_connection_without_a_host_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_SCHEMAS", json.dumps({"conn_type": "http", "login": "reader"}))
-    with pytest.raises(InvalidError, match="must have a host name"):
+    with pytest.raises(InvalidError, match="must have a host"):
         registry_of(Avro(SCHEMA, registry_conn_id="schemas"))
 
 
