@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any, TypeAlias
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from airflow_provider_streamsem.errors import InvalidError
 
@@ -106,13 +106,17 @@ def http_url(found: Connection) -> str:
     """
     Return the URL of an Airflow connection of type ``http``, as Airflow's HTTP provider interprets its host, schema and port.
 
+    Airflow ignores that a connection has the type ``https``, as one from the URI ``https://host`` has, and would send its password unencrypted. So this
+    function uses https for such a connection, unless its host or its schema says otherwise.
+
     :raises InvalidError: the connection has no valid host
     """
     if not found.host:
         raise InvalidError("an http connection must have a host", conn_id=found.conn_id)
-    url = found.host if "://" in found.host else f"{found.schema or 'http'}://{found.host}"
+    scheme = found.schema or ("https" if found.conn_type == "https" else "http")
+    url = found.host if "://" in found.host else f"{scheme}://{found.host}"
     parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or not _has_valid_port(parts):
         raise InvalidError(
             "the host of an http connection must be a host name or an http(s) URL, without credentials",
             conn_id=found.conn_id,
@@ -120,19 +124,32 @@ def http_url(found: Connection) -> str:
     return parts._replace(netloc=f"{parts.netloc}:{found.port}").geturl() if found.port and parts.port is None else url
 
 
-def clear_text_warning(what: str, conn_id: str, host: str, instead: str) -> list[str]:
+def _has_valid_port(parts: SplitResult) -> bool:
+    try:
+        return parts.port is None or parts.port > 0
+    except ValueError:
+        return False
+
+
+def clear_text_warning(
+    what: str,
+    conn_id: str,
+    host: str,
+    instead: str,
+    *,
+    sent: str = "the credentials of connection {conn_id} and every record",
+) -> list[str]:
     """
     Return one warning if the credentials of a connection leave the machine unencrypted, else an empty list.
 
     :param what: the sender, such as ``sink http``
     :param host: the receiving host; no warning is returned for a loopback address
     :param instead: what the user must change to enable encryption
+    :param sent: what is sent; ``{conn_id}`` stands for the connection
     """
     if _is_loopback(host):
         return []
-    return [
-        f"{what}: the credentials of connection {conn_id} and every record are sent to {host} without encryption. Do: {instead}"
-    ]
+    return [f"{what}: {sent.format(conn_id=conn_id)} are sent to {host} without encryption. Do: {instead}"]
 
 
 def _is_loopback(host: str) -> bool:

@@ -7,6 +7,7 @@ Each class requires a *different reaction* from the user. A message consists of 
 
 from __future__ import annotations
 
+import copy
 from typing import ClassVar, TypeVar
 
 E = TypeVar("E", bound="StreamsemError")
@@ -49,8 +50,10 @@ class StreamsemError(Exception):
         return self
 
     def with_fields(self: E, **fields: object) -> E:
-        """Return a new error of the same class with these fields before the others, and with the same summary and advice."""
-        return type(self)(self.summary, **{**fields, **self.fields}).advising(self.do)
+        """Return a copy of the error with these fields before the others."""
+        found = copy.copy(self)
+        found.fields = {**fields, **self.fields}
+        return found
 
     def __str__(self) -> str:
         pairs = "".join(f" {name}={value!r}" for name, value in self.fields.items())
@@ -61,7 +64,7 @@ class InvalidError(StreamsemError):
     """An argument or a file from the user is invalid. Nothing was written."""
 
     retryable = False
-    do = "correct the value that this message names, then run again; nothing was changed."
+    do = "correct the value that this message names, then run again; no rows of this batch were committed."
 
 
 class ConflictError(StreamsemError):

@@ -59,7 +59,7 @@ TABLES: dict[str, list[Row]] = {
         Row(
             "`pyspark` and `pyspark-client` are installed in different versions",
             InvalidError,
-            "install one version of both: the extra `spark`, `spark40` or `spark42`",
+            "install one version of both: the extra `spark`, `spark40` or `spark42` (`spark43` has no `pyspark-client`)",
             "spark/test_versions.py::test_pyspark_and_pyspark_client_in_two_versions_are_refused_before_a_session_starts",
         ),
         Row(

@@ -46,6 +46,11 @@ def wrong_contents(names: set[str]) -> list[str]:
 
 def main() -> None:
     """Build and check the distributions, and print the remaining steps."""
+    changed = subprocess.run(
+        ["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    if changed:
+        sys.exit(f"The work tree has changes that the tag would not have. Do: commit or discard them.\n{changed}")
     for location in (DIST, ROOT / "build"):
         shutil.rmtree(location, ignore_errors=True)
     run(sys.executable, "-m", "build")

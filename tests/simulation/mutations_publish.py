@@ -212,6 +212,16 @@ def deferred_calls_are_recorded_as_done(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(publish.LoggedEffects, "record", record)
 
 
+def own_run_never_closes_claims(patch: pytest.MonkeyPatch) -> None:
+    """A retry of the commit's own run waits for the claims of ended publishers, like other runs."""
+    original = run.publish
+
+    def publish(opened: Any, head: Any, outcome: Any, *, is_own: bool) -> Any:
+        return original(opened, head, outcome, is_own=False)
+
+    patch.setattr(run, "publish", publish)
+
+
 PUBLISH_MUTATIONS = (
     Mutation(publisher_ignores_the_marker, "I18", "tables"),
     Mutation(marker_and_rows_are_two_transactions, "I18", "tables"),
@@ -225,6 +235,7 @@ PUBLISH_MUTATIONS = (
     Mutation(last_sink_is_not_published, "I15|I18", "tables"),
     Mutation(staged_rows_are_deleted_before_the_receipts, "staged file", "effects"),
     Mutation(claim_is_not_checked, "I17", "effects"),
+    Mutation(own_run_never_closes_claims, "did not end", "effects"),
     Mutation(claim_nonce_is_the_run_key, "I17", "effects"),
     Mutation(unknown_effects_are_recorded_as_done, "(receipts|effects) are wrong", "effects"),
     Mutation(effects_are_recorded_before_the_calls, "(receipts|effects) are wrong", "effects"),

@@ -293,9 +293,21 @@ class Simulation:
             raise Violation(f"{process.name} failed: {type(error).__name__}: {error}") from error
         if isinstance(error, PublishError) and self.rng.random() < 0.5:
             self.pending.insert(0, "skip")
-        if isinstance(error, UnavailableError) and self.scheduler.faults.stopped and not self.pending:
-            # The run of the commit may have failed for good after another run claimed effects. Then only an operator can record these effects (P5).
+        if (
+            isinstance(error, UnavailableError)
+            and self.scheduler.faults.stopped
+            and self.only_an_operator_can_publish(process)
+        ):
             self.pending.append("skip")
+
+    def only_an_operator_can_publish(self, process: Process) -> bool:
+        """Whether a commit has pending publishes whose own run has failed for good. Another run may have claimed effects and died, and then waits (P5)."""
+        log = self.raw_log()
+        if self.pending or log.pending_publish is None:
+            return False
+        owner = log.plans[log.pending_publish]["run_key"]
+        retries = [*self.restarts, process.retry, *(other.retry for other in self.scheduler.live)]
+        return owner not in {retry[1] for retry in retries if retry is not None}
 
     def lose_files(self, process: Process) -> None:
         """Lose staged files of a process that died, as if its machine was lost, unless a live process has read the manifest."""

@@ -393,7 +393,9 @@ class FileRecords:
         partitions = [quoted(field.name) for field in self._group.partitions.fields]
         columns = [*parsed.columns, *partitions, _BAD, RAW, PATH]
         self.frame = parsed.frame.selectExpr(*columns)
-        self._explained.append(parsed.frame.selectExpr(*columns, f"{parsed.reason} AS {_REASON}"))
+        self._explained.append(
+            parsed.frame.selectExpr(*columns, f"CASE WHEN {_BAD} THEN {parsed.reason} END AS {_REASON}")
+        )
         self.bad, self.drop = F.col(_BAD), (_BAD, RAW, PATH)
 
     def bad_records(self) -> Iterator[BadRecord]:

@@ -19,6 +19,7 @@ from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.connectors.columns.nested import anywhere, holds
 from airflow_provider_streamsem.connectors.contract import BadRecord
 from airflow_provider_streamsem.connectors.kafka.registry import registry_of, versions_of
+from airflow_provider_streamsem.connectors.kafka.registry import warnings as registry_warnings
 from airflow_provider_streamsem.connectors.parsing import json_text as parsing
 from airflow_provider_streamsem.connectors.parsing.bad_rows import bad_rows, text_of
 from airflow_provider_streamsem.connectors.parsing.decoders import Avro, Decoder, Json
@@ -244,6 +245,8 @@ def _avro(part: str, decoder: Avro, topics: list[str], read: DataFrame) -> _Deco
     else:
         outer = _from_avro(F.lit(None).cast("binary"), decoder.schema, decoder.schema)
         payload = F.concat(F.expr(f"substring({part}, 6)"), F.lit(word))
+        for warning in registry_warnings(decoder):
+            logger.warning(warning)
         versions = versions_of(registry, [f"{topic}-{part}" for topic in topics])
         readable: dict[int, str] = {}
         for version in versions:

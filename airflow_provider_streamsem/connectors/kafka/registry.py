@@ -14,7 +14,7 @@ from urllib.parse import quote, urlsplit
 from airflow_provider_streamsem.connections import clear_text_warning, connection, http_url
 from airflow_provider_streamsem.connectors.kafka import avro_schemas
 from airflow_provider_streamsem.connectors.parsing.decoders import Avro
-from airflow_provider_streamsem.errors import DataError, StoreRefusedError, UnavailableError
+from airflow_provider_streamsem.errors import DataError, InvalidError, StoreRefusedError, UnavailableError
 
 _TIMEOUT_S = 30
 
@@ -58,25 +58,36 @@ def registry_of(decoder: Avro) -> Registry | None:
     """
     Return the registry of a decoder; ``None`` if it has none.
 
-    :raises InvalidError: the connection has no valid host
+    :raises InvalidError: the connection has no valid host, a query string, or an extra
     """
     if decoder.registry is not None:
         return Registry(decoder.registry.rstrip("/"))
     if decoder.registry_conn_id is None:
         return None
     found = connection(decoder.registry_conn_id)
+    if found.extra:
+        what = "the extra of the connection of a schema registry has no effect, so it must be empty; nothing became visible"
+        raise InvalidError(what, conn_id=found.conn_id, given=sorted(found.extra))
+    url = http_url(found)
+    if "?" in url or "#" in url:
+        what = "the URL of a schema registry must have no query string; nothing became visible"
+        raise InvalidError(what, conn_id=found.conn_id)
     credentials = base64.b64encode(f"{found.login}:{found.password}".encode()).decode()
-    return Registry(http_url(found).rstrip("/"), f"Basic {credentials}" if found.login or found.password else "")
+    return Registry(url.rstrip("/"), f"Basic {credentials}" if found.login or found.password else "")
 
 
 def warnings(decoder: Avro) -> list[str]:
-    """Return a warning if credentials of the registry are sent without encryption."""
-    registry = None if decoder.registry_conn_id is None else registry_of(decoder)
+    """Return a warning if credentials of the registry are sent without encryption; none if the connection is not valid."""
+    try:
+        registry = registry_of(decoder)
+    except InvalidError:
+        return []
     if registry is None or not registry.authorization or not registry.url.startswith("http:"):
         return []
     host = urlsplit(registry.url).hostname or ""
-    use = 'set "https" as the schema of the connection'
-    return clear_text_warning("schema registry", decoder.registry_conn_id or "", host, use)
+    use = "set the host of the connection to the https:// URL of the registry"
+    sent = "the credentials of connection {conn_id}"
+    return clear_text_warning("schema registry", decoder.registry_conn_id or "", host, use, sent=sent)
 
 
 def versions_of(registry: Registry, subjects: list[str]) -> list[SchemaVersion]:

@@ -65,7 +65,7 @@ class KinesisRecords:
         location = F.struct(*(F.col(name) for name in (*_OWN, "data"))).alias(_LOCATION)
         is_bad = F.col(parsed.bad).alias(_BAD)
         self.frame = parsed.frame.select(*fields, *own, is_bad, location)
-        self._explained = parsed.frame.select(is_bad, location, F.expr(parsed.reason).alias(_REASON))
+        self._explained = parsed.frame.select(is_bad, location, F.when(is_bad, F.expr(parsed.reason)).alias(_REASON))
         self.bad, self.drop = F.col(_BAD), (_BAD, _LOCATION)
 
     def bad_records(self) -> Iterator[BadRecord]:

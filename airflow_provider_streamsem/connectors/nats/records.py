@@ -49,7 +49,9 @@ class NatsRecords:
         location = F.struct("subject", "sequence", "data").alias(_LOCATION)
         fields = [F.expr(column) for column in parsed.columns]
         self.frame = parsed.frame.select(*fields, *own, bad.alias(_BAD), location)
-        self._explained = parsed.frame.select(bad.alias(_BAD), location, F.expr(parsed.reason).alias(_REASON))
+        self._explained = parsed.frame.select(
+            bad.alias(_BAD), location, F.when(bad, F.expr(parsed.reason)).alias(_REASON)
+        )
         self.bad, self.drop = F.col(_BAD), (_BAD, _LOCATION)
 
     def bad_records(self) -> Iterator[BadRecord]:

@@ -64,7 +64,7 @@ class QueueRecords:
         ]
         is_bad = F.coalesce(bad, F.lit(True)).alias(_BAD)
         self.frame = landed.select(*fields, *own, is_bad, RAW, PATH, _MESSAGE)
-        self._explained = landed.select(is_bad, RAW, PATH, _MESSAGE, F.expr(reason).alias(_REASON))
+        self._explained = landed.select(is_bad, RAW, PATH, _MESSAGE, F.when(is_bad, F.expr(reason)).alias(_REASON))
         self.bad, self.drop = F.col(_BAD), (_BAD, RAW, PATH, _MESSAGE)
 
     def bad_records(self) -> Iterator[BadRecord]:

@@ -99,6 +99,21 @@ def test_connection_without_a_host_is_refused(monkeypatch: pytest.MonkeyPatch) -
         registry_of(Avro(SCHEMA, registry_conn_id="schemas"))
 
 
+def test_connection_from_an_https_uri_is_encrypted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_SCHEMAS", f"https://reader:{PASSWORD}@registry.example:8081")
+    registry = registry_of(Avro(SCHEMA, registry_conn_id="schemas"))
+    assert registry is not None
+    assert registry.url == "https://registry.example:8081"
+
+
+def test_extra_of_the_connection_is_refused_because_it_would_have_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"conn_type": "http", "host": "https://registry.example", "extra": {"Authorization": f"Bearer {PASSWORD}"}}
+    monkeypatch.setenv("AIRFLOW_CONN_SCHEMAS", json.dumps(given))
+    with pytest.raises(InvalidError, match="extra of the connection") as refused:
+        registry_of(Avro(SCHEMA, registry_conn_id="schemas"))
+    assert PASSWORD not in str(refused.value)
+
+
 def test_url_and_connection_exclude_each_other() -> None:
     with pytest.raises(InvalidError, match="exclude each other"):
         Avro(SCHEMA, registry="http://registry", registry_conn_id="schemas")
