@@ -70,6 +70,7 @@ _NAMES = {
     "read_committed": "airflow_provider_streamsem.readers.spark",
     "read_state": "airflow_provider_streamsem.readers.state",
     "reprocess": "airflow_provider_streamsem.pipeline.reprocess",
+    "rollback": "airflow_provider_streamsem.pipeline.rollback",
     "run_batch": "airflow_provider_streamsem.pipeline.run",
     "verify": "airflow_provider_streamsem.readers.verify",
 }
@@ -134,6 +135,7 @@ __all__ = [
     "read_committed",
     "read_state",
     "reprocess",
+    "rollback",
     "run_batch",
     "verify",
 ]
@@ -176,6 +178,7 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.pipeline.guarantee import Guarantee, guarantee
     from airflow_provider_streamsem.pipeline.reprocess import reprocess
     from airflow_provider_streamsem.pipeline.result import CompletedVersion, RunResult
+    from airflow_provider_streamsem.pipeline.rollback import rollback
     from airflow_provider_streamsem.pipeline.run import run_batch
     from airflow_provider_streamsem.pipeline.spec import Pipeline, load_pipeline
     from airflow_provider_streamsem.readers.diff import diff

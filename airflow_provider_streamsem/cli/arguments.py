@@ -134,6 +134,16 @@ COMMANDS = (
         builds="the source and the sinks",
     ),
     Command(
+        "rollback",
+        "Roll the pipeline back to a version: its rows, offsets and state are again those after this version.",
+        "orders.toml 41",
+        (
+            _argument("version", type=int, metavar="N", help="the newest version to keep"),
+            _argument("--run-key", help="identifies the request: a command with the same key rolls back once"),
+        ),
+        builds="the source and the sinks",
+    ),
+    Command(
         "log",
         "List versions, newest first.",
         "s3://lake/_streamsem/orders --limit 5",

@@ -42,6 +42,7 @@ from airflow_provider_streamsem.pipeline.location import located
 from airflow_provider_streamsem.pipeline.publish import skip as skip_
 from airflow_provider_streamsem.pipeline.reprocess import reprocess as reprocess_
 from airflow_provider_streamsem.pipeline.result import RunResult, with_others
+from airflow_provider_streamsem.pipeline.rollback import rollback as rollback_
 from airflow_provider_streamsem.pipeline.run import run_batch
 from airflow_provider_streamsem.pipeline.spec import Pipeline, load_pipeline, load_spark_conf
 from airflow_provider_streamsem.pipeline.templates import holds_templates
@@ -201,6 +202,19 @@ def reprocess(args: argparse.Namespace) -> CommandResult:
     )
 
 
+def rollback(args: argparse.Namespace) -> CommandResult:
+    """Roll a pipeline back to a version (``streamsem rollback``)."""
+    result = rollback_(args.pipeline, args.version, run_key=args.run_key)
+    lines = [
+        f"the pipeline is at version {result.to} already; nothing was written"
+        if result.version is None
+        else f"version {result.version} rolled the pipeline back to version {result.to}",
+        *(f"{name:<10} -{count}" for name, count in sorted(result.counts.items())),
+        *(f"next       {partition} {offset}" for partition, offset in sorted(result.offsets.items())),
+    ]
+    return CommandResult(document=plain(result), lines=lines)
+
+
 def _engine(args: argparse.Namespace, spark_packages: str | None) -> SparkEngine:
     from airflow_provider_streamsem.spark.engine import SparkEngine, engine_of
 
@@ -235,8 +249,12 @@ def log(args: argparse.Namespace) -> CommandResult:
     sinks = {} if args.pipeline is None else args.pipeline.sinks
     versions = [*opened.versions(limit=args.limit + 1)]
     spec = cache(lambda digest: stored_spec(opened.log.read_spec(digest)))
+    removed = opened.rolled_back()
     rows = [
-        {**_version_row(opened, sinks, version), "changed": _changed(spec, before, version)}
+        {
+            **_version_row(opened, sinks, version, is_rolled_back=version.version in removed),
+            "changed": _changed(spec, before, version),
+        }
         for version, before in zip_longest(versions[: args.limit], versions[1:])
         if version is not None
     ]
@@ -246,12 +264,14 @@ def log(args: argparse.Namespace) -> CommandResult:
     )
 
 
-def _version_row(opened: CommittedLog, sinks: Mapping[str, Sink], version: Version) -> Json:
+def _version_row(opened: CommittedLog, sinks: Mapping[str, Sink], version: Version, *, is_rolled_back: bool) -> Json:
     outcome = version.outcome
     return {
         "version": version.version,
         "result": _result(version),
         "replaces": None if version.plan.replaces is None else version.plan.replaces.version,
+        "rolls_back_to": None if version.plan.rolled_back is None else version.plan.rolled_back.to,
+        "is_rolled_back": is_rolled_back,
         "ranges": plain(version.plan.ranges),
         "files": 0 if outcome is None else sum(len(c.files) for c in outcome.sinks.values()),
         "counts": {} if outcome is None else plain(outcome.counts),
@@ -624,6 +644,7 @@ def vacuum(args: argparse.Namespace) -> CommandResult:
 _COMMANDS: dict[str, Callable[[argparse.Namespace], CommandResult]] = {
     "run": run,
     "reprocess": reprocess,
+    "rollback": rollback,
     "fork": fork,
     "diff": diff,
     "log": log,

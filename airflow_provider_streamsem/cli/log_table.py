@@ -21,9 +21,7 @@ def log_table(name: str, rows: list[Json], *, now_ms: int) -> Table:
     """
     columns: dict[str, Callable[[Json], object]] = {
         "version": lambda row: row["version"],
-        "result": lambda row: (
-            row["result"] if row.get("replaces") is None else f"{row['result']}, replaces {row['replaces']}"
-        ),
+        "result": _result,
         "closed (UTC)": lambda row: utc(row["decided_at_ms"]),
         "age": lambda row: "" if row["decided_at_ms"] is None else _age(now_ms - row["decided_at_ms"]),
         "offsets": lambda row: _in_lines(f"{p} [{start}, {end})" for p, (start, end) in sorted(row["ranges"].items())),
@@ -60,6 +58,15 @@ def log_table(name: str, rows: list[Json], *, now_ms: int) -> Table:
         rows=[*zip(*(cells[title] for title in shown), strict=True)],
         left_out_first=[title for title in (*first, "quarantined", "offsets", "written") if title in shown],
     )
+
+
+def _result(row: Json) -> str:
+    """Return the result of a version, and the relation of its rows to those of other versions."""
+    if row["is_rolled_back"]:
+        return f"{row['result']}, rolled back"
+    if row["rolls_back_to"] is not None:
+        return f"rollback to {row['rolls_back_to']}"
+    return row["result"] if row["replaces"] is None else f"{row['result']}, replaces {row['replaces']}"
 
 
 def _written(row: Json) -> list[str]:

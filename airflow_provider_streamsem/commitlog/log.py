@@ -268,8 +268,16 @@ class CommitLog:
         """Return the position of a run in the log; see :func:`procedures.locate`."""
         return self.perform(procedures.locate(run_key, head))
 
-    def find_current(self, version: int, head: Head) -> int:
-        """Return the newest commit in the reprocessing chain of a version, whose rows are the visible ones."""
+    def lineage(self, outcome: Outcome) -> list[range]:
+        """Return the versions up to an outcome that no rollback has removed, as ranges in ascending order; see :func:`procedures.lineage`."""
+        return self.perform(procedures.lineage(outcome))
+
+    def corrections_after(self, version: int, closed: int) -> list[int]:
+        """Return the versions in ``(version, closed]`` that have reprocessed a version up to ``version``; see :func:`procedures.corrections_after`."""
+        return self.perform(procedures.corrections_after(version, closed))
+
+    def find_current(self, version: int, head: Head) -> int | None:
+        """Return the newest commit in the reprocessing chain of a version, whose rows are the visible ones; ``None`` if it was rolled back."""
         return self.perform(procedures.find_current(version, head))
 
     def find_root(self, version: int) -> int:

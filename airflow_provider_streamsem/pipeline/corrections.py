@@ -40,11 +40,15 @@ def outdated(opened: Opened, head: Head, corrected: Gaps) -> list[int]:
 
 
 def _reader(opened: Opened, head: Head, partition: str, offset: int) -> int | None:
-    """Return the committed batch that read an offset; ``None`` if it is below the initial offsets, or in a gap."""
-    if head.closed < 0:
+    """Return the committed batch that read an offset and was not rolled back; ``None`` if the offset is below the initial offsets, or in a gap."""
+    if head.outcome is None:
         return None
-    low, high = 0, head.closed
-    while low < high:  # the next offset never decreases, so the first version above the offset has read it
+    kept = opened.log.lineage(head.outcome)
+    versions = next((v for v in kept if offsets.position(_stored(opened, v[-1])[1].next, partition) > offset), kept[-1])
+    low, high = versions[0], versions[-1]
+    while (
+        low < high
+    ):  # without the versions that were rolled back, the next offset never decreases: the first version above the offset has read it
         middle = (low + high) // 2
         if offsets.position(_stored(opened, middle)[1].next, partition) > offset:
             high = middle
@@ -59,7 +63,9 @@ def _reader(opened: Opened, head: Head, partition: str, offset: int) -> int | No
 
 def _is_outdated(opened: Opened, head: Head, batch: int) -> bool:
     source = opened.pipeline.source
-    current, _ = _stored(opened, opened.log.find_current(batch, head))
+    newest = opened.log.find_current(batch, head)
+    assert newest is not None  # the batch was not rolled back
+    current, _ = _stored(opened, newest)
     pins = source.read_pins(current.pins)
     return isinstance(source, Repinning) and [*source.repin(current.ranges, current.gaps, pins)] != [*pins]
 

@@ -75,6 +75,7 @@ def aborting(log: CommitLog, head: OpenHead, *, reason: str, initial_state: Json
         plan=head.plan_sha,
         attempt_id=None,
         schemas={} if before is None else before.schemas,
+        newest_rollback=invariants.newest_rollback(plan, before=before, committed=False),
         next=invariants.next_after(plan, before=head.next, committed=False),
         hint=plan.hint if plan.kind == "batch" else head.hint,
         markers=head.before.markers,
@@ -188,15 +189,31 @@ def _unneeded_state(pipeline: Pipeline, log: CommitLog, record: PipelineRecord, 
     """Yield the files of the operators' state that no run needs to reprocess one of the newest ``keep_versions`` versions, or to plan the next (V7)."""
     if pipeline.state is None:
         return
-    first = closed - pipeline.state.keep_versions
-    if first < 0 and record.fork is not None:
+    first = oldest_kept(log, closed, pipeline.state.keep_versions)
+    if first is None and record.fork is not None:
         state = record.initial_state
     else:
-        found = log.outcome(max(0, first))
+        found = log.outcome(first or 0)
         state = None if found is None else found[0].state
     oldest = operator_state(state)
     if oldest is not None:
         yield from state_files.unneeded(log.store, oldest)
+
+
+def oldest_kept(log: CommitLog, closed: int, keep_versions: int) -> int | None:
+    """
+    Return the version whose state is the oldest that is kept: ``keep_versions`` before the newest, without versions that were rolled back.
+
+    Returns ``None`` if there are fewer versions.
+    """
+    newest = log.outcome(closed)
+    kept = [] if newest is None else log.lineage(newest[0])
+    left = keep_versions
+    for versions in reversed(kept):
+        if left < len(versions):
+            return versions[-1 - left]
+        left -= len(versions)
+    return None
 
 
 class _SinkLocation:

@@ -110,14 +110,19 @@ def current_commit(opened: Opened, head: Head, version: int) -> int:
     """
     Return the commit that has replaced a version: the newest reprocessing run of its chain, or the version itself.
 
-    :raises InvalidError: the version is not closed, or was aborted
+    :raises InvalidError: the version is not closed, was aborted, is a rollback, or was rolled back
     """
     found = opened.log.outcome(version) if version <= head.closed else None
-    if found is None or not found[0].committed:
+    if found is None or not found[0].committed or found[0].rolled_back is not None:
         raise InvalidError(
-            "only a committed version can be reprocessed; nothing was written",
+            "only a committed batch can be reprocessed; nothing was written",
             given=version,
-            result="not closed" if found is None else found[0].result,
+            result="not closed" if found is None else "rollback" if found[0].rolled_back else found[0].result,
             newest_closed=head.closed,
         )
-    return opened.log.find_current(version, head)
+    current = opened.log.find_current(version, head)
+    if current is None:
+        raise InvalidError(
+            "the version was rolled back, so its rows are not visible; nothing was written", given=version
+        ).advising("reprocess the version that has read its records since (`streamsem log`).")
+    return current

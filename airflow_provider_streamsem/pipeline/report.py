@@ -48,6 +48,8 @@ def resumed(plan: Plan, run_key: str) -> str:
 def _work(plan: Plan) -> str:
     if plan.replaces is not None:
         return f"reprocessing of version {plan.replaces.version}"
+    if plan.rolled_back is not None:
+        return f"rollback to version {plan.rolled_back.to}"
     if plan.watermark_ms is not None:
         return f"no records, watermark {_time(plan.watermark_ms)}"
     return _ranges(plan.ranges)

@@ -41,6 +41,7 @@ from airflow_provider_streamsem.pipeline.plan_reprocess import (
 )
 from airflow_provider_streamsem.pipeline.publish import publish
 from airflow_provider_streamsem.pipeline.result import RunResult, answer, empty
+from airflow_provider_streamsem.pipeline.rollback import rolling_back
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import invariants
 from airflow_provider_streamsem.protocol.entries import Json, Outcome, Plan, StagedManifest
@@ -231,7 +232,7 @@ class Run:
             logger.info("%s", report.resumed(plan, self.run_key))
         if plan.spec != self.opened.spec:
             changes.warn_of_open_version(log, plan, self.opened.pipeline.to_json(), run_key=self.run_key)
-        offered = self._adopt_or_stage(head, plan, fresh=fresh)
+        offered = rolling_back(log, head) if plan.kind == "rollback" else self._adopt_or_stage(head, plan, fresh=fresh)
         if isinstance(offered, ClosedHead):
             return log.locate(self.run_key, offered)
         with telemetry.phase("commit", version=plan.version, attempt_id=offered.attempt_id or ""):
@@ -463,6 +464,7 @@ class Run:
             if not plan.gaps
             else {**staged.counts, "gaps": count_gaps(self.opened.pipeline.source, plan.gaps)},
             replaces=plan.replaces,
+            newest_rollback=invariants.newest_rollback(plan, before=head.outcome, committed=True),
             next=invariants.next_after(plan, before=head.next, committed=True),
             hint=self._hint(head, plan, staged),
             publish=staged.publish,

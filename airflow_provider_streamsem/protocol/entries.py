@@ -142,6 +142,20 @@ class Replaced:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RolledBack:
+    """
+    The position to which a rollback returns. The rows of all versions between ``to`` and the rollback, both exclusive, are no longer visible.
+
+    ``next`` are the offsets after version ``to``, with every partition that the log has now. ``counts`` are the row counts that the versions in between added
+    to the totals. Totals over the log subtract them.
+    """
+
+    to: int
+    next: Offsets
+    counts: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """
     Plan(n): the work of version n. The planner creates it before any executor reads a row.
@@ -150,14 +164,15 @@ class Plan:
     """
 
     entry: ClassVar[str] = "plan"
-    spillable: ClassVar[tuple[str, ...]] = ("pins", "lookups", "ranges", "initial_offsets", "hint")
+    spillable: ClassVar[tuple[str, ...]] = ("pins", "lookups", "ranges", "initial_offsets", "hint", "rolled_back")
     version: int
-    kind: Literal["batch", "reprocess", "move"] = "batch"
+    kind: Literal["batch", "reprocess", "rollback", "move"] = "batch"
     previous: str
     initial_offsets: Offsets | None = field(default=None, metadata=SPARSE)
     ranges: Ranges
     gaps: Gaps = field(default_factory=dict)
     replaces: Replaced | None = field(default=None, metadata=SPARSE)
+    rolled_back: RolledBack | None = field(default=None, metadata=SPARSE)
     moved_to: str = field(default="", metadata=SPARSE)
     pins: Json = None
     lookups: Mapping[str, Json] = field(default_factory=dict, metadata=SPARSE)
@@ -209,7 +224,7 @@ class Outcome:
     """Outcome(n): version n was committed or aborted. The version is closed from the moment at which this single object exists."""
 
     entry: ClassVar[str] = "outcome"
-    spillable: ClassVar[tuple[str, ...]] = ("sinks", "schemas", "hint", "state")
+    spillable: ClassVar[tuple[str, ...]] = ("sinks", "schemas", "hint", "state", "rolled_back")
     version: int
     result: Literal["commit", "abort"]
     plan: str
@@ -219,6 +234,9 @@ class Outcome:
     quarantine: Quarantine = field(default_factory=Quarantine)
     gaps: Gaps = field(default_factory=dict)
     replaces: Replaced | None = field(default=None, metadata=SPARSE)
+    rolled_back: RolledBack | None = field(default=None, metadata=SPARSE)
+    newest_rollback: int | None = field(default=None, metadata=SPARSE)
+    """The newest committed rollback up to and including this version. Readers follow it to find the versions that are not rolled back."""
     counts: Mapping[str, int] = field(default_factory=dict)
     next: Offsets
     hint: Json = None
@@ -246,6 +264,10 @@ class Outcome:
         if self.replaces is not None and self.replaces.version >= self.version:
             raise LogDamagedError(
                 "an outcome replaces a version that is not earlier", invariant="I20", version=self.version
+            )
+        if self.rolled_back is not None and not 0 <= self.rolled_back.to < self.version:
+            raise LogDamagedError(
+                "an outcome rolls back to a version that is not earlier", invariant="I21", version=self.version
             )
 
     @property
@@ -399,7 +421,9 @@ class Segment:
     segments of level k-1. If a reprocessing run has replaced a version, all values are those after the replacement:
 
     * ``files`` are the files that are still visible after the last of these versions.
-    * ``replaced`` are the versions *before* the first of these versions whose files are no longer visible.
+    * ``replaced`` are the versions *before* the first of these versions whose files reprocessing runs have replaced.
+    * ``rolled_back_to``: the files of versions above it and *before* the first of these versions are no longer visible. ``None`` if no rollback among these
+      versions returned to an earlier version than the first.
     * ``counts`` are the counts of the commits minus the counts of the commits that they replaced.
     * ``last`` is the sha256 of the newest folded outcome, and ``next`` its offsets.
     * ``children`` holds the sha256 of each child's bytes. It is empty at level 1.
@@ -416,6 +440,7 @@ class Segment:
     counts: Mapping[str, int]
     files: tuple[SegmentFile, ...] = ()
     replaced: tuple[int, ...] = field(default=(), metadata=SPARSE)
+    rolled_back_to: int | None = field(default=None, metadata=SPARSE)
     children: tuple[str, ...] = ()
 
 

@@ -90,7 +90,7 @@ def check_i4(plan: Plan, *, closed: int, next: Offsets) -> None:
             invariant="I20",
             version=plan.version,
         )
-    if plan.kind == "reprocess":
+    if plan.kind != "batch":
         return
     if plan.watermark_ms is not None and plan.ranges:
         raise LogDamagedError(
@@ -118,6 +118,10 @@ def check_carried(plan: Plan, outcome: Outcome) -> None:
         raise LogDamagedError(
             "an outcome replaces another version than its plan", invariant="I20", version=plan.version
         )
+    if outcome.rolled_back != (plan.rolled_back if outcome.committed else None):
+        raise LogDamagedError(
+            "an outcome rolls back to another position than its plan", invariant="I21", version=plan.version
+        )
     if dict(outcome.gaps) != (dict(plan.gaps) if outcome.committed else {}):
         raise LogDamagedError("an outcome declares other gaps than its plan", invariant="I5", version=plan.version)
     for partition, gaps in plan.gaps.items():
@@ -138,7 +142,9 @@ def next_after(plan: Plan, *, before: Offsets, committed: bool) -> dict[str, int
     :param before: the ``next`` offsets before the plan
     :param committed: whether the outcome is a commit
     """
-    if plan.kind == "reprocess":
+    if plan.rolled_back is not None and committed:
+        return offsets.advance(before, plan.rolled_back.next)
+    if plan.kind != "batch":
         return offsets.advance(before, {})
     return offsets.advance(before, offsets.ends(plan.ranges) if committed else offsets.starts(plan.ranges))
 
@@ -148,7 +154,7 @@ def check_next(plan: Plan, outcome: Outcome, *, before: Offsets) -> None:
     Check the ``next`` offsets of an outcome (I4, I5).
 
     After a committed batch they are the ends of the plan's ranges. After an aborted batch they are the starts of these ranges. A reprocessing run does not
-    change them. Partitions that are not in the plan keep their offsets.
+    change them. A rollback returns to those after an earlier version. Partitions that are not in the plan keep their offsets.
     """
     expected = next_after(plan, before=before, committed=outcome.committed)
     if dict(outcome.next) != expected:
@@ -353,6 +359,76 @@ def check_i20(plan: Plan, replaced: Plan, outcome: Outcome) -> None:
             invariant="I20",
             version=plan.version,
             replaces=replaced.version,
+        )
+
+
+def check_i21_plan(plan: Plan, *, next: Offsets) -> None:
+    """
+    Check that a plan of kind ``rollback``, and no other plan, names a position, which is at or below the offsets of the head in every partition (I21).
+
+    :param next: the ``next`` offsets before the plan
+    """
+    found = plan.rolled_back
+    if (plan.kind == "rollback") != (found is not None):
+        raise LogDamagedError(
+            "a plan of kind `rollback`, and no other plan, must name a position", invariant="I21", version=plan.version
+        )
+    if found is None:
+        return
+    is_earlier = 0 <= found.to < plan.version and set(found.next) == set(next) and offsets.reached(next, found.next)
+    if not is_earlier or plan.ranges or plan.gaps:
+        raise LogDamagedError(
+            "a rollback has ranges, or a position that is not before it",
+            invariant="I21",
+            version=plan.version,
+            to=found.to,
+        )
+
+
+def check_i21(plan: Plan, outcome: Outcome | None, restored: Outcome, *, counts: Mapping[str, int]) -> None:
+    """
+    Check a rollback against the version to which it returns.
+
+    :param outcome: the outcome of the rollback; ``None`` if it is open
+    :param restored: the outcome of the version to which it returns
+    :param counts: the counts that the versions in between added to the totals
+    """
+    found = plan.rolled_back
+    expected = (
+        {} if found is None else {partition: offsets.position(restored.next, partition) for partition in found.next}
+    )
+    has_state = outcome is None or not outcome.committed or outcome.state == restored.state
+    if found is None or not (found.next == expected and has_state and dict(found.counts) == dict(counts)):
+        raise LogDamagedError(
+            "a rollback does not match the version to which it returns",
+            invariant="I21",
+            version=plan.version,
+            to=restored.version,
+        )
+
+
+def newest_rollback(plan: Plan, *, before: Outcome | None, committed: bool) -> int | None:
+    """
+    Return the field ``newest_rollback`` of the outcome of a plan.
+
+    :param before: the outcome before the plan
+    :param committed: whether the outcome is a commit
+    """
+    if plan.kind == "rollback" and committed:
+        return plan.version
+    return None if before is None else before.newest_rollback
+
+
+def check_newest_rollback(plan: Plan, outcome: Outcome, *, before: Outcome | None) -> None:
+    """Check that an outcome names the newest rollback (I21)."""
+    expected = newest_rollback(plan, before=before, committed=outcome.committed)
+    if outcome.newest_rollback != expected:
+        raise LogDamagedError(
+            "an outcome does not name the newest rollback",
+            invariant="I21",
+            version=plan.version,
+            newest_rollback=outcome.newest_rollback,
+            expected=expected,
         )
 
 

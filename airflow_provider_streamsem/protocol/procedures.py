@@ -224,6 +224,10 @@ def settled(head: ClosedHead, plan: Plan, outcome: Outcome) -> RunComplete | Rea
 def _outcome_of(head: Head, version: int) -> Procedure[Outcome]:
     if head.outcome is not None and head.closed == version:
         return head.outcome
+    return (yield from _stored_outcome(version))
+
+
+def _stored_outcome(version: int) -> Procedure[Outcome]:
     outcome = yield from read_entry(Outcome, keys.outcome(version))
     if outcome is None:
         raise LogDamagedError("a version below a closed one has no outcome", invariant="I2", version=version)
@@ -282,12 +286,34 @@ def put_plan(head: ClosedHead, plan: Plan) -> Procedure[tuple[Head, bool]]:
     return found, False
 
 
-def find_current(version: int, head: Head) -> Procedure[int]:
+def lineage(outcome: Outcome) -> Procedure[list[range]]:
     """
-    Return the commit whose output has replaced that of ``version``, as of the head (W25).
+    Return the versions up to ``outcome`` that no rollback has removed, as ranges in ascending order. A range after the first begins with a rollback (I21).
+
+    :param outcome: the newest outcome to consider
+    """
+    found: list[range] = []
+    last = outcome
+    while last.newest_rollback is not None:
+        rollback = yield from _stored_outcome(last.newest_rollback)
+        if rollback.rolled_back is None:
+            what = "an outcome names a rollback that is none"
+            raise LogDamagedError(what, invariant="I21", version=last.version, newest_rollback=rollback.version)
+        found.append(range(rollback.version, last.version + 1))
+        last = yield from _stored_outcome(rollback.rolled_back.to)
+    return [range(last.version + 1), *reversed(found)]
+
+
+def find_current(version: int, head: Head) -> Procedure[int | None]:
+    """
+    Return the commit whose output has replaced that of ``version``, as of the head (W25); ``None`` if the version was rolled back.
 
     This is the newest reprocessing run in the chain that starts with ``version``, or ``version`` itself.
     """
+    if head.outcome is not None and head.outcome.newest_rollback is not None:
+        kept = yield from lineage(head.outcome)
+        if not any(version in versions for versions in kept):
+            return None
     current, at = version, version + 1
     while at <= head.closed:
         if at % segments.WIDTH == 0 and at + segments.WIDTH <= head.closed + 1:
@@ -300,6 +326,27 @@ def find_current(version: int, head: Head) -> Procedure[int]:
             current = at
         at += 1
     return current
+
+
+def corrections_after(version: int, closed: int) -> Procedure[list[int]]:
+    """
+    Return the versions above ``version``, up to and including ``closed``, that replace the rows of a commit up to and including ``version``.
+
+    Skips the versions of a segment that replaces no such commit.
+    """
+    found = []
+    at = version + 1
+    while at <= closed:
+        if at % segments.WIDTH == 0 and at + segments.WIDTH <= closed + 1:
+            segment = yield from read_entry(Segment, keys.segment(1, at // segments.WIDTH))
+            if segment is not None and not any(replaced <= version for replaced in segment[0].replaced):
+                at += segments.WIDTH
+                continue
+        outcome = yield from _stored_outcome(at)
+        if outcome.replaces is not None and outcome.replaces.version <= version:
+            found.append(at)
+        at += 1
+    return found
 
 
 def find_root(version: int) -> Procedure[int]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from airflow_provider_streamsem.protocol import offsets
 from airflow_provider_streamsem.protocol.codec import encode
 from airflow_provider_streamsem.protocol.entries import Outcome, Segment
-from airflow_provider_streamsem.protocol.view import add_counts, net_counts, visible
+from airflow_provider_streamsem.protocol.view import add_counts, net_counts, not_visible, visible
 
 WIDTH = 100
 
@@ -32,8 +32,9 @@ def level_1(index: int, outcomes: Sequence[Outcome], last: str) -> Segment:
         next_offsets = offsets.advance(next_offsets, outcome.next)
         counts = add_counts(counts, net_counts(outcome))
     commits = sum(o.committed for o in outcomes)
+    hidden = not_visible(outcomes)
     replaced = {o.replaces.version for o in outcomes if o.replaces is not None}
-    files = tuple(f for o in outcomes if o.version not in replaced for f in visible(o))
+    oldest = min((o.rolled_back.to for o in outcomes if o.rolled_back is not None), default=index * WIDTH)
     return Segment(
         level=1,
         index=index,
@@ -42,8 +43,9 @@ def level_1(index: int, outcomes: Sequence[Outcome], last: str) -> Segment:
         commits=commits,
         aborts=WIDTH - commits,
         counts=counts,
-        files=files,
+        files=tuple(file for o in outcomes if o.version not in hidden for file in visible(o)),
         replaced=tuple(sorted(version for version in replaced if version < index * WIDTH)),
+        rolled_back_to=oldest if oldest < index * WIDTH - 1 else None,
     )
 
 

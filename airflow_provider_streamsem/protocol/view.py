@@ -55,7 +55,7 @@ class ClosedHead:
 
     def planned(self, plan: Plan, sha256: str) -> OpenHead:
         """
-        Return the head after Plan(closed + 1) was stored. Checks I2, I3, I4 and I20.
+        Return the head after Plan(closed + 1) was stored. Checks I2, I3, I4, I20 and I21.
 
         :raises LogMovedError: the plan is of kind ``move``
         """
@@ -66,6 +66,7 @@ class ClosedHead:
         invariants.check_i2_receipts(plan, requires_receipts=self.requires_receipts)
         invariants.check_i3_plan(plan, after=self.outcome_sha)
         invariants.check_i4(plan, closed=self.closed, next=self.next if self.outcome is not None else initial_offsets)
+        invariants.check_i21_plan(plan, next=self.next)
         return OpenHead(before=replace(self, initial_offsets=initial_offsets), plan=plan, plan_sha=sha256)
 
     def published(self, receipts: Receipts) -> ClosedHead:
@@ -116,12 +117,13 @@ class OpenHead:
         return self.before.spec or self.plan.spec
 
     def decided(self, outcome: Outcome, sha256: str) -> ClosedHead:
-        """Return the head after the outcome of the open plan was stored. Checks I2, I3, I4, I5, I14, I15 and I20."""
+        """Return the head after the outcome of the open plan was stored. Checks I2, I3, I4, I5, I14, I15, I20 and I21."""
         before = self.before
         invariants.check_i2(self.plan, outcome)
         invariants.check_i3_outcome(outcome, plan_sha=self.plan_sha)
         invariants.check_carried(self.plan, outcome)
         invariants.check_next(self.plan, outcome, before=self.next)
+        invariants.check_newest_rollback(self.plan, outcome, before=before.outcome)
         invariants.check_i14(outcome)
         invariants.check_i15(outcome, before=before.markers)
         return ClosedHead(
@@ -177,18 +179,48 @@ def visible(outcome: Outcome) -> list[SegmentFile]:
     ]
 
 
+def not_visible(outcomes: Iterable[Outcome]) -> set[int]:
+    """
+    Return the versions whose rows a later one of these outcomes has replaced or rolled back.
+
+    :param outcomes: in ascending order of versions
+    """
+    outcomes = list(outcomes)
+    replaced = {outcome.replaces.version for outcome in outcomes if outcome.replaces is not None}
+    return replaced | removed_by_rollbacks(outcomes)
+
+
+def removed_by_rollbacks(outcomes: Iterable[Outcome]) -> set[int]:
+    """
+    Return the versions of these outcomes that a later one of them has rolled back.
+
+    :param outcomes: in ascending order of versions
+    """
+    earlier: list[int] = []
+    removed: set[int] = set()
+    for outcome in outcomes:
+        if outcome.rolled_back is not None:
+            removed |= {version for version in earlier if version > outcome.rolled_back.to}
+        earlier.append(outcome.version)
+    return removed
+
+
 def net_counts(outcome: Outcome) -> dict[str, int]:
-    """Return the counts that an outcome adds to the totals: its own counts minus those of the commit that it replaces."""
+    """Return the counts that an outcome adds to the totals: its own counts minus those of the commits that it replaces or rolls back."""
     if not outcome.committed:
         return {}
-    return add_counts(
-        outcome.counts, {} if outcome.replaces is None else {name: -n for name, n in outcome.replaces.counts.items()}
-    )
+    removed = outcome.replaces or outcome.rolled_back
+    return subtract_counts(outcome.counts, {} if removed is None else removed.counts)
 
 
 def add_counts(total: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
     """Add two mappings of counts by name."""
     return {name: total.get(name, 0) + more.get(name, 0) for name in sorted({*total, *more})}
+
+
+def subtract_counts(total: Mapping[str, int], less: Mapping[str, int]) -> dict[str, int]:
+    """Subtract the counts of the second mapping from those of the first, by name."""
+    return add_counts(total, {name: -count for name, count in less.items()})
 
 
 def fold(parts: Iterable[Segment | Outcome], *, initial_offsets: Offsets, since: int = -1) -> LogView:
@@ -210,6 +242,8 @@ def fold(parts: Iterable[Segment | Outcome], *, initial_offsets: Offsets, since:
             counts = add_counts(counts, part.counts)
             for replaced in part.replaced:
                 files.pop(replaced, None)
+            if part.rolled_back_to is not None:
+                files = {at: found for at, found in files.items() if at <= part.rolled_back_to}
             for file in part.files:
                 if file.version > since:
                     files.setdefault(file.version, []).append(file)
@@ -220,6 +254,8 @@ def fold(parts: Iterable[Segment | Outcome], *, initial_offsets: Offsets, since:
             counts = add_counts(counts, net_counts(part))
             if part.replaces is not None:
                 files.pop(part.replaces.version, None)
+            if part.rolled_back is not None:
+                files = {at: found for at, found in files.items() if at <= part.rolled_back.to}
             if version > since:
                 files[version] = visible(part)
         next_offsets = offsets.advance(next_offsets, part.next)

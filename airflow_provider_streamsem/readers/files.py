@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from airflow_provider_streamsem import registry
@@ -23,7 +24,7 @@ from airflow_provider_streamsem.protocol.codec import lines
 from airflow_provider_streamsem.protocol.entries import Outcome, PipelineRecord, Plan, Receipts
 from airflow_provider_streamsem.protocol.keys import N
 from airflow_provider_streamsem.protocol.specs import stored_spec
-from airflow_provider_streamsem.protocol.view import LogView, OpenHead
+from airflow_provider_streamsem.protocol.view import LogView, OpenHead, not_visible
 from airflow_provider_streamsem.stores.contract import split_url
 
 
@@ -247,13 +248,19 @@ class CommittedLog:
         at = self.view(version=version, since=since).version
         stored = [self.log.outcome(number) for number in range(0 if since is None else since + 1, at + 1)]
         outcomes = [found[0] for found in stored if found is not None]
-        replaced = {outcome.replaces.version for outcome in outcomes if outcome.replaces is not None}
+        hidden = not_visible(outcomes)
         for outcome in outcomes:
-            for key in () if outcome.version in replaced else outcome.quarantine.keys:
+            for key in () if outcome.version in hidden else outcome.quarantine.keys:
                 data = self.log.read(key)
                 if data is None:
                     raise LogDamagedError("quarantined records are missing", invariant="I6", key=key)
                 yield from ({**record, "version": outcome.version} for record in lines(key, data))
+
+    def rolled_back(self) -> set[int]:
+        """Return the closed versions whose rows a rollback has removed."""
+        found = self.log.outcome(self.head) if self.head >= 0 else None
+        kept = [] if found is None else self.log.lineage(found[0])
+        return {version for before, after in pairwise(kept) for version in range(before.stop, after.start)}
 
     def versions(self, *, newest_first: bool = True, limit: int | None = None) -> Iterator[Version]:
         """

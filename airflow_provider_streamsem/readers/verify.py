@@ -35,7 +35,14 @@ from airflow_provider_streamsem.protocol.entries import (
     Segment,
 )
 from airflow_provider_streamsem.protocol.offsets import Ranges
-from airflow_provider_streamsem.protocol.view import ClosedHead, OpenHead, add_counts, net_counts
+from airflow_provider_streamsem.protocol.view import (
+    ClosedHead,
+    OpenHead,
+    add_counts,
+    net_counts,
+    not_visible,
+    removed_by_rollbacks,
+)
 from airflow_provider_streamsem.readers.discoveries import DiscoveryCheck
 from airflow_provider_streamsem.readers.files import CommittedLog, open_log
 from airflow_provider_streamsem.stores.dataset import open_dataset
@@ -181,7 +188,7 @@ class _Verification:
         newest = max((version for version, _ in listed), default=-1)
         outcomes: list[tuple[Outcome, str]] = []
         head, initial_offsets = ClosedHead(), dict[str, int]()
-        ranges: list[Ranges] = []
+        ranges: dict[int, Ranges] = {}
         visible: set[int] = set()
         for version in range(newest + 1):
             if version % _PROGRESS_EACH == 0:
@@ -201,19 +208,26 @@ class _Verification:
                 )
             if plan is not None:
                 self._version(head, plan, outcome)
+            if plan is not None and plan[0].rolled_back is not None:
+                self._rollback(plan[0], None if outcome is None else outcome[0], outcomes)
             if plan is not None and outcome is not None and outcome[0].committed:
-                if plan[0].replaces is None:
-                    ranges.append(plan[0].ranges)
+                if plan[0].rolled_back is not None:
+                    to = plan[0].rolled_back.to
+                    ranges = {at: found for at, found in ranges.items() if at <= to}
+                    visible = {at for at in visible if at <= to}
+                elif plan[0].replaces is None:
+                    ranges[version] = plan[0].ranges
+                    visible.add(version)
                 else:
                     self._reprocess(plan[0], visible)
                     visible.discard(plan[0].replaces.version)
-                visible.add(version)
+                    visible.add(version)
             if outcome is not None:
                 head = ClosedHead(outcome=outcome[0], outcome_sha=outcome[1], markers=outcome[0].markers)
                 outcomes.append(outcome)
                 if outcome[0].requires_receipts:
                     head = self._receipts(head, newest)
-        self._try(partial(invariants.check_i5, ranges, initial_offsets=initial_offsets, next=head.next))
+        self._try(partial(invariants.check_i5, ranges.values(), initial_offsets=initial_offsets, next=head.next))
         self.verdict.versions = len(outcomes)
         return outcomes
 
@@ -292,6 +306,27 @@ class _Verification:
         elif plan is not None and outcome is not None:
             self._try(partial(invariants.check_i20, reprocessed, plan[0], outcome[0]), version=reprocessed.version)
 
+    def _rollback(self, plan: Plan, outcome: Outcome | None, before: list[tuple[Outcome, str]]) -> None:
+        """Check a rollback against the version to which it returns (I21)."""
+        assert plan.rolled_back is not None
+        to = plan.rolled_back.to
+        outcomes = [found for found, _ in before]
+        kept = {found.version: found for found in outcomes}
+        for version in removed_by_rollbacks(outcomes):
+            kept.pop(version, None)
+        counts: Mapping[str, int] = {}
+        for found in outcomes:
+            counts = add_counts(counts, net_counts(found) if found.version > to else {})
+        if to not in kept:
+            self._found(
+                "I21", "a rollback returns to a version that was rolled back or does not exist", version=plan.version
+            )
+            return
+        check = partial(
+            invariants.check_i21, plan, outcome, kept[to], counts={name: n for name, n in counts.items() if n}
+        )
+        self._try(check, version=plan.version)
+
     def _version(self, head: ClosedHead, plan: tuple[Plan, str], outcome: tuple[Outcome, str] | None) -> None:
         """Check a version against the head before it."""
         version = plan[0].version
@@ -360,9 +395,10 @@ class _Verification:
         """Check that the state after the newest version can be loaded. With a pipeline, check each state that ``state.keep_versions`` keeps."""
         pipeline = self.opened.pipeline
         kept = 0 if pipeline is None or pipeline.state is None else pipeline.state.keep_versions
-        newest = outcomes[-1 - kept :]
+        removed = removed_by_rollbacks(outcomes)
+        newest = [outcome for outcome in outcomes if outcome.version not in removed][-1 - kept :]
         states: list[tuple[int | None, Json]] = [(outcome.version, outcome.state) for outcome in newest]
-        if len(outcomes) <= kept:  # a fork can reprocess version 0
+        if len(newest) <= kept:  # a fork can reprocess version 0
             states.insert(0, (None, self.opened.record.initial_state))
         given = [state for _, state in states]
         for index in self._try(partial(state_files.unloadable, self.opened.log.store, given)) or []:
@@ -382,7 +418,7 @@ class _Verification:
             self._found("I6", what, version=None if newest is None else newest.version)
         self._operator_states(outcomes)
         named: set[tuple[str, str]] = set()
-        replaced = {o.replaces.version for o in outcomes if o.replaces is not None}
+        hidden = not_visible(outcomes)
         sinks = self._own_sinks(is_marked=bool(outcomes))
         for outcome in outcomes:
             if outcome.version % _PROGRESS_EACH == 0:
@@ -399,7 +435,7 @@ class _Verification:
                         continue  # after the publish, the table owns these files or vacuum deletes them
                     check = partial(_file, sinks[name], file, committable.format, outcome.version)
                     rows = self._try(check, version=outcome.version) or 0
-                    if outcome.version not in replaced:
+                    if outcome.version not in hidden:
                         self.verdict.rows[name], self.verdict.files = (
                             self.verdict.rows[name] + rows,
                             self.verdict.files + 1,

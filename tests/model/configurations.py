@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tests.model.state import Budget
 
-SINGLE, DRAIN, REPROCESS_RUN = "single", "drain", "reprocess"
+SINGLE, DRAIN, REPROCESS_RUN, ROLLBACK_RUN = "single", "drain", "reprocess", "rollback"
 TXN, ALO, AMO = "transactional", "at-least-once", "at-most-once"
 DRAIN_LENGTH = 5  # three batches of two offsets each, the last truncated by the target
 
@@ -19,7 +19,7 @@ class Actor:
     :param run: the run of the process
     :param kind: the kind of the run
     :param size: offsets per batch
-    :param of: the index of the commit that a reprocessing run reprocesses
+    :param of: the index of the commit that a reprocessing run reprocesses, or to which a rollback returns
     """
 
     name: str
@@ -57,6 +57,8 @@ D = Actor("D", 0, DRAIN, size=2)
 R = Actor("R", 2, REPROCESS_RUN)
 S = Actor("S", 3, REPROCESS_RUN)
 T = Actor("T", 4, REPROCESS_RUN, of=1)
+U = Actor("U", 5, ROLLBACK_RUN)
+V = Actor("V", 6, ROLLBACK_RUN, of=1)
 
 
 def _scope(
@@ -86,6 +88,10 @@ SMALL: dict[str, Configuration] = {
     "reprocess_abort": _scope((A, R, S), aborts=1, states=18_510),
     "reprocess_of_drain": _scope((D, R), aborts=1, states=5_688),
     "reprocess_vacuum": _scope((A, R), aborts=1, vacuums=1, states=1_506),
+    "rollback": _scope((A, B, U), states=3_980),
+    "rollback_retry": _scope((D, U), unknown=1, states=1),
+    "rollback_abort": _scope((D, U), aborts=1, clears=1, states=6_842),
+    "rollback_vacuum": _scope((D, U), vacuums=1, states=1),
     "txn": _scope((A, B), (TXN,), unknown=1, states=1_501),
     "txn_retry": _scope((A, A), (TXN,), unknown=1, crashes=1, aborts=1, states=7_386),
     "skip": _scope((A, A), (TXN,), unknown=1, crashes=1, clears=1, skips=1, states=3_366),
@@ -124,6 +130,13 @@ EXHAUSTIVE: dict[str, Configuration] = {
     "reprocess_of_reprocess_wide": _scope((A, R, T), unknown=1, crashes=1, states=98_416),
     "reprocess_concurrent": _scope((A, R, B), aborts=1, states=48_430),
     "reprocess_stale": _scope((A, R), stale=True, unknown=1, crashes=1, aborts=1, clears=1, states=45_164),
+    "rollback_retry_wide": _scope((D, U), unknown=1, crashes=1, states=13_858),
+    "rollback_twice": _scope((D, U, V), states=11_060),
+    "rollback_twice_wide": _scope((D, U, V), unknown=1, aborts=1, states=1),
+    "rollback_reprocess": _scope((D, R, U), states=22_631),
+    "rollback_concurrent_reprocess": _scope((A, B, R, U), states=128_830),
+    "rollback_vacuum_wide": _scope((D, U), vacuums=1, aborts=1, states=35_931),
+    "rollback_twins": _scope((A, B, U, U), states=39_223),
     "txn_wide": _scope((A, B), (TXN,), unknown=2, crashes=1, aborts=1, skips=1, states=213_113),
     "txn_twins": _scope((A, A), (TXN,), unknown=2, crashes=2, aborts=1, skips=1, clears=1, states=62_793),
     "txn_stale": _scope((A, B), (TXN,), stale=True, unknown=1, crashes=1, aborts=1, states=87_413),

@@ -147,7 +147,7 @@ class Explorer:
         good = {NONE: bytearray(), **{run: bytearray() for run in runs}}
         for k in range(states):
             s = self._state(k)
-            good[NONE].append(self.protocol.is_closed(s) and all(p.at == COMPLETED for p in s.processes))
+            good[NONE].append(self.protocol.is_closed(s) and self.protocol.are_all_complete(s))
             for run in runs:
                 good[run].append(self.protocol.is_complete(s, run) or self.protocol.waits_for_others(s, run))
         for run, reached in good.items():

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from tests.model import mutants_publish, mutants_reprocess, mutants_runs, mutants_state, mutants_store, mutants_writer
+from tests.model import (
+    mutants_publish,
+    mutants_reprocess,
+    mutants_rollback,
+    mutants_runs,
+    mutants_state,
+    mutants_store,
+    mutants_writer,
+)
 from tests.model.configurations import CONFIGURATIONS
 from tests.model.explore import Verdict, explore
 from tests.model.mutant import MUTANTS, MutantEntry
@@ -12,6 +20,7 @@ __all__ = ["MUTANTS", "MutantEntry", "find_violation"]
 _MODULES = (
     mutants_publish,
     mutants_reprocess,
+    mutants_rollback,
     mutants_runs,
     mutants_state,
     mutants_store,

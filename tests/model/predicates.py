@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.model.configurations import REPROCESS_RUN, TXN, Configuration
+from tests.model.configurations import REPROCESS_RUN, ROLLBACK_RUN, TXN, Configuration
 from tests.model.state import (
     APPLIED,
     BATCH,
@@ -18,6 +18,7 @@ from tests.model.state import (
     NO_STATE,
     NONE,
     REPROCESS,
+    ROLLBACK,
     SENT,
     SKIPPED,
     WHOLE,
@@ -25,10 +26,15 @@ from tests.model.state import (
     Outcome,
     State,
     committed,
+    kept,
     next_after,
     pointer,
     root_of,
+    state_after,
 )
+
+KINDS = {REPROCESS_RUN: REPROCESS, ROLLBACK_RUN: ROLLBACK}
+"""Kind of a run → kind of its versions. All other runs plan batches."""
 
 Predicate = Callable[[State, Configuration], str]
 
@@ -47,34 +53,45 @@ def i2(s: State, c: Configuration) -> str:
 
 
 def i3(s: State, _: Configuration) -> str:
-    """A commit names an attempt of its version, and an abort names none. I1 checks that a version has one outcome."""
+    """A commit names an attempt of its version. An abort or a rollback names none. I1 checks that a version has one outcome."""
     for n, version in enumerate(s.log):
         if version.outcome is not None:
             x = version.outcome.attempt
-            if committed(version) != (0 <= x < len(version.attempts)):
+            has_attempt = committed(version) and version.plan.kind != ROLLBACK
+            if has_attempt != (0 <= x < len(version.attempts)):
                 return f"the outcome of version {n} names attempt {x}"
     return ""
 
 
 def i4(s: State, _: Configuration) -> str:
-    """The range of a batch starts at Outcome(n-1).next, and its commit sets next to the range's end. Reprocessing runs and aborts do not change next."""
+    """
+    The range of a batch starts at Outcome(n-1).next, and its commit sets next to the range's end. A rollback returns to the next of an earlier outcome.
+    Reprocessing runs and aborts do not change next.
+    """
     for n, version in enumerate(s.log):
         plan, before = version.plan, next_after(s.log, n - 1)
         if plan.kind == BATCH and plan.start != before:
             return f"version {n} starts at {plan.start}, next of the outcome before it is {before}"
         expected = plan.end if plan.kind == BATCH and committed(version) else before
+        if plan.kind == ROLLBACK and committed(version):
+            expected = next_after(s.log, plan.to)
         if version.outcome is not None and version.outcome.next != expected:
             return f"Outcome({n}).next is {version.outcome.next}, expected {expected}"
     return ""
 
 
 def i5(s: State, _: Configuration) -> str:
-    """The ranges of the committed batches together are [0, head.next), and each committed attempt read the planned range."""
+    """
+    The ranges of the committed batches that are not rolled back are together [0, head.next), and each committed attempt read the planned range.
+    """
     reached = 0
     for n, version in enumerate(s.log):
         if not committed(version):
             continue
         assert version.outcome is not None
+        if version.plan.kind == ROLLBACK:
+            reached = version.outcome.next
+            continue
         if version.attempts[version.outcome.attempt].read != version.plan.end:
             return f"the attempt of version {n} did not read the planned range"
         if version.plan.kind == BATCH:
@@ -194,16 +211,36 @@ def i20(s: State, _: Configuration) -> str:
     return newest_is_visible(s.log)
 
 
+def i21(s: State, _: Configuration) -> str:
+    """A rollback returns to a version that is not rolled back. Visible files and state are again those after that version."""
+    for n, version in enumerate(s.log):
+        plan, outcome = version.plan, version.outcome
+        if (plan.kind == ROLLBACK) != (plan.to != NONE):
+            return f"version {n} is a {plan.kind} and returns to {plan.to}"
+        if plan.kind != ROLLBACK:
+            continue
+        if plan.to not in kept(s.log, n - 1):
+            return f"version {n} returns to version {plan.to}, which is rolled back"
+        if not committed(version):
+            continue
+        if visible(s.log, n) != visible(s.log, plan.to):
+            return f"at version {n}, {visible(s.log, n)} are visible, at version {plan.to} {visible(s.log, plan.to)}"
+        if outcome is not None and outcome.state != state_after(s.log, plan.to):
+            return f"the state of Outcome({n}) is {outcome.state}, that of Outcome({plan.to}) {state_after(s.log, plan.to)}"
+    return ""
+
+
 def w28(s: State, _: Configuration) -> str:
     """
-    The operators' state of an outcome is that of the newest committed batch. Each attempt loaded the state before its batch, or before the batch that it
+    The operators' state of an outcome is that of the newest committed batch that is not rolled back. Each attempt loaded the state before its batch, or before the batch that it
     reprocesses. So each record is counted once.
     """
     before = [NO_STATE]
     for n, version in enumerate(s.log):
         outcome = version.outcome
         is_batch = version.plan.kind == BATCH and committed(version)
-        before.append((n, outcome.attempt) if outcome is not None and is_batch else before[-1])
+        after = before[version.plan.to + 1] if version.plan.kind == ROLLBACK and committed(version) else before[-1]
+        before.append((n, outcome.attempt) if outcome is not None and is_batch else after)
         if outcome is not None and outcome.state != before[-1]:
             return f"the state of Outcome({n}) is that of {outcome.state}, expected {before[-1]}"
         wanted = before[root_of(s.log, n)]
@@ -216,8 +253,8 @@ def w28(s: State, _: Configuration) -> str:
 def newest_is_visible(log: Log) -> str:
     """Of each chain, the newest commit and no other version is visible at the head."""
     newest: dict[int, int] = {}
-    for n, version in enumerate(log):
-        if committed(version):
+    for n in kept(log, len(log) - 1):
+        if committed(log[n]) and log[n].plan.kind != ROLLBACK:
             newest[root_of(log, n)] = n
     seen = visible(log, len(log) - 1)
     return (
@@ -230,7 +267,9 @@ def visible(log: Log, at: int) -> set[int]:
     found: set[int] = set()
     for n in range(at + 1):
         outcome = log[n].outcome
-        if committed(log[n]):
+        if outcome is not None and outcome.to != NONE:
+            found = {m for m in found if m <= outcome.to}
+        if committed(log[n]) and log[n].plan.kind != ROLLBACK:
             found.add(n)
         if outcome is not None:
             found.discard(outcome.replaces)
@@ -240,6 +279,8 @@ def visible(log: Log, at: int) -> set[int]:
 def has_committed_files(log: Log, n: int) -> bool:
     """Whether the attempt that Outcome(n) names has all its files."""
     outcome = log[n].outcome
+    if log[n].plan.kind == ROLLBACK:
+        return True
     return outcome is not None and log[n].attempts[outcome.attempt].files == WHOLE
 
 
@@ -253,14 +294,17 @@ def i12(s: State, c: Configuration) -> str:
         who = f"process {i} returned version {n}, which"
         if version.outcome is None:
             return f"{who} is open"
-        if version.plan.run != actor.run or (version.plan.kind == REPROCESS) != (actor.kind == REPROCESS_RUN):
+        if version.plan.run != actor.run or version.plan.kind != KINDS.get(actor.kind, BATCH):
             return f"{who} is not of its run"
         if c.sinks and committed(version) and version.receipts is None:
             return f"{who} has no receipts"
         target = version.plan.target
         if target == NONE and not committed(version):
             return f"{who} was aborted"
-        if target != NONE and next_after(s.log, len(s.log) - 1) < target:
+        ends = [
+            after.outcome.next for after in s.log[n:] if after.outcome is not None
+        ]  # a rollback may return below the target later
+        if target != NONE and max(ends) < target:
             return f"{who} is of a drain whose target the head has not reached"
     return ""
 
@@ -313,6 +357,7 @@ STORED: dict[str, Predicate] = {
     "I18": i18,
     "I19": i19,
     "I20": i20,
+    "I21": i21,
     "W28": w28,
 }
 RETURNED: dict[str, Predicate] = {"I12": i12}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tests.model.configurations import AMO, REPROCESS_RUN, TXN, Configuration
+from tests.model.configurations import AMO, REPROCESS_RUN, ROLLBACK_RUN, TXN, Configuration
 from tests.model.publisher import Publisher
 from tests.model.state import (
     ABORT,
@@ -26,6 +26,7 @@ from tests.model.state import (
     POINTER,
     READ_HEAD,
     RECEIPTS,
+    ROLLBACK,
     STAGE,
     TRANSACT,
     UNKNOWN,
@@ -110,13 +111,29 @@ class Protocol(Publisher):
         return not s.log or (s.log[-1].outcome is not None and not self.has_pending_publishes(s, len(s.log) - 1))
 
     def is_complete(self, s: State, run: int) -> bool:
-        """Whether every process of a run completed. A reprocessing run may also wait for its commit while no version is open."""
-        closed, commits = self.is_closed(s), sum(committed(version) for version in s.log)
+        """Whether every process of a run completed. A reprocessing run or a rollback may also wait for its commit while no version is open."""
+        closed = self.is_closed(s)
         return all(
-            p.at == COMPLETED or (closed and actor.kind == REPROCESS_RUN and commits <= actor.of)
-            for p, actor in zip(s.processes, self.actors, strict=True)
+            p.at == COMPLETED or (closed and self.waits_for_commit(s, i))
+            for i, (p, actor) in enumerate(zip(s.processes, self.actors, strict=True))
             if actor.run == run
         )
+
+    def are_all_complete(self, s: State) -> bool:
+        """
+        Whether every process completed. A rollback may be refused for ever. After a rollback, so may a reprocessing run, whose commit was removed.
+        """
+        is_rolled_back = any(committed(version) and version.plan.kind == ROLLBACK for version in s.log)
+        refusable = (REPROCESS_RUN, ROLLBACK_RUN) if is_rolled_back else (ROLLBACK_RUN,)
+        return all(
+            p.at == COMPLETED or (self.actors[i].kind in refusable and self.waits_for_commit(s, i))
+            for i, p in enumerate(s.processes)
+        )
+
+    def waits_for_commit(self, s: State, i: int) -> bool:
+        """Whether a reprocessing run or a rollback cannot be planned yet."""
+        is_closed = self.actors[i].kind in (REPROCESS_RUN, ROLLBACK_RUN) and self.is_closed(s)
+        return is_closed and self.next_step(s, i, len(s.log) - 1).at == LIST_HEAD
 
     def waits_for_others(self, s: State, run: int) -> bool:
         """Whether a run may wait: another run claimed an effect, or a sink refuses the head and an operator has not skipped it."""
@@ -239,7 +256,9 @@ class Protocol(Publisher):
     def folded(version: Version) -> Version:
         """A closed version without its losing attempts."""
         outcome = version.outcome
-        if outcome is None or (outcome.attempt <= 0 and len(version.attempts) == committed(version)):
+        if outcome is None or version.plan.kind == ROLLBACK:
+            return version
+        if outcome.attempt <= 0 and len(version.attempts) == committed(version):
             return version
         if not committed(version):
             return version._replace(attempts=())

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
-BATCH, REPROCESS = "batch", "reprocess"
+BATCH, REPROCESS, ROLLBACK = "batch", "reprocess", "rollback"
 COMMIT, ABORT = "commit", "abort"
 NONE = -1  # no target, no replaced version, no attempt
 HALF, WHOLE, DELETED = 1, 2, 0  # values of Attempt.files
@@ -40,7 +40,7 @@ TRANSACT, DELIVER, CLAIM, EFFECT, RECEIPTS, COMPLETED = (
 
 
 class Plan(NamedTuple):
-    """Plan(n); ``replaces`` is the version whose files a reprocessing run replaces."""
+    """Plan(n); ``replaces`` is the version whose files a reprocessing run replaces, ``to`` the version to which a rollback returns."""
 
     kind: str
     start: int
@@ -49,11 +49,13 @@ class Plan(NamedTuple):
     j: int
     target: int = NONE
     replaces: int = NONE
+    to: int = NONE
 
 
 class Outcome(NamedTuple):
     """
-    Outcome(n); ``replaces`` is the version whose files it hides. ``state`` is the operators' state after the version: the version and the attempt that wrote it.
+    Outcome(n); ``replaces`` is the version whose files it hides. A rollback hides the files of the versions after ``to``. ``state`` is the operators' state
+    after the version: the version and the attempt that wrote it.
 
     Only one mutant sets ``writer``: the process that created the outcome.
     """
@@ -64,6 +66,7 @@ class Outcome(NamedTuple):
     replaces: int = NONE
     writer: int = 0
     state: tuple[int, int] = NO_STATE
+    to: int = NONE
 
 
 class Attempt(NamedTuple):
@@ -168,6 +171,17 @@ def state_after(log: Log, n: int) -> tuple[int, int]:
 def committed(version: Version) -> bool:
     """Whether the version has an outcome that is a commit."""
     return version.outcome is not None and version.outcome.result == COMMIT
+
+
+def kept(log: Log, upto: int) -> list[int]:
+    """The versions up to ``upto`` that no rollback has removed, in ascending order."""
+    found: list[int] = []
+    for n in range(upto + 1):
+        outcome = log[n].outcome
+        if outcome is not None and outcome.to != NONE:
+            found = [m for m in found if m <= outcome.to]
+        found.append(n)
+    return found
 
 
 def newest_of(log: Log, k: int, upto: int) -> int:

@@ -7,7 +7,7 @@ as one read at the time of the last. Each rule that a mutant breaks is a separat
 
 from __future__ import annotations
 
-from tests.model.configurations import AMO, DRAIN, DRAIN_LENGTH, REPROCESS_RUN, TXN
+from tests.model.configurations import AMO, DRAIN, DRAIN_LENGTH, REPROCESS_RUN, ROLLBACK_RUN, TXN
 from tests.model.state import (
     BATCH,
     CLAIM,
@@ -27,6 +27,7 @@ from tests.model.state import (
     READ_HEAD,
     RECEIPTS,
     REPROCESS,
+    ROLLBACK,
     STAGE,
     TRANSACT,
     WHOLE,
@@ -38,6 +39,7 @@ from tests.model.state import (
     State,
     Steps,
     committed,
+    kept,
     newest_of,
     next_after,
     pointer,
@@ -125,6 +127,8 @@ class Writer(Store):
         actor, start = self.actors[i], next_after(s.log, head)
         if actor.kind == REPROCESS_RUN:
             return self.cut_reprocess(s, i, head, j)
+        if actor.kind == ROLLBACK_RUN:
+            return self.cut_rollback(s, i, head, j)
         if actor.kind == DRAIN:
             target = self.target_of(start, target)
             end = min(start + actor.size, target)
@@ -142,13 +146,30 @@ class Writer(Store):
 
     def cut_reprocess(self, s: State, i: int, head: int, j: int) -> Process:
         """Cut the plan of a reprocessing run from the log at ``head``. If the commit to reprocess does not exist yet, list the head again."""
-        commits = [n for n in range(head + 1) if committed(s.log[n])]
+        commits = self.commits(s, head)
         if len(commits) <= self.actors[i].of:
             return Process(LIST_HEAD)
         replaces = self.replaced(s, i, commits[self.actors[i].of], head)
         old = s.log[replaces].plan
         start, end = self.reprocess_range(s, head, old)
         return Process(PLAN, head + 1, memory=(Plan(REPROCESS, start, end, self.run_key(s, i), j, NONE, replaces),))
+
+    def commits(self, s: State, head: int) -> list[int]:
+        """The commits with rows that were not rolled back, in ascending order."""
+        return [n for n in kept(s.log, head) if committed(s.log[n]) and s.log[n].plan.kind != ROLLBACK]
+
+    def cut_rollback(self, s: State, i: int, head: int, j: int) -> Process:
+        """Cut the plan of a rollback from the log at ``head``. If there is nothing that it may remove, list the head again."""
+        commits = self.commits(s, head)
+        to = commits[self.actors[i].of] if self.actors[i].of < len(commits) else NONE
+        if to == NONE or commits[-1] == to or self.is_corrected(s, to, head):
+            return Process(LIST_HEAD)
+        at = next_after(s.log, to)
+        return Process(PLAN, head + 1, memory=(Plan(ROLLBACK, at, at, self.run_key(s, i), j, to=to),))
+
+    def is_corrected(self, s: State, to: int, head: int) -> bool:
+        """Whether a version after ``to`` has reprocessed a version up to ``to``. Such a rollback is refused (W31)."""
+        return any(s.log[n].plan.replaces in range(to + 1) and committed(s.log[n]) for n in range(to + 1, head + 1))
 
     def replaced(self, s: State, i: int, k: int, head: int) -> int:
         """The commit that holds the rows of ``k`` at ``head`` (W25)."""
@@ -164,6 +185,8 @@ class Writer(Store):
 
     def plan_answered(self, s: State, i: int, process: Process, answer: object) -> State:
         """Stage at once if the plan was created (W17). Otherwise recover again (W12): the stored plan may be of another run, or an earlier copy of this request."""
+        if answer and s.log[process.n].plan.kind == ROLLBACK:
+            return with_process(s, i, Process(CLOSE, process.n))
         return with_process(s, i, Process(STAGE, process.n) if answer else Process(READ_HEAD, process.n))
 
     # ---- stage (W16 to W18)
@@ -171,6 +194,9 @@ class Writer(Store):
     def close(self, s: State, i: int, process: Process) -> Steps:
         """Close an open version whose plan this process did not create: adopt a staged attempt, or stage a new one (W17)."""
         n = process.n
+        if s.log[n].plan.kind == ROLLBACK:
+            yield ("closes the rollback", n), with_process(s, i, self.to_commit(s, i, n, NONE, own=False))
+            return
         found = self.adoptable(s, n)
         for x in found:
             yield (f"adopts attempt {x} of version", n), with_process(s, i, self.to_commit(s, i, n, x, own=False))
@@ -251,9 +277,15 @@ class Writer(Store):
     def commit_of(self, s: State, i: int, n: int, x: int) -> Outcome:
         """The commit of attempt x. A reprocessing run changes neither ``next`` (W26) nor the operators' state (W27)."""
         plan = s.log[n].plan
+        if plan.kind == ROLLBACK:
+            return self.rollback_of(s, plan)
         if plan.kind == BATCH:
             return Outcome(COMMIT, x, plan.end, plan.replaces, state=(n, x))
         return Outcome(COMMIT, x, next_after(s.log, n - 1), plan.replaces, state=state_after(s.log, n - 1))
+
+    def rollback_of(self, s: State, plan: Plan) -> Outcome:
+        """The commit of a rollback: ``next`` and state are those after the version to which it returns (W31)."""
+        return Outcome(COMMIT, NONE, next_after(s.log, plan.to), state=state_after(s.log, plan.to), to=plan.to)
 
     def outcome(self, s: State, i: int, process: Process) -> Steps:
         """Send Outcome(n)."""

@@ -15,10 +15,12 @@ from airflow_provider_streamsem.protocol.entries import (
     Committable,
     Effects,
     Marker,
+    Outcome,
     Plan,
     Receipt,
     Receipts,
     Replaced,
+    RolledBack,
     RunPointer,
     StagedManifest,
 )
@@ -291,6 +293,67 @@ def test_I20_commit_must_replace_the_version_of_its_plan_and_an_abort_none() -> 
             opened.decided(samples.outcome(REPROCESS, next=unchanged, **changes), "sha")
     with raises_damage("I4"):  # type: ignore[attr-defined]
         opened.decided(samples.outcome(REPROCESS, replaces=REPROCESS.replaces, next={"files": 2}), "sha")
+
+
+AT_3 = ClosedHead(outcome=samples.outcome(samples.plan(3), next={"a": 4, "b": 1}), outcome_sha="sha")
+BACK = RolledBack(to=1, next={"a": 2, "b": 0}, counts={"read": 4})
+ROLLBACK = samples.plan(4, kind="rollback", ranges={}, previous="sha", rolled_back=BACK)
+RESTORED = samples.outcome(samples.plan(1), next={"a": 2}, state={"dedup": 1})
+
+
+def rolled_back(**changes: Any) -> Outcome:
+    empty = {"attempt_id": None, "sinks": {}, "counts": {}}
+    given = {"next": BACK.next, "rolled_back": BACK, "newest_rollback": 4, "state": RESTORED.state}
+    return samples.outcome(ROLLBACK, **{**empty, **given, **changes})
+
+
+def test_I21_rollback_without_an_earlier_position_or_with_ranges_is_refused() -> None:
+    assert AT_3.planned(ROLLBACK, "sha").next == AT_3.next
+    for changes in (
+        {"rolled_back": None},
+        {"kind": "batch"},
+        {"ranges": {"a": (4, 5)}},
+        {"rolled_back": RolledBack(to=4, next=BACK.next, counts={})},
+        {"rolled_back": RolledBack(to=1, next={"a": 2}, counts={})},
+        {"rolled_back": RolledBack(to=1, next={"a": 5, "b": 0}, counts={})},
+    ):
+        with raises_damage("I21"):  # type: ignore[attr-defined]
+            AT_3.planned(dataclasses.replace(ROLLBACK, **changes), "sha")
+
+
+def test_I21_outcome_must_have_the_position_of_its_plan_and_name_the_newest_rollback() -> None:
+    opened = AT_3.planned(ROLLBACK, encode(ROLLBACK).sha256)
+    assert opened.decided(rolled_back(), "sha").next == BACK.next
+    abort = {"result": "abort", "rolled_back": None, "newest_rollback": None, "next": AT_3.next}
+    assert opened.decided(rolled_back(**abort), "sha").next == AT_3.next
+    for changes in ({"rolled_back": None}, {"newest_rollback": None}, {**abort, "rolled_back": BACK}):
+        with raises_damage("I21"):  # type: ignore[attr-defined]
+            opened.decided(rolled_back(**changes), "sha")
+    with raises_damage("I4"):  # type: ignore[attr-defined]
+        opened.decided(rolled_back(next=AT_3.next), "sha")
+    with raises_damage("I21"):  # type: ignore[attr-defined]
+        rolled_back(rolled_back=RolledBack(to=4, next={}, counts={}))
+    later = samples.plan(5, previous="sha", ranges={"a": (2, 3)})
+    head = ClosedHead(outcome=rolled_back(), outcome_sha="sha").planned(later, encode(later).sha256)
+    commit = samples.outcome(later, next={"a": 3, "b": 0}, newest_rollback=4)
+    assert head.decided(commit, "sha").next == {"a": 3, "b": 0}
+    with raises_damage("I21"):  # type: ignore[attr-defined]
+        head.decided(dataclasses.replace(commit, newest_rollback=None), "sha")
+
+
+def test_I21_rollback_must_have_the_offsets_the_state_and_the_counts_of_the_version_to_which_it_returns() -> None:
+    counts = {"read": 4}
+    invariants.check_i21(ROLLBACK, rolled_back(), RESTORED, counts=counts)
+    invariants.check_i21(ROLLBACK, None, RESTORED, counts=counts)
+    invariants.check_i21(ROLLBACK, rolled_back(result="abort", state=None), RESTORED, counts=counts)
+    for plan, outcome, restored, expected in (
+        (ROLLBACK, rolled_back(state=None), RESTORED, counts),
+        (ROLLBACK, None, dataclasses.replace(RESTORED, next={"a": 3}), counts),
+        (ROLLBACK, None, RESTORED, {}),
+        (PLAN, None, RESTORED, counts),
+    ):
+        with raises_damage("I21"):  # type: ignore[attr-defined]
+            invariants.check_i21(plan, outcome, restored, counts=expected)
 
 
 def test_I4_outcome_without_the_partitions_that_its_plan_does_not_read_is_refused() -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+from random import Random
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +13,7 @@ from hypothesis import strategies as st
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import LogDamagedError
 from airflow_provider_streamsem.protocol import codec, keys, procedures, segments
-from airflow_provider_streamsem.protocol.entries import Outcome, Segment
+from airflow_provider_streamsem.protocol.entries import Outcome, Replaced, RolledBack, Segment
 from airflow_provider_streamsem.protocol.view import ClosedHead, fold, without_pending
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.stores import CountingStore
@@ -41,6 +45,107 @@ def test_fold_from_segments_equals_fold_from_outcomes(kinds: list[bool], since: 
         v for v, commit in enumerate(kinds) if commit and v > since
     ]
     assert from_outcomes.sink("other") == ()
+
+
+class History:
+    """A history with batches, reprocessing runs, rollbacks and aborts, and what is visible after it."""
+
+    def __init__(self, seed: int, versions: int) -> None:
+        self.outcomes: list[Outcome] = []
+        self.views: list[dict[int, int]] = []
+        """For each version: root → the commit that holds its rows."""
+        self.offsets: list[int] = []
+        self.kept: list[list[int]] = []
+        random = Random(seed)
+        for _ in range(versions):
+            self.add(random)
+
+    def add(self, random: Random) -> None:
+        """Add an abort, a reprocessing run or a rollback; or a batch, also if there is nothing to reprocess or to roll back."""
+        kind = random.randrange(20)
+        version = len(self.outcomes)
+        rows, offset = (dict(self.views[-1]), self.offsets[-1]) if version else ({}, 0)
+        kept = [*self.kept[-1]] if version else []
+        newest = self.outcomes[-1].newest_rollback if version else None
+        changes: dict[str, Any] = {}
+        if kind == 0:
+            changes = {"result": "abort"}
+        elif kind in (1, 2) and rows:
+            root = random.choice(sorted(rows)[-5:])
+            changes = {"replaces": Replaced(version=rows[root], counts=self.outcomes[rows[root]].counts)}
+            rows[root] = version
+        elif kind == 3 and (allowed := [to for to in kept if not self.is_corrected(to)]):
+            to = random.choice(allowed[-30:])
+            rows, offset, kept, newest = dict(self.views[to]), self.offsets[to], [*self.kept[to]], version
+            counts = {"read": 2 * (len(self.views[-1]) - len(rows))}
+            changes = {
+                "sinks": {},
+                "counts": {},
+                "attempt_id": None,
+                "rolled_back": RolledBack(to=to, next={"files": offset}, counts=counts),
+            }
+        else:
+            rows[version], offset = version, offset + 1
+        kept.append(version)
+        of = samples.plan(version)
+        commit = samples.outcome(of, **{**changes, "next": {"files": offset}, "newest_rollback": newest})
+        if commit.counts:
+            commit = dataclasses.replace(commit, counts={"read": 2, "parsed": 2, "quarantined": 0, "written.out": 2})
+        self.outcomes.append(commit)
+        self.views.append(rows)
+        self.offsets.append(offset)
+        self.kept.append(kept)
+
+    def is_corrected(self, to: int) -> bool:
+        """Whether a later version has reprocessed a version up to ``to``, so that no rollback to it is planned (W32)."""
+        return any(o.replaces is not None and o.replaces.version <= to for o in self.outcomes[to + 1 :])
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_view_after_reprocessing_runs_and_rollbacks_is_the_same_from_segments_and_from_outcomes(seed: int) -> None:
+    found = History(seed, 250)
+    folded = [segments.level_1(i, found.outcomes[i * 100 : i * 100 + 100], "sha") for i in range(2)]
+    for parts in (found.outcomes, [folded[0], *found.outcomes[100:]], [*folded, *found.outcomes[200:]]):
+        view = fold(parts, initial_offsets={"files": 0})
+        assert {file.version for file in view.files} == set(found.views[-1].values())
+        assert view.next == {"files": found.offsets[-1]}
+        assert view.counts["read"] == 2 * len(found.views[-1])
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_lineage_has_the_versions_that_no_rollback_removed(seed: int) -> None:
+    found = History(seed, 40)
+    log = CommitLog(stored(found.outcomes))
+    kept = log.lineage(found.outcomes[-1])
+    assert [version for versions in kept for version in versions] == found.kept[-1]
+    head = ClosedHead(outcome=found.outcomes[-1])
+    for version in range(40):
+        assert (log.find_current(version, head) is not None) == (version in found.kept[-1])
+
+
+def test_lineage_through_a_version_that_is_no_rollback_is_damage() -> None:
+    outcomes = history([True] * 3)
+    broken = dataclasses.replace(outcomes[2], newest_rollback=1)
+    with pytest.raises(LogDamagedError, match="I21"):
+        CommitLog(stored(outcomes)).lineage(broken)
+
+
+def test_reprocessing_runs_of_earlier_versions_are_found_with_and_without_segments() -> None:
+    outcomes = history([True] * 310)
+    for at, replaced in ((150, 20), (205, 203), (250, 149)):
+        outcomes[at] = dataclasses.replace(
+            outcomes[at], replaces=Replaced(version=replaced, counts=outcomes[replaced].counts)
+        )
+    store = stored(outcomes)
+    log = CommitLog(store)
+    assert [log.corrections_after(version, 309) for version in (30, 180, 260)] == [[150], [250], []]
+    log.write_segments(99, [])
+    log.write_segments(199, [])
+    log.write_segments(299, [])
+    assert [log.corrections_after(version, 309) for version in (30, 180, 260)] == [[150], [250], []]
+    store.keys.clear()
+    assert log.corrections_after(99, 309) == [150]
+    assert len(store.keys) < 130
 
 
 def test_fold_with_a_missing_or_duplicate_version_is_refused() -> None:

@@ -57,7 +57,16 @@ class RawLog:
 
     def files(self, version: int, sink: str = "out") -> list[str]:
         """The keys of the files of one commit."""
-        return [file["key"] for file in self.outcomes[version]["sinks"][sink]["files"]]
+        output = self.outcomes[version]["sinks"].get(sink)  # a rollback has no output
+        return [] if output is None else [file["key"] for file in output["files"]]
+
+    def kept(self, at: int) -> list[int]:
+        """The versions up to ``at`` that no rollback has removed."""
+        found: list[int] = []
+        for version in range(at + 1):
+            back = self.outcomes[version].get("rolled_back")
+            found = [*(v for v in found if back is None or v <= back["to"]), version]
+        return found
 
     def visible(self, at: int) -> list[str]:
         """The keys of the files that are visible in the dataset at a version, in the order of versions."""
@@ -72,6 +81,10 @@ class RawLog:
                 require(
                     old is not None, "a reprocessing run replaced a version that was not visible", version, replaced
                 )
+            back = outcome.get("rolled_back")
+            if back is not None:
+                require(back["to"] in self.kept(version - 1), "a rollback returned to a removed version", version, back)
+                files = {v: keys for v, keys in files.items() if v <= back["to"]}
             files[version] = self.files(version)
         return [key for version in sorted(files) for key in files[version]]
 
@@ -124,6 +137,9 @@ def ids(dataset: Path, files: list[str]) -> Counter[int]:
 def check_result(log: RawLog, result: RunResult, run_key: str) -> None:
     """Check a run's result against the raw log (I12)."""
     versions = log.versions_of_run(run_key)
+    if any("rolled_back" in outcome for outcome in log.outcomes.values()):
+        # After a rollback, a drain continues that had returned a result.
+        versions = [version for version in versions if version <= result.version]
     committed = [v for v in versions if v in log.outcomes and log.outcomes[v]["result"] == "commit"]
     counts: Counter[str] = Counter()
     for version in committed:

@@ -14,9 +14,15 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from airflow_provider_streamsem import Limits, RunResult, reprocess, run_batch
+from airflow_provider_streamsem import Limits, RunResult, reprocess, rollback, run_batch
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.errors import PublishError, StreamsemError, UnavailableError
+from airflow_provider_streamsem.errors import (
+    ConflictError,
+    InvalidError,
+    PublishError,
+    StreamsemError,
+    UnavailableError,
+)
 from airflow_provider_streamsem.pipeline import maintenance
 from airflow_provider_streamsem.pipeline.publish import skip
 from airflow_provider_streamsem.protocol import keys
@@ -29,6 +35,7 @@ from tests.simulation import checks
 from tests.simulation.checks import RawLog, require
 from tests.simulation.disk import simulated_directories
 from tests.simulation.effects import EffectsPipeline
+from tests.simulation.rollback import RollbackPipeline, StatefulRollbackPipeline
 from tests.simulation.scheduler import Process, Scheduler, Violation
 from tests.simulation.simulated_pipeline import DedupPipeline, PipelineFixture
 from tests.simulation.stateful import StatefulPipeline
@@ -45,7 +52,7 @@ FIXTURES: tuple[type[PipelineFixture], ...] = (
         PipelineFixture,
         DedupPipeline,
         StatefulPipeline,
-        PipelineFixture,
+        RollbackPipeline,
     ),
     *(
         PipelineFixture,
@@ -55,7 +62,7 @@ FIXTURES: tuple[type[PipelineFixture], ...] = (
         PipelineFixture,
         DedupPipeline,
         StatefulPipeline,
-        PipelineFixture,
+        StatefulRollbackPipeline,
     ),
 )
 """The pipelines of consecutive seeds, in a cycle. Slow ones occur less often."""
@@ -129,15 +136,17 @@ class Simulation:
 
     def start(self, kind: str) -> None:
         if (
-            kind in ("reprocess", "named reprocess", "reader", "vacuum")
-            and self.store.closed < 0
-            and self.rng.random() < 0.9
+            kind in ("reprocess", "named reprocess", "reader", "vacuum", "rollback")
+            and self.store.closed < (2 if kind == "rollback" else 0)
+            and (self.rng.random() < 0.9 or kind == "rollback")
         ):
-            # No version exists yet, so this process starts later. A few start anyway.
-            self.pending.append(kind)
+            # Too few versions exist yet, so this process starts later. A few start anyway.
+            if self.store.closed < 0 or self.scheduler.live:
+                self.pending.append(kind)
             if self.scheduler.live:
                 return
-            kind = "drain"
+            if self.store.closed < 0:
+                kind = "drain"
         if kind == "arrival":
             self.add_file()
         elif kind in ("single", "drain"):
@@ -152,6 +161,7 @@ class Simulation:
                 "abort": self.abort,
                 "vacuum": self.vacuum,
                 "reader": self.read,
+                "rollback": self.roll_back,
                 "skip": self.skip,
             }[kind]
             self.scheduler.start(kind, body)
@@ -225,6 +235,32 @@ class Simulation:
             report = maintenance.vacuum(self.pipelines[0], log=process.log)
             self.count["attempts vacuumed"] += len(report.attempts)
             self.scheduler.record(process.name, f"vacuumed {[attempt for _, *attempt in report.attempts]}")
+
+    def roll_back(self, process: Process) -> None:
+        """Roll back to a closed version. The log then shows the files of that version, and continues at its offsets."""
+        if self.store.closed < 0:
+            return
+        to = self.rng.choice(self.raw_log().kept(self.store.closed)[-5:])
+        for _ in range(8):  # an operator waits until no version is open
+            try:
+                result = rollback(self.pipelines[0], to, log=process.log)
+                break
+            except (ConflictError, InvalidError) as error:
+                if not any(reason in error.summary for reason in ("is open", "at the same time")):
+                    raise
+            for _ in range(100):
+                if self.store.planned > self.store.closed:
+                    process.turn()
+        else:
+            return
+        self.scheduler.record(process.name, f"rolled back to {to} as {result.version}")
+        if result.version is not None:
+            self.count["rollbacks"] += 1
+            log = self.raw_log()
+            require(log.visible(result.version) == log.visible(to), "a rollback shows other files", result, to)
+            require(
+                log.outcomes[result.version]["next"] == log.outcomes[to]["next"], "a rollback has other offsets", to
+            )
 
     def skip(self, process: Process) -> None:
         """Skip the pending publish for one sink."""
@@ -384,7 +420,7 @@ class Simulation:
         log = self.log_without_faults("check")
         raw = self.raw_log()
         require(raw.open is None, "a version is still open")
-        without_run_key = {v for v in raw.committed if raw.plans[v]["run_key"].startswith("reprocess:")}
+        without_run_key = {v for v in raw.committed if raw.plans[v]["run_key"].startswith(("reprocess:", "rollback:"))}
         exempt = {v for v in without_run_key if v > max(self.announced, default=-1)}
         missing = {*raw.committed} - self.announced - exempt
         require(not missing, "no run result announces these commits (A5)", missing)

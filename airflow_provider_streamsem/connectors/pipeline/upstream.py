@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
@@ -57,7 +58,7 @@ class Answers:
     The commits that hold the rows of batches, as of a version.
 
     :param commits: batch → the commit that holds its rows
-    :param corrected: earlier batches whose rows a reprocessing run has replaced
+    :param corrected: earlier batches whose rows a reprocessing run has replaced, or a rollback has removed
     """
 
     commits: Mapping[int, int]
@@ -188,7 +189,8 @@ class UpstreamLog:
         :param end: as of this version, exclusive
         """
         batches: dict[int, int] = {}  # commit → the batch whose rows it holds
-        corrected: set[int] = set()
+        kept = self.log.lineage(self.outcome(end - 1, end=end)) if end else []
+        corrected = self._rolled_back(kept, first, end)
         at = first
         while at < end:
             if at >= stop and at % WIDTH == 0 and at + WIDTH <= end:
@@ -197,7 +199,9 @@ class UpstreamLog:
                     at += WIDTH
                     continue
             outcome = self.outcome(at, end=end)
-            if outcome.replaces is None:
+            if not any(at in versions for versions in kept):
+                pass
+            elif outcome.replaces is None:
                 if outcome.committed and at < stop:
                     batches[at] = at
             elif outcome.replaces.version in batches:
@@ -206,6 +210,21 @@ class UpstreamLog:
                 corrected.add(self.log.find_root(outcome.replaces.version))
             at += 1
         return Answers({batch: commit for commit, batch in batches.items()}, tuple(sorted(corrected)))
+
+    def _rolled_back(self, kept: Sequence[range], first: int, end: int) -> set[int]:
+        """
+        Return the batches below ``first`` whose rows a rollback at or above ``first`` has removed.
+
+        :param kept: the versions that no rollback has removed, as of ``end``, exclusive
+        """
+        return {
+            version
+            for before, after in pairwise(kept)
+            if after.start >= first
+            for version in range(before.stop, min(after.start, first))
+            for outcome in [self.outcome(version, end=end)]
+            if outcome.committed and outcome.replaces is None
+        }
 
     def _replaced_in(self, index: int, end: int) -> tuple[int, ...] | None:
         """

@@ -1,0 +1,261 @@
+"""Rolls a pipeline back to an earlier version: its visible rows, offsets, hint and state are again those after that version (PROTOCOL.md, 4.8)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from airflow_provider_streamsem import dedup, state_files, telemetry
+from airflow_provider_streamsem.arguments import integer, text
+from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.errors import ConflictError, InvalidError, LogDamagedError
+from airflow_provider_streamsem.pipeline.location import with_log_location
+from airflow_provider_streamsem.pipeline.maintenance import oldest_kept
+from airflow_provider_streamsem.pipeline.opening import Opened, open_pipeline
+from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.protocol import invariants, offsets
+from airflow_provider_streamsem.protocol.entries import Outcome, Plan, RolledBack
+from airflow_provider_streamsem.protocol.offsets import Offsets
+from airflow_provider_streamsem.protocol.procedures import Ready, RunComplete
+from airflow_provider_streamsem.protocol.view import ClosedHead, OpenHead, subtract_counts
+from airflow_provider_streamsem.state import watermark_after
+
+logger = telemetry.log_of(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollback:
+    """
+    The result of a rollback.
+
+    :param log: URL of the log
+    :param version: the version of the rollback; ``None`` if the pipeline was already at ``to``, so that nothing was written
+    :param to: the version to which the pipeline was rolled back
+    :param offsets: partition → the offset at which the next batch starts
+    :param counts: the row counts that are no longer part of the totals, by name
+    """
+
+    log: str
+    version: int | None
+    to: int
+    offsets: Offsets
+    counts: Mapping[str, int]
+
+
+@with_log_location
+def rollback(pipeline: Pipeline, to: int, *, run_key: str | None = None, log: CommitLog | None = None) -> Rollback:
+    """
+    Roll a pipeline back to a version. The rows of all later versions disappear at once, and the next run reads their records again.
+
+    The rollback is a version itself. Its outcome restores the offsets and the state after version ``to``: the deduplication state, the operators' state and the
+    watermark. Files stay in the dataset, so a reader of an earlier version still reads them (I7). If the process dies, the next run, or a repeated call,
+    completes the rollback.
+
+    A run whose versions were rolled back is complete, and a clear of its task does not read its records again. The next run reads them.
+
+    :param to: a closed version that was not rolled back
+    :param run_key: identifies the request. A repeated call with the same key returns the first result. Default: each call is a request of its own. It writes
+        nothing if no version was committed after ``to``
+    :param log: default: the log at ``pipeline.log``
+    :raises InvalidError: the version is not closed or was rolled back; a version is open; a sink publishes rows outside the log; a later version has
+        reprocessed a version up to ``to``; or files of the state after ``to`` are missing. Nothing was written
+    :raises ConflictError: another process created a version at the same time. Nothing was rolled back
+    """
+    integer("to", to, least=0)
+    if run_key is not None:
+        text("run_key", run_key)
+    _refuse_sinks(pipeline)
+    opened = open_pipeline(pipeline, log or open_commit_log(pipeline.log))
+    head = opened.log.confirm_head(opened.head)
+    if isinstance(head, OpenHead):
+        head = _close_open_rollback(opened.log, head)
+    position = Ready(head=head) if run_key is None else opened.log.locate(run_key, head)
+    if isinstance(position, RunComplete):
+        return _result(opened.log, position.plan, position.outcome)
+    assert isinstance(position, Ready)  # no version is open, and no sink publishes
+    plan = _plan(opened, position, to, run_key or f"rollback:{to}:{head.closed}")
+    if plan is None:
+        return Rollback(log=opened.log.store.url, version=None, to=to, offsets=head.next, counts={})
+    found, _ = opened.log.put_plan(head, plan)
+    if not isinstance(found, OpenHead) or found.plan.rolled_back != plan.rolled_back:
+        what = "another process created a version at the same time; nothing was rolled back"
+        raise ConflictError(what, to=to, version=plan.version).advising(
+            "pause the DAG of this pipeline, wait until its runs end, then roll back again."
+        )
+    outcome = close_rollback(opened.log, found)[1]
+    return _result(opened.log, found.plan, outcome)
+
+
+def _result(log: CommitLog, plan: Plan, outcome: Outcome) -> Rollback:
+    if plan.rolled_back is None:
+        raise InvalidError(
+            "the run key belongs to a run that is not a rollback; nothing was written", run_key=plan.run_key
+        )
+    return Rollback(
+        log=log.store.url,
+        version=plan.version,
+        to=plan.rolled_back.to,
+        offsets=outcome.next,
+        counts=plan.rolled_back.counts,
+    )
+
+
+def close_rollback(log: CommitLog, head: OpenHead) -> tuple[ClosedHead, Outcome]:
+    """Commit an open rollback, and return the closed head and the outcome. Any process may do this, because the outcome follows from the log alone."""
+    closed, outcome = log.decide(head, rolling_back(log, head))
+    log.write_segments(outcome.version, [(outcome, closed.outcome_sha)])
+    return closed, outcome
+
+
+def rolling_back(log: CommitLog, head: OpenHead) -> Outcome:
+    """Build the outcome of an open rollback: the state and the hint are those of the version to which it returns. Does not store it."""
+    plan = head.plan
+    restored = _restored(log, plan)
+    now_ms = log.clock.now_ms()
+    logger.info("version %d rolls back to version %d", plan.version, restored.version)
+    return Outcome(
+        version=plan.version,
+        result="commit",
+        plan=head.plan_sha,
+        attempt_id=None,
+        schemas=restored.schemas,
+        rolled_back=plan.rolled_back,
+        newest_rollback=invariants.newest_rollback(plan, before=head.outcome, committed=True),
+        next=invariants.next_after(plan, before=head.next, committed=True),
+        hint=restored.hint,
+        markers=head.before.markers,
+        state=restored.state,
+        watermark_ms=watermark_after(restored.state),
+        spec=plan.spec,
+        transform=plan.transform,
+        decided_at_ms=now_ms,
+        duration_ms=max(0, now_ms - plan.planned_at_ms),
+        nonce=log.clock.new_id(),
+    )
+
+
+def _restored(log: CommitLog, plan: Plan) -> Outcome:
+    assert plan.rolled_back is not None
+    found = log.outcome(plan.rolled_back.to)
+    if found is None:
+        raise LogDamagedError(
+            "a rollback returns to a version that has no outcome", invariant="I21", version=plan.version
+        )
+    return found[0]
+
+
+def _refuse_sinks(pipeline: Pipeline) -> None:
+    if pipeline.publishes:
+        raise InvalidError(
+            "a rollback removes the rows of several versions, which sinks outside the log do not support; nothing was written",
+            sinks=list(pipeline.publishes),
+        ).advising(
+            "fork the pipeline at the version into a new log and new tables: streamsem fork PIPELINE.toml --from LOG --at VERSION."
+        )
+
+
+def _close_open_rollback(log: CommitLog, head: OpenHead) -> ClosedHead:
+    """
+    Complete a rollback whose process died.
+
+    :raises InvalidError: the open version is not a rollback
+    """
+    if head.plan.kind != "rollback":
+        raise InvalidError(
+            "a version is open, so its batch may still be committed; nothing was written", version=head.plan.version
+        ).advising(
+            f"pause the DAG, then run the pipeline, or discard the version with `streamsem abort PIPELINE.toml {head.plan.version}`; then roll back again."
+        )
+    return close_rollback(log, head)[0]
+
+
+def _plan(opened: Opened, ready: Ready, to: int, run_key: str) -> Plan | None:
+    """Build the plan of a rollback; ``None`` if no version after ``to`` changed anything."""
+    log, head = opened.log, ready.head
+    found = log.outcome(to) if to <= head.closed else None
+    if found is None or head.outcome is None:
+        raise InvalidError(
+            "a pipeline can be rolled back to closed versions only; nothing was written",
+            given=to,
+            newest_closed=head.closed,
+        )
+    kept = log.lineage(head.outcome)
+    if not any(to in versions for versions in kept):
+        raise InvalidError(
+            "the version was rolled back itself, so it is not part of the pipeline's history any more; nothing was written",
+            given=to,
+            newest_rollback=head.outcome.newest_rollback,
+        ).advising("fork the pipeline at this version: streamsem fork.")
+    if not _is_changed(log, kept, to):
+        return None
+    _refuse_corrections(log, to, head.closed)
+    restored = found[0]
+    _refuse_deleted_state(opened, head, restored)
+    counts = subtract_counts(log.view(version=head.closed).counts, log.view(version=to).counts)
+    return Plan(
+        version=head.closed + 1,
+        kind="rollback",
+        previous=head.outcome_sha,
+        ranges={},
+        rolled_back=RolledBack(
+            to=to,
+            next={partition: offsets.position(restored.next, partition) for partition in head.next},
+            counts={name: count for name, count in counts.items() if count},
+        ),
+        run_key=run_key,
+        j=ready.j,
+        run_start={},
+        planned_at_ms=log.clock.now_ms(),
+        spec=opened.spec,
+        transform=restored.transform,
+        nonce=log.clock.new_id(),
+    )
+
+
+def _is_changed(log: CommitLog, kept: list[range], to: int) -> bool:
+    """Return whether a version after ``to`` was committed and is not rolled back. A rollback that returned to ``to`` is no change."""
+    for versions in reversed(kept):
+        for version in reversed(versions):
+            if version <= to:
+                return False
+            found = log.outcome(version)
+            if found is not None and found[0].committed and (found[0].rolled_back is None):
+                return True
+    return False
+
+
+def _refuse_corrections(log: CommitLog, to: int, closed: int) -> None:
+    """
+    Refuse to roll back a reprocessing run without the version that it reprocessed. The state after ``to`` lacks what the reprocessing run changed.
+
+    :raises InvalidError: names the newest such reprocessing run
+    """
+    corrected = log.corrections_after(to, closed)
+    if corrected:
+        raise InvalidError(
+            "a later version has reprocessed a version that would stay, and would be rolled back without it; nothing was written",
+            given=to,
+            reprocessed=corrected[-1],
+        ).advising(
+            f"roll back to version {corrected[-1]} or a newer one, to a version before the one that it reprocessed, or fork the pipeline at version {to}."
+        )
+
+
+def _refuse_deleted_state(opened: Opened, head: ClosedHead, restored: Outcome) -> None:
+    """
+    Refuse a version whose state vacuum has deleted, or may delete at the same time.
+
+    :raises InvalidError: a file of the state is missing, or ``state.keep_versions`` does not keep it
+    """
+    settings = opened.pipeline.state
+    oldest = None if settings is None else oldest_kept(opened.log, head.closed, settings.keep_versions)
+    is_kept = oldest is None or restored.version >= oldest
+    has_files = dedup.is_complete(opened.log.store.url, restored.state) and state_files.is_loadable(
+        opened.log.store, restored.state
+    )
+    if not (is_kept and has_files):
+        raise InvalidError(
+            "files of the state after this version are missing, or vacuum may delete them at any time; nothing was written",
+            version=restored.version,
+            oldest_kept=oldest,
+        ).advising("roll back to a newer version. To keep the state of more versions, raise state.keep_versions.")

@@ -1,0 +1,247 @@
+"""A rollback removes the rows of the versions after one version at once. Their records are read again, once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import suppress
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_streamsem import Dedup, rollback
+from airflow_provider_streamsem.errors import ConflictError, InvalidError, StreamsemError
+from airflow_provider_streamsem.pipeline import maintenance
+from airflow_provider_streamsem.pipeline.rollback import Rollback
+from airflow_provider_streamsem.stores.contract import Store, open_store
+from airflow_provider_streamsem.testing.stores import Crash, Fault, FaultyStore
+from tests.pipeline_fixture import PipelineFixture
+
+
+@pytest.fixture
+def fixture(tmp_path: Path) -> PipelineFixture:
+    return four_versions(tmp_path)
+
+
+def four_versions(root: Path) -> PipelineFixture:
+    """Versions 0 to 3 of two files each, and one file that is not read yet."""
+    return with_files(root, 8)
+
+
+def with_files(root: Path, files: int) -> PipelineFixture:
+    """Versions of two files each, and one file that is not read yet."""
+    fixture = PipelineFixture(root)
+    fixture.arrive(files)
+    fixture.run("run", drain=True)
+    fixture.arrive(1)
+    return fixture
+
+
+def roll_back(fixture: PipelineFixture, to: int, *, store: Store | None = None) -> Rollback:
+    return rollback(fixture.ran or fixture.pipeline(), to, log=fixture.log(store))
+
+
+def ids_of(versions: int) -> Counter[int]:
+    """The ids of the first versions of the fixture."""
+    return Counter(range(versions * 6))
+
+
+def test_rollback_removes_the_rows_of_later_versions_and_the_next_run_reads_them_again(
+    fixture: PipelineFixture,
+) -> None:
+    result = roll_back(fixture, 1)
+    assert (result.version, result.to, result.offsets) == (4, 1, {"files": 4})
+    assert result.counts == {"read": 12, "parsed": 12, "written.out": 12}
+    assert fixture.visible() == ids_of(2)
+    assert fixture.opened().view().counts == fixture.opened().view(version=1).counts
+    assert fixture.verdict().findings == []
+    fixture.run("next", drain=True)
+    fixture.check()
+
+
+def test_I7_earlier_versions_are_unchanged_after_a_rollback(fixture: PipelineFixture) -> None:
+    before = fixture.opened().files(version=3)
+    roll_back(fixture, 0)
+    fixture.run("next", drain=True)
+    maintenance.vacuum(fixture.pipeline(), log=fixture.log(), all_versions=True)
+    assert fixture.opened().files(version=3) == before
+    assert all(Path(file.path).exists() for file in before)
+    fixture.check()
+
+
+def test_repeated_rollback_writes_nothing(fixture: PipelineFixture) -> None:
+    roll_back(fixture, 1)
+    again = roll_back(fixture, 1)
+    assert (again.version, again.offsets, again.counts) == (None, {"files": 4}, {})
+    assert roll_back(fixture, 4).version is None
+    assert fixture.opened().head == 4
+
+
+def test_rollback_with_a_run_key_is_performed_once(fixture: PipelineFixture) -> None:
+    first = rollback(fixture.pipeline(), 1, run_key="fix", log=fixture.log())
+    fixture.run("next", drain=True)
+    assert rollback(fixture.pipeline(), 1, run_key="fix", log=fixture.log()) == first
+    fixture.check()
+    with pytest.raises(InvalidError, match="not a rollback"):
+        rollback(fixture.pipeline(), 1, run_key="next", log=fixture.log())
+
+
+def test_rollback_after_a_rollback_returns_to_a_version_that_is_still_visible(fixture: PipelineFixture) -> None:
+    roll_back(fixture, 2)
+    fixture.run("again", drain=True)
+    roll_back(fixture, 0)
+    assert fixture.visible() == ids_of(1)
+    for version in (1, 2, 3, 4):
+        with pytest.raises(InvalidError, match="the version was rolled back itself"):
+            roll_back(fixture, version)
+    fixture.run("again and again", drain=True)
+    fixture.check()
+
+
+def test_rolled_back_version_cannot_be_reprocessed_and_a_visible_one_can(fixture: PipelineFixture) -> None:
+    roll_back(fixture, 1)
+    for version, why in ((2, "the version was rolled back"), (4, "only a committed batch can be reprocessed")):
+        with pytest.raises(InvalidError, match=why):
+            fixture.run("fix", reprocessed=version)
+    fixture.run("fix 1", reprocessed=1)
+    fixture.run("next", drain=True)
+    fixture.check()
+
+
+def test_rollback_without_the_version_that_a_later_one_reprocessed_is_refused(fixture: PipelineFixture) -> None:
+    fixture.run("fix", reprocessed=1)
+    fixture.run("next", drain=True)
+    with pytest.raises(InvalidError, match="a later version has reprocessed a version that would stay") as raised:
+        roll_back(fixture, 2)
+    assert raised.value.fields["reprocessed"] == 4
+    assert roll_back(fixture, 4).version == 6
+    assert roll_back(fixture, 0).version == 7
+    assert fixture.visible() == ids_of(1)
+    fixture.run("again", drain=True)
+    fixture.check()
+
+
+def test_rollback_beside_an_open_version_is_refused(fixture: PipelineFixture) -> None:
+    fixture.dies("dies")
+    with pytest.raises(InvalidError, match="a version is open"):
+        roll_back(fixture, 1)
+    fixture.run("next", drain=True)
+    roll_back(fixture, 1)
+    assert fixture.visible() == ids_of(2)
+
+
+def test_rollback_to_a_version_that_is_not_closed_is_refused(fixture: PipelineFixture) -> None:
+    with pytest.raises(InvalidError, match="closed versions only"):
+        roll_back(fixture, 4)
+    with pytest.raises(InvalidError, match="to"):
+        roll_back(fixture, -1)
+
+
+def test_drain_whose_versions_were_rolled_back_reads_up_to_its_target_when_it_is_cleared(
+    fixture: PipelineFixture,
+) -> None:
+    roll_back(fixture, 0)
+    fixture.run("run", drain=True)
+    assert fixture.visible() == ids_of(4)
+    fixture.run("next", drain=True)
+    fixture.check()
+
+
+def test_single_batch_that_was_rolled_back_is_complete_when_it_is_cleared(fixture: PipelineFixture) -> None:
+    before = fixture.run("single")
+    roll_back(fixture, 3)
+    assert fixture.run("single").version == before.version
+    assert fixture.visible() == ids_of(4)
+    fixture.run("next")
+    fixture.check()
+
+
+def test_abort_after_a_rollback_keeps_the_position(fixture: PipelineFixture) -> None:
+    roll_back(fixture, 1)
+    fixture.dies("dies")
+    record = fixture.log().read_pipeline()
+    assert record is not None
+    maintenance.abort(fixture.log(), record, 5, reason="a test")
+    assert fixture.visible() == ids_of(2)
+    assert roll_back(fixture, 1).version is None
+    fixture.run("next", drain=True)
+    fixture.check()
+
+
+def test_ids_of_rolled_back_versions_are_no_duplicates(tmp_path: Path) -> None:
+    fixture = PipelineFixture(tmp_path, store=open_store(str(tmp_path / "log")))
+    fixture.arrive(8)
+    pipeline = fixture.pipeline(dedup=Dedup(keys=["id"], rows=10**6))
+    fixture.run("run", drain=True, pipeline=pipeline)
+    roll_back(fixture, 1)
+    fixture.run("next", drain=True, pipeline=pipeline)
+    fixture.check()
+    (tmp_path / "in" / "repeated.json").write_text('{"id": 0}\n{"id": 23}\n')
+    assert fixture.run("repeated", pipeline=pipeline).counts["duplicates"] == 2
+    maintenance.vacuum(pipeline, log=fixture.log(), all_versions=True)
+    assert fixture.verdict().findings == []
+
+
+@pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.LOST_REPLY, Fault.APPLIED_LATE])
+@pytest.mark.parametrize("follower", ["rollback", "run"])
+def test_rollback_that_dies_at_any_request_is_completed_or_was_never_planned(
+    tmp_path: Path, fault: Fault, follower: str
+) -> None:
+    for at in count():
+        fixture = with_files(tmp_path / str(at), 4)
+        store = FaultyStore(fixture.store, at, fault)
+        with suppress(Crash):
+            roll_back(fixture, 0, store=store)
+        if follower == "rollback":
+            roll_back(fixture, 0)
+            assert fixture.visible() == ids_of(1)
+        assert fixture.verdict().findings == []
+        fixture.run("next", drain=True)
+        fixture.check()
+        if not store.reached:
+            assert at >= 8
+            return
+
+
+@pytest.mark.parametrize("other", ["run", "rollback", "reprocess"])
+def test_rollback_beside_another_process_at_any_request_loses_and_doubles_nothing(tmp_path: Path, other: str) -> None:
+    for at in count():
+        fixture = with_files(tmp_path / str(at), 4)
+
+        store = FaultyStore(fixture.store, at, Fault.PAUSE_BEFORE, other_processes=partial(act, fixture, other))
+        with suppress(ConflictError, InvalidError):
+            roll_back(fixture, 0, store=store)
+        assert fixture.verdict().findings == []
+        fixture.run("next", drain=True)
+        fixture.check()
+        if not store.reached:
+            assert at >= 8
+            return
+
+
+def test_batch_concurrent_with_a_rollback_is_not_committed_at_the_old_offsets(tmp_path: Path) -> None:
+    for at in count():
+        fixture = with_files(tmp_path / str(at), 4)
+        store = FaultyStore(fixture.store, at, Fault.PAUSE_BEFORE, other_processes=partial(quietly, fixture))
+        fixture.run("slow", store=store)
+        assert fixture.verdict().findings == []
+        fixture.run("next", drain=True)
+        fixture.check()
+        if not store.reached:
+            assert at >= 8
+            return
+
+
+def act(fixture: PipelineFixture, other: str) -> None:
+    if other == "rollback":
+        roll_back(fixture, 0)
+    elif other == "run":
+        fixture.run("other", drain=True)
+    else:
+        fixture.run("other", reprocessed=0)
+
+
+def quietly(fixture: PipelineFixture) -> None:
+    with suppress(StreamsemError):
+        roll_back(fixture, 0)

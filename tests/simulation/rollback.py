@@ -1,0 +1,53 @@
+"""Simulated pipelines that operators roll back while runs, reprocessing runs and vacuum go on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow_provider_streamsem import Limits, Pipeline, State
+from airflow_provider_streamsem.errors import ConflictError, InvalidError
+from tests.simulation.checks import RawLog
+from tests.simulation.scheduler import Process
+from tests.simulation.simulated_pipeline import PipelineFixture
+from tests.simulation.stateful import StatefulPipeline, unchanged
+
+
+def is_outdated(process: Process, error: Exception | None) -> bool:
+    """Whether the request of an operator was refused because of what other processes have done."""
+    if process.kind == "rollback":
+        return isinstance(error, (ConflictError, InvalidError))
+    return process.kind.endswith("reprocess") and isinstance(error, InvalidError)
+
+
+class RollbackPipeline(PipelineFixture):
+    """A pipeline from files into files, with rollbacks."""
+
+    name = "rollback"
+    kinds = (*PipelineFixture.kinds, "drain", "drain", "arrival", "rollback", "rollback", "rollback", "rollback")
+
+    def pipeline(self, **changes: Any) -> Pipeline:
+        return super().pipeline(**{"limits": Limits(max_files=1), **changes})
+
+    def allows_failure(self, process: Process, error: Exception | None, log: RawLog) -> bool:
+        if is_outdated(process, error):
+            self.scheduler.count["refused: the request was outdated"] += 1
+            return True
+        return super().allows_failure(process, error, log)
+
+
+class StatefulRollbackPipeline(StatefulPipeline):
+    """A pipeline with state, with rollbacks. Vacuum keeps the state of a few versions."""
+
+    name = "stateful-rollback"
+    kinds = (*StatefulPipeline.kinds, "drain", "drain", "arrival", "rollback", "rollback", "rollback", "rollback")
+
+    def pipeline(self, **changes: Any) -> Pipeline:
+        state = State(output_mode="update", partitions=1, keep_versions=3)
+        given = {"limits": Limits(max_files=1), "state": state, "transform": unchanged, "rows": "any"}
+        return super().pipeline(**{**given, **changes})
+
+    def allows_failure(self, process: Process, error: Exception | None, log: RawLog) -> bool:
+        if is_outdated(process, error):
+            self.scheduler.count["refused: the request was outdated"] += 1
+            return True
+        return super().allows_failure(process, error, log)
