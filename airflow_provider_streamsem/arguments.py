@@ -52,12 +52,12 @@ def number(name: str, value: object, *, least: int) -> int:
 
 def seconds(name: str, value: object, *, least: int = 1) -> int:
     """Return an integer number of seconds, at least ``least``, given as a number or a ``timedelta``."""
-    given: Any = value.total_seconds() if isinstance(value, timedelta) else value
-    if type(given) not in (int, float) or not float(given).is_integer():
+    amount: Any = value.total_seconds() if isinstance(value, timedelta) else value
+    if type(amount) not in (int, float) or not float(amount).is_integer():
         raise InvalidError(
             f"{name} must be an integer number of seconds, or a timedelta of whole seconds", given=str(value)
         )
-    return integer(name, int(given), least=least)
+    return integer(name, int(amount), least=least)
 
 
 def time_ms(name: str, value: object) -> int:
@@ -159,10 +159,10 @@ def without_secrets(where: str, value: Any) -> None:
     :param value: JSON. A string under a name that means a secret is a secret, and so is a URL with a password or with a secret in its query
     :raises InvalidError: ``value`` contains a secret. The error names the paths of the secrets within ``value``, without their values
     """
-    found = sorted(_secrets(value, ()))
-    if found:
+    paths = sorted(_secrets(value, ()))
+    if paths:
         what = f"{where} must not contain secrets; put them into a connection"
-        raise InvalidError(what, given=found, accepted="an Airflow connection, named by conn_id=")
+        raise InvalidError(what, given=paths, accepted="an Airflow connection, named by conn_id=")
 
 
 def _secrets(value: Any, path: tuple[str, ...]) -> Iterator[str]:
@@ -188,8 +188,8 @@ def _holds_secret(text: str) -> bool:
         has_password = "://" in text and parts.password is not None
     except ValueError:
         return True
-    named = [name for name, value in parse_qsl(parts.query) if value]
-    return has_password or any(_SECRET_NAME.search(name) or name.lower() in _SECRET_QUERY for name in named)
+    parameters = [name for name, value in parse_qsl(parts.query) if value]
+    return has_password or any(_SECRET_NAME.search(name) or name.lower() in _SECRET_QUERY for name in parameters)
 
 
 def known_keys(where: str, given: Mapping[str, Any], accepted: Collection[str]) -> None:

@@ -132,18 +132,18 @@ def operator_state(state: Json) -> OperatorState | None:
     :param state: the field ``state`` of the outcome
     :raises LogDamagedError: the state is not valid, or its root or an id contains other characters than letters, digits, ``-`` and ``_``
     """
-    given = state.get(FIELD) if isinstance(state, Mapping) else None
-    if given is None:
+    stored = state.get(FIELD) if isinstance(state, Mapping) else None
+    if stored is None:
         return None
-    found: OperatorState = build(OperatorState, given, "state")
-    texts = [found.root, *(id for operator in found.operators for ids in operator.ids for id in ids)]
-    if any(not text or set(text) - _PLAIN for text in texts):
+    parsed: OperatorState = build(OperatorState, stored, "state")
+    names = [parsed.root, *(id for operator in parsed.operators for ids in operator.ids for id in ids)]
+    if any(not text or set(text) - _PLAIN for text in names):
         raise LogDamagedError(
             "a root or an id in the state of an outcome has other characters than letters, digits, - and _; the state was not read",
             invariant="R6",
-            values=[text for text in texts if not text or set(text) - _PLAIN],
+            values=[text for text in names if not text or set(text) - _PLAIN],
         )
-    return found
+    return parsed
 
 
 def watermark_after(state: Json) -> int | None:
@@ -152,9 +152,9 @@ def watermark_after(state: Json) -> int | None:
 
     :param state: the field ``state`` of the outcome
     """
-    found = operator_state(state)
-    has_watermark = found is not None and any(watermark is not None for watermark in found.watermarks)
-    return found.next_watermark_ms if found is not None and has_watermark else None
+    parsed = operator_state(state)
+    has_watermark = parsed is not None and any(watermark is not None for watermark in parsed.watermarks)
+    return parsed.next_watermark_ms if parsed is not None and has_watermark else None
 
 
 def no_data_watermark_ms(settings: State, last: OperatorState, *, closed_ms: int, now_ms: int) -> int | None:
@@ -170,16 +170,18 @@ def no_data_watermark_ms(settings: State, last: OperatorState, *, closed_ms: int
     has_watermark = any(watermark is not None for watermark in last.watermarks)
     has_timers = any(operator.rows and operator.name.startswith(_WITH_TIMERS) for operator in last.operators)
     if settings.close_after_s is not None:
-        moved = now_ms - settings.close_after_s * 1000
-        if closed_ms <= moved and (has_timers or (has_watermark and moved > last.next_watermark_ms)):
-            return max(last.next_watermark_ms, moved) if has_watermark else last.next_watermark_ms
+        clock_watermark_ms = now_ms - settings.close_after_s * 1000
+        if closed_ms <= clock_watermark_ms and (
+            has_timers or (has_watermark and clock_watermark_ms > last.next_watermark_ms)
+        ):
+            return max(last.next_watermark_ms, clock_watermark_ms) if has_watermark else last.next_watermark_ms
     return last.next_watermark_ms if last.next_watermark_ms > last.watermark_ms else None
 
 
-def with_operator_state(state: Json, found: OperatorState | None) -> Json:
-    """Return the field ``state`` of an outcome with the state of the operators replaced by ``found``; with ``None``, removed."""
+def with_operator_state(state: Json, operators: OperatorState | None) -> Json:
+    """Return the field ``state`` of an outcome with the state of the operators replaced by ``operators``; with ``None``, removed."""
     others = {name: value for name, value in (state or {}).items() if name != FIELD}
-    return others or None if found is None else {**others, FIELD: plain(found)}
+    return others or None if operators is None else {**others, FIELD: plain(operators)}
 
 
 def check_same_definition(before: OperatorState | None, definition: str) -> None:
@@ -207,7 +209,7 @@ def check_same_operators(before: OperatorState | None, after: OperatorState) -> 
     """
     if before is None:
         return
-    names = [[operator.name for operator in found.operators] for found in (before, after)]
+    names = [[operator.name for operator in state.operators] for state in (before, after)]
     if names[0] != names[1] or len(before.watermarks) != len(after.watermarks):
         raise InvalidError(
             "the stateful operators or watermarks of the transform differ from those that created the stored state; nothing became visible",

@@ -66,8 +66,8 @@ def move_log(old: CommitLog, new: CommitLog, *, already_moved: bool = False) -> 
     if record is None:
         return _recorded(old, new, source, target, already_moved=already_moved)
     if already_moved:
-        what = "the old location still holds the log, so it was not moved by hand: move it without --already-moved"
-        raise InvalidError(what, moved_from=source, moved_to=target)
+        summary = "the old location still holds the log, so it was not moved by hand: move it without --already-moved"
+        raise InvalidError(summary, moved_from=source, moved_to=target)
     _refuse_unfinished(old, target)
     _claim_location(new, record, source)
     last = _end(old, record, target)
@@ -85,8 +85,8 @@ def _recorded(old: CommitLog, new: CommitLog, source: str, target: str, *, alrea
     if record is None:
         raise InvalidError("there is no log at either location", moved_from=source, moved_to=target)
     if not already_moved or old.list_keys(keys.LOG, 1):
-        what = "the old location has no pipeline.json, so no log can be moved from it: --already-moved records a move by hand if no object is left there"
-        raise InvalidError(what, moved_from=source, moved_to=target)
+        summary = "the old location has no pipeline.json, so no log can be moved from it: --already-moved records a move by hand if no object is left there"
+        raise InvalidError(summary, moved_from=source, moved_to=target)
     _refuse_absolute_paths(new.find_head(), moved_from=source, moved_to=target)
     _declare(new, Moved(moved_from=source, pipeline_uuid=record.pipeline_uuid, sources=new.sources, nonce=_id(new)))
     return MovedLog(pipeline=record.name, moved_from=source, moved_to=target, version=new.find_head().closed, copied=0)
@@ -109,10 +109,10 @@ def _refuse_unfinished(old: CommitLog, target: str) -> None:
         return
     _refuse_absolute_paths(head, log=old.store.url)
     if isinstance(head, OpenHead) or head.requires_receipts:
-        what = "the log cannot be moved while it has an open version or an unpublished commit: run the pipeline at the old location first"
+        summary = "the log cannot be moved while it has an open version or an unpublished commit: run the pipeline at the old location first"
         open_version = head.plan.version if isinstance(head, OpenHead) else None
         raise InvalidError(
-            what, log=old.store.url, open=open_version, unpublished=head.closed if head.requires_receipts else None
+            summary, log=old.store.url, open=open_version, unpublished=head.closed if head.requires_receipts else None
         )
 
 
@@ -122,11 +122,11 @@ def _refuse_absolute_paths(head: Head, **where: object) -> None:
 
     :raises InvalidError: the transform uses ``transformWithState``
     """
-    found = None if head.outcome is None else operator_state(head.outcome.state)
-    names = [] if found is None else [operator.name for operator in found.operators if operator.has_absolute_paths]
+    state = None if head.outcome is None else operator_state(head.outcome.state)
+    names = [] if state is None else [operator.name for operator in state.operators if operator.has_absolute_paths]
     if names:
-        what = "the log cannot be moved, because the state of transformWithState names files by their absolute paths"
-        raise InvalidError(what, **where, operators=names).advising(
+        summary = "the log cannot be moved, because the state of transformWithState names files by their absolute paths"
+        raise InvalidError(summary, **where, operators=names).advising(
             "keep the log at its location, or fork the pipeline without state: streamsem fork --at -1."
         )
 
@@ -198,8 +198,8 @@ def _copy(old: CommitLog, new: CommitLog, moved: Moved, last: int) -> int:
     listed: set[str] | None = None
     versions = {key(version) for version in range(last + 1) for key in (keys.plan, keys.outcome)}
     # Repeat until two listings are equal, because a listing is not a snapshot: it may contain an object and lack an object that was created earlier.
-    while (found := {*old.list_keys("")}) != listed:
-        listed = found
+    while (current := {*old.list_keys("")}) != listed:
+        listed = current
         for key in sorted((listed | versions) - done):
             done.add(key)
             copy_key = _location(key, old.sources, moved.sources, last)
@@ -213,8 +213,8 @@ def _copy(old: CommitLog, new: CommitLog, moved: Moved, last: int) -> int:
             if not creation.mine:
                 if new.moved(moved.moved_from) is not None:
                     return copied  # Another process has completed the move, and runs may have extended the new log.
-                what = "the new location has another object under a key of the log; the move is not complete, and the objects of the old log are unchanged"
-                raise ConflictError(what, moved_from=moved.moved_from, moved_to=new.store.url, key=copy_key)
+                summary = "the new location has another object under a key of the log; the move is not complete, and the objects of the old log are unchanged"
+                raise ConflictError(summary, moved_from=moved.moved_from, moved_to=new.store.url, key=copy_key)
     _declare(new, moved)
     return copied
 

@@ -30,13 +30,13 @@ def outdated(opened: Opened, head: Head, corrected: Gaps) -> list[int]:
 
     :param corrected: partition → ``[start, end)`` of the replaced records, below ``head.next``
     """
-    found: set[int] = set()
+    versions: set[int] = set()
     for partition, ranges in corrected.items():
         for offset in (offset for start, end in ranges for offset in range(start, end)):
             batch = _reader(opened, head, partition, offset)
-            if batch is not None and (batch in found or _is_outdated(opened, head, batch)):
-                found.add(batch)
-    return sorted(found)
+            if batch is not None and (batch in versions or _is_outdated(opened, head, batch)):
+                versions.add(batch)
+    return sorted(versions)
 
 
 def _reader(opened: Opened, head: Head, partition: str, offset: int) -> int | None:

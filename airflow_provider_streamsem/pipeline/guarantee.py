@@ -98,12 +98,12 @@ def guarantee(pipeline: _Pipeline) -> Guarantee:
 
 def warnings(pipeline: _Pipeline) -> list[str]:
     """Return warnings about connections without encryption, one sentence each. Skips a connection that does not exist, because a run refuses it."""
-    found: list[str] = []
+    messages: list[str] = []
     for part in (pipeline.source, *pipeline.lookups.values(), *pipeline.sinks.values()):
         if isinstance(part, Warns):
             with suppress(InvalidError):
-                found += part.warnings()
-    return found
+                messages += part.warnings()
+    return messages
 
 
 def _read_and_written(source: str, sink: str) -> str:

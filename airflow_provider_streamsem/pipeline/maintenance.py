@@ -136,9 +136,9 @@ def vacuum(
     refuse_conflicts(pipeline, log, record.pipeline_uuid)
     locations = [_SinkLocation(pipeline, name) for name in sorted(pipeline.sinks)]
     end = head.closed if head.requires_receipts else head.closed + 1
-    noted = _vacuumed_up_to(log)
+    inspected = _vacuumed_up_to(log)
     # If the log was restored from an older copy, the recorded progress may be above its head.
-    begin = 0 if all_versions or noted > head.closed + 1 else noted
+    begin = 0 if all_versions or inspected > head.closed + 1 else inspected
     dedup_dataset = None if pipeline.dedup is None else layers_dataset(log.store.url)
     deleted = _Deleted(log, dry_run=dry_run)
     inherited = {_attempt_of(file.key)[1] for layer in stored_layers(record.initial_state) for file in layer.files}
@@ -192,8 +192,8 @@ def _unneeded_state(pipeline: Pipeline, log: CommitLog, record: PipelineRecord, 
     if first < 0 and record.fork is not None:
         state = record.initial_state
     else:
-        found = log.outcome(max(0, first))
-        state = None if found is None else found[0].state
+        outcome = log.outcome(max(0, first))
+        state = None if outcome is None else outcome[0].state
     oldest = operator_state(state)
     if oldest is not None:
         yield from state_files.unneeded(log.store, oldest)
@@ -213,8 +213,8 @@ class _SinkLocation:
         """Yield the ids of the attempts of a closed version that vacuum can delete."""
         for _, attempt_id in sorted(self.sink.attempts(version)):
             if lost(attempt_id) and (version, attempt_id) in self._in_use():
-                what = "sink %s: attempt %s of version %d lost according to the log, but the table references its files. Vacuum keeps these files"
-                logger.warning(what, self.name, attempt_id, version)
+                message = "sink %s: attempt %s of version %d lost according to the log, but the table references its files. Vacuum keeps these files"
+                logger.warning(message, self.name, attempt_id, version)
             elif lost(attempt_id) or (self._is_spent and lost.log.receipts(version) is not None):
                 yield attempt_id
 
@@ -245,8 +245,8 @@ def first_after(log: CommitLog, decided_ms: int, begin: int, end: int) -> int:
     """Return the first version in ``[begin, end)`` that was closed after ``decided_ms`` (milliseconds UTC); ``end`` if there is none."""
 
     def is_after(version: int) -> bool:
-        found = log.outcome(version)
-        return found is None or found[0].decided_at_ms > decided_ms
+        outcome = log.outcome(version)
+        return outcome is None or outcome[0].decided_at_ms > decided_ms
 
     return bisect_left(range(end), True, lo=min(begin, end), key=is_after)
 
@@ -270,11 +270,11 @@ class _LostAttempts:
         self._outcome = cache(lambda: log.outcome(version))
 
     def __call__(self, attempt_id: str) -> bool:
-        found = self._outcome()
-        return bool(attempt_id) and found is not None and found[0].attempt_id != attempt_id
+        outcome = self._outcome()
+        return bool(attempt_id) and outcome is not None and outcome[0].attempt_id != attempt_id
 
 
 def attempts_of(log: CommitLog, sinks: Mapping[str, Sink], version: int) -> set[str]:
     """Return the ids of the attempts of a version that still have a manifest in the log or files in a dataset."""
-    found = {_attempt_of(key)[1] for key in log.list_keys(keys.attempts(version))}
-    return found.union(*({attempt for _, attempt in sink.attempts(version)} for sink in sinks.values()))
+    attempt_ids = {_attempt_of(key)[1] for key in log.list_keys(keys.attempts(version))}
+    return attempt_ids.union(*({attempt for _, attempt in sink.attempts(version)} for sink in sinks.values()))

@@ -130,8 +130,8 @@ def initial_offsets(pipeline: Pipeline, log: CommitLog, record: PipelineRecord |
     stored = log.initial_offsets(pipeline.source_sha256)
     if stored is not None:
         return stored.offsets
-    wanted = InitialOffsets(offsets=pipeline.source.initial_offsets(), nonce=log.clock.new_id())
-    return log.put_initial_offsets(pipeline.source_sha256, wanted).offsets if fixes else wanted.offsets
+    proposed = InitialOffsets(offsets=pipeline.source.initial_offsets(), nonce=log.clock.new_id())
+    return log.put_initial_offsets(pipeline.source_sha256, proposed).offsets if fixes else proposed.offsets
 
 
 def claim_datasets(pipeline: Pipeline, log: CommitLog, record: PipelineRecord, *, new: bool) -> None:
@@ -194,8 +194,8 @@ def check_fork(pipeline: Pipeline, fork: Fork) -> None:
     :raises ConflictError: a field differs
     """
     if fork.config != sha256(canonical(forked_config(pipeline.immutable_config(), fork.state))):
-        what = "the log was forked with another source, other dedup keys or another output mode; nothing was written"
-        raise ConflictError(what, log=pipeline.log, forked_from=fork.log, version=fork.version).advising(
+        summary = "the log was forked with another source, other dedup keys or another output mode; nothing was written"
+        raise ConflictError(summary, log=pipeline.log, forked_from=fork.log, version=fork.version).advising(
             "use the source, the dedup keys and the output mode with which the log was forked, or another log."
         )
 

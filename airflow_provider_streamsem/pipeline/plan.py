@@ -74,35 +74,35 @@ def plan_batch(
     limits = opened.pipeline.limits
     if drain and ready.j == 0:
         target = end.offsets
-    found = planner.slice(start, end, limits, hint, on_data_loss=opened.pipeline.on_data_loss)
-    if found is not None and found.corrected and (versions := outdated(opened, ready.head, found.corrected)):
-        _refuse_corrections(opened, found.corrected, versions)
+    batch = planner.slice(start, end, limits, hint, on_data_loss=opened.pipeline.on_data_loss)
+    if batch is not None and batch.corrected and (versions := outdated(opened, ready.head, batch.corrected)):
+        _refuse_corrections(opened, batch.corrected, versions)
         return Corrections(versions)
     watermark_ms = None
-    if found is None:
+    if batch is None:
         _refuse_unfinished_drain(ready)
         watermark_ms = due_watermark(opened.pipeline, last, now_ms=planned_at_ms)
         if watermark_ms is None:
             return None
-        found = SourceSlice(ranges={}, pins=(), hint=hint, rows=0)
+        batch = SourceSlice(ranges={}, pins=(), hint=hint, rows=0)
     since_ms = None if last is None else last.decided_at_ms
-    if found.ranges and ready.j == 0 and may_wait(limits, found.rows, since_ms=since_ms, now_ms=planned_at_ms):
-        logger.info("%s", report.waiting(found.rows, limits))
+    if batch.ranges and ready.j == 0 and may_wait(limits, batch.rows, since_ms=since_ms, now_ms=planned_at_ms):
+        logger.info("%s", report.waiting(batch.rows, limits))
         return None
     return Plan(
         version=ready.head.closed + 1,
         previous=ready.head.outcome_sha,
         initial_offsets=start if last is None else None,
-        ranges=found.ranges,
-        gaps=found.gaps,
-        pins=plain(found.pins, sparse=True),
+        ranges=batch.ranges,
+        gaps=batch.gaps,
+        pins=plain(batch.pins, sparse=True),
         lookups=pin_lookups(opened.pipeline, planned_at_ms),
-        hint=found.hint,
+        hint=batch.hint,
         run_key=run_key,
         j=ready.j,
         target=target,
         run_counts=_run_counts(ready),
-        run_start=_run_start(ready, target, found.ranges),
+        run_start=_run_start(ready, target, batch.ranges),
         planned_at_ms=planned_at_ms,
         spec=opened.spec,
         transform=opened.pipeline.transform_name,
@@ -178,7 +178,7 @@ def due_watermark(pipeline: Pipeline, last: Outcome | None, *, now_ms: int) -> i
     :param last: the newest outcome
     :param now_ms: the current time in milliseconds since the epoch
     """
-    found = None if last is None else operator_state(last.state)
-    if pipeline.state is None or last is None or found is None:
+    state = None if last is None else operator_state(last.state)
+    if pipeline.state is None or last is None or state is None:
         return None
-    return no_data_watermark_ms(pipeline.state, found, closed_ms=last.decided_at_ms, now_ms=now_ms)
+    return no_data_watermark_ms(pipeline.state, state, closed_ms=last.decided_at_ms, now_ms=now_ms)

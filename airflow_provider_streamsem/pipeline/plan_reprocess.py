@@ -112,12 +112,12 @@ def current_commit(opened: Opened, head: Head, version: int) -> int:
 
     :raises InvalidError: the version is not closed, or was aborted
     """
-    found = opened.log.outcome(version) if version <= head.closed else None
-    if found is None or not found[0].committed:
+    outcome = opened.log.outcome(version) if version <= head.closed else None
+    if outcome is None or not outcome[0].committed:
         raise InvalidError(
             "only a committed version can be reprocessed; nothing was written",
             given=version,
-            result="not closed" if found is None else found[0].result,
+            result="not closed" if outcome is None else outcome[0].result,
             newest_closed=head.closed,
         )
     return opened.log.find_current(version, head)

@@ -46,8 +46,8 @@ class LoggedEffects:
 
     def claim(self, chunk: int, round: int) -> bool:
         """Claim one round of a chunk. Returns whether this publisher holds the claim. Only the publisher that holds it may perform the effects (I17)."""
-        wanted = Claim(version=self._version, sink=self._sink, chunk=chunk, round=round, nonce=self._nonce)
-        return self._log.claim(wanted)
+        proposed = Claim(version=self._version, sink=self._sink, chunk=chunk, round=round, nonce=self._nonce)
+        return self._log.claim(proposed)
 
     def known(self, chunk: int, round: int) -> Effects | None:
         """Return the recorded result of one round of a chunk; ``None`` if no publisher has recorded it."""
@@ -102,7 +102,7 @@ def _roll_forward(
     """
     log = opened.log
     version, began_ms = outcome.version, log.clock.now_ms()
-    answers: dict[str, Receipt] = {}
+    sink_receipts: dict[str, Receipt] = {}
     markers = dict(outcome.markers)
     with telemetry.phase("publish", version=version):
         for name in outcome.publish:
@@ -115,19 +115,19 @@ def _roll_forward(
             if receipt is None and (stored := log.receipts(version)) is not None:
                 return head.published(stored)
             if receipt is None and name not in skipped_sinks:
-                found = sink.marker(batch.pipeline_uuid, name)
+                marker = sink.marker(batch.pipeline_uuid, name)
                 summary = "the sink's marker is above this version, but the log has no receipts of this version"
-                raise batch.conflict(summary, marker=None if found is None else found.version)
+                raise batch.conflict(summary, marker=None if marker is None else marker.version)
             receipt = receipt or Receipt(result="skipped", rows=0)  # no publisher can apply a version below the marker
             logger.info("version %d: sink %s: %s, %d rows", version, name, receipt.result, receipt.rows)
-            answers[name] = receipt
+            sink_receipts[name] = receipt
             if sink.delivery == "exactly_once" and not batch.is_nothing:
                 markers[name] = Marker(version=version, outcome=head.outcome_sha)
         now_ms = log.clock.now_ms()
         receipts = Receipts(
             version=version,
             outcome=head.outcome_sha,
-            sinks=answers,
+            sinks=sink_receipts,
             markers=markers,
             published_at_ms=now_ms,
             duration_ms=max(0, now_ms - began_ms),
@@ -187,12 +187,12 @@ def _chain(log: CommitLog, outcome: Outcome, name: str) -> tuple[int, Committabl
 
 
 def _outcome(log: CommitLog, version: int) -> Outcome:
-    found = log.outcome(version)
-    if found is None:
+    outcome = log.outcome(version)
+    if outcome is None:
         raise LogDamagedError(
             "a reprocessing run replaces a version that has no outcome", invariant="I20", version=version
         )
-    return found[0]
+    return outcome[0]
 
 
 def _applied(log: CommitLog, outcome: Outcome, name: str) -> Committable | None:
@@ -231,11 +231,11 @@ def refuse_conflicts(pipeline: Pipeline, log: CommitLog, pipeline_uuid: str) -> 
     :raises MarkerLostError: a sink was restored from an older copy
     """
     for name in pipeline.publishes:
-        found = publishing(pipeline, name).marker(pipeline_uuid, name)
-        stored = None if found is None else log.outcome(found.version)
-        if found is not None and (stored is None or not found.is_of(found.version, stored[1])):
-            what = "the sink's marker names a commit that this log does not have; nothing was deleted"
-            raise MarkerConflictError(what, sink=name, marker=found.version, pipeline_uuid=pipeline_uuid)
+        marker = publishing(pipeline, name).marker(pipeline_uuid, name)
+        stored = None if marker is None else log.outcome(marker.version)
+        if marker is not None and (stored is None or not marker.is_of(marker.version, stored[1])):
+            summary = "the sink's marker names a commit that this log does not have; nothing was deleted"
+            raise MarkerConflictError(summary, sink=name, marker=marker.version, pipeline_uuid=pipeline_uuid)
 
 
 @with_log_location

@@ -68,19 +68,19 @@ def ended(result: RunResult, *, resumed: bool, ms: int) -> str:
     :param ms: duration of this process's part of the run, in milliseconds
     """
     run = f"run {changes.run_id(result.run_key)}"
-    others = [str(one.version) for one in result.completed]
-    also = (
-        f"; announces {'versions' if len(others) > 1 else 'version'} {', '.join(others)} of other runs"
-        if others
+    versions = [str(version.version) for version in result.completed]
+    announces = (
+        f"; announces {'versions' if len(versions) > 1 else 'version'} {', '.join(versions)} of other runs"
+        if versions
         else ""
     )
     if result.batches == 0:
-        return f"{run}: nothing was planned{also}"
-    what = f"{result.batches} {'batch' if result.batches == 1 else 'batches'} up to version {result.version}"
-    done = f"{what}, {counted(result.counts)}" if result.counts else f"{what}, none committed"
+        return f"{run}: nothing was planned{announces}"
+    batches = f"{result.batches} {'batch' if result.batches == 1 else 'batches'} up to version {result.version}"
+    done = f"{batches}, {counted(result.counts)}" if result.counts else f"{batches}, none committed"
     if resumed:
-        return f"{run} was complete already ({done}); nothing was read or written{also}"
-    return f"{run} ended after {ms / 1000:.1f} s: {done}{also}"
+        return f"{run} was complete already ({done}); nothing was read or written{announces}"
+    return f"{run} ended after {ms / 1000:.1f} s: {done}{announces}"
 
 
 def counted(counts: Mapping[str, int]) -> str:

@@ -101,18 +101,18 @@ def reprocess_run(
     """
     refuse_sinks(pipeline)
     opened_log = log or open_commit_log(pipeline.log)
-    was_answered = _is_answered(opened_log, run_key)
+    was_complete = _is_answered(opened_log, run_key)
     result = run_batch(pipeline, run_key=run_key, drain=drain, engine=engine, log=log)
-    if result.status == "empty" or not was_answered:  # the current transform has just produced these commits
+    if result.status == "empty" or not was_complete:  # the current transform has just produced these commits
         return result
     counts: dict[str, int] = {}
     reprocessed = 0
     last = result
-    requested = f"{run_key}#{request}:"
+    request_prefix = f"{run_key}#{request}:"
     for version in opened_log.run_versions(run_key):
-        found = opened_log.outcome(version)
-        if found is not None and found[0].committed:
-            last = _reprocess(pipeline, version, f"{requested}{version}", engine, log, announces=False)
+        outcome = opened_log.outcome(version)
+        if outcome is not None and outcome[0].committed:
+            last = _reprocess(pipeline, version, f"{request_prefix}{version}", engine, log, announces=False)
             counts, reprocessed = add_counts(counts, last.counts), reprocessed + 1
     # Announce once, at the end. If a request failed in between and was never repeated, no result would contain the versions that it announced.
     versions, completed = announced(opened_log, last.version)
@@ -127,7 +127,9 @@ def reprocess_run(
         batches=reprocessed,
         outcome=last.outcome,
         versions=(min(result.versions[0], versions[0]), max(result.versions[1], versions[1])),
-        completed=together([result.completed, [one for one in completed if not one.run_key.startswith(requested)]]),
+        completed=together(
+            [result.completed, [one for one in completed if not one.run_key.startswith(request_prefix)]]
+        ),
     )
 
 

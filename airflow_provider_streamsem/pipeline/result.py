@@ -92,8 +92,8 @@ def answer(opened: Opened, answered: RunComplete, run_key: str, *, resumed: bool
     versions = (plan.version, plan.version + 1)
     completed: tuple[CompletedVersion, ...] = ()
     if announces:
-        versions, found = announce_run(opened.log, plan, answered.head.closed, resumed=resumed)
-        completed = _completed(found)
+        versions, commits = announce_run(opened.log, plan, answered.head.closed, resumed=resumed)
+        completed = _completed(commits)
     last = completed[-1].version if completed and not counts else outcome.version
     return RunResult(
         status="committed" if counts or completed else "empty",
@@ -121,8 +121,8 @@ def empty(opened: Opened, head: Head, run_key: str, *, announces: bool = True) -
     versions = (head.closed + 1, head.closed + 1)
     completed: tuple[CompletedVersion, ...] = ()
     if announces:
-        versions, found = announce_others(opened.log, head.closed, run_key)
-        completed = _completed(found)
+        versions, commits = announce_others(opened.log, head.closed, run_key)
+        completed = _completed(commits)
     last = completed[-1].version if completed else head.closed
     return RunResult(
         status="committed" if completed else "empty",
@@ -158,17 +158,17 @@ def announced(log: CommitLog, version: int) -> tuple[tuple[int, int], tuple[Comp
     plan = log.plan(version)
     if plan is None:
         raise LogDamagedError("a closed version lacks its plan", invariant="I2", version=version)
-    versions, found = announce_run(log, plan[0], version, resumed=True)
-    return versions, _completed(found)
+    versions, commits = announce_run(log, plan[0], version, resumed=True)
+    return versions, _completed(commits)
 
 
 def together(parts: Iterable[Iterable[CompletedVersion]]) -> tuple[CompletedVersion, ...]:
     """Merge the completed versions of several results: in ascending order, at most the newest :data:`LISTED`."""
-    found = {one.version: one for part in parts for one in part}
-    return tuple(found[version] for version in sorted(found))[-LISTED:]
+    by_version = {completed.version: completed for part in parts for completed in part}
+    return tuple(by_version[version] for version in sorted(by_version))[-LISTED:]
 
 
-def _completed(found: Completed) -> tuple[CompletedVersion, ...]:
+def _completed(commits: Completed) -> tuple[CompletedVersion, ...]:
     return tuple(
         CompletedVersion(
             version=plan.version,
@@ -177,5 +177,5 @@ def _completed(found: Completed) -> tuple[CompletedVersion, ...]:
             counts=outcome.counts,
             outcome=keys.outcome(plan.version),
         )
-        for plan, outcome in found
+        for plan, outcome in commits
     )

@@ -155,8 +155,8 @@ class Run:
             if isinstance(position, Open):
                 position = self.close(position.head, fresh=fresh)
             elif isinstance(position, PendingPublish):
-                found = self.opened.log.plan(position.head.closed)
-                is_own = found is not None and found[0].run_key == self.run_key
+                plan = self.opened.log.plan(position.head.closed)
+                is_own = plan is not None and plan[0].run_key == self.run_key
                 head = publish(self.opened, position.head, position.outcome, is_own=is_own)
                 position = self.opened.log.locate(self.run_key, head)
         return answer(self.opened, position, self.run_key, resumed=resumed, announces=self.announces), resumed
@@ -231,13 +231,13 @@ class Run:
             logger.info("%s", report.resumed(plan, self.run_key))
         if plan.spec != self.opened.spec:
             changes.warn_of_open_version(log, plan, self.opened.pipeline.to_json(), run_key=self.run_key)
-        offered = self._adopt_or_stage(head, plan, fresh=fresh)
-        if isinstance(offered, ClosedHead):
-            return log.locate(self.run_key, offered)
-        with telemetry.phase("commit", version=plan.version, attempt_id=offered.attempt_id or ""):
-            closed, outcome = log.decide(head, offered)
+        proposed = self._adopt_or_stage(head, plan, fresh=fresh)
+        if isinstance(proposed, ClosedHead):
+            return log.locate(self.run_key, proposed)
+        with telemetry.phase("commit", version=plan.version, attempt_id=proposed.attempt_id or ""):
+            closed, outcome = log.decide(head, proposed)
             logger.info("%s", report.closed(outcome, log.clock.now_ms() - began_ms))
-            telemetry.emit(telemetry.VersionClosed.by, plan, offered, outcome)
+            telemetry.emit(telemetry.VersionClosed.by, plan, proposed, outcome)
         if closed.requires_receipts:
             closed = publish(self.opened, closed, outcome, is_own=plan.run_key == self.run_key)
         log.write_segments(plan.version, [(outcome, closed.outcome_sha)])
@@ -259,9 +259,9 @@ class Run:
         except Exception as error:
             # If another process has closed the version, vacuum may have deleted files of this attempt and caused the error. The attempt has lost, and the run
             # has not failed (W21).
-            found = self.opened.log.read_head(plan.version)
-            if isinstance(found, ClosedHead):
-                return found
+            current_head = self.opened.log.read_head(plan.version)
+            if isinstance(current_head, ClosedHead):
+                return current_head
             if not isinstance(error, SourceChangedError):
                 raise
             staged = self._adopt(head)  # another attempt may have staged the records before they changed
@@ -376,13 +376,13 @@ class Run:
 
     def _check_first_state(self, state: Json, version: int) -> None:
         """Check that the first batch with state in this log wrote its files into the log. Executors may see another disk or S3 endpoint under the log's URL."""
-        found = operator_state(state)
-        if found is None or (found.batches > 1 and version > 0):
+        stored = operator_state(state)
+        if stored is None or (stored.batches > 1 and version > 0):
             return
         if not state_files.is_complete(self.opened.log.store, state):
             raise StageError(
                 "the executors' state files are not in the log, as if the executors had another disk or S3 endpoint; nothing became visible",
-                directory=f"{self.opened.log.store.url}/{LOCATION}/{found.root}",
+                directory=f"{self.opened.log.store.url}/{LOCATION}/{stored.root}",
             ).advising("use a log on S3 or on a disk that driver and executors share, and run again.")
 
     def _produce(self, job: Job) -> Produced:
@@ -417,21 +417,21 @@ class Run:
 
     def _chain_states(self, head: OpenHead, plan: Plan) -> dedup.ChainStates | None:
         """For reprocessing with deduplication across batches: the states of the chain's commits and of the log's head (W27)."""
-        wanted = self.opened.pipeline.dedup
-        if plan.replaces is None or wanted is None or not wanted.keeps_state:
+        settings = self.opened.pipeline.dedup
+        if plan.replaces is None or settings is None or not settings.keeps_state:
             return None
         commits: list[tuple[Json, Json]] = []
         version: int | None = plan.replaces.version
         while version is not None:
-            found = self.opened.log.outcome(version)
-            assert found is not None  # locating the root has read the whole chain
-            commits.append((self._state_before(version), found[0].state))
-            version = None if found[0].replaces is None else found[0].replaces.version
+            outcome = self.opened.log.outcome(version)
+            assert outcome is not None  # locating the root has read the whole chain
+            commits.append((self._state_before(version), outcome[0].state))
+            version = None if outcome[0].replaces is None else outcome[0].replaces.version
         return dedup.ChainStates(current=self._current_state(head), commits=tuple(reversed(commits)))
 
     def _state_before(self, version: int) -> Json:
-        found = None if version == 0 else self.opened.log.outcome(version - 1)
-        return self.opened.record.initial_state if found is None else found[0].state
+        outcome = None if version == 0 else self.opened.log.outcome(version - 1)
+        return self.opened.record.initial_state if outcome is None else outcome[0].state
 
     def _current_state(self, head: OpenHead) -> Json:
         return self.opened.record.initial_state if head.outcome is None else head.outcome.state
@@ -521,8 +521,11 @@ def _check_record_count(sources: Mapping[str, Source], plan: Plan, counts: Mappi
         return
     for name, source in sources.items():
         count = f"read.{name}" if name else "read"
-        before, found = plan.replaces.counts.get(count, 0), counts.get(count, 0)
-        if isinstance(source, Compacting) and found < before:
-            what = "the source has fewer records than the replaced version read: records were deleted, or the isolation level changed; nothing became visible"
-            named = {"source": name} if name else {}
-            raise SourceChangedError(what, version=plan.replaces.version, **named, read=before, found=found)
+        before, read = plan.replaces.counts.get(count, 0), counts.get(count, 0)
+        if isinstance(source, Compacting) and read < before:
+            summary = (
+                "the source has fewer records than the replaced version read: records were deleted, or the isolation level changed; "
+                "nothing became visible"
+            )
+            source_field = {"source": name} if name else {}
+            raise SourceChangedError(summary, version=plan.replaces.version, **source_field, read=before, found=read)

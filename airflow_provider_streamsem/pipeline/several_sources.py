@@ -204,7 +204,7 @@ class SeveralSources:
             if own and isinstance(source, Repinning):
                 with _naming(name):
                     planned[name] = tuple(source.repin(own, _part(gaps, name), planned.get(name, ())))
-        return [SourcePins(name, found) for name, found in planned.items() if found]
+        return [SourcePins(name, newest) for name, newest in planned.items() if newest]
 
     @property
     def counted(self) -> str:
@@ -226,13 +226,13 @@ class SeveralSources:
             raise InvalidError(
                 "the items of these sources have no retention, so they never expire", sources=[*self.parts]
             )
-        found = [
+        expiries = [
             source.expiry(_part(start, name), within_ms=within_ms, now_ms=now_ms) for name, source in expiring.items()
         ]
-        spares = [one.spare for one in found if one.spare is not None]
+        spares = [expiry.spare for expiry in expiries if expiry.spare is not None]
         return Expiry(
-            lost=sum(one.lost for one in found),
-            at_risk=sum(one.at_risk for one in found),
+            lost=sum(expiry.lost for expiry in expiries),
+            at_risk=sum(expiry.at_risk for expiry in expiries),
             spare=min(spares, default=None),
         )
 
@@ -255,23 +255,23 @@ class SeveralPlanner:
         self, start: Offsets, end: SourceEnd, limits: Limits, hint: Json, *, on_data_loss: str
     ) -> SourceSlice | None:
         """Slice each source by itself. A source without new records is not part of the slice."""
-        found: dict[str, SourceSlice] = {}
+        slices: dict[str, SourceSlice] = {}
         hints = {name: _hint_of(hint, name) for name in self._planners}
         for name, planner in self._planners.items():
             own = end.ends[name] if isinstance(end, SeveralEnd) else SourceEnd(_part(end.offsets, name))
             with _naming(name):
                 part = planner.slice(_part(start, name), own, limits, hints[name], on_data_loss=on_data_loss)
             if part is not None:
-                found[name], hints[name] = part, part.hint
-        if not found:
+                slices[name], hints[name] = part, part.hint
+        if not slices:
             return None
         return SourceSlice(
-            ranges=_together({name: part.ranges for name, part in found.items()}),
-            gaps=_together({name: part.gaps for name, part in found.items()}),
-            pins=[SourcePins(name, tuple(part.pins)) for name, part in found.items() if part.pins],
+            ranges=_together({name: part.ranges for name, part in slices.items()}),
+            gaps=_together({name: part.gaps for name, part in slices.items()}),
+            pins=[SourcePins(name, tuple(part.pins)) for name, part in slices.items() if part.pins],
             hint=hints,
-            rows=sum(part.rows for part in found.values()),
-            corrected=_together({name: part.corrected for name, part in found.items()}),
+            rows=sum(part.rows for part in slices.values()),
+            corrected=_together({name: part.corrected for name, part in slices.items()}),
         )
 
     def lag(self, start: Offsets, hint: Json) -> int:

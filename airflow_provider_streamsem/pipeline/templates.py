@@ -84,13 +84,13 @@ def rendered(pipeline: Pipeline, environment: Any, context: Mapping[str, Any], *
     refuse_secrets(pipeline, environment)
     from jinja2 import StrictUndefined, meta
 
-    of_values = environment.overlay(finalize=_some_value, undefined=StrictUndefined)
+    strict_environment = environment.overlay(finalize=_some_value, undefined=StrictUndefined)
 
     def render(text: str) -> str:
         try:
-            for name in meta.find_undeclared_variables(of_values.parse(text)):
+            for name in meta.find_undeclared_variables(strict_environment.parse(text)):
                 _some_value(context.get(name, ""))
-            return str(of_values.from_string(text).render(context))
+            return str(strict_environment.from_string(text).render(context))
         except Exception as error:
             raise InvalidError(
                 "a template of the pipeline has no value in this run",

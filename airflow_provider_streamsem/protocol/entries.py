@@ -129,8 +129,8 @@ class Quarantine:
     def __post_init__(self) -> None:
         for key in self.keys:
             if not keys_.is_written(key) or not key.startswith(keys_.QUARANTINE):
-                what = "a key of quarantined records is not a valid key below the log's quarantine"
-                raise LogDamagedError(what, invariant="R6", key=key)
+                summary = "a key of quarantined records is not a valid key below the log's quarantine"
+                raise LogDamagedError(summary, invariant="R6", key=key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

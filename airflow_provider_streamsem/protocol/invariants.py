@@ -124,9 +124,9 @@ def check_carried(plan: Plan, outcome: Outcome) -> None:
         start, end = plan.ranges.get(partition, (0, 0))
         for first, last in gaps:
             if not start <= first < last <= end:
-                what = "a plan's gaps overlap, are empty, or are outside its ranges"
+                summary = "a plan's gaps overlap, are empty, or are outside its ranges"
                 raise LogDamagedError(
-                    what, invariant="I5", version=plan.version, partition=partition, gap=(first, last)
+                    summary, invariant="I5", version=plan.version, partition=partition, gap=(first, last)
                 )
             start = last
 

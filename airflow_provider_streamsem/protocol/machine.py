@@ -141,7 +141,7 @@ def create(key: str, data: bytes) -> Procedure[Creation]:
     state = CreateState.SENT
     while True:
         event = yield (Put(key, data) if state is CreateState.SENT else Get(key))
-        state = CREATE[state, _answer(event, data)]
+        state = CREATE[state, _event_name(event, data)]
         if state is CreateState.WON:
             return Creation(data, mine=True, first=isinstance(event, Created))
         if state is CreateState.LOST:
@@ -149,7 +149,7 @@ def create(key: str, data: bytes) -> Procedure[Creation]:
             return Creation(event.data, mine=False, first=False)
 
 
-def _answer(event: Event, data: bytes) -> str:
+def _event_name(event: Event, data: bytes) -> str:
     if isinstance(event, Found):
         return "equal" if event.data == data else "different"
     return type(event).__name__.lower()

@@ -236,10 +236,10 @@ def _newest_pointer(run_key: str) -> Procedure[RunPointer | None]:
 
     Reads pointer 0 first, because most runs have no pointer. A listing then suggests the newest j, and the missing pointer j + 1 confirms it.
     """
-    found = yield from read_entry(RunPointer, keys.pointer(run_key, 0))
-    if found is None:
+    first = yield from read_entry(RunPointer, keys.pointer(run_key, 0))
+    if first is None:
         return None
-    newest = found[0]
+    newest = first[0]
     listed = yield from list_keys(keys.run(run_key), 1)
     hint = max((j for j in map(keys.parse_newest_first, listed) if j is not None), default=0)
     j = max(hint, 1)
@@ -276,10 +276,10 @@ def put_plan(head: ClosedHead, plan: Plan) -> Procedure[tuple[Head, bool]]:
         return head.planned(plan, codec.sha256(written.data)), written.first
     winner = yield from read_parts(Plan, key, written.data)
     head.planned(*winner)
-    found = yield from read_head(plan.version)
-    if found is None:
+    newest = yield from read_head(plan.version)
+    if newest is None:
         raise LogDamagedError("a plan that was read before is missing", invariant="I1", key=key)
-    return found, False
+    return newest, False
 
 
 def find_current(version: int, head: Head) -> Procedure[int]:
@@ -317,12 +317,12 @@ def find_root(version: int) -> Procedure[int]:
 
 def find_staged(head: OpenHead) -> Procedure[list[StagedManifest]]:
     """Return the manifests of attempts of the open plan (W17). The caller must check whether the files of a manifest exist."""
-    found = []
+    manifests = []
     for key in (yield from list_keys(keys.attempts(head.plan.version))):
         manifest = yield from read_entry(StagedManifest, key)
         if manifest is not None and manifest[0].plan == head.plan_sha:
-            found.append(manifest[0])
-    return found
+            manifests.append(manifest[0])
+    return manifests
 
 
 def decide(head: OpenHead, outcome: Outcome) -> Procedure[tuple[ClosedHead, Outcome]]:
@@ -358,10 +358,10 @@ def put_receipts(head: ClosedHead, receipts: Receipts) -> Procedure[tuple[Closed
     return head.published(stored), stored
 
 
-def claim(wanted: Claim) -> Procedure[bool]:
-    """Claim one round of a chunk of a version's effects. Returns whether the stored claim has the nonce of ``wanted`` (P4)."""
-    key = keys.claim(wanted.version, wanted.sink, wanted.chunk, wanted.round)
-    return (yield from create_entry(key, wanted)).mine
+def claim(proposed: Claim) -> Procedure[bool]:
+    """Claim one round of a chunk of a version's effects. Returns whether the stored claim has the nonce of ``proposed`` (P4)."""
+    key = keys.claim(proposed.version, proposed.sink, proposed.chunk, proposed.round)
+    return (yield from create_entry(key, proposed)).mine
 
 
 def put_effects(effects: Effects) -> Procedure[Effects]:
@@ -377,21 +377,21 @@ def write_segments(version: int, known: Sequence[tuple[Outcome, str]] = ()) -> P
 
     :param known: outcomes that the caller has read already, with the sha256 of their bytes
     """
-    at_hand = {outcome.version: (outcome, sha) for outcome, sha in known}
+    already_read = {outcome.version: (outcome, sha) for outcome, sha in known}
     behind = segments.behind(version)
     if behind is not None:
         yield from read_or_write_segment(1, behind)
     for level, index in segments.due(version):
         if level == 1:
-            yield from _write_level_1(index, at_hand)
+            yield from _write_level_1(index, already_read)
         else:
             yield from _write_parent(level, index)
 
 
-def _write_level_1(index: int, at_hand: dict[int, tuple[Outcome, str]]) -> Procedure[Segment]:
+def _write_level_1(index: int, already_read: dict[int, tuple[Outcome, str]]) -> Procedure[Segment]:
     folded = []
     for version in range(index * segments.WIDTH, (index + 1) * segments.WIDTH):
-        pair = at_hand.get(version) or (yield from read_entry(Outcome, keys.outcome(version)))
+        pair = already_read.get(version) or (yield from read_entry(Outcome, keys.outcome(version)))
         if pair is None:
             raise LogDamagedError("a version below a closed one has no outcome", invariant="I2", version=version)
         folded.append(pair)
@@ -415,9 +415,9 @@ def _create_segment(segment: Segment) -> Procedure[Segment]:
 
 def read_or_write_segment(level: int, index: int) -> Procedure[Segment]:
     """Return the segment of a range in which every version is closed. Creates the segment if it is missing (W23)."""
-    found = yield from read_entry(Segment, keys.segment(level, index))
-    if found is not None:
-        return found[0]
+    stored = yield from read_entry(Segment, keys.segment(level, index))
+    if stored is not None:
+        return stored[0]
     return (yield from (_write_level_1(index, {}) if level == 1 else _write_parent(level, index)))
 
 
@@ -440,10 +440,10 @@ def read_parts_to(version: int) -> Procedure[list[Segment | Outcome]]:
 
 
 def _outcomes(versions: Iterator[int] | range) -> Procedure[list[Outcome]]:
-    found = []
+    outcomes = []
     for version in versions:
         outcome = yield from read_entry(Outcome, keys.outcome(version))
         if outcome is None:
             raise LogDamagedError("a version below the head has no outcome", invariant="I2", version=version)
-        found.append(outcome[0])
-    return found
+        outcomes.append(outcome[0])
+    return outcomes

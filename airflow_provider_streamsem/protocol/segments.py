@@ -74,11 +74,11 @@ def parent(level: int, index: int, children: Sequence[Segment]) -> Segment:
 
 def due(version: int) -> list[tuple[int, int]]:
     """Return ``(level, index)`` of every segment that becomes full when ``version`` is closed, lowest level first."""
-    found, level, width = [], 1, WIDTH
+    full, level, width = [], 1, WIDTH
     while (version + 1) % width == 0:
-        found.append((level, (version + 1) // width - 1))
+        full.append((level, (version + 1) // width - 1))
         level, width = level + 1, width * WIDTH
-    return found
+    return full
 
 
 def behind(version: int) -> int | None:

@@ -60,8 +60,8 @@ class ClosedHead:
         :raises LogMovedError: the plan is of kind ``move``
         """
         if plan.kind == "move":
-            what = "the log was moved to another location"
-            raise LogMovedError(what, moved_to=plan.moved_to, version=plan.version)
+            summary = "the log was moved to another location"
+            raise LogMovedError(summary, moved_to=plan.moved_to, version=plan.version)
         initial_offsets = self.initial_offsets if plan.initial_offsets is None else plan.initial_offsets
         invariants.check_i2_receipts(plan, requires_receipts=self.requires_receipts)
         invariants.check_i3_plan(plan, after=self.outcome_sha)

@@ -112,10 +112,10 @@ class SparkEngine:
         if remote is not None and not remote.startswith("sc://"):
             raise InvalidError("remote must be the URL of a Spark Connect server", accepted="sc://host:port")
         self._remote = remote
-        given = arguments.options("spark conf", conf or {})
-        secret = arguments.secret_settings(given)
-        self._secret = {name: given[name] for name in secret}
-        self._conf = given if remote is not None else {n: v for n, v in given.items() if n not in secret}
+        settings = arguments.options("spark conf", conf or {})
+        secret = arguments.secret_settings(settings)
+        self._secret = {name: settings[name] for name in secret}
+        self._conf = settings if remote is not None else {n: v for n, v in settings.items() if n not in secret}
         self._adds_packages = packages is not None and arguments.choice("spark_packages", packages, ("auto",)) == "auto"
         if self._adds_packages and remote is not None:
             raise InvalidError(
@@ -300,17 +300,17 @@ def _stderr_as_stdout() -> Iterator[None]:
     # The process that reads the pipe may have ended, for example the supervisor of a task that Airflow considers lost.
     with suppress(OSError):
         sys.stderr.flush()
-    kept = os.dup(2)
+    stderr = os.dup(2)
     try:
         os.dup2(1, 2)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(stderr, 2)
+        os.close(stderr)
 
 
 def engine_of(
-    found: Connection,
+    conn: Connection,
     conf: Mapping[str, str] | None = None,
     *,
     packages: str | None = None,
@@ -319,40 +319,40 @@ def engine_of(
     """
     Create the engine that a connection describes.
 
-    :param found: a connection of type ``spark`` (host and port form the master, as in Airflow's Spark provider) or ``spark_connect`` (login: user id,
+    :param conn: a connection of type ``spark`` (host and port form the master, as in Airflow's Spark provider) or ``spark_connect`` (login: user id,
         password: token)
     :param conf: additional Spark settings; see :class:`SparkEngine`
     :param packages: see :class:`SparkEngine`
     :param logs_to_stdout: see :class:`SparkEngine`
     :raises InvalidError: the connection has no host, or requests deploy mode cluster
     """
-    if not found.host:
-        raise InvalidError("the Spark connection has no host", conn_id=found.conn_id, conn_type=found.conn_type)
-    if found.conn_type == "spark_connect":
-        host = found.host if "://" in found.host else f"sc://{found.host}"
-        given = {
-            "user_id": found.login,
-            "token": found.password,
-            "use_ssl": str(found.extra.get("use_ssl", "")).lower(),
+    if not conn.host:
+        raise InvalidError("the Spark connection has no host", conn_id=conn.conn_id, conn_type=conn.conn_type)
+    if conn.conn_type == "spark_connect":
+        host = conn.host if "://" in conn.host else f"sc://{conn.host}"
+        parameters = {
+            "user_id": conn.login,
+            "token": conn.password,
+            "use_ssl": str(conn.extra.get("use_ssl", "")).lower(),
         }
-        words = [f"{name}={quote(value, safe='')}" for name, value in given.items() if value]
-        address = f"{host}:{found.port}" if found.port else host
+        words = [f"{name}={quote(value, safe='')}" for name, value in parameters.items() if value]
+        address = f"{host}:{conn.port}" if conn.port else host
         return SparkEngine(remote=f"{address}/;{';'.join(words)}" if words else address, conf=conf, packages=packages)
-    if found.extra.get("deploy-mode") == "cluster":
+    if conn.extra.get("deploy-mode") == "cluster":
         raise InvalidError(
             "the connection requests deploy mode cluster, but the process of the task is the Spark driver",
-            conn_id=found.conn_id,
+            conn_id=conn.conn_id,
             given="deploy-mode cluster",
             accepted="client",
         )
-    whole = "://" in found.host or (found.conn_type == "spark" and not found.port)
-    master = found.host if whole else f"{found.conn_type}://{found.host}"
+    has_full_url = "://" in conn.host or (conn.conn_type == "spark" and not conn.port)
+    master = conn.host if has_full_url else f"{conn.conn_type}://{conn.host}"
     settings = {
-        name: str(found.extra[key])
+        name: str(conn.extra[key])
         for key, name in (("queue", "spark.yarn.queue"), ("namespace", "spark.kubernetes.namespace"))
-        if found.extra.get(key)
+        if conn.extra.get(key)
     }
-    address = f"{master}:{found.port}" if found.port else master
+    address = f"{master}:{conn.port}" if conn.port else master
     settings |= conf or {}
     return SparkEngine(master=address, conf=settings, packages=packages, logs_to_stdout=logs_to_stdout)
 
@@ -373,15 +373,15 @@ def _s3a_settings() -> dict[str, str]:
     return settings
 
 
-def _access_settings(given: s3.S3Access) -> dict[str, str]:
+def _access_settings(access: s3.S3Access) -> dict[str, str]:
     """Return S3A settings for an S3 access. They contain credentials, so they are set only in the clone in which an attempt runs."""
     settings = {
-        "fs.s3a.endpoint": given.endpoint_url,
-        "fs.s3a.path.style.access": "true" if given.endpoint_url else None,
-        "fs.s3a.endpoint.region": given.region_name,
-        "fs.s3a.access.key": given.access_key_id,
-        "fs.s3a.secret.key": given.secret_access_key,
-        "fs.s3a.session.token": given.session_token,
+        "fs.s3a.endpoint": access.endpoint_url,
+        "fs.s3a.path.style.access": "true" if access.endpoint_url else None,
+        "fs.s3a.endpoint.region": access.region_name,
+        "fs.s3a.access.key": access.access_key_id,
+        "fs.s3a.secret.key": access.secret_access_key,
+        "fs.s3a.session.token": access.session_token,
     }
     return {name: value for name, value in settings.items() if value is not None}
 
@@ -394,10 +394,10 @@ def _translated(error: Exception, job: Job) -> StreamsemError:
     """
     version = job.plan.version
     conditions = list(_conditions(error))
-    refusal = next((found[0] for text in _texts(error) if (found := _REFUSAL.search(text))), None)
+    refusal = next((match[0] for text in _texts(error) if (match := _REFUSAL.search(text))), None)
     if refusal is not None:
-        what = "the store refused a read or write of Spark; nothing became visible"
-        return StoreRefusedError(what, version=version, refusal=refusal, **_files(job))
+        summary = "the store refused a read or write of Spark; nothing became visible"
+        return StoreRefusedError(summary, version=version, refusal=refusal, **_files(job))
     for text in _texts(error):
         if read := _READ_BY_PYTHON.search(text):
             return _of_a_database(read[1], read[2], version)
@@ -411,8 +411,8 @@ def _translated(error: Exception, job: Job) -> StreamsemError:
     if kind == "AnalysisException":
         from airflow_provider_streamsem.spark.staging import named
 
-        what = "the transform does not fit its input columns; nothing became visible"
-        return DataError(what, version=version, condition=condition, **named(error), **_files(job)).advising(
+        summary = "the transform does not fit its input columns; nothing became visible"
+        return DataError(summary, version=version, condition=condition, **named(error), **_files(job)).advising(
             "correct the line of the transform that the traceback shows, and run again: the same range is read again."
         )
     sources = getattr(job.source, "parts", {"": job.source}).values()
@@ -441,13 +441,13 @@ def _translated(error: Exception, job: Job) -> StreamsemError:
 def _of_a_database(kind: str, problem: str, version: int) -> StreamsemError:
     """Translate an error of the function by which executors read a database."""
     if kind == "setup":
-        what = "an executor cannot read the source's database; nothing became visible"
-        return InvalidError(what, version=version, problem=problem).advising(
+        summary = "an executor cannot read the source's database; nothing became visible"
+        return InvalidError(summary, version=version, problem=problem).advising(
             "install SQLAlchemy, the database's driver and pyarrow in the Python environment of the executors, and run again."
         )
     if kind == "data":
-        what = "the source's table has a value that Spark cannot read; nothing became visible"
-        return DataError(what, version=version, problem=problem).advising(
+        summary = "the source's table has a value that Spark cannot read; nothing became visible"
+        return DataError(summary, version=version, problem=problem).advising(
             "correct the value, or leave the column out with `columns` of the source; then run again: the same range is read again."
         )
     return StageError(
@@ -461,8 +461,8 @@ def _of_condition(
     """Translate a Spark condition; ``None`` if it says nothing specific."""
     version = job.plan.version
     if condition.startswith("FAILED_READ_FILE") and is_transient:
-        what = "the store did not respond while Spark read a planned file; nothing became visible"
-        return StageError(what, version=version, file=_plain(path), condition=condition)
+        summary = "the store did not respond while Spark read a planned file; nothing became visible"
+        return StageError(summary, version=version, file=_plain(path), condition=condition)
     if condition.startswith("FAILED_READ_FILE"):
         return DataError(
             "Spark cannot read a planned file with the source's format and schema; nothing became visible",
@@ -472,25 +472,25 @@ def _of_condition(
         ).advising(UNREADABLE_FILE)
     if condition == "PATH_NOT_FOUND":
         file = _plain(path)
-        what = "Spark cannot find a planned file; nothing became visible"
+        summary = "Spark cannot find a planned file; nothing became visible"
         if not file.isascii():
-            what += ". If the file exists, Java may run in a locale that is not UTF-8: set LC_ALL=C.UTF-8 on driver and executors"
-        return StageError(what, version=version, file=file)
+            summary += ". If the file exists, Java may run in a locale that is not UTF-8: set LC_ALL=C.UTF-8 on driver and executors"
+        return StageError(summary, version=version, file=file)
     if condition.startswith("CANNOT_LOAD_STATE_STORE") and not is_transient:
-        what = "Spark cannot load the state of the previous batch: a file of it is missing or damaged; nothing became visible"
-        return DataError(what, version=version, condition=condition).advising(
+        summary = "Spark cannot load the state of the previous batch: a file of it is missing or damaged; nothing became visible"
+        return DataError(summary, version=version, condition=condition).advising(
             "restore the files below state/operators in the log, or fork the pipeline at an earlier version: streamsem fork."
         )
     if condition.startswith("STATE_STORE_") and condition.endswith("_SCHEMA_NOT_COMPATIBLE"):
-        what = (
+        summary = (
             "the transform keeps values of other types than the state of the previous batches; nothing became visible"
         )
-        return DataError(what, version=version, condition=condition, reason=str(error).split("\n")[0]).advising(
+        return DataError(summary, version=version, condition=condition, reason=str(error).split("\n")[0]).advising(
             "use the former types, or fork the pipeline without state: streamsem fork --at -1."
         )
     if condition.startswith(_OF_THE_DATA):
-        what = "Spark could not evaluate the transform or the predicate `where` on the data; nothing became visible"
-        return DataError(what, version=version, condition=condition, **_files(job))
+        summary = "Spark could not evaluate the transform or the predicate `where` on the data; nothing became visible"
+        return DataError(summary, version=version, condition=condition, **_files(job))
     return None
 
 
@@ -522,19 +522,19 @@ def _texts(error: BaseException) -> Iterator[str]:
 
 def _conditions(error: BaseException) -> list[tuple[str, str]]:
     """Return ``(condition, path)`` of an error and of its causes in the JVM, if they are Spark errors. ``path`` may be empty."""
-    found: list[tuple[str, str]] = []
+    conditions: list[tuple[str, str]] = []
     with suppress(Exception):
         condition = error.getCondition()  # type: ignore[attr-defined]
         if condition:
-            found.append((condition, dict(error.getMessageParameters() or {}).get("path", "")))  # type: ignore[attr-defined]
+            conditions.append((condition, dict(error.getMessageParameters() or {}).get("path", "")))  # type: ignore[attr-defined]
     cause: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     while cause is not None:
         with suppress(Exception):
             condition = cause.getCondition()
             if condition:
-                found.append((condition, dict(cause.getMessageParameters()).get("path", "")))
+                conditions.append((condition, dict(cause.getMessageParameters()).get("path", "")))
         try:
             cause = cause.getCause()
         except Exception:
             break
-    return found
+    return conditions

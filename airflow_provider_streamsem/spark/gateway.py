@@ -19,7 +19,7 @@ from pyspark.sql import Column, DataFrame, Observation, SparkSession
 
 from airflow_provider_streamsem.spark.staging import NARROW_NODES
 
-_PATIENCE_MS = 5_000
+_BUS_TIMEOUT_MS = 5_000
 
 
 def forget_dead_jvm() -> None:
@@ -151,7 +151,7 @@ def may_have_run(observation: Observation, session: SparkSession) -> bool:
 def _empty_bus(session: SparkSession) -> bool:
     inner: Any = session
     try:
-        inner._jsparkSession.sparkContext().listenerBus().waitUntilEmpty(_PATIENCE_MS)
+        inner._jsparkSession.sparkContext().listenerBus().waitUntilEmpty(_BUS_TIMEOUT_MS)
     except Py4JJavaError:  # a TimeoutException in the JVM
         return False
     return True
@@ -165,13 +165,13 @@ def reads_input_once(frame: DataFrame) -> bool:
     the analyzed plan, because it exists already. The optimizer may remove nodes from it, but adds no exchange.
     """
     inner: Any = frame
-    pending = [inner._jdf.queryExecution().withCachedData()]
-    while pending:
-        node = pending.pop()
+    stack = [inner._jdf.queryExecution().withCachedData()]
+    while stack:
+        node = stack.pop()
         children = node.children()
         if children.length() > 0 and node.nodeName() not in NARROW_NODES:
             return False
         if node.nodeName() == "InMemoryRelation" or node.subqueries().nonEmpty():
             return False  # cached relations and subqueries have plans of their own, which may contain any node
-        pending += [children.apply(i) for i in range(children.length())]
+        stack += [children.apply(i) for i in range(children.length())]
     return True

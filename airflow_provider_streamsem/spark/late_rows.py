@@ -51,8 +51,10 @@ def check_late_rows_can_be_found(plan: Any) -> None:
         elif any(column.metadata().contains(_SESSION) for child in inputs for column in _elements(child.output())):
             reason = "the transform uses session windows, which Spark merges before it drops late rows"
         if reason is not None:
-            what = 'state.late="quarantine" is not supported for this transform; nothing became visible'
-            raise InvalidError(what, reason=reason, operator=operator.nodeName(), accepted='late="drop" or late="fail"')
+            summary = 'state.late="quarantine" is not supported for this transform; nothing became visible'
+            raise InvalidError(
+                summary, reason=reason, operator=operator.nodeName(), accepted='late="drop" or late="fail"'
+            )
 
 
 def late_rows(plan: Any, frame_of: Callable[[Any], DataFrame], watermark_ms: int) -> list[DataFrame]:

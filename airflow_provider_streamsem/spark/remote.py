@@ -117,8 +117,8 @@ def is_read_once(explained: str) -> bool:
     _, *nodes = analyzed.split("\n")  # the first line lists the columns
     for depth, line in enumerate(nodes):
         tree = "   " * (depth - 1) + "+- " if depth else ""
-        found = re.match(r"\w+", line.removeprefix(tree)) if line.startswith(tree) else None
+        match = re.match(r"\w+", line.removeprefix(tree)) if line.startswith(tree) else None
         accepted = ("Relation", "RelationV2") if depth == len(nodes) - 1 else NARROW_NODES
-        if found is None or found[0] not in accepted:
+        if match is None or match[0] not in accepted:
             return False
     return bool(nodes) and optimized != "" and "InMemoryRelation" not in optimized

@@ -12,13 +12,13 @@ TESTED = ("4.0", "4.1", "4.2", "4.3")
 
 def installed() -> dict[str, str]:
     """Return distribution → version of ``pyspark`` and ``pyspark-client``, if they are installed."""
-    found = {}
+    versions = {}
     for name in ("pyspark", "pyspark-client"):
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 KEEPS_STATE = ("4.1", "4.2", "4.3")
@@ -49,11 +49,11 @@ def check() -> None:
 
     :raises InvalidError: the versions differ
     """
-    found = installed()
-    if len(set(found.values())) > 1:
+    versions = installed()
+    if len(set(versions.values())) > 1:
         raise InvalidError(
             "pyspark and pyspark-client are installed in different versions, and both install files of the package pyspark; nothing was staged",
-            **{name.replace("-", "_"): version for name, version in found.items()},
+            **{name.replace("-", "_"): version for name, version in versions.items()},
             accepted="one version of both: pip uninstall -y pyspark pyspark-client, then pip install 'airflow-provider-streamsem[spark]' "
             "(or the extra spark40 or spark42; spark43 has no pyspark-client)",
         )

@@ -8,7 +8,7 @@ from airflow_provider_streamsem.connections import connection
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.stores.s3 import S3Access
 
-_NEEDS_A_PROVIDER = ("role_arn", "assume_role_method", "credential_source", "config_kwargs")
+_UNSUPPORTED_EXTRAS = ("role_arn", "assume_role_method", "credential_source", "config_kwargs")
 
 
 def access_of(conn_id: str, *, service: str) -> S3Access:
@@ -25,12 +25,12 @@ def access_of(conn_id: str, *, service: str) -> S3Access:
     aws = connection(conn_id)
     if aws.conn_type != "aws":
         raise InvalidError("aws_conn_id must name a connection of type aws", conn_id=conn_id, given=aws.conn_type)
-    refused = [name for name in _NEEDS_A_PROVIDER if aws.extra.get(name)]
-    if refused:
+    unsupported = [name for name in _UNSUPPORTED_EXTRAS if aws.extra.get(name)]
+    if unsupported:
         raise InvalidError(
             "the connection has settings of Airflow's Amazon provider that this package does not support",
             conn_id=conn_id,
-            given=refused,
+            given=unsupported,
             accepted="login and password, or profile_name: a profile of the worker's AWS configuration may assume the role",
         )
     config = aws.extra.get("service_config")

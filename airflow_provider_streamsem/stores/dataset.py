@@ -124,11 +124,11 @@ class S3Dataset(S3Store):
     def directories(self, prefix: str) -> list[str]:
         """Return the common prefixes of objects and of unfinished multipart uploads."""
         location = self.prefix + prefix
-        found: set[str] = set()
+        names: set[str] = set()
         for method in ("list_objects_v2", "list_multipart_uploads"):
             for page in self._pages(method, Prefix=location, Delimiter="/"):
-                found |= {item["Prefix"][len(location) :].rstrip("/") for item in page.get("CommonPrefixes", [])}
-        return sorted(found)
+                names |= {item["Prefix"][len(location) :].rstrip("/") for item in page.get("CommonPrefixes", [])}
+        return sorted(names)
 
     def make_durable(self, keys: Iterable[str], prefix: str) -> None:
         """Do nothing. S3 confirms a write only when it is durable."""
@@ -144,9 +144,9 @@ class S3Dataset(S3Store):
 
     def read_range(self, key: str, start: int, end: int) -> bytes:
         """Return the bytes ``[start, end)`` of an existing object."""
-        answer = self._ask("get_object", Key=self._name(key), Range=f"bytes={start}-{end - 1}")
+        response = self._ask("get_object", Key=self._name(key), Range=f"bytes={start}-{end - 1}")
         try:
-            data: bytes = answer["Body"].read()
+            data: bytes = response["Body"].read()
         except Exception as error:
             raise self._translated(error, key) from error
         return data

@@ -101,8 +101,8 @@ class LocalStore:
     def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
         """Yield the files in ascending order of their keys."""
         directory = prefix.rpartition("/")[0]
-        found = self._walk(directory + "/" if directory else "", prefix, start_after)
-        for count, stat in enumerate(found):
+        stats = self._walk(directory + "/" if directory else "", prefix, start_after)
+        for count, stat in enumerate(stats):
             if limit is not None and count >= limit:
                 return
             yield stat
@@ -136,7 +136,7 @@ class LocalStore:
         try:
             with os.scandir(self._directory(directory)) as entries:
                 # Directories are sorted with a trailing "/", so that the keys are in the order of an object store: "a-b" before "a/b".
-                found = {
+                by_key = {
                     directory + name: entry
                     for entry in entries
                     if (name := _listed_name(entry, follows_links=self.follows_links))
@@ -145,13 +145,13 @@ class LocalStore:
             return
         except OSError as error:
             raise self._translated(error, directory) from error
-        for key in sorted(found, key=os.fsencode):
+        for key in sorted(by_key, key=os.fsencode):
             if key.endswith("/"):
                 if (key.startswith(prefix) or prefix.startswith(key)) and not (
                     key <= start_after and not start_after.startswith(key)
                 ):
                     yield from self._walk(key, prefix, start_after)
-            elif key.startswith(prefix) and key > start_after and (stat := self._listed(key, found[key])) is not None:
+            elif key.startswith(prefix) and key > start_after and (stat := self._listed(key, by_key[key])) is not None:
                 yield stat
 
     def _listed(self, key: str, entry: os.DirEntry[str]) -> ObjectStat | None:
@@ -183,8 +183,8 @@ class LocalStore:
         for part in filter(None, prefix.split("/")):
             path = os.path.join(path, checked_key(part))
             if os.path.islink(path):
-                what = "the store does not follow a symbolic link below its root; nothing was read, written or deleted through it"
-                raise StoreRefusedError(what, location=self.root, link=path)
+                summary = "the store does not follow a symbolic link below its root; nothing was read, written or deleted through it"
+                raise StoreRefusedError(summary, location=self.root, link=path)
         return path
 
     def _opener(self, path: str, flags: int) -> int:
@@ -260,9 +260,9 @@ def process_umask() -> int:
         with open("/proc/self/status", encoding="ascii", errors="replace") as status:
             return next(int(line.split()[1], 8) for line in status if line.startswith("Umask:"))
     except (OSError, StopIteration):
-        found = os.umask(0o077)
-        os.umask(found)
-        return found
+        umask = os.umask(0o077)
+        os.umask(umask)
+        return umask
 
 
 def open_local_store(path: str) -> LocalStore:

@@ -79,8 +79,8 @@ class Monoid(ABC):
         """Return the class and its attributes. A changed text means that the stored values have another meaning."""
         slots = [name for kind in type(self).__mro__ for name in getattr(kind, "__slots__", ())]
         names = sorted({*getattr(self, "__dict__", ()), *slots} - {"__weakref__", "__dict__"})
-        given = (f"{name}={text_of(getattr(self, name))}" for name in names if hasattr(self, name))
-        return f"{type(self).__qualname__}({', '.join(given)})"
+        attributes = (f"{name}={text_of(getattr(self, name))}" for name in names if hasattr(self, name))
+        return f"{type(self).__qualname__}({', '.join(attributes)})"
 
 
 @dataclass(frozen=True)

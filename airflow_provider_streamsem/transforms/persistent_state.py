@@ -100,8 +100,10 @@ class StatePerKey:
         columns = {field.name: _pandas_type(field.dataType.typeName()) for field in records.schema}
         dotted = sorted(name for name in columns if "." in name)
         if dotted:
-            what = "Spark does not pass columns with a dot in their name to a state in Python; nothing became visible"
-            raise DataError(what, columns=dotted).advising("rename the columns in the schema of the source.")
+            summary = (
+                "Spark does not pass columns with a dot in their name to a state in Python; nothing became visible"
+            )
+            raise DataError(summary, columns=dotted).advising("rename the columns in the schema of the source.")
         key_fields = records.select(*map(quoted, self.by)).schema.fields
         keys = [field.name for field in key_fields]
         if self.window is not None:
@@ -134,8 +136,8 @@ class StatePerKey:
     def definition(self) -> str:
         """Return what the state contains: keys, class, its arguments and windows. A batch with another definition is refused."""
         window = None if self.window is None else self.window.bounds
-        given = [*self.state.args, self.state.keywords] if isinstance(self.state, partial) else []
-        name = f"{type(self.state()).__qualname__}({', '.join(map(text_of, given))})"
+        arguments_ = [*self.state.args, self.state.keywords] if isinstance(self.state, partial) else []
+        name = f"{type(self.state()).__qualname__}({', '.join(map(text_of, arguments_))})"
         return as_text({"by": self.by, "state": name, "window": window})
 
     def __str__(self) -> str:

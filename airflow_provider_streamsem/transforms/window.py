@@ -80,5 +80,5 @@ def refuse_reserved(columns: Iterable[str], window: Window | None) -> None:
     """
     reserved = {"window_start", "window_end"} & {column.lower() for column in columns}
     if window is not None and reserved:
-        what = "with a window, the result has the columns window_start and window_end, so no other column may have these names"
-        raise InvalidError(what, given=sorted(reserved))
+        summary = "with a window, the result has the columns window_start and window_end, so no other column may have these names"
+        raise InvalidError(summary, given=sorted(reserved))

@@ -204,7 +204,7 @@ def vacuum_deletes_files_that_reprocessing_runs_replaced(patch: pytest.MonkeyPat
 def files_missing_from_a_listing_are_forgotten(patch: pytest.MonkeyPatch) -> None:
     real = known.compare
 
-    def compare(node: known.Opened, listed: Any, settled_ns: int) -> Any:
+    def compare(node: known.Node, listed: Any, settled_ns: int) -> Any:
         new = yield from real(node, listed, settled_ns)
         node.files = {file: True for file, was_listed in node.files.items() if was_listed}
         return new
