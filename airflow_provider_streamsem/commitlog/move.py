@@ -52,7 +52,7 @@ def move_log(old: CommitLog, new: CommitLog, *, already_moved: bool = False) -> 
     :param new: the log at the new location, which must be empty, or the target of the same move
     :param already_moved: only record the move in the new log, because all objects were moved by other means and none is left at the old location
     :raises InvalidError: there is no log to move, the two locations overlap, the old log is unfinished, or ``already_moved`` contradicts the old location. A
-        log is unfinished if it has an open version or an unpublished commit
+        log is unfinished if it has an open version or pending publishes
     :raises ConflictError: the new location holds another log or other bytes under a key of this log, or the old log was moved elsewhere
     """
     source, target = normalised(old.store.url), normalised(new.store.url)
@@ -100,7 +100,7 @@ def _refuse_unfinished(old: CommitLog, target: str) -> None:
     """
     try:
         head = old.confirm_head(old.find_head())
-        if isinstance(head, OpenHead) or head.requires_receipts:
+        if isinstance(head, OpenHead) or head.has_pending_publishes:
             # Read the head again, because a run may have closed the version between two requests of the first read.
             head = old.confirm_head(old.find_head())
     except LogMovedError as error:
@@ -108,11 +108,11 @@ def _refuse_unfinished(old: CommitLog, target: str) -> None:
             raise
         return
     _refuse_absolute_paths(head, log=old.store.url)
-    if isinstance(head, OpenHead) or head.requires_receipts:
-        summary = "the log cannot be moved while it has an open version or an unpublished commit: run the pipeline at the old location first"
+    if isinstance(head, OpenHead) or head.has_pending_publishes:
+        summary = "the log cannot be moved while it has an open version or pending publishes: run the pipeline at the old location first"
         open_version = head.plan.version if isinstance(head, OpenHead) else None
         raise InvalidError(
-            summary, log=old.store.url, open=open_version, unpublished=head.closed if head.requires_receipts else None
+            summary, log=old.store.url, open=open_version, pending=head.closed if head.has_pending_publishes else None
         )
 
 
@@ -165,7 +165,7 @@ def _end(old: CommitLog, record: PipelineRecord, target: str) -> int:
             head = old.confirm_head(old.find_head())
         except LogMovedError as error:  # the old log has ended: _refuse_unfinished has checked that this move ended it
             return int(str(error.fields["version"])) - 1
-        if isinstance(head, OpenHead) or head.requires_receipts:
+        if isinstance(head, OpenHead) or head.has_pending_publishes:
             continue
         plan = Plan(
             version=head.closed + 1,

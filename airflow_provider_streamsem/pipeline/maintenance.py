@@ -53,7 +53,7 @@ def abort(log: CommitLog, record: PipelineRecord, version: int, *, reason: str) 
             given=version,
             open=head.plan.version if isinstance(head, OpenHead) else None,
             newest_closed=head.closed,
-            requires_receipts=head.requires_receipts,
+            has_pending_publishes=head.has_pending_publishes,
         )
     return log.decide(head, aborting(log, head, reason=reason, initial_state=record.initial_state))[1]
 
@@ -135,7 +135,7 @@ def vacuum(
     claim_datasets(pipeline, log, record, new=False)
     refuse_conflicts(pipeline, log, record.pipeline_uuid)
     locations = [_SinkLocation(pipeline, name) for name in sorted(pipeline.sinks)]
-    end = head.closed if head.requires_receipts else head.closed + 1
+    end = head.closed if head.has_pending_publishes else head.closed + 1
     inspected = _vacuumed_up_to(log)
     # If the log was restored from an older copy, the recorded progress may be above its head.
     begin = 0 if all_versions or inspected > head.closed + 1 else inspected

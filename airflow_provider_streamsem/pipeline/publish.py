@@ -262,11 +262,11 @@ def skip(
     for name in skipped_sinks:
         publishing(pipeline, name)
     head = opened.log.confirm_head(opened.head)
-    if isinstance(head, OpenHead) or head.outcome is None or not head.requires_receipts or head.closed != version:
+    if isinstance(head, OpenHead) or head.outcome is None or not head.has_pending_publishes or head.closed != version:
         raise InvalidError(
             "only the newest commit can be skipped, and only while it has pending publishes; nothing was changed",
             given=version,
-            waiting=head.closed if head.requires_receipts else None,
+            pending=head.closed if head.has_pending_publishes else None,
         )
     _roll_forward(opened, head, head.outcome, may_close=True, skipped_sinks=skipped_sinks, reason=reason)
     stored = opened.log.receipts(version)

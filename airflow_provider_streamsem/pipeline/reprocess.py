@@ -134,7 +134,7 @@ def reprocess_run(
 
 
 def _is_answered(log: CommitLog, run_key: str) -> bool:
-    """Return whether the run is complete, even if another run has since left a version open or a commit unpublished."""
+    """Return whether the run is complete, even if another run has since left an open version or pending publishes."""
     if log.read_pipeline() is None:
         return False
     head = log.find_head()

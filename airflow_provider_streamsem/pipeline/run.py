@@ -238,7 +238,7 @@ class Run:
             closed, outcome = log.decide(head, proposed)
             logger.info("%s", report.closed(outcome, log.clock.now_ms() - began_ms))
             telemetry.emit(telemetry.VersionClosed.by, plan, proposed, outcome)
-        if closed.requires_receipts:
+        if closed.has_pending_publishes:
             closed = publish(self.opened, closed, outcome, is_own=plan.run_key == self.run_key)
         log.write_segments(plan.version, [(outcome, closed.outcome_sha)])
         if plan.run_key != self.run_key:

@@ -258,7 +258,7 @@ class Outcome:
         """
         Whether the outcome is a commit with sinks outside the log, so that it requires receipts.
 
-        This property does not show whether the receipts exist. :attr:`ClosedHead.requires_receipts` does.
+        This property does not show whether the receipts exist. :attr:`ClosedHead.has_pending_publishes` does.
         """
         return self.committed and bool(self.publish)
 

@@ -153,7 +153,7 @@ def _closed_head(outcome: Outcome, outcome_sha: str) -> Procedure[ClosedHead]:
     head = ClosedHead(
         outcome=outcome,
         outcome_sha=outcome_sha,
-        requires_receipts=outcome.requires_receipts,
+        has_pending_publishes=outcome.requires_receipts,
         markers=outcome.markers,
     )
     receipts = (yield from read_entry(Receipts, keys.receipts(outcome.version))) if outcome.requires_receipts else None
@@ -181,7 +181,7 @@ def locate(run_key: str, head: Head) -> Procedure[Position]:
     """
     if isinstance(head, OpenHead):
         return Open(head=head)
-    if head.requires_receipts and head.outcome is not None:
+    if head.has_pending_publishes and head.outcome is not None:
         return PendingPublish(head=head, outcome=head.outcome)
     pointer = yield from _newest_pointer(run_key)
     if pointer is None:
@@ -194,7 +194,7 @@ def locate(run_key: str, head: Head) -> Procedure[Position]:
             )
         if isinstance(later, OpenHead):
             return Open(head=later)
-        if later.requires_receipts and later.outcome is not None:
+        if later.has_pending_publishes and later.outcome is not None:
             return PendingPublish(head=later, outcome=later.outcome)
         head = later
     plan = yield from read_entry(Plan, keys.plan(pointer.version))

@@ -83,7 +83,7 @@ def test_nothing_is_planned_before_the_receipts_exist(fixture: PublishingFixture
 def test_commit_with_pending_publishes_cannot_be_aborted(fixture: PublishingFixture) -> None:
     run_with_refused_publish(fixture)
     opened = fixture.opened()
-    with pytest.raises(InvalidError, match="requires_receipts=True"):
+    with pytest.raises(InvalidError, match="has_pending_publishes=True"):
         abort(opened.log, opened.record, 0, reason="poison")
 
 
@@ -239,7 +239,7 @@ def test_plan_after_a_commit_without_receipts_is_refused(fixture: PublishingFixt
     log = fixture.log()
     head, stored = log.find_head(), log.plan(0)
     assert stored is not None
-    assert head.requires_receipts
+    assert head.has_pending_publishes
     with pytest.raises(LogDamagedError, match="I2"):
         log.put_plan(head, replace(stored[0], version=1, previous=head.outcome_sha, initial_offsets=None))
     assert log.plan(1) is None

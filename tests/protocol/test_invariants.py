@@ -347,12 +347,12 @@ def receipts(**changes: Any) -> Receipts:
 
 
 def test_I2_plan_after_a_commit_with_pending_publishes_is_refused() -> None:
-    assert PENDING.requires_receipts
+    assert PENDING.has_pending_publishes
     with raises_damage("I2"):  # type: ignore[attr-defined]
         PENDING.planned(samples.plan(1, previous="sha"), "plan")
     published = PENDING.published(receipts())
-    assert not published.requires_receipts
-    assert not published.planned(samples.plan(1, previous="sha"), "plan").requires_receipts
+    assert not published.has_pending_publishes
+    assert not published.planned(samples.plan(1, previous="sha"), "plan").has_pending_publishes
 
 
 @pytest.mark.parametrize("changes", [{"version": 1}, {"outcome": "other"}, {"sinks": {}}])

@@ -93,7 +93,7 @@ def plan_does_not_wait_for_receipts(patch: pytest.MonkeyPatch) -> None:
 
     def read_head(version: int) -> Any:
         head = yield from real(version)
-        return replace(head, requires_receipts=False) if isinstance(head, ClosedHead) else head
+        return replace(head, has_pending_publishes=False) if isinstance(head, ClosedHead) else head
 
     patch.setattr(procedures, "read_head", read_head)
 
