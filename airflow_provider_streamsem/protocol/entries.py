@@ -381,6 +381,10 @@ class Announcement:
     nonce: str
 
 
+SEGMENT_WIDTH = 100
+"""Number of versions in a segment of level 1, and of child segments in a segment of a higher level (W23)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentFile:
     """A visible file and the version that made it visible."""

@@ -13,6 +13,7 @@ from typing import TypeVar
 from airflow_provider_streamsem.errors import LogDamagedError
 from airflow_provider_streamsem.protocol import codec, invariants, keys, offsets, segments
 from airflow_provider_streamsem.protocol.entries import (
+    SEGMENT_WIDTH,
     Claim,
     Effects,
     Entry,
@@ -290,10 +291,10 @@ def find_current(version: int, head: Head) -> Procedure[int]:
     """
     current, at = version, version + 1
     while at <= head.closed:
-        if at % segments.WIDTH == 0 and at + segments.WIDTH <= head.closed + 1:
-            segment = yield from read_entry(Segment, keys.segment(1, at // segments.WIDTH))
+        if at % SEGMENT_WIDTH == 0 and at + SEGMENT_WIDTH <= head.closed + 1:
+            segment = yield from read_entry(Segment, keys.segment(1, at // SEGMENT_WIDTH))
             if segment is not None and current not in segment[0].replaced:
-                at += segments.WIDTH
+                at += SEGMENT_WIDTH
                 continue
         outcome = yield from _outcome_of(head, at)
         if outcome.replaces is not None and outcome.replaces.version == current:
@@ -390,7 +391,7 @@ def write_segments(version: int, known: Sequence[tuple[Outcome, str]] = ()) -> P
 
 def _write_level_1(index: int, already_read: dict[int, tuple[Outcome, str]]) -> Procedure[Segment]:
     folded = []
-    for version in range(index * segments.WIDTH, (index + 1) * segments.WIDTH):
+    for version in range(index * SEGMENT_WIDTH, (index + 1) * SEGMENT_WIDTH):
         pair = already_read.get(version) or (yield from read_entry(Outcome, keys.outcome(version)))
         if pair is None:
             raise LogDamagedError("a version below a closed one has no outcome", invariant="I2", version=version)
@@ -400,7 +401,7 @@ def _write_level_1(index: int, already_read: dict[int, tuple[Outcome, str]]) -> 
 
 def _write_parent(level: int, index: int) -> Procedure[Segment]:
     children = []
-    for child in range(index * segments.WIDTH, (index + 1) * segments.WIDTH):
+    for child in range(index * SEGMENT_WIDTH, (index + 1) * SEGMENT_WIDTH):
         children.append((yield from read_or_write_segment(level - 1, child)))
     return (yield from _create_segment(segments.parent(level, index, children)))
 
@@ -428,14 +429,14 @@ def read_parts_to(version: int) -> Procedure[list[Segment | Outcome]]:
     Each 100 versions are one segment if it exists, and otherwise their outcomes.
     """
     parts: list[Segment | Outcome] = []
-    full = (version + 1) // segments.WIDTH
+    full = (version + 1) // SEGMENT_WIDTH
     for index in range(full):
         segment = yield from read_entry(Segment, keys.segment(1, index))
         if segment is not None:
             parts.append(segment[0])
         else:
-            parts += yield from _outcomes(range(index * segments.WIDTH, (index + 1) * segments.WIDTH))
-    parts += yield from _outcomes(range(full * segments.WIDTH, version + 1))
+            parts += yield from _outcomes(range(index * SEGMENT_WIDTH, (index + 1) * SEGMENT_WIDTH))
+    parts += yield from _outcomes(range(full * SEGMENT_WIDTH, version + 1))
     return parts
 
 

@@ -8,7 +8,16 @@ from typing import TypeAlias
 
 from airflow_provider_streamsem.errors import LogDamagedError, LogMovedError
 from airflow_provider_streamsem.protocol import invariants, offsets
-from airflow_provider_streamsem.protocol.entries import Json, Marker, Outcome, Plan, Receipts, Segment, SegmentFile
+from airflow_provider_streamsem.protocol.entries import (
+    SEGMENT_WIDTH,
+    Json,
+    Marker,
+    Outcome,
+    Plan,
+    Receipts,
+    Segment,
+    SegmentFile,
+)
 from airflow_provider_streamsem.protocol.offsets import Offsets
 
 
@@ -204,8 +213,8 @@ def fold(parts: Iterable[Segment | Outcome], *, initial_offsets: Offsets, since:
     files: dict[int, list[SegmentFile]] = {}
     for part in parts:
         if isinstance(part, Segment):
-            invariants.check_follows(part.index * 100, version)
-            version = part.index * 100 + 99
+            invariants.check_follows(part.index * SEGMENT_WIDTH, version)
+            version = (part.index + 1) * SEGMENT_WIDTH - 1
             commits, aborts = commits + part.commits, aborts + part.aborts
             counts = add_counts(counts, part.counts)
             for replaced in part.replaced:
