@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from airflow_provider_streamsem.connectors.upstreams import Repinning
 from airflow_provider_streamsem.errors import LogDamagedError
-from airflow_provider_streamsem.pipeline.opening import Opened
+from airflow_provider_streamsem.pipeline.opening import OpenPipeline
 from airflow_provider_streamsem.protocol import offsets
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import Json, Outcome, Plan
@@ -12,7 +12,7 @@ from airflow_provider_streamsem.protocol.offsets import Gaps
 from airflow_provider_streamsem.protocol.view import Head
 
 
-def repinned(opened: Opened, plan: Plan) -> Json:
+def repinned(opened: OpenPipeline, plan: Plan) -> Json:
     """
     Return the pins with which a reprocessing run of a plan reads: those of the plan, or the newest ones if the source replaces records.
 
@@ -24,7 +24,7 @@ def repinned(opened: Opened, plan: Plan) -> Json:
     return plain(source.repin(plan.ranges, plan.gaps, source.read_pins(plan.pins)), sparse=True)
 
 
-def outdated(opened: Opened, head: Head, corrected: Gaps) -> list[int]:
+def outdated(opened: OpenPipeline, head: Head, corrected: Gaps) -> list[int]:
     """
     Return the versions whose rows were computed from former records, in ascending order. A version that was reprocessed since is not outdated.
 
@@ -39,7 +39,7 @@ def outdated(opened: Opened, head: Head, corrected: Gaps) -> list[int]:
     return sorted(versions)
 
 
-def _reader(opened: Opened, head: Head, partition: str, offset: int) -> int | None:
+def _reader(opened: OpenPipeline, head: Head, partition: str, offset: int) -> int | None:
     """Return the committed batch that read an offset; ``None`` if it is below the initial offsets, or in a gap."""
     if head.closed < 0:
         return None
@@ -57,14 +57,14 @@ def _reader(opened: Opened, head: Head, partition: str, offset: int) -> int | No
     return low if was_read else None
 
 
-def _is_outdated(opened: Opened, head: Head, batch: int) -> bool:
+def _is_outdated(opened: OpenPipeline, head: Head, batch: int) -> bool:
     source = opened.pipeline.source
     current, _ = _stored(opened, opened.log.find_current(batch, head))
     pins = source.read_pins(current.pins)
     return isinstance(source, Repinning) and [*source.repin(current.ranges, current.gaps, pins)] != [*pins]
 
 
-def _stored(opened: Opened, version: int) -> tuple[Plan, Outcome]:
+def _stored(opened: OpenPipeline, version: int) -> tuple[Plan, Outcome]:
     plan, outcome = opened.log.plan(version), opened.log.outcome(version)
     if plan is None or outcome is None:
         raise LogDamagedError("a closed version lacks its plan or its outcome", invariant="I2", version=version)

@@ -27,7 +27,7 @@ from airflow_provider_streamsem.stores.contract import open_store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
+class OpenPipeline:
     """
     A pipeline that was checked against its log.
 
@@ -43,7 +43,7 @@ class Opened:
     spec: str
 
 
-def open_pipeline(pipeline: Pipeline, log: CommitLog) -> Opened:
+def open_pipeline(pipeline: Pipeline, log: CommitLog) -> OpenPipeline:
     """
     Open the pipeline's log, or create it if it does not exist.
 
@@ -61,10 +61,10 @@ def open_pipeline(pipeline: Pipeline, log: CommitLog) -> Opened:
         head = _at_start(head, record, initial_offsets(pipeline, log, record, fixes=True))
         if pipeline.spec_sha256 != record.spec:
             log.put_spec(pipeline.spec_bytes())
-        return Opened(pipeline=pipeline, log=log, record=record, head=head, spec=pipeline.spec_sha256)
+        return OpenPipeline(pipeline=pipeline, log=log, record=record, head=head, spec=pipeline.spec_sha256)
     check_and_store_spec(pipeline, log, head.spec, version=max(head.closed, 0))
     claim_datasets(pipeline, log, record, new=head.outcome is None)
-    return Opened(pipeline=pipeline, log=log, record=record, head=head, spec=pipeline.spec_sha256)
+    return OpenPipeline(pipeline=pipeline, log=log, record=record, head=head, spec=pipeline.spec_sha256)
 
 
 def find_record(pipeline: Pipeline, log: CommitLog) -> PipelineRecord | None:

@@ -13,7 +13,7 @@ from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.pipeline import report
 from airflow_provider_streamsem.pipeline.corrections import outdated
 from airflow_provider_streamsem.pipeline.lookups import pin_lookups
-from airflow_provider_streamsem.pipeline.opening import Opened
+from airflow_provider_streamsem.pipeline.opening import OpenPipeline
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import offsets
 from airflow_provider_streamsem.protocol.codec import plain
@@ -52,7 +52,7 @@ class Corrections:
 
 
 def plan_batch(
-    opened: Opened, planner: Planner, ready: Ready, *, run_key: str, drain: bool
+    opened: OpenPipeline, planner: Planner, ready: Ready, *, run_key: str, drain: bool
 ) -> Plan | Corrections | None:
     """
     Build the next plan of a run. Does not store it.
@@ -111,7 +111,7 @@ def plan_batch(
     )
 
 
-def _end(opened: Opened, planner: Planner, ready: Ready) -> SourceEnd:
+def _end(opened: OpenPipeline, planner: Planner, ready: Ready) -> SourceEnd:
     """Return the end offsets of the source; for later plans of a drain, the run's target. Reports the lag."""
     start, target = ready.head.next, ready.target
     end = planner.poll(ready.head.hint) if target is None else SourceEnd(target)
@@ -138,7 +138,7 @@ def _run_counts(ready: Ready) -> dict[str, int]:
     return add_counts(plan.run_counts, outcome.counts) if outcome.committed else dict(plan.run_counts)
 
 
-def _refuse_corrections(opened: Opened, corrected: Gaps, versions: list[int]) -> None:
+def _refuse_corrections(opened: OpenPipeline, corrected: Gaps, versions: list[int]) -> None:
     """
     Refuse to read new versions if versions are outdated and ``on_reprocess`` of the source is ``refuse``.
 

@@ -7,7 +7,7 @@ from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, Str
 from airflow_provider_streamsem.pipeline.corrections import repinned
 from airflow_provider_streamsem.pipeline.lookups import check_lookups, pin_lookups
 from airflow_provider_streamsem.pipeline.maintenance import abort
-from airflow_provider_streamsem.pipeline.opening import Opened
+from airflow_provider_streamsem.pipeline.opening import OpenPipeline
 from airflow_provider_streamsem.pipeline.publish import current_output, publishing
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import invariants, offsets
@@ -30,7 +30,7 @@ def refuse_sinks(pipeline: Pipeline) -> None:
         )
 
 
-def abort_reprocessing(opened: Opened, run_key: str, error: StreamsemError) -> None:
+def abort_reprocessing(opened: OpenPipeline, run_key: str, error: StreamsemError) -> None:
     """
     Abort the open version of a reprocessing run that no retry can stage (W22).
 
@@ -46,7 +46,7 @@ def abort_reprocessing(opened: Opened, run_key: str, error: StreamsemError) -> N
         )
 
 
-def plan_reprocess(opened: Opened, version: int, run_key: str, current_lookups: bool, ready: Ready) -> Plan:
+def plan_reprocess(opened: OpenPipeline, version: int, run_key: str, current_lookups: bool, ready: Ready) -> Plan:
     """
     Build the plan of a reprocessing run from the commit that it replaces, as of the head (W24, W25).
 
@@ -87,7 +87,7 @@ def plan_reprocess(opened: Opened, version: int, run_key: str, current_lookups: 
     return reprocessed
 
 
-def _refuse_deleted_state(opened: Opened, current: int) -> None:
+def _refuse_deleted_state(opened: OpenPipeline, current: int) -> None:
     """
     Refuse a version if vacuum has deleted the state before it.
 
@@ -106,7 +106,7 @@ def _refuse_deleted_state(opened: Opened, current: int) -> None:
         ).advising("reprocess newer versions only. To keep the state of more versions, raise state.keep_versions.")
 
 
-def current_commit(opened: Opened, head: Head, version: int) -> int:
+def current_commit(opened: OpenPipeline, head: Head, version: int) -> int:
     """
     Return the commit that has replaced a version: the newest reprocessing run of its chain, or the version itself.
 

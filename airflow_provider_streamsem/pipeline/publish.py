@@ -15,7 +15,7 @@ from airflow_provider_streamsem.connectors.columns.recorded import fields
 from airflow_provider_streamsem.connectors.contract import Batch, PublishingSink
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, MarkerConflictError
 from airflow_provider_streamsem.pipeline.location import with_log_location
-from airflow_provider_streamsem.pipeline.opening import Opened, open_pipeline
+from airflow_provider_streamsem.pipeline.opening import OpenPipeline, open_pipeline
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol.entries import (
     Claim,
@@ -72,7 +72,7 @@ class LoggedEffects:
         return self._log.put_effects(effects)
 
 
-def publish(opened: Opened, head: ClosedHead, outcome: Outcome, *, is_own: bool) -> ClosedHead:
+def publish(opened: OpenPipeline, head: ClosedHead, outcome: Outcome, *, is_own: bool) -> ClosedHead:
     """
     Publish the head's commit to all sinks outside the log, and create its receipts.
 
@@ -86,7 +86,7 @@ def publish(opened: Opened, head: ClosedHead, outcome: Outcome, *, is_own: bool)
 
 
 def _roll_forward(
-    opened: Opened,
+    opened: OpenPipeline,
     head: ClosedHead,
     outcome: Outcome,
     *,
@@ -139,7 +139,7 @@ def _roll_forward(
     return published
 
 
-def batch_of(opened: Opened, outcome: Outcome, outcome_sha: str, name: str) -> Batch:
+def batch_of(opened: OpenPipeline, outcome: Outcome, outcome_sha: str, name: str) -> Batch:
     """
     Build the part of a commit that one sink publishes.
 

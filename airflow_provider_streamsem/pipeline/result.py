@@ -14,7 +14,7 @@ from airflow_provider_streamsem.pipeline.announcement import (
     announce_run,
     commits_of_others,
 )
-from airflow_provider_streamsem.pipeline.opening import Opened
+from airflow_provider_streamsem.pipeline.opening import OpenPipeline
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import Json
@@ -79,20 +79,22 @@ class RunResult:
         return plain(self)
 
 
-def answer(opened: Opened, answered: RunComplete, run_key: str, *, resumed: bool, announces: bool = True) -> RunResult:
+def run_result(
+    opened: OpenPipeline, complete: RunComplete, run_key: str, *, resumed: bool, announces: bool = True
+) -> RunResult:
     """
-    Build the result of a complete run, and create its announcement.
+    Build the result of a complete run, and create its announcement if ``announces`` is set.
 
-    :param answered: position of the run: its last version and the head
+    :param complete: position of the run: its last version and the head
     :param resumed: whether the run was complete when this process began
     :param announces: ``False``: create no announcement, because another process returns the result of the run, or no process repeats the run
     """
-    plan, outcome = answered.plan, answered.outcome
+    plan, outcome = complete.plan, complete.outcome
     counts = add_counts(plan.run_counts, outcome.counts) if outcome.committed else dict(plan.run_counts)
     versions = (plan.version, plan.version + 1)
     completed: tuple[CompletedVersion, ...] = ()
     if announces:
-        versions, commits = announce_run(opened.log, plan, answered.head.closed, resumed=resumed)
+        versions, commits = announce_run(opened.log, plan, complete.head.closed, resumed=resumed)
         completed = _completed(commits)
     last = completed[-1].version if completed and not counts else outcome.version
     return RunResult(
@@ -116,7 +118,7 @@ def answer(opened: Opened, answered: RunComplete, run_key: str, *, resumed: bool
     )
 
 
-def empty(opened: Opened, head: Head, run_key: str, *, announces: bool = True) -> RunResult:
+def empty_result(opened: OpenPipeline, head: Head, run_key: str, *, announces: bool = True) -> RunResult:
     """Build the result of a run that planned nothing, and create its announcement if ``announces`` is set."""
     versions = (head.closed + 1, head.closed + 1)
     completed: tuple[CompletedVersion, ...] = ()
@@ -153,7 +155,7 @@ def with_others(log: CommitLog, result: RunResult, *, before: int, after: int) -
     return replace(result, status="committed", version=last, outcome=keys.outcome(last), completed=completed)
 
 
-def announced(log: CommitLog, version: int) -> tuple[tuple[int, int], tuple[CompletedVersion, ...]]:
+def announce_planned(log: CommitLog, version: int) -> tuple[tuple[int, int], tuple[CompletedVersion, ...]]:
     """Create the announcement of the run that planned ``version``, unless it exists. Returns ``versions`` and ``completed`` of its result."""
     plan = log.plan(version)
     if plan is None:
@@ -162,7 +164,7 @@ def announced(log: CommitLog, version: int) -> tuple[tuple[int, int], tuple[Comp
     return versions, _completed(commits)
 
 
-def together(parts: Iterable[Iterable[CompletedVersion]]) -> tuple[CompletedVersion, ...]:
+def merge_completed(parts: Iterable[Iterable[CompletedVersion]]) -> tuple[CompletedVersion, ...]:
     """Merge the completed versions of several results: in ascending order, at most the newest :data:`LISTED`."""
     by_version = {completed.version: completed for part in parts for completed in part}
     return tuple(by_version[version] for version in sorted(by_version))[-LISTED:]

@@ -31,7 +31,12 @@ from airflow_provider_streamsem.pipeline.guarantee import guarantee
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.lookups import check_lookups
 from airflow_provider_streamsem.pipeline.maintenance import aborting
-from airflow_provider_streamsem.pipeline.opening import Opened, check_and_store_spec, claim_datasets, open_pipeline
+from airflow_provider_streamsem.pipeline.opening import (
+    OpenPipeline,
+    check_and_store_spec,
+    claim_datasets,
+    open_pipeline,
+)
 from airflow_provider_streamsem.pipeline.plan import Corrections, plan_batch
 from airflow_provider_streamsem.pipeline.plan_reprocess import (
     abort_reprocessing,
@@ -40,7 +45,7 @@ from airflow_provider_streamsem.pipeline.plan_reprocess import (
     refuse_sinks,
 )
 from airflow_provider_streamsem.pipeline.publish import publish
-from airflow_provider_streamsem.pipeline.result import RunResult, answer, empty
+from airflow_provider_streamsem.pipeline.result import RunResult, empty_result, run_result
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import invariants
 from airflow_provider_streamsem.protocol.entries import Json, Outcome, Plan, StagedManifest
@@ -116,7 +121,9 @@ class Run:
     :param announces: as in :func:`run_batch`
     """
 
-    def __init__(self, opened: Opened, run_key: str, engine: Engine | None = None, *, announces: bool = True) -> None:
+    def __init__(
+        self, opened: OpenPipeline, run_key: str, engine: Engine | None = None, *, announces: bool = True
+    ) -> None:
         self.opened = opened
         self.run_key = run_key
         self.announces = announces
@@ -147,7 +154,7 @@ class Run:
                 self.opened.pipeline.load_transform()  # fail on an import error before anything is written
                 step = self._plan(position, planned)
                 if step is None:
-                    return empty(self.opened, position.head, self.run_key, announces=self.announces), False
+                    return empty_result(self.opened, position.head, self.run_key, announces=self.announces), False
                 if isinstance(step, Corrections):
                     position = self._correct(step, position.head)
                     continue
@@ -159,7 +166,7 @@ class Run:
                 is_own = plan is not None and plan[0].run_key == self.run_key
                 head = publish(self.opened, position.head, position.outcome, is_own=is_own)
                 position = self.opened.log.locate(self.run_key, head)
-        return answer(self.opened, position, self.run_key, resumed=resumed, announces=self.announces), resumed
+        return run_result(self.opened, position, self.run_key, resumed=resumed, announces=self.announces), resumed
 
     def plan_only(self, planned: Planning) -> RunResult | None:
         """
@@ -171,11 +178,13 @@ class Run:
         while isinstance(position, Ready):
             step = self._plan(position, planned)
             if step is None:
-                return empty(self.opened, position.head, self.run_key)
+                return empty_result(self.opened, position.head, self.run_key)
             if isinstance(step, Corrections):
                 return None
             position, _ = step
-        return answer(self.opened, position, self.run_key, resumed=True) if isinstance(position, RunComplete) else None
+        if not isinstance(position, RunComplete):
+            return None
+        return run_result(self.opened, position, self.run_key, resumed=True)
 
     def _plan(self, ready: Ready, planned: Planning) -> tuple[Position, bool] | Corrections | None:
         """
@@ -484,7 +493,7 @@ class Run:
 
 
 def run_reprocessing(
-    opened: Opened,
+    opened: OpenPipeline,
     version: int,
     run_key: str,
     engine: Engine | None,
