@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from airflow_provider_streamsem import state_files
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, StreamsemError
+from airflow_provider_streamsem.pipeline.abort import abort
 from airflow_provider_streamsem.pipeline.corrections import repinned
 from airflow_provider_streamsem.pipeline.lookups import check_lookups, pin_lookups
-from airflow_provider_streamsem.pipeline.maintenance import abort
 from airflow_provider_streamsem.pipeline.opening import OpenPipeline
 from airflow_provider_streamsem.pipeline.publish import current_output, publishing
 from airflow_provider_streamsem.pipeline.spec import Pipeline

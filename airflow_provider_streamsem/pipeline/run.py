@@ -27,10 +27,10 @@ from airflow_provider_streamsem.errors import (
     UnavailableError,
 )
 from airflow_provider_streamsem.pipeline import changes, report
+from airflow_provider_streamsem.pipeline.abort import abort_outcome
 from airflow_provider_streamsem.pipeline.guarantee import guarantee
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.lookups import check_lookups
-from airflow_provider_streamsem.pipeline.maintenance import aborting
 from airflow_provider_streamsem.pipeline.opening import (
     OpenPipeline,
     check_and_store_spec,
@@ -277,7 +277,7 @@ class Run:
             if staged is None:
                 if not self._may_abort(head, plan, error, fresh=fresh):
                     raise
-                return self._aborting(head, plan, error)
+                return self._abort_outcome(head, plan, error)
         return self._outcome(head, plan, staged)
 
     def _may_abort(self, head: OpenHead, plan: Plan, error: SourceChangedError, *, fresh: bool) -> bool:
@@ -295,11 +295,11 @@ class Run:
             isinstance(error, RecordsMissingError) and self.opened.pipeline.on_data_loss == "record_gap" and not again
         )
 
-    def _aborting(self, head: OpenHead, plan: Plan, error: SourceChangedError) -> Outcome:
+    def _abort_outcome(self, head: OpenHead, plan: Plan, error: SourceChangedError) -> Outcome:
         """Build the outcome that aborts the version, and log the reason."""
         reason = f"{error.summary} {error.fields}"
         logger.warning("version %d is closed as an abort: %s", plan.version, reason)
-        return aborting(self.opened.log, head, reason=reason, initial_state=self.opened.record.initial_state)
+        return abort_outcome(self.opened.log, head, reason=reason, initial_state=self.opened.record.initial_state)
 
     def _adopt(self, head: OpenHead) -> StagedManifest | None:
         """

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, PublishError
-from airflow_provider_streamsem.pipeline.maintenance import abort, vacuum
+from airflow_provider_streamsem.pipeline.abort import abort
 from airflow_provider_streamsem.pipeline.opening import open_pipeline
 from airflow_provider_streamsem.pipeline.publish import batch_of, skip
 from airflow_provider_streamsem.pipeline.run import plan_run
+from airflow_provider_streamsem.pipeline.vacuum import vacuum
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.entries import Receipt, Receipts
 from airflow_provider_streamsem.protocol.procedures import PendingPublish

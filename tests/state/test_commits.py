@@ -29,7 +29,7 @@ from airflow_provider_streamsem import (
 )
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.errors import DataError, InvalidError, LogDamagedError, StageError, StreamsemError
-from airflow_provider_streamsem.pipeline import maintenance
+from airflow_provider_streamsem.pipeline.abort import abort
 from airflow_provider_streamsem.pipeline.opening import open_pipeline
 from airflow_provider_streamsem.readers.files import open_log
 from airflow_provider_streamsem.spark.engine import SparkEngine
@@ -137,7 +137,7 @@ def test_aborted_version_does_not_change_the_state(
     with pytest.raises(StreamsemError):
         run_batch(pipeline(tmp_path, keyed, "update"), run_key="second")
     opened = open_pipeline(pipeline(tmp_path, keyed, "update"), open_commit_log(str(tmp_path / "log")))
-    maintenance.abort(opened.log, opened.record, 1, reason="poison")
+    abort(opened.log, opened.record, 1, reason="poison")
     assert outcome(tmp_path, 1).state == outcome(tmp_path, 0).state
     run_batch(pipeline(tmp_path, keyed, "update"), run_key="third")
     assert counts(spark, tmp_path) == {"a": 2}

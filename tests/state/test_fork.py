@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from airflow_provider_streamsem import FilesSink, Pipeline, State, diff, fork, read_state, reprocess, run_batch, verify
 from airflow_provider_streamsem.cli.main import main
 from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError
-from airflow_provider_streamsem.pipeline.maintenance import vacuum
+from airflow_provider_streamsem.pipeline.vacuum import vacuum
 from tests.state.test_commits import counts, processed
 from tests.state.test_operators import arrive, keyed, pipeline
 

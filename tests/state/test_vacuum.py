@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_streamsem import Pipeline, State, reprocess, run_batch, verify
 from airflow_provider_streamsem.errors import InvalidError, StreamsemError
-from airflow_provider_streamsem.pipeline.maintenance import vacuum
 from airflow_provider_streamsem.pipeline.run import Run, plan_run
+from airflow_provider_streamsem.pipeline.vacuum import vacuum
 from airflow_provider_streamsem.spark.stateful import MicroBatch
 from airflow_provider_streamsem.state import operator_state
 from airflow_provider_streamsem.state_files import unneeded

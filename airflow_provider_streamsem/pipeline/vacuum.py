@@ -1,4 +1,4 @@
-"""Maintenance of a log: aborts a version that cannot be staged, and deletes the output of losing attempts (vacuum)."""
+"""Vacuum: deletes the output of losing attempts, and state files that no version needs (PROTOCOL.md, 6)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cache
 
 from airflow_provider_streamsem import state_files, telemetry
-from airflow_provider_streamsem.arguments import integer, text
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.contract import Sink
 from airflow_provider_streamsem.dedup import STATE, layers_dataset, stored_layers
@@ -17,76 +16,21 @@ from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import claim_datasets, find_record
 from airflow_provider_streamsem.pipeline.publish import publishing, refuse_conflicts
 from airflow_provider_streamsem.pipeline.spec import Pipeline
-from airflow_provider_streamsem.protocol import invariants, keys
+from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import canonical
-from airflow_provider_streamsem.protocol.entries import Json, Outcome, PipelineRecord
-from airflow_provider_streamsem.protocol.view import OpenHead
-from airflow_provider_streamsem.state import operator_state, watermark_after
+from airflow_provider_streamsem.protocol.entries import PipelineRecord
+from airflow_provider_streamsem.state import operator_state
 from airflow_provider_streamsem.stores.contract import ObjectStat
 
 logger = telemetry.log_of(__name__)
 
-_NOTED_EACH = 500
+_INSPECTED_EACH = 500
 """Vacuum records its progress each time that it has inspected this many versions. If its task is killed, the next vacuum continues there."""
 _LATE_MS = 86_400_000
 """
 Every vacuum inspects the versions that were closed less than this many milliseconds ago, because an attempt of such a version may still write files. Older
 versions are inspected once.
 """
-
-
-def abort(log: CommitLog, record: PipelineRecord, version: int, *, reason: str) -> Outcome:
-    """
-    Close the open version as an abort (W22). No rows of the version become visible. If the version is a batch, the next run plans its range again.
-
-    :param version: the open version
-    :param reason: why the version is aborted; stored in the outcome
-    :returns: the stored outcome. It is a *commit* if an attempt committed the version first
-    :raises InvalidError: the version is not open, or an argument is not valid
-    """
-    integer("version", version, least=0)
-    text("reason", reason)
-    head = log.find_head()
-    if not isinstance(head, OpenHead) or head.plan.version != version:
-        raise InvalidError(
-            "only the open version can be aborted",
-            given=version,
-            open=head.plan.version if isinstance(head, OpenHead) else None,
-            newest_closed=head.closed,
-            has_pending_publishes=head.has_pending_publishes,
-        )
-    return log.decide(head, aborting(log, head, reason=reason, initial_state=record.initial_state))[1]
-
-
-def aborting(log: CommitLog, head: OpenHead, *, reason: str, initial_state: Json) -> Outcome:
-    """
-    Build the outcome that aborts an open version. Does not store it.
-
-    The outcome keeps the deduplication state of the previous outcome. For a batch, it has the source hint of the plan, because for items that were deleted
-    from the source only the hint records their end offsets.
-
-    :param initial_state: the state before version 0
-    """
-    plan, before = head.plan, head.outcome
-    now_ms = log.clock.now_ms()
-    return Outcome(
-        version=plan.version,
-        result="abort",
-        plan=head.plan_sha,
-        attempt_id=None,
-        schemas={} if before is None else before.schemas,
-        next=invariants.next_after(plan, before=head.next, committed=False),
-        hint=plan.hint if plan.kind == "batch" else head.hint,
-        markers=head.before.markers,
-        state=initial_state if before is None else before.state,
-        watermark_ms=watermark_after(initial_state) if before is None else before.watermark_ms,
-        spec=plan.spec if before is None else before.spec,
-        transform="" if before is None else before.transform,
-        decided_at_ms=now_ms,
-        duration_ms=max(0, now_ms - plan.planned_at_ms),
-        reason=reason,
-        nonce=log.clock.new_id(),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,12 +99,12 @@ def vacuum(
             for stat in list(log.store.list(prefix)):
                 if lost(_attempt_of(stat.key)[1]):
                     deleted.object(stat)
-        if not dry_run and version % _NOTED_EACH == _NOTED_EACH - 1:
-            _note(log, first_after(log, log.clock.now_ms() - _LATE_MS, begin, min(version + 1, end)))
+        if not dry_run and version % _INSPECTED_EACH == _INSPECTED_EACH - 1:
+            _record_inspected(log, first_after(log, log.clock.now_ms() - _LATE_MS, begin, min(version + 1, end)))
     for stat in _unneeded_state(pipeline, log, record, head.closed):
         deleted.object(stat)
     if not dry_run:
-        _note(log, first_after(log, log.clock.now_ms() - _LATE_MS, begin, end))
+        _record_inspected(log, first_after(log, log.clock.now_ms() - _LATE_MS, begin, end))
     return Vacuumed(attempts=tuple(deleted.attempts), keys=tuple(deleted.keys), bytes=deleted.bytes)
 
 
@@ -228,7 +172,7 @@ def _vacuumed_up_to(log: CommitLog) -> int:
     return max((_version_of(key) for key in log.list_keys(keys.VACUUMED, 1)), default=0)
 
 
-def _note(log: CommitLog, below: int) -> None:
+def _record_inspected(log: CommitLog, below: int) -> None:
     """Record that vacuum has inspected all versions below ``below``, and delete all other such records."""
     if below != _vacuumed_up_to(log):
         log.create(keys.vacuumed(below), canonical({"below": below}))
