@@ -161,8 +161,9 @@ def without_secrets(where: str, value: Any) -> None:
     """
     paths = sorted(_secrets(value, ()))
     if paths:
-        what = f"{where} must not contain secrets; put them into a connection"
-        raise InvalidError(what, given=paths, accepted="an Airflow connection, named by conn_id=")
+        raise InvalidError(f"{where} must not contain secrets", given=paths).advising(
+            "put the secrets into an Airflow connection, and name it by conn_id=; no rows of this batch were committed."
+        )
 
 
 def _secrets(value: Any, path: tuple[str, ...]) -> Iterator[str]:

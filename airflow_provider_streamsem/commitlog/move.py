@@ -66,8 +66,10 @@ def move_log(old: CommitLog, new: CommitLog, *, already_moved: bool = False) -> 
     if record is None:
         return _recorded(old, new, source, target, already_moved=already_moved)
     if already_moved:
-        summary = "the old location still holds the log, so it was not moved by hand: move it without --already-moved"
-        raise InvalidError(summary, moved_from=source, moved_to=target)
+        summary = "the old location still holds the log, so the log was not moved by hand; nothing was recorded"
+        raise InvalidError(summary, moved_from=source, moved_to=target).advising(
+            "run the command without --already-moved, which moves the log."
+        )
     _refuse_unfinished(old, target)
     _claim_location(new, record, source)
     last = _end(old, record, target)
@@ -85,8 +87,10 @@ def _recorded(old: CommitLog, new: CommitLog, source: str, target: str, *, alrea
     if record is None:
         raise InvalidError("there is no log at either location", moved_from=source, moved_to=target)
     if not already_moved or old.list_keys(keys.LOG, 1):
-        summary = "the old location has no pipeline.json, so no log can be moved from it: --already-moved records a move by hand if no object is left there"
-        raise InvalidError(summary, moved_from=source, moved_to=target)
+        summary = "the old location has no pipeline.json, so no log can be moved from it; nothing was moved or recorded"
+        raise InvalidError(summary, moved_from=source, moved_to=target).advising(
+            "correct the old location. If the log was moved by hand and no object is left there, run the command with --already-moved."
+        )
     _refuse_absolute_paths(new.find_head(), moved_from=source, moved_to=target)
     _declare(new, Moved(moved_from=source, pipeline_uuid=record.pipeline_uuid, sources=new.sources, nonce=_id(new)))
     return MovedLog(pipeline=record.name, moved_from=source, moved_to=target, version=new.find_head().closed, copied=0)
@@ -109,11 +113,12 @@ def _refuse_unfinished(old: CommitLog, target: str) -> None:
         return
     _refuse_absolute_paths(head, log=old.store.url)
     if isinstance(head, OpenHead) or head.has_pending_publishes:
-        summary = "the log cannot be moved while it has an open version or pending publishes: run the pipeline at the old location first"
-        open_version = head.plan.version if isinstance(head, OpenHead) else None
         raise InvalidError(
-            summary, log=old.store.url, open=open_version, pending=head.closed if head.has_pending_publishes else None
-        )
+            "the log cannot be moved while it has an open version or pending publishes; nothing was moved",
+            log=old.store.url,
+            open=head.plan.version if isinstance(head, OpenHead) else None,
+            pending=head.closed if head.has_pending_publishes else None,
+        ).advising("run the pipeline at the old location until it has neither, then move the log.")
 
 
 def _refuse_absolute_paths(head: Head, **where: object) -> None:

@@ -256,8 +256,10 @@ class Pipeline:
             if rows is None:
                 continue
             if rows in owners:
-                summary = "two sinks would replace each other's rows: give each another table or another version_column"
-                raise InvalidError(summary, sinks=sorted([owners[rows], name]), rows=rows)
+                summary = "two sinks find their rows by the same version column of one table, so they would replace each other's rows"
+                raise InvalidError(summary, sinks=sorted([owners[rows], name]), rows=rows).advising(
+                    "give each sink its own table or its own version_column; no rows of this batch were committed."
+                )
             owners[rows] = name
 
     def _check_locations(self) -> None:
@@ -278,8 +280,11 @@ class Pipeline:
         for (name, url), (other, other_url) in pairs:
             if overlap(url, other_url):
                 raise InvalidError(
-                    "two locations of the pipeline overlap: the log, the source and each dataset need separate locations, none inside another",
+                    "two locations of the pipeline overlap: they are equal, or one contains the other",
                     given={other: locations[other], name: locations[name]},
+                ).advising(
+                    "give the log, the source and each dataset separate locations, none of which contains another; "
+                    "no rows of this batch were committed."
                 )
 
     def replace(self, **changes: Any) -> Pipeline:

@@ -119,8 +119,8 @@ class SparkEngine:
         self._adds_packages = packages is not None and arguments.choice("spark_packages", packages, ("auto",)) == "auto"
         if self._adds_packages and remote is not None:
             raise InvalidError(
-                'spark_packages="auto" is not valid with Spark Connect, because a client cannot add packages to the server: start the server with them'
-            )
+                'spark_packages="auto" is not valid with Spark Connect, because a client cannot add packages to the server'
+            ).advising("start the server with the packages of the pipeline, and remove spark_packages.")
         self._logs_to_stdout = logs_to_stdout
         self._cancelled = Event()
         self._interrupt: Callable[[], None] | None = None
@@ -472,10 +472,12 @@ def _of_condition(
         ).advising(UNREADABLE_FILE)
     if condition == "PATH_NOT_FOUND":
         file = _plain(path)
-        summary = "Spark cannot find a planned file; nothing became visible"
-        if not file.isascii():
-            summary += ". If the file exists, Java may run in a locale that is not UTF-8: set LC_ALL=C.UTF-8 on driver and executors"
-        return StageError(summary, version=version, file=file)
+        not_found = StageError("Spark cannot find a planned file; nothing became visible", version=version, file=file)
+        if file.isascii():
+            return not_found
+        return not_found.advising(
+            "run again. If the file exists, Java may run in a locale that is not UTF-8: set LC_ALL=C.UTF-8 on driver and executors."
+        )
     if condition.startswith("CANNOT_LOAD_STATE_STORE") and not is_transient:
         summary = "Spark cannot load the state of the previous batch: a file of it is missing or damaged; nothing became visible"
         return DataError(summary, version=version, condition=condition).advising(

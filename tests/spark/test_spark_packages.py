@@ -65,5 +65,5 @@ def test_missing_package_is_reported_before_anything_is_read(spark: SparkSession
 
 
 def test_packages_cannot_be_added_to_a_connect_server() -> None:
-    with pytest.raises(InvalidError, match="start the server with them"):
+    with pytest.raises(InvalidError, match="start the server with the packages"):
         SparkEngine(remote="sc://localhost:15002", packages="auto")
