@@ -47,7 +47,7 @@ def from_environment(conn_id: str) -> Connection:
     text = os.environ.get(name, "").strip()
     if not text:
         raise InvalidError(
-            "the environment variable of the connection is missing or empty", conn_id=conn_id, looked_for=name
+            "the environment variable of the connection is missing or empty", conn_id=conn_id, variable=name
         )
     try:
         return _from_json(conn_id, text) if text.startswith("{") else _from_uri(conn_id, text)
@@ -104,10 +104,10 @@ def _from_uri(conn_id: str, text: str) -> Connection:
 
 def http_url(conn: Connection) -> str:
     """
-    Return the URL of an Airflow connection of type ``http``, as Airflow's HTTP provider interprets its host, schema and port.
+    Return the URL of an Airflow connection of type ``http`` or ``https``.
 
-    Airflow ignores that a connection has the type ``https``, as one from the URI ``https://host`` has, and would send its password unencrypted. So this
-    function uses https for such a connection, unless its host or its schema says otherwise.
+    Host, schema and port have the same meaning as in Airflow's HTTP provider. The provider ignores the type ``https``, which a connection from the URI
+    ``https://host`` has, and would send its password unencrypted. So this function uses https for that type, unless the host or the schema names a scheme.
 
     :raises InvalidError: the connection has no valid host
     """
@@ -142,7 +142,7 @@ def clear_text_warning(
     """
     Return one warning if the credentials of a connection leave the machine unencrypted, else an empty list.
 
-    :param sender: the sender, such as ``sink http``
+    :param sender: what sends the credentials, such as ``sink http``
     :param host: the receiving host; no warning is returned for a loopback address
     :param remedy: what the user must change to enable encryption
     :param sent: what is sent; ``{conn_id}`` stands for the connection

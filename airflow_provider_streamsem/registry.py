@@ -100,8 +100,8 @@ def name_of(kind: Kind, value: object) -> str:
     :raises InvalidError: the class is not registered
     """
     path = f"{type(value).__module__}:{type(value).__qualname__}"
-    for name, target in _BUILT_IN[kind].items():
-        if target == path:
+    for name, built_in_path in _BUILT_IN[kind].items():
+        if built_in_path == path:
             return name
     for name, entry in _entry_points(kind).items():
         if entry.value == path:

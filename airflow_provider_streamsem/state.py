@@ -194,7 +194,7 @@ def check_same_definition(before: OperatorState | None, definition: str) -> None
     """
     if before is not None and before.definition and definition and before.definition != definition:
         raise InvalidError(
-            "the transform differs from the one that created the stored state, so the stored values would get another meaning; nothing became visible",
+            "the transform differs from the one that created the stored state, so the stored values would have another meaning; nothing became visible",
             before=before.definition,
             now=definition,
             accepted="the former transform, or a fork without state: streamsem fork --at -1",
@@ -209,12 +209,12 @@ def check_same_operators(before: OperatorState | None, after: OperatorState) -> 
     """
     if before is None:
         return
-    names = [[operator.name for operator in state.operators] for state in (before, after)]
-    if names[0] != names[1] or len(before.watermarks) != len(after.watermarks):
+    names_before, names_after = ([operator.name for operator in state.operators] for state in (before, after))
+    if names_before != names_after or len(before.watermarks) != len(after.watermarks):
         raise InvalidError(
             "the stateful operators or watermarks of the transform differ from those that created the stored state; nothing became visible",
-            before=names[0],
-            now=names[1],
+            before=names_before,
+            now=names_after,
             watermarks_before=len(before.watermarks),
             watermarks_now=len(after.watermarks),
             accepted="the former operators and withWatermark calls, or a fork without state: streamsem fork --at -1",

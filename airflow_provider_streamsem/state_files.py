@@ -1,5 +1,5 @@
 """
-The files of the operators' state in the log: whether those of a state exist, and which files no state needs any more.
+Checks whether the files of the operators' state exist in the log, and finds the files that no state needs.
 
 Spark writes a snapshot ``<batches>_<id>.zip`` for each partition, state store and batch, into the store's directory. The snapshot names the SST files of the
 batch in the subdirectory ``SSTs``. Consecutive snapshots share most SST files, and an SST file that a batch no longer uses is never used again.
@@ -35,8 +35,9 @@ def is_complete(store: Store, state: Json) -> bool:
     :param state: the field ``state`` of a manifest
     """
     parsed = operator_state(state)
-    for number, operator in enumerate(() if parsed is None else parsed.operators):
-        assert parsed is not None
+    if parsed is None:
+        return True
+    for number, operator in enumerate(parsed.operators):
         for partition, ids in enumerate(operator.ids):
             # The files of a state store with a name are in a subdirectory of the partition's directory.
             listed = store.list(f"{LOCATION}/{parsed.root}/state/{number}/{partition}/")
@@ -165,13 +166,13 @@ def _snapshot_names(state: OperatorState) -> set[str]:
 
 
 def _sst_keys(store: Store, snapshot: str) -> set[str] | None:
-    """Return the keys of the SST files that a snapshot names; ``None`` if the object is missing or no snapshot."""
+    """Return the keys of the SST files that a snapshot names; ``None`` if the object is missing or is not a snapshot."""
     named = _named_ssts(store, snapshot)
     return None if named is None else {f"{snapshot.rpartition('/')[0]}/SSTs/{name}" for name in named}
 
 
 def _named_ssts(store: Store, key: str) -> set[str] | None:
-    """Return the names of the SST files that a snapshot names; ``None`` if the object is missing or no snapshot."""
+    """Return the names of the SST files that a snapshot names; ``None`` if the object is missing or is not a snapshot."""
     data = store.read(key) if key.endswith(".zip") else None
     if data is None:
         return None

@@ -120,6 +120,7 @@ def _check(name: str, probe: Callable[[], str]) -> Check:
 
 
 def _create(store: Store, key: str, data: bytes, clock: Clock) -> bool:
+    """Create an object, and return whether the stored object has these bytes. Repeats a request whose result is unknown."""
     for _ in range(10):
         try:
             return store.create(key, data) or store.read(key) == data

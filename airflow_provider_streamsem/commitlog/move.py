@@ -50,7 +50,7 @@ def move_log(old: CommitLog, new: CommitLog, *, already_moved: bool = False) -> 
 
     :param old: the log at its current location
     :param new: the log at the new location, which must be empty, or the target of the same move
-    :param already_moved: only record the move in the new log, because all objects were moved by other means and none is left at the old location
+    :param already_moved: only record the move in the new log, because all objects were moved by hand and none is left at the old location
     :raises InvalidError: there is no log to move, the two locations overlap, the old log is unfinished, or ``already_moved`` contradicts the old location. A
         log is unfinished if it has an open version or pending publishes
     :raises ConflictError: the new location holds another log or other bytes under a key of this log, or the old log was moved elsewhere
@@ -64,7 +64,7 @@ def move_log(old: CommitLog, new: CommitLog, *, already_moved: bool = False) -> 
         )
     record = old.read_pipeline()
     if record is None:
-        return _recorded(old, new, source, target, already_moved=already_moved)
+        return _record_move_by_hand(old, new, source, target, already_moved=already_moved)
     if already_moved:
         summary = "the old location still holds the log, so the log was not moved by hand; nothing was recorded"
         raise InvalidError(summary, moved_from=source, moved_to=target).advising(
@@ -72,17 +72,17 @@ def move_log(old: CommitLog, new: CommitLog, *, already_moved: bool = False) -> 
         )
     _refuse_unfinished(old, target)
     _claim_location(new, record, source)
-    last = _end(old, record, target)
+    last = _end_log(old, record, target)
     copied = 0
     if new.moved(source) is None:
-        sources = f"{keys.SOURCES}{_id(new)}/"
-        moved = Moved(moved_from=source, pipeline_uuid=record.pipeline_uuid, sources=sources, nonce=_id(new))
+        sources = f"{keys.SOURCES}{_new_id(new)}/"
+        moved = Moved(moved_from=source, pipeline_uuid=record.pipeline_uuid, sources=sources, nonce=_new_id(new))
         copied = _copy(old, new, moved, last)
     return MovedLog(pipeline=record.name, moved_from=source, moved_to=target, version=last, copied=copied)
 
 
-def _recorded(old: CommitLog, new: CommitLog, source: str, target: str, *, already_moved: bool) -> MovedLog:
-    """Record a move that an operator made by other means. With this record, the new log accepts the dataset marks that name the old log."""
+def _record_move_by_hand(old: CommitLog, new: CommitLog, source: str, target: str, *, already_moved: bool) -> MovedLog:
+    """Record a move that an operator made by hand. With this record, the ownership markers that name the old log are valid for the new log."""
     record = new.read_pipeline()
     if record is None:
         raise InvalidError("there is no log at either location", moved_from=source, moved_to=target)
@@ -92,13 +92,15 @@ def _recorded(old: CommitLog, new: CommitLog, source: str, target: str, *, alrea
             "correct the old location. If the log was moved by hand and no object is left there, run the command with --already-moved."
         )
     _refuse_absolute_paths(new.find_head(), moved_from=source, moved_to=target)
-    _declare(new, Moved(moved_from=source, pipeline_uuid=record.pipeline_uuid, sources=new.sources, nonce=_id(new)))
+    _declare_complete(
+        new, Moved(moved_from=source, pipeline_uuid=record.pipeline_uuid, sources=new.sources, nonce=_new_id(new))
+    )
     return MovedLog(pipeline=record.name, moved_from=source, moved_to=target, version=new.find_head().closed, copied=0)
 
 
 def _refuse_unfinished(old: CommitLog, target: str) -> None:
     """
-    Check that the head is neither open nor has pending publishes. Only a run at the old location can complete it.
+    Check that the head is not open and has no pending publishes. Only a run at the old location can close or publish it.
 
     :raises InvalidError: the head is open or has pending publishes
     """
@@ -147,7 +149,7 @@ def _claim_location(new: CommitLog, record: PipelineRecord, source: str) -> None
     stored = new.perform(procedures.read_entry(PipelineRecord, keys.PIPELINE))
     if stored is None:
         doctor.require_safe(new)
-        claim = replace(record, moved_from=source, nonce=_id(new))
+        claim = replace(record, moved_from=source, nonce=_new_id(new))
         new.perform(procedures.create_entry(keys.PIPELINE, claim))
         stored = new.perform(procedures.read_entry(PipelineRecord, keys.PIPELINE))
     if stored is None or (stored[0].pipeline_uuid, stored[0].moved_from) != (record.pipeline_uuid, source):
@@ -162,7 +164,7 @@ def _claim_location(new: CommitLog, record: PipelineRecord, source: str) -> None
         )
 
 
-def _end(old: CommitLog, record: PipelineRecord, target: str) -> int:
+def _end_log(old: CommitLog, record: PipelineRecord, target: str) -> int:
     """End the old log with a plan of kind ``move`` (M3), and return the newest version before that plan; -1 if there is none."""
     while True:
         _refuse_unfinished(old, target)
@@ -184,7 +186,7 @@ def _end(old: CommitLog, record: PipelineRecord, target: str) -> int:
             planned_at_ms=old.clock.now_ms(),
             spec=record.spec if head.outcome is None else head.outcome.spec,
             transform="",
-            nonce=_id(old),
+            nonce=_new_id(old),
         )
         old.perform(procedures.create_entry(keys.plan(plan.version), plan))
 
@@ -207,7 +209,7 @@ def _copy(old: CommitLog, new: CommitLog, moved: Moved, last: int) -> int:
         listed = current
         for key in sorted((listed | versions) - done):
             done.add(key)
-            copy_key = _location(key, old.sources, moved.sources, last)
+            copy_key = _copied_key(key, old.sources, moved.sources, last)
             data = old.read(key) if copy_key else None
             if data is None and key in versions:
                 raise LogDamagedError("the plan or the outcome of a version is missing", invariant="I2", key=key)
@@ -220,11 +222,11 @@ def _copy(old: CommitLog, new: CommitLog, moved: Moved, last: int) -> int:
                     return copied  # Another process has completed the move, and runs may have extended the new log.
                 summary = "the new location has another object under a key of the log; the move is not complete, and the objects of the old log are unchanged"
                 raise ConflictError(summary, moved_from=moved.moved_from, moved_to=new.store.url, key=copy_key)
-    _declare(new, moved)
+    _declare_complete(new, moved)
     return copied
 
 
-def _location(key: str, old_sources: str, new_sources: str, last: int) -> str:
+def _copied_key(key: str, old_sources: str, new_sources: str, last: int) -> str:
     """
     Return the key of an object's copy, or ``""`` if the object is not copied.
 
@@ -242,9 +244,9 @@ def _location(key: str, old_sources: str, new_sources: str, last: int) -> str:
     return new_sources + key.removeprefix(old_sources) if key.startswith(old_sources) else ""
 
 
-def _declare(new: CommitLog, moved: Moved) -> None:
+def _declare_complete(new: CommitLog, moved: Moved) -> None:
     new.perform(procedures.create_entry(keys.moved(moved.moved_from), moved))
 
 
-def _id(log: CommitLog) -> str:
+def _new_id(log: CommitLog) -> str:
     return log.clock.new_id()

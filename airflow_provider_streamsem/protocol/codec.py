@@ -92,7 +92,7 @@ def read_json(data: bytes | str, key: str) -> Json:
         value = json.loads(data)
         _check_levels(value, MAX_NESTING)
     except (ValueError, RecursionError):  # The cause is not chained, because its message quotes stored bytes.
-        raise LogDamagedError("an object is not valid JSON, or is nested too deep", invariant="I1", key=key) from None
+        raise LogDamagedError("an object is not valid JSON, or is nested too deeply", invariant="I1", key=key) from None
     return value
 
 

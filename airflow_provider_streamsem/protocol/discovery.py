@@ -35,7 +35,7 @@ class Comparison:
     Result of comparing a listing with the newest discovery.
 
     :param new: files without an ordinal, in the order in which they will get one: by mtime, then by path
-    :param root: the recent files, and the ranges of the tree. Ranges whose node was read are opened nodes
+    :param root: the recent files, and the ranges of the tree. Each range whose node was read is replaced by the node
     """
 
     new: tuple[FoundFile, ...]

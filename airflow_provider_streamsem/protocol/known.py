@@ -45,10 +45,10 @@ class Listed(NamedTuple):
 @dataclass(slots=True)
 class Node:
     """
-    A node in memory. It was read from the store, or is new and not stored yet.
+    A node of the tree in memory. It was read from the store, or is new and not stored yet. :class:`KnownNode` is its stored form.
 
     :param files: the files in this node → whether each was listed in the last comparison
-    :param children: the nodes below this node: ranges that were not read, or opened nodes
+    :param children: the nodes below this node: ranges whose nodes were not read, or nodes
     :param stored: sha256 of the stored node from which this node was read; ``""`` for a new node
     :param outdated: whether the stored range of this node does not match the current listing. Until a discovery stores a matching range, every comparison
         reads the node
@@ -98,8 +98,8 @@ def compare(node: Node, listed: Sequence[Listed], settled_ns: int) -> Procedure[
     """
     Return the listed files that are neither in the node nor below it.
 
-    Updates ``node`` in place: records which of its files were listed, and replaces each range whose node was read by the opened node, which is updated in the
-    same way.
+    Updates ``node`` in place: records which of its files were listed, and replaces each range whose node was read by that node, which is updated in the same
+    way.
 
     :param listed: listed files, sorted by key
     :param settled_ns: exclusive upper bound of ``mtime_ns`` of the files in the ranges

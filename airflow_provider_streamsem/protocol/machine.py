@@ -137,7 +137,7 @@ class Creation:
 
 
 def create(key: str, data: bytes) -> Procedure[Creation]:
-    """Create ``key`` with ``data`` if it is absent, and return the stored bytes (W6, table :data:`CREATE`)."""
+    """Create ``key`` with ``data`` if the key is absent, and return the stored bytes (W6, table :data:`CREATE`)."""
     state = CreateState.SENT
     while True:
         event = yield (Put(key, data) if state is CreateState.SENT else Get(key))
@@ -150,6 +150,7 @@ def create(key: str, data: bytes) -> Procedure[Creation]:
 
 
 def _event_name(event: Event, data: bytes) -> str:
+    """Return the name of an event in :data:`CREATE`."""
     if isinstance(event, Found):
         return "equal" if event.data == data else "different"
     return type(event).__name__.lower()

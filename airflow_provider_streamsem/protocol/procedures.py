@@ -6,7 +6,7 @@ A crash may stop a procedure at any ``yield``. Any process can then run the proc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -440,7 +440,7 @@ def read_parts_to(version: int) -> Procedure[list[Segment | Outcome]]:
     return parts
 
 
-def _outcomes(versions: Iterator[int] | range) -> Procedure[list[Outcome]]:
+def _outcomes(versions: range) -> Procedure[list[Outcome]]:
     outcomes = []
     for version in versions:
         outcome = yield from read_entry(Outcome, keys.outcome(version))

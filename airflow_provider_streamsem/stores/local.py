@@ -50,7 +50,7 @@ class LocalStore:
     :param follows_links: whether a symbolic link to a file is treated as that file. Required for files that other programs create
     """
 
-    _other_users = 0o000
+    _other_users_mode = 0o000
 
     def __init__(self, root: str, *, follows_links: bool = False) -> None:
         self.root = root
@@ -67,7 +67,7 @@ class LocalStore:
         partial = os.path.join(directory, _PARTIAL + SYSTEM_CLOCK.new_id())
         try:
             self._make_directories(directory)
-            with open(partial, "xb", opener=self._opened) as file:
+            with open(partial, "xb", opener=self._open_new) as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -85,13 +85,13 @@ class LocalStore:
         self._sync_directory(directory)
         return True
 
-    def _opened(self, path: str, flags: int) -> int:
-        return os.open(path, flags, 0o660 | (self._other_users & 0o006))
+    def _open_new(self, path: str, flags: int) -> int:
+        return os.open(path, flags, 0o660 | (self._other_users_mode & 0o006))
 
     def read(self, key: str) -> bytes | None:
         """Return the bytes of the file, or ``None`` if it does not exist."""
         try:
-            with open(self._path(key), "rb", opener=self._opener) as file:
+            with open(self._path(key), "rb", opener=self._open_existing) as file:
                 return file.read()
         except FileNotFoundError:
             return None
@@ -187,7 +187,7 @@ class LocalStore:
                 raise StoreRefusedError(summary, location=self.root, link=path)
         return path
 
-    def _opener(self, path: str, flags: int) -> int:
+    def _open_existing(self, path: str, flags: int) -> int:
         # Without O_NONBLOCK, opening a named pipe would block until another process opens it for writing.
         return os.open(path, flags | os.O_NONBLOCK | (0 if self.follows_links else os.O_NOFOLLOW))
 
@@ -197,9 +197,9 @@ class LocalStore:
             missing.append(directory)
             directory = os.path.dirname(directory)
         for path in reversed(missing):
-            is_ours = f"{path}/".startswith(f"{self.root.rstrip('/')}/")
+            is_below_root = f"{path}/".startswith(f"{self.root.rstrip('/')}/")
             try:
-                os.mkdir(path, 0o770 | self._other_users if is_ours else 0o777)
+                os.mkdir(path, 0o770 | self._other_users_mode if is_below_root else 0o777)
             except FileExistsError:
                 continue
             self._sync_directory(os.path.dirname(path))

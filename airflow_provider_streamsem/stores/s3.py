@@ -73,12 +73,12 @@ class S3Store:
         self.bucket = bucket
         self.prefix = prefix + "/" if prefix else ""
         self.url = f"s3://{bucket}/{prefix}".rstrip("/")
-        self._given = client
+        self._given_client = client
         self._access = access()  # Requests may run in other threads, which may have another active access.
 
     @cached_property
     def _client(self) -> Any:
-        return self._given or client(self._access, attempts=1)
+        return self._given_client or client(self._access, attempts=1)
 
     def create(self, key: str, data: bytes) -> bool:
         """Send PUT with ``If-None-Match: *``. Return ``False`` on 412."""
