@@ -223,7 +223,7 @@ def _ran(pipeline: Pipeline, result: RunResult) -> CommandResult:
     lines += [f"version    {result.version}", f"ranges     {_ranges(result.ranges)}"]
     lines += [f"{name:<10} {count}" for name, count in sorted(result.counts.items())]
     lines += [
-        f"completed  version {one.version} of run {one.run_key}: {report.counted(one.counts)}"
+        f"completed  version {one.version} of run {one.run_key}: {report.format_counts(one.counts)}"
         for one in result.completed
     ]
     return CommandResult(document={**result.to_json(), "guarantee": plain(kept)}, lines=lines)

@@ -42,7 +42,7 @@ def announce_run(log: CommitLog, last: Plan, closed: int, *, resumed: bool) -> t
         # Another run may have announced this run's commits already. This run still creates its announcement: if another process of this run created it
         # before it died, the create returns that announcement (A2).
         since, upto = (since, closed) if since < last.version else (last.version, last.version)
-        stored = log.put_announcement(key, _made(log, last.version, since, upto, last.run_key))
+        stored = log.put_announcement(key, _announcement(log, last.version, since, upto, last.run_key))
     since, upto = stored.since, stored.upto
     between = [] if is_contiguous else log.others_between(last.run_key, (0, first), end)
     before, after = range(max(since + 1, first - LISTED), first), range(max(last.version, upto - LISTED) + 1, upto + 1)
@@ -70,13 +70,13 @@ def announce_others(log: CommitLog, closed: int, run_key: str) -> tuple[tuple[in
         if since >= closed:
             return nothing
         # Create the run's own announcement first (A3). Once the announcement of the version exists, no other run announces these versions.
-        stored = log.put_announcement(own, _made(log, closed, since, closed, run_key))
+        stored = log.put_announcement(own, _announcement(log, closed, since, closed, run_key))
         log.put_announcement(keys.announced(closed), stored)
     versions = range(max(stored.since, stored.upto - LISTED) + 1, stored.upto + 1)
     return (stored.since + 1, stored.upto + 1), commits_of_others(log, [*versions], run_key)
 
 
-def _made(log: CommitLog, version: int, since: int, upto: int, run_key: str) -> Announcement:
+def _announcement(log: CommitLog, version: int, since: int, upto: int, run_key: str) -> Announcement:
     return Announcement(version=version, since=since, upto=upto, run_key=run_key, nonce=log.clock.new_id())
 
 

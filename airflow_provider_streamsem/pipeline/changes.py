@@ -37,7 +37,7 @@ def _differences(before: Any, now: Any, path: str) -> list[str]:
     return [difference for name in names for difference in _differences(before.get(name), now.get(name), paths[name])]
 
 
-def described(run_key: str) -> str:
+def describe_run(run_key: str) -> str:
     """Return the name of a run for messages: its DAG and task if an Airflow operator built the run key, else the run key."""
     parts = _airflow_parts(run_key)
     return run_key if parts is None else f"DAG {parts[0]}, task {parts[1]}"
@@ -70,13 +70,13 @@ def warn_of_open_version(log: CommitLog, plan: Plan, spec: Json, *, run_key: str
     :param run_key: run key of this process
     """
     stored = read_json(log.read_spec(plan.spec), keys.spec(plan.spec))
-    planner, own = described(plan.run_key), described(run_key)
+    planner, own = describe_run(plan.run_key), describe_run(run_key)
     by = "" if planner == own else f" by {planner}"
     message = "version %d was planned%s with another spec (%s); this process stages it with its own spec"
     logger.warning(message, plan.version, by, ", ".join(changed_fields(stored, spec)))
 
 
-def report(log: CommitLog, before: Head, plan: Plan, spec: Json) -> None:
+def log_spec_change(log: CommitLog, before: Head, plan: Plan, spec: Json) -> None:
     """
     Log that a version was planned with another spec than the version before it. Log a warning if two tasks seem to run one pipeline with different specs.
 
@@ -103,7 +103,12 @@ def report(log: CommitLog, before: Head, plan: Plan, spec: Json) -> None:
             "Do: use one spec in both tasks, or one pipeline each."
         )
         logger.warning(
-            message, last.version, described(last_plan[0].run_key), plan.version, described(plan.run_key), what_changed
+            message,
+            last.version,
+            describe_run(last_plan[0].run_key),
+            plan.version,
+            describe_run(plan.run_key),
+            what_changed,
         )
     elif earlier is not None and earlier[0].spec == plan.spec:
         message = (
@@ -115,9 +120,9 @@ def report(log: CommitLog, before: Head, plan: Plan, spec: Json) -> None:
             message,
             earlier[0].version,
             last.version,
-            described(last_run_key),
+            describe_run(last_run_key),
             plan.version,
-            described(plan.run_key),
+            describe_run(plan.run_key),
             what_changed,
         )
     else:

@@ -1,4 +1,4 @@
-"""Finds the versions that have read records which the source has replaced since (W25)."""
+"""Finds the versions that read records which the source has replaced since then (W25)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def _reader(opened: OpenPipeline, head: Head, partition: str, offset: int) -> in
     if head.closed < 0:
         return None
     low, high = 0, head.closed
-    while low < high:  # the next offset never decreases, so the first version above the offset has read it
+    while (
+        low < high
+    ):  # the next offset never decreases, so the first version whose next offset is above the offset has read it
         middle = (low + high) // 2
         if offsets.position(_stored(opened, middle)[1].next, partition) > offset:
             high = middle

@@ -16,7 +16,7 @@ from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidE
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import check_fork, create_log, forked_config
 from airflow_provider_streamsem.pipeline.spec import Pipeline
-from airflow_provider_streamsem.pipeline.vacuum import first_after
+from airflow_provider_streamsem.pipeline.vacuum import first_closed_after
 from airflow_provider_streamsem.protocol.codec import canonical, sha256
 from airflow_provider_streamsem.protocol.entries import Fork, Json, PipelineRecord
 from airflow_provider_streamsem.protocol.offsets import Offsets, advance
@@ -81,19 +81,19 @@ def fork(
     record, existing = old.read_pipeline(), new.read_pipeline()
     requested = version if until_ms is None or record is None else _version(old, version, until_ms)
     if existing is not None:
-        return _existing(existing, record, requested, pipeline)
+        return _existing_fork(existing, record, requested, pipeline)
     if record is None:
         summary = "there is no log at this location: no run of a pipeline has created it yet, or the location is wrong"
         raise InvalidError(summary, log=old.store.url).advising("run the original once, or correct the location.")
     at = _version(old, requested, None)
-    position = _position(old, record, pipeline, at)
+    position = _fork_position(old, record, pipeline, at)
     _warn_of_expired_ids(pipeline, position.state, new.clock.now_ms())
     _check_datasets(pipeline)
     copied = sum(_copy(old, new, key, copy) for key, copy in _objects(old, new, pipeline, position))
     _check_state(old, new, position)
     created = create_log(pipeline, new, fork=position)
     if created.fork is None or created.fork != position:
-        return _existing(created, record, requested, pipeline)
+        return _existing_fork(created, record, requested, pipeline)
     return Forked(
         log=new.store.url, forked_from=position.log, version=at, offsets=position.offsets, copied=copied, is_new=True
     )
@@ -129,7 +129,7 @@ def _version(old: CommitLog, version: int | None, until_ms: int | None) -> int:
         raise InvalidError("at most one of a version and a time may be given", version=version, until_ms=until_ms)
     closed = old.find_head().closed
     if until_ms is not None:
-        at = first_after(old, until_ms, 0, closed + 1) - 1
+        at = first_closed_after(old, until_ms, 0, closed + 1) - 1
         if at < 0:
             summary = "no version was closed by this time; nothing was written"
             raise InvalidError(summary, log=old.store.url, until_ms=until_ms).advising(
@@ -145,7 +145,7 @@ def _version(old: CommitLog, version: int | None, until_ms: int | None) -> int:
     return at
 
 
-def _position(old: CommitLog, record: PipelineRecord, pipeline: Pipeline, version: int) -> Fork:
+def _fork_position(old: CommitLog, record: PipelineRecord, pipeline: Pipeline, version: int) -> Fork:
     """
     Return the position of the fork.
 
@@ -262,7 +262,7 @@ def _check_state(old: CommitLog, new: CommitLog, position: Fork) -> None:
     raise DataError(summary, log=old.store.url, version=position.version).advising("fork at a newer version, or at -1.")
 
 
-def _existing(
+def _existing_fork(
     record: PipelineRecord, original: PipelineRecord | None, version: int | None, pipeline: Pipeline
 ) -> Forked:
     """

@@ -76,5 +76,5 @@ def access(conn: Connection) -> s3.S3Access:
     """
     aws_conn_id = conn.extra.get("aws_conn_id")
     aws_access = aws.access_of(str(aws_conn_id), service="s3") if aws_conn_id else s3.S3Access()
-    own = {name: aws.word(conn.extra, name) for name in ("endpoint_url", "region_name")}
+    own = {name: aws.text_or_none(conn.extra, name) for name in ("endpoint_url", "region_name")}
     return dataclasses.replace(aws_access, **{name: value for name, value in own.items() if value is not None})

@@ -16,7 +16,7 @@ from airflow_provider_streamsem.commitlog import doctor
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.ownership import claim_dataset
 from airflow_provider_streamsem.errors import ConflictError, InvalidError
-from airflow_provider_streamsem.pipeline.changes import changed_fields, described
+from airflow_provider_streamsem.pipeline.changes import changed_fields, describe_run
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol.codec import canonical, sha256
 from airflow_provider_streamsem.protocol.entries import FORK, PUBLISH, Fork, InitialOffsets, Json, PipelineRecord
@@ -58,7 +58,7 @@ def open_pipeline(pipeline: Pipeline, log: CommitLog) -> OpenPipeline:
     head = log.find_head()
     if head.spec is None:
         assert isinstance(head, ClosedHead)  # an open version names its spec
-        head = _at_start(head, record, initial_offsets(pipeline, log, record, fixes=True))
+        head = _at_start(head, record, initial_offsets(pipeline, log, record, store=True))
         if pipeline.spec_sha256 != record.spec:
             log.put_spec(pipeline.spec_bytes())
         return OpenPipeline(pipeline=pipeline, log=log, record=record, head=head, spec=pipeline.spec_sha256)
@@ -104,7 +104,7 @@ def read_head(pipeline: Pipeline, log: CommitLog) -> Head:
     if head.spec is None:
         assert isinstance(head, ClosedHead)  # an open version names its spec
         record = find_record(pipeline, log)
-        return _at_start(head, record, initial_offsets(pipeline, log, record, fixes=False))
+        return _at_start(head, record, initial_offsets(pipeline, log, record, store=False))
     if head.spec != pipeline.spec_sha256:
         check_immutable_config(pipeline, log, head.spec, version=max(head.closed, 0))
     return head
@@ -116,12 +116,12 @@ def _at_start(head: ClosedHead, record: PipelineRecord | None, start: Offsets) -
     return replace(head, initial_offsets=start, initial_hint=None if fork is None else fork.hint)
 
 
-def initial_offsets(pipeline: Pipeline, log: CommitLog, record: PipelineRecord | None, *, fixes: bool) -> Offsets:
+def initial_offsets(pipeline: Pipeline, log: CommitLog, record: PipelineRecord | None, *, store: bool) -> Offsets:
     """
     Return the offsets at which version 0 starts if it is planned with the pipeline's source.
 
     :param record: the log's ``pipeline.json``, which has the offsets of a fork (K4)
-    :param fixes: whether to store the offsets if no run has stored them, so that later runs with this source start there too
+    :param store: whether to store the offsets if no run has stored them, so that later runs with this source start there too
     :raises ConflictError: the log was forked for another source, other dedup keys or another output mode
     """
     if record is not None and record.fork is not None:
@@ -131,7 +131,7 @@ def initial_offsets(pipeline: Pipeline, log: CommitLog, record: PipelineRecord |
     if stored is not None:
         return stored.offsets
     proposed = InitialOffsets(offsets=pipeline.source.initial_offsets(), nonce=log.clock.new_id())
-    return log.put_initial_offsets(pipeline.source_sha256, proposed).offsets if fixes else proposed.offsets
+    return log.put_initial_offsets(pipeline.source_sha256, proposed).offsets if store else proposed.offsets
 
 
 def claim_datasets(pipeline: Pipeline, log: CommitLog, record: PipelineRecord, *, new: bool) -> None:
@@ -177,7 +177,7 @@ def check_immutable_config(pipeline: Pipeline, log: CommitLog, stored: str, *, v
             stored=before,
             given=now,
             version=version,
-            planned_by="" if plan is None else described(plan[0].run_key),
+            planned_by="" if plan is None else describe_run(plan[0].run_key),
         )
 
 

@@ -55,28 +55,29 @@ def plan_reprocess(opened: OpenPipeline, version: int, run_key: str, current_loo
     clock = opened.log.clock
     planned_at_ms = clock.now_ms()
     current = current_commit(opened, ready.head, version)
-    plan, outcome = opened.log.plan(current), opened.log.outcome(current)
-    if plan is None or outcome is None:
+    stored_plan, stored_outcome = opened.log.plan(current), opened.log.outcome(current)
+    if stored_plan is None or stored_outcome is None:
         raise LogDamagedError("a closed version lacks its plan or its outcome", invariant="I2", version=current)
+    replaced, outcome = stored_plan[0], stored_outcome[0]
     reprocessed = Plan(
         version=ready.head.closed + 1,
         kind="reprocess",
         previous=ready.head.outcome_sha,
-        ranges=plan[0].ranges,
-        gaps=plan[0].gaps,
-        pins=repinned(opened, plan[0]),
-        lookups=pin_lookups(opened.pipeline, planned_at_ms, planned={} if current_lookups else plan[0].lookups),
-        replaces=Replaced(version=current, counts=outcome[0].counts),
+        ranges=replaced.ranges,
+        gaps=replaced.gaps,
+        pins=repinned(opened, replaced),
+        lookups=pin_lookups(opened.pipeline, planned_at_ms, planned={} if current_lookups else replaced.lookups),
+        replaces=Replaced(version=current, counts=outcome.counts),
         run_key=run_key,
         j=ready.j,
-        run_start=offsets.starts(plan[0].ranges),
+        run_start=offsets.starts(replaced.ranges),
         planned_at_ms=planned_at_ms,
         spec=opened.spec,
         transform=opened.pipeline.transform_name,
-        watermark_ms=plan[0].watermark_ms,
+        watermark_ms=replaced.watermark_ms,
         nonce=clock.new_id(),
     )
-    invariants.check_i20(reprocessed, plan[0], outcome[0])
+    invariants.check_i20(reprocessed, replaced, outcome)
     # Check before the plan is created: an open version blocks every other run, and so does a commit that a sink cannot publish.
     _refuse_deleted_state(opened, current)
     source = opened.pipeline.source
@@ -108,7 +109,7 @@ def _refuse_deleted_state(opened: OpenPipeline, current: int) -> None:
 
 def current_commit(opened: OpenPipeline, head: Head, version: int) -> int:
     """
-    Return the commit that has replaced a version: the newest reprocessing run of its chain, or the version itself.
+    Return the commit whose rows are visible for a version: the newest reprocessing run of its chain, or the version itself.
 
     :raises InvalidError: the version is not closed, or was aborted
     """

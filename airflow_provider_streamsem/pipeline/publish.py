@@ -33,7 +33,7 @@ logger = telemetry.log_of(__name__)
 
 class LoggedEffects:
     """
-    Claims and results of a version's effects on one sink, stored in the log.
+    The claims on a version's effects on one sink, and their results, as stored in the log.
 
     Implements :class:`airflow_provider_streamsem.connectors.contract.EffectLedger`.
     """
@@ -79,7 +79,7 @@ def publish(opened: OpenPipeline, head: ClosedHead, outcome: Outcome, *, is_own:
     :param outcome: the outcome of the head's newest version
     :param is_own: whether the publishing run planned the commit. Only then may this publisher close the claims of other publishers (P5)
     :returns: the head without pending publishes
-    :raises UnavailableError: a sink gave no clear answer, or a publisher of another run has claimed the effects. The batch stays committed
+    :raises UnavailableError: a sink did not report a result, or a publisher of another run has claimed the effects. The batch stays committed
     :raises PublishError: a sink refuses the batch. The batch stays committed, and no run can plan until the batch is published or skipped
     """
     return _roll_forward(opened, head, outcome, may_close=is_own)
@@ -156,7 +156,7 @@ def batch_of(opened: OpenPipeline, outcome: Outcome, outcome_sha: str, name: str
         version=outcome.version,
         outcome=outcome_sha,
         committable=outcome.sinks[name],
-        schema=_plain(outcome.schemas.get(name, "")),
+        schema=_checked_schema(outcome.schemas.get(name, "")),
         root=root,
         replaced=current_rows,
         expected_marker=outcome.markers.get(name),
@@ -202,7 +202,8 @@ def _applied(log: CommitLog, outcome: Outcome, name: str) -> Committable | None:
     return outcome.sinks.get(name) if receipt is not None and receipt.result == "applied" else None
 
 
-def _plain(schema: str) -> str:
+def _checked_schema(schema: str) -> str:
+    """Return recorded schema JSON, after checking that it is valid. The text is ``""`` if no schema is recorded."""
     if schema:
         fields(schema)
     return schema
@@ -253,7 +254,7 @@ def skip(
     :param reason: why the version is skipped; stored in the receipts
     :returns: the stored receipts. For a sink to which a publisher applied the version first, the result is ``applied``
     :raises InvalidError: the version is not the newest closed version, is not a commit, or has receipts; or the pipeline has no such sink
-    :raises UnavailableError: a sink gave no clear answer. The version stays committed, and its receipts are not stored
+    :raises UnavailableError: a sink did not report a result. The version stays committed, and its receipts are not stored
     :raises PublishError: another sink of the version refuses it. The version stays committed, and its receipts are not stored
     """
     text("reason", reason)

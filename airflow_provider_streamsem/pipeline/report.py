@@ -57,7 +57,7 @@ def closed(outcome: Outcome, ms: int) -> str:
     """Format an outcome. Example: ``version 12 committed in 4.2 s: 5,001 rows read, 4,990 written to orders, 3 filtered, 8 quarantined``."""
     if not outcome.committed:
         return f"version {outcome.version} aborted: {outcome.reason}"
-    return f"version {outcome.version} committed in {ms / 1000:.1f} s: {counted(outcome.counts)}"
+    return f"version {outcome.version} committed in {ms / 1000:.1f} s: {format_counts(outcome.counts)}"
 
 
 def ended(result: RunResult, *, resumed: bool, ms: int) -> str:
@@ -77,13 +77,13 @@ def ended(result: RunResult, *, resumed: bool, ms: int) -> str:
     if result.batches == 0:
         return f"{run}: nothing was planned{announces}"
     batches = f"{result.batches} {'batch' if result.batches == 1 else 'batches'} up to version {result.version}"
-    done = f"{batches}, {counted(result.counts)}" if result.counts else f"{batches}, none committed"
+    done = f"{batches}, {format_counts(result.counts)}" if result.counts else f"{batches}, none committed"
     if resumed:
         return f"{run} was complete already ({done}); nothing was read or written{announces}"
     return f"{run} ended after {ms / 1000:.1f} s: {done}{announces}"
 
 
-def counted(counts: Mapping[str, int]) -> str:
+def format_counts(counts: Mapping[str, int]) -> str:
     """Format row counts. Example: ``5,001 rows read, 4,990 written to orders, 8 quarantined``."""
     written = [
         (name.removeprefix("written."), rows) for name, rows in sorted(counts.items()) if name.startswith("written.")

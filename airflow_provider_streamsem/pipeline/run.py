@@ -132,19 +132,19 @@ class Run:
         )
         self.engine: Engine = engine or registry.lookup("engines", "spark")()
 
-    def to_result(self, planned: Planning) -> RunResult:
+    def to_result(self, plan_next: Planning) -> RunResult:
         """
         Recover, plan, stage, commit and publish until the run completes, and return its result.
 
-        :param planned: builds the next plan of the run, or names versions to reprocess first; ``None`` if there is nothing to plan
+        :param plan_next: builds the next plan of the run, or names versions to reprocess first; ``None`` if there is nothing to plan
         """
         clock = self.opened.log.clock
         began_ms = clock.now_ms()
-        result, resumed = self._complete(planned)
+        result, resumed = self._complete(plan_next)
         logger.info("%s", report.ended(result, resumed=resumed, ms=clock.now_ms() - began_ms))
         return result
 
-    def _complete(self, planned: Planning) -> tuple[RunResult, bool]:
+    def _complete(self, plan_next: Planning) -> tuple[RunResult, bool]:
         """Complete the run. Returns its result, and whether it was complete when this process began."""
         position: Position = self.opened.log.locate(self.run_key, self.opened.head)
         resumed = isinstance(position, RunComplete)
@@ -152,7 +152,7 @@ class Run:
             fresh = False
             if isinstance(position, Ready):
                 self.opened.pipeline.load_transform()  # fail on an import error before anything is written
-                step = self._plan(position, planned)
+                step = self._plan(position, plan_next)
                 if step is None:
                     return empty_result(self.opened, position.head, self.run_key, announces=self.announces), False
                 if isinstance(step, Corrections):
@@ -168,7 +168,7 @@ class Run:
                 position = self.opened.log.locate(self.run_key, head)
         return run_result(self.opened, position, self.run_key, resumed=resumed, announces=self.announces), resumed
 
-    def plan_only(self, planned: Planning) -> RunResult | None:
+    def plan_only(self, plan_next: Planning) -> RunResult | None:
         """
         Recover and plan until the run is complete or a version must be closed or published.
 
@@ -176,7 +176,7 @@ class Run:
         """
         position: Position = self.opened.log.locate(self.run_key, self.opened.head)
         while isinstance(position, Ready):
-            step = self._plan(position, planned)
+            step = self._plan(position, plan_next)
             if step is None:
                 return empty_result(self.opened, position.head, self.run_key)
             if isinstance(step, Corrections):
@@ -186,7 +186,7 @@ class Run:
             return None
         return run_result(self.opened, position, self.run_key, resumed=True)
 
-    def _plan(self, ready: Ready, planned: Planning) -> tuple[Position, bool] | Corrections | None:
+    def _plan(self, ready: Ready, plan_next: Planning) -> tuple[Position, bool] | Corrections | None:
         """
         Plan the next version and store the plan.
 
@@ -194,7 +194,7 @@ class Run:
             first; ``None`` if there is nothing to plan
         """
         with telemetry.phase("plan", version=ready.head.closed + 1):
-            plan = planned(ready)
+            plan = plan_next(ready)
             if plan is None or isinstance(plan, Corrections):
                 return plan
             log, pipeline = self.opened.log, self.opened.pipeline
@@ -204,7 +204,7 @@ class Run:
             own = head if isinstance(head, OpenHead) and head.plan == plan else None
             if own is not None:
                 logger.info("%s", report.planned(plan))
-                changes.report(log, ready.head, plan, pipeline.to_json())
+                changes.log_spec_change(log, ready.head, plan, pipeline.to_json())
         if own is None:
             if plan.version == 0:  # Plan(0) of the other run has fixed the immutable fields
                 winner = log.plan(0)
@@ -286,7 +286,7 @@ class Run:
 
         A version of a reprocessing run is aborted if another run planned it, because it does not move the offsets. A batch is aborted if its records are
         missing and ``on_data_loss`` is ``record_gap``. The next plan then records them as a gap. A batch that this process planned directly after an abort
-        is not aborted. In that case the source reports the records as present and as missing in turn, and the aborts would never end.
+        is not aborted. In that case the source reports the records alternately as present and as missing, and the aborts would never end.
         """
         if plan.kind == "reprocess":
             return plan.run_key != self.run_key
@@ -337,34 +337,10 @@ class Run:
         """Stage every sink, check the counts, and then store the manifest (W18)."""
         log, pipeline = self.opened.log, self.opened.pipeline
         started_ms = log.clock.now_ms()
-        recorded = {} if head.outcome is None else head.outcome.schemas
-        state, batch_time_ms = self._dedup_state(head, plan)
-        if plan.replaces is not None and not state_files.is_loadable(log.store, state):
-            raise SourceChangedError(
-                "vacuum has deleted the state before the version; nothing became visible", version=plan.replaces.version
-            )
-        job = Job(
-            source=pipeline.source,
-            pins=pipeline.source.read_pins(plan.pins),
-            sinks=pipeline.sinks,
-            transform=pipeline.load_transform(),
-            transform_name=pipeline.transform_name,
-            where=pipeline.where,
-            max_quarantined=pipeline.limits.max_quarantined,
-            schemas=recorded,
-            plan=plan,
-            attempt_id=attempt_id,
-            dedup=pipeline.dedup,
-            base_state=state,
-            batch_time_ms=batch_time_ms,
-            chain=self._chain_states(head, plan),
-            state_settings=pipeline.state,
-            lookups=pipeline.lookups,
-        )
+        job = self._job(head, plan, attempt_id)
         produced = self._produce(job)
         if job.state_settings is not None and plan.replaces is None:
             self._check_first_state(produced.state, plan.version)
-        schemas = schema.evolve(recorded, produced.schemas)
         manifest = StagedManifest(
             version=plan.version,
             attempt_id=attempt_id,
@@ -372,7 +348,7 @@ class Run:
             spec=self.opened.spec,
             transform=pipeline.transform_name,
             sinks=produced.sinks,
-            schemas=schemas,
+            schemas=schema.evolve(job.schemas, produced.schemas),
             quarantine=produced.quarantine,
             counts=produced.counts,
             publish=pipeline.publishes,
@@ -382,6 +358,37 @@ class Run:
         )
         log.put_staged(manifest)
         return manifest
+
+    def _job(self, head: OpenHead, plan: Plan, attempt_id: str) -> Job:
+        """
+        Return the input of the engine for one attempt.
+
+        :raises SourceChangedError: the plan is that of a reprocessing run, and vacuum has deleted the state before the batch
+        """
+        pipeline = self.opened.pipeline
+        state, batch_time_ms = self._dedup_state(head, plan)
+        if plan.replaces is not None and not state_files.is_loadable(self.opened.log.store, state):
+            raise SourceChangedError(
+                "vacuum has deleted the state before the version; nothing became visible", version=plan.replaces.version
+            )
+        return Job(
+            source=pipeline.source,
+            pins=pipeline.source.read_pins(plan.pins),
+            sinks=pipeline.sinks,
+            transform=pipeline.load_transform(),
+            transform_name=pipeline.transform_name,
+            where=pipeline.where,
+            max_quarantined=pipeline.limits.max_quarantined,
+            schemas={} if head.outcome is None else head.outcome.schemas,
+            plan=plan,
+            attempt_id=attempt_id,
+            dedup=pipeline.dedup,
+            base_state=state,
+            batch_time_ms=batch_time_ms,
+            chain=self._chain_states(head, plan),
+            state_settings=pipeline.state,
+            lookups=pipeline.lookups,
+        )
 
     def _check_first_state(self, state: Json, version: int) -> None:
         """Check that the first batch with state in this log wrote its files into the log. Executors may see another disk or S3 endpoint under the log's URL."""
@@ -398,8 +405,8 @@ class Run:
         """Stage the rows. Then check that the source still has the pinned items, and that the row counts of read and written rows agree."""
         source = job.source
         try:
-            # Without pins every offset of the plan is a gap, or the plan only moves the watermark.
             state = job.base_state if job.chain is None else job.chain.current
+            # Without pins, every offset of the plan is a gap, or the plan only moves the watermark.
             has_work = job.pins or job.plan.watermark_ms is not None
             produced = self.engine.stage(job, self.opened.log) if has_work else nothing_produced(job.sinks, state)
         except DataError:
@@ -449,7 +456,8 @@ class Run:
         """
         Return the state for the outcome. A reprocessing run changes only the deduplication state (W26, W27).
 
-        With operators' state, it changes nothing: that state contains exactly the records whose ids the deduplication state contains.
+        If the transform has state, it changes neither state, because the operators' state contains exactly the records whose ids the deduplication state
+        contains.
         """
         if job.plan.replaces is None:
             return produced.state

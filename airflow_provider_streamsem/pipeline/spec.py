@@ -471,22 +471,22 @@ def from_json(spec: Mapping[str, Any], *, where: str = "the spec") -> Pipeline:
             name: _build("lookups", lookup, f"{where} [lookups.{name}]") for name, lookup in values["lookups"].items()
         }
     if "dedup" in values:
-        values["dedup"] = _call(Dedup, values["dedup"], f"{where} [dedup]")
+        values["dedup"] = _construct(Dedup, values["dedup"], f"{where} [dedup]")
     if "state" in values:
-        values["state"] = _call(State, values["state"], f"{where} [state]")
+        values["state"] = _construct(State, values["state"], f"{where} [state]")
     if "limits" in values:
-        values["limits"] = _call(Limits, values["limits"], f"{where} [limits]")
+        values["limits"] = _construct(Limits, values["limits"], f"{where} [limits]")
     values["transform"] = values.get("transform") or None
-    return _call(Pipeline, values, where)  # type: ignore[no-any-return]
+    return _construct(Pipeline, values, where)  # type: ignore[no-any-return]
 
 
 def _build(kind: registry.Kind, table: object, where: str) -> Any:
     if not isinstance(table, Mapping) or not isinstance(table.get("type"), str):
         raise InvalidError(f"{where} must be a table with a `type`", accepted=registry.names(kind))
-    return _call(registry.lookup(kind, table["type"]), {k: v for k, v in table.items() if k != "type"}, where)
+    return _construct(registry.lookup(kind, table["type"]), {k: v for k, v in table.items() if k != "type"}, where)
 
 
-def _call(cls: Any, table: object, where: str) -> Any:
+def _construct(cls: Any, table: object, where: str) -> Any:
     if not isinstance(table, Mapping):
         raise InvalidError(f"{where} must be a table", given=type(table).__name__)
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}

@@ -84,12 +84,12 @@ def rendered(pipeline: Pipeline, environment: Any, context: Mapping[str, Any], *
     refuse_secrets(pipeline, environment)
     from jinja2 import StrictUndefined, meta
 
-    strict_environment = environment.overlay(finalize=_some_value, undefined=StrictUndefined)
+    strict_environment = environment.overlay(finalize=_require_value, undefined=StrictUndefined)
 
     def render(text: str) -> str:
         try:
             for name in meta.find_undeclared_variables(strict_environment.parse(text)):
-                _some_value(context.get(name, ""))
+                _require_value(context.get(name, ""))
             return str(strict_environment.from_string(text).render(context))
         except Exception as error:
             raise InvalidError(
@@ -109,8 +109,8 @@ class _NoValueError(Exception):
     """An expression in a template evaluates to ``None``."""
 
 
-def _some_value(value: Any) -> Any:
-    """Refuse ``None``, which Jinja would render as "None". Airflow passes some values as proxies. So the text is compared."""
+def _require_value(value: Any) -> Any:
+    """Refuse ``None``, which Jinja would render as "None". Airflow passes some values as proxies, so this function compares the text of the value."""
     if not isinstance(value, str) and str(value) == "None":
         raise _NoValueError("an expression in the template is None")
     return value

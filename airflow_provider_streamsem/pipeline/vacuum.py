@@ -53,9 +53,10 @@ def vacuum(
     pipeline: Pipeline, *, dry_run: bool = False, all_versions: bool = False, log: CommitLog | None = None
 ) -> Vacuumed:
     """
-    Delete the output of losing attempts of closed versions: files, then quarantined records, then manifests (V1 to V3). Also delete the rows that were staged
-    for sinks outside the log, once the receipts exist (V4), and the operators' state that only older versions than the newest ``state.keep_versions`` need
-    (V7).
+    Delete the output of losing attempts of closed versions: files, then quarantined records, then manifests (V1 to V3).
+
+    Also delete the rows that were staged for sinks outside the log, once the receipts exist (V4). Also delete the operators' state that only versions before
+    the newest ``state.keep_versions`` need (V7).
 
     Vacuum is safe while writers run. Once a version's outcome exists, no other attempt of the version can win. An attempt that still runs may write more
     files, which the next vacuum deletes. By default, vacuum skips the versions that an earlier vacuum inspected more than a day after they were closed (V6).
@@ -84,32 +85,32 @@ def vacuum(
     # If the log was restored from an older copy, the recorded progress may be above its head.
     begin = 0 if all_versions or inspected > head.closed + 1 else inspected
     dedup_dataset = None if pipeline.dedup is None else layers_dataset(log.store.url)
-    deleted = _Deleted(log, dry_run=dry_run)
+    deletion = _Deletion(log, dry_run=dry_run)
     inherited = {_attempt_of(file.key)[1] for layer in stored_layers(record.initial_state) for file in layer.files}
     for version in range(begin, head.closed + 1):
         lost = _LostAttempts(log, version)
         for location in locations:
-            for attempt_id in location.spent(version, lost):
-                deleted.attempt(location.name, location.sink, version, attempt_id)
+            for attempt_id in location.deletable(version, lost):
+                deletion.attempt(location.name, location.sink, version, attempt_id)
         if dedup_dataset is not None:
             for _, attempt_id in sorted(dedup_dataset.attempts(version)):
                 if lost(attempt_id) and attempt_id not in inherited:
-                    deleted.attempt(STATE, dedup_dataset, version, attempt_id)
+                    deletion.attempt(STATE, dedup_dataset, version, attempt_id)
         for prefix in (keys.quarantined(version), keys.attempts(version)):
             for stat in list(log.store.list(prefix)):
                 if lost(_attempt_of(stat.key)[1]):
-                    deleted.object(stat)
+                    deletion.object(stat)
         if not dry_run and version % _INSPECTED_EACH == _INSPECTED_EACH - 1:
-            _record_inspected(log, first_after(log, log.clock.now_ms() - _LATE_MS, begin, min(version + 1, end)))
+            _record_inspected(log, first_closed_after(log, log.clock.now_ms() - _LATE_MS, begin, min(version + 1, end)))
     for stat in _unneeded_state(pipeline, log, record, head.closed):
-        deleted.object(stat)
+        deletion.object(stat)
     if not dry_run:
-        _record_inspected(log, first_after(log, log.clock.now_ms() - _LATE_MS, begin, end))
-    return Vacuumed(attempts=tuple(deleted.attempts), keys=tuple(deleted.keys), bytes=deleted.bytes)
+        _record_inspected(log, first_closed_after(log, log.clock.now_ms() - _LATE_MS, begin, end))
+    return Vacuumed(attempts=tuple(deletion.attempts), keys=tuple(deletion.keys), bytes=deletion.bytes)
 
 
-class _Deleted:
-    """Deletes what vacuum has found, and records it. In a dry run, it only records."""
+class _Deletion:
+    """Deletes attempts and objects, and records them. In a dry run, it only records them."""
 
     def __init__(self, log: CommitLog, *, dry_run: bool) -> None:
         self._log, self._dry_run = log, dry_run
@@ -148,18 +149,18 @@ class _SinkLocation:
 
     def __init__(self, pipeline: Pipeline, name: str) -> None:
         self.name, self.sink = name, pipeline.sinks[name]
-        # A sink that copies the rows out of the staged files needs these files only until the receipts exist.
-        self._is_spent = self.sink.publishes and not publishing(pipeline, name).keeps_staged
-        is_table = self.sink.publishes and not self._is_spent
+        # A sink that copies the rows from the staged files needs these files only until the receipts exist.
+        self._copies_rows = self.sink.publishes and not publishing(pipeline, name).keeps_staged
+        is_table = self.sink.publishes and not self._copies_rows
         self._in_use = cache(publishing(pipeline, name).attempts_in_use) if is_table else set[tuple[int, str]]
 
-    def spent(self, version: int, lost: _LostAttempts) -> Iterator[str]:
+    def deletable(self, version: int, lost: _LostAttempts) -> Iterator[str]:
         """Yield the ids of the attempts of a closed version that vacuum can delete."""
         for _, attempt_id in sorted(self.sink.attempts(version)):
             if lost(attempt_id) and (version, attempt_id) in self._in_use():
                 message = "sink %s: attempt %s of version %d lost according to the log, but the table references its files. Vacuum keeps these files"
                 logger.warning(message, self.name, attempt_id, version)
-            elif lost(attempt_id) or (self._is_spent and lost.log.receipts(version) is not None):
+            elif lost(attempt_id) or (self._copies_rows and lost.log.receipts(version) is not None):
                 yield attempt_id
 
 
@@ -185,7 +186,7 @@ def _version_of(key: str) -> int:
     return keys.parse_newest_first(key) or 0
 
 
-def first_after(log: CommitLog, decided_ms: int, begin: int, end: int) -> int:
+def first_closed_after(log: CommitLog, decided_ms: int, begin: int, end: int) -> int:
     """Return the first version in ``[begin, end)`` that was closed after ``decided_ms`` (milliseconds UTC); ``end`` if there is none."""
 
     def is_after(version: int) -> bool:

@@ -400,10 +400,10 @@ def _translated(error: Exception, job: Job) -> StreamsemError:
         return StoreRefusedError(summary, version=version, refusal=refusal, **_files(job))
     for text in _texts(error):
         if read := _READ_BY_PYTHON.search(text):
-            return _of_a_database(read[1], read[2], version)
+            return _database_error(read[1], read[2], version)
     is_transient = any(_TRANSIENT.search(text) for text in _texts(error))
     for condition, path in conditions:
-        translated = _of_condition(error, condition, path, job, is_transient=is_transient)
+        translated = _condition_error(error, condition, path, job, is_transient=is_transient)
         if translated is not None:
             return translated
     kind = type(error).__name__
@@ -438,7 +438,7 @@ def _translated(error: Exception, job: Job) -> StreamsemError:
     )
 
 
-def _of_a_database(kind: str, problem: str, version: int) -> StreamsemError:
+def _database_error(kind: str, problem: str, version: int) -> StreamsemError:
     """Translate an error of the function by which executors read a database."""
     if kind == "setup":
         summary = "an executor cannot read the source's database; nothing became visible"
@@ -455,23 +455,23 @@ def _of_a_database(kind: str, problem: str, version: int) -> StreamsemError:
     )
 
 
-def _of_condition(
+def _condition_error(
     error: Exception, condition: str, path: str, job: Job, *, is_transient: bool
 ) -> StreamsemError | None:
     """Translate a Spark condition; ``None`` if it says nothing specific."""
     version = job.plan.version
     if condition.startswith("FAILED_READ_FILE") and is_transient:
         summary = "the store did not respond while Spark read a planned file; nothing became visible"
-        return StageError(summary, version=version, file=_plain(path), condition=condition)
+        return StageError(summary, version=version, file=_path_of(path), condition=condition)
     if condition.startswith("FAILED_READ_FILE"):
         return DataError(
             "Spark cannot read a planned file with the source's format and schema; nothing became visible",
             version=version,
-            file=_plain(path),
+            file=_path_of(path),
             condition=condition,
         ).advising(UNREADABLE_FILE)
     if condition == "PATH_NOT_FOUND":
-        file = _plain(path)
+        file = _path_of(path)
         not_found = StageError("Spark cannot find a planned file; nothing became visible", version=version, file=file)
         if file.isascii():
             return not_found
@@ -503,7 +503,7 @@ def _files(job: Job) -> dict[str, object]:
     return {"files": len(job.pins), "first_file": job.pins[0].path}
 
 
-def _plain(uri: str) -> str:
+def _path_of(uri: str) -> str:
     from airflow_provider_streamsem.connectors.files.text_lines import plain_path
 
     return plain_path(uri)

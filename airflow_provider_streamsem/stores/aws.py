@@ -36,16 +36,16 @@ def access_of(conn_id: str, *, service: str) -> S3Access:
     config = aws.extra.get("service_config")
     of_service = config.get(service) if isinstance(config, Mapping) else None
     return S3Access(
-        access_key_id=aws.login or word(aws.extra, "aws_access_key_id"),
-        secret_access_key=aws.password or word(aws.extra, "aws_secret_access_key"),
-        session_token=word(aws.extra, "aws_session_token"),
-        profile_name=word(aws.extra, "profile_name"),
-        region_name=word(aws.extra, "region_name"),
-        endpoint_url=(word(of_service, "endpoint_url") if isinstance(of_service, Mapping) else None)
-        or word(aws.extra, "endpoint_url"),
+        access_key_id=aws.login or text_or_none(aws.extra, "aws_access_key_id"),
+        secret_access_key=aws.password or text_or_none(aws.extra, "aws_secret_access_key"),
+        session_token=text_or_none(aws.extra, "aws_session_token"),
+        profile_name=text_or_none(aws.extra, "profile_name"),
+        region_name=text_or_none(aws.extra, "region_name"),
+        endpoint_url=(text_or_none(of_service, "endpoint_url") if isinstance(of_service, Mapping) else None)
+        or text_or_none(aws.extra, "endpoint_url"),
     )
 
 
-def word(extra: Mapping[str, object], name: str) -> str | None:
+def text_or_none(extra: Mapping[str, object], name: str) -> str | None:
     """Return a setting as text, or ``None`` if it is absent or empty."""
     return str(extra[name]) if extra.get(name) else None

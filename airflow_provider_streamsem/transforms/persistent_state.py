@@ -136,8 +136,8 @@ class StatePerKey:
     def definition(self) -> str:
         """Return what the state contains: keys, class, its arguments and windows. A batch with another definition is refused."""
         window = None if self.window is None else self.window.bounds
-        arguments_ = [*self.state.args, self.state.keywords] if isinstance(self.state, partial) else []
-        name = f"{type(self.state()).__qualname__}({', '.join(map(text_of, arguments_))})"
+        parameters = [*self.state.args, self.state.keywords] if isinstance(self.state, partial) else []
+        name = f"{type(self.state()).__qualname__}({', '.join(map(text_of, parameters))})"
         return as_text({"by": self.by, "state": name, "window": window})
 
     def __str__(self) -> str:

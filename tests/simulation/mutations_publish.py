@@ -119,13 +119,13 @@ def last_sink_is_not_published(patch: pytest.MonkeyPatch) -> None:
 
 
 def staged_rows_are_deleted_before_the_receipts(patch: pytest.MonkeyPatch) -> None:
-    real = vacuum._SinkLocation.spent
+    real = vacuum._SinkLocation.deletable
 
-    def spent(self: Any, version: int, lost: Any) -> Any:
+    def deletable(self: Any, version: int, lost: Any) -> Any:
         all_attempts = (attempt for _, attempt in sorted(self.sink.attempts(version)))
-        return all_attempts if self._is_spent else real(self, version, lost)
+        return all_attempts if self._copies_rows else real(self, version, lost)
 
-    patch.setattr(vacuum._SinkLocation, "spent", spent)
+    patch.setattr(vacuum._SinkLocation, "deletable", deletable)
 
 
 def claim_is_not_checked(patch: pytest.MonkeyPatch) -> None:
