@@ -21,18 +21,9 @@ from urllib.parse import quote
 from airflow_provider_streamsem import arguments, telemetry
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connections import Connection
-from airflow_provider_streamsem.connectors.files.pins import FilePin
-from airflow_provider_streamsem.connectors.kafka.source import KafkaSource
 from airflow_provider_streamsem.engine import Job, Produced
-from airflow_provider_streamsem.errors import (
-    UNREADABLE_FILE,
-    DataError,
-    InvalidError,
-    StageError,
-    StoreRefusedError,
-    StreamsemError,
-)
-from airflow_provider_streamsem.spark import causes, packages, versions
+from airflow_provider_streamsem.errors import InvalidError, StageError, StreamsemError
+from airflow_provider_streamsem.spark import causes, failures, packages, versions
 from airflow_provider_streamsem.spark.packages import Package
 from airflow_provider_streamsem.stores import s3
 
@@ -65,24 +56,6 @@ SETTINGS = {
 
 _HADOOP = "spark.hadoop."
 _REST = re.compile("[/;?]")
-_REFUSAL = re.compile(
-    r"(AccessControlException|AccessDeniedException|ParentNotDirectoryException|UnknownStoreException|Mkdirs failed to create)[^\n]{0,200}"
-)
-"""Matches exceptions of Hadoop's file systems after which a retry cannot succeed, with the location in their message."""
-_TRANSIENT = re.compile(
-    r"\b(AWS(ClientIO|ServiceIO|Status500|ServiceThrottled|NoResponse|Bad)\w*Exception|SdkClientException|Socket\w*Exception|ConnectException|"
-    r"UnknownHostException|NoRouteToHostException|InterruptedIOException|HttpHostConnectException|ConnectTimeoutException|SSLException)\b"
-)
-"""Matches exceptions of Hadoop's file systems and of the network after which a retry may succeed."""
-_READ_BY_PYTHON = re.compile(r"ValueError: streamsem-read (setup|data|database): ([^\n]+)")
-"""Matches errors of :mod:`airflow_provider_streamsem.connectors.sql.executor_read`."""
-_OF_THE_DATA = (
-    "CAST_INVALID_INPUT",
-    "NUMERIC_VALUE_OUT_OF_RANGE",
-    "DIVIDE_BY_ZERO",
-    "CANNOT_MERGE_SCHEMAS",
-    "USER_RAISED_EXCEPTION",
-)
 
 
 class SparkEngine:
@@ -242,7 +215,7 @@ class SparkEngine:
                 )
             settings |= _access_settings(s3.access())
             settings |= {n.removeprefix(_HADOOP): value for n, value in self._secret.items() if n.startswith(_HADOOP)}
-            telemetry.emit(self._found, user_session)
+            telemetry.emit(self._spark_started, user_session)
         else:
             # A Spark Connect server has its own credentials, and may log the settings of a session. So this engine sends it no credentials.
             from airflow_provider_streamsem.spark import remote
@@ -256,7 +229,7 @@ class SparkEngine:
             raise
         except Exception as error:
             is_analysis = type(error).__name__ == "AnalysisException"
-            raise _translated(error, job) from (causes.short(error) if is_analysis else error)
+            raise failures.translated(error, job) from (causes.short(error) if is_analysis else error)
 
     @contextmanager
     def _interruptible(self, inspect: Any, session: SparkSession, tag: str) -> Iterator[None]:
@@ -280,7 +253,7 @@ class SparkEngine:
         if interrupt is not None:
             interrupt()
 
-    def _found(self, session: SparkSession) -> telemetry.SparkStarted:
+    def _spark_started(self, session: SparkSession) -> telemetry.SparkStarted:
         """Return the event that names the Spark application. The result is cached, so that only the first call queries the session."""
         if self._application is None:
             context = session.sparkContext
@@ -384,159 +357,3 @@ def _access_settings(access: s3.S3Access) -> dict[str, str]:
         "fs.s3a.session.token": access.session_token,
     }
     return {name: value for name, value in settings.items() if value is not None}
-
-
-def _translated(error: Exception, job: Job) -> StreamsemError:
-    """
-    Return the error of this package for an exception of Spark.
-
-    The error does not quote the message of the exception, because it may contain values of records. It quotes paths. The caller chains the exception.
-    """
-    version = job.plan.version
-    conditions = list(_conditions(error))
-    refusal = next((match[0] for text in _texts(error) if (match := _REFUSAL.search(text))), None)
-    if refusal is not None:
-        summary = "the store refused a read or write of Spark; nothing became visible"
-        return StoreRefusedError(summary, version=version, refusal=refusal, **_files(job))
-    for text in _texts(error):
-        if read := _READ_BY_PYTHON.search(text):
-            return _database_error(read[1], read[2], version)
-    is_transient = any(_TRANSIENT.search(text) for text in _texts(error))
-    for condition, path in conditions:
-        translated = _condition_error(error, condition, path, job, is_transient=is_transient)
-        if translated is not None:
-            return translated
-    kind = type(error).__name__
-    condition = conditions[0][0] if conditions else ""
-    if kind == "AnalysisException":
-        from airflow_provider_streamsem.spark.staging import named
-
-        summary = "the transform does not fit its input columns; nothing became visible"
-        return DataError(summary, version=version, condition=condition, **named(error), **_files(job)).advising(
-            "correct the line of the transform that the traceback shows, and run again: the same range is read again."
-        )
-    sources = getattr(job.source, "parts", {"": job.source}).values()
-    if any(isinstance(source, KafkaSource) for source in sources) and any(
-        "ArithmeticException: long overflow" in text for text in _texts(error)
-    ):
-        return DataError(
-            "a record in the planned ranges has a timestamp after the year 294246, which Spark cannot read, perhaps in nanoseconds instead of milliseconds; "
-            "nothing became visible",
-            version=version,
-            ranges=dict(job.plan.ranges),
-        ).advising(
-            "make the producer send milliseconds, or set message.timestamp.type=LogAppendTime on the topic. To skip the record, delete the records up to "
-            'it (kafka-delete-records.sh) and run again with on_data_loss="record_gap".'
-        )
-    return StageError(
-        "the engine failed while staging; nothing became visible",
-        version=version,
-        error=kind,
-        **({"condition": condition} if condition else {}),
-        **({"transform": job.transform_name} if job.transform_name else {}),
-        **_files(job),
-    )
-
-
-def _database_error(kind: str, problem: str, version: int) -> StreamsemError:
-    """Translate an error of the function by which executors read a database."""
-    if kind == "setup":
-        summary = "an executor cannot read the source's database; nothing became visible"
-        return InvalidError(summary, version=version, problem=problem).advising(
-            "install SQLAlchemy, the database's driver and pyarrow in the Python environment of the executors, and run again."
-        )
-    if kind == "data":
-        summary = "the source's table has a value that Spark cannot read; nothing became visible"
-        return DataError(summary, version=version, problem=problem).advising(
-            "correct the value, or leave the column out with `columns` of the source; then run again: the same range is read again."
-        )
-    return StageError(
-        "an executor could not read the source's database; nothing became visible", version=version, problem=problem
-    )
-
-
-def _condition_error(
-    error: Exception, condition: str, path: str, job: Job, *, is_transient: bool
-) -> StreamsemError | None:
-    """Translate a Spark condition; ``None`` if it says nothing specific."""
-    version = job.plan.version
-    if condition.startswith("FAILED_READ_FILE") and is_transient:
-        summary = "the store did not respond while Spark read a planned file; nothing became visible"
-        return StageError(summary, version=version, file=_path_of(path), condition=condition)
-    if condition.startswith("FAILED_READ_FILE"):
-        return DataError(
-            "Spark cannot read a planned file with the source's format and schema; nothing became visible",
-            version=version,
-            file=_path_of(path),
-            condition=condition,
-        ).advising(UNREADABLE_FILE)
-    if condition == "PATH_NOT_FOUND":
-        file = _path_of(path)
-        not_found = StageError("Spark cannot find a planned file; nothing became visible", version=version, file=file)
-        if file.isascii():
-            return not_found
-        return not_found.advising(
-            "run again. If the file exists, Java may run in a locale that is not UTF-8: set LC_ALL=C.UTF-8 on driver and executors."
-        )
-    if condition.startswith("CANNOT_LOAD_STATE_STORE") and not is_transient:
-        summary = "Spark cannot load the state of the previous batch: a file of it is missing or damaged; nothing became visible"
-        return DataError(summary, version=version, condition=condition).advising(
-            "restore the files below state/operators in the log, or fork the pipeline at an earlier version: streamsem fork."
-        )
-    if condition.startswith("STATE_STORE_") and condition.endswith("_SCHEMA_NOT_COMPATIBLE"):
-        summary = (
-            "the transform keeps values of other types than the state of the previous batches; nothing became visible"
-        )
-        return DataError(summary, version=version, condition=condition, reason=str(error).split("\n")[0]).advising(
-            "use the former types, or fork the pipeline without state: streamsem fork --at -1."
-        )
-    if condition.startswith(_OF_THE_DATA):
-        summary = "Spark could not evaluate the transform or the predicate `where` on the data; nothing became visible"
-        return DataError(summary, version=version, condition=condition, **_files(job))
-    return None
-
-
-def _files(job: Job) -> dict[str, object]:
-    """Return the number of planned files and the first of them, for errors in which Spark does not name a file."""
-    if not job.pins or not isinstance(job.pins[0], FilePin):
-        return {}
-    return {"files": len(job.pins), "first_file": job.pins[0].path}
-
-
-def _path_of(uri: str) -> str:
-    from airflow_provider_streamsem.connectors.files.text_lines import plain_path
-
-    return plain_path(uri)
-
-
-def _texts(error: BaseException) -> Iterator[str]:
-    """Yield the messages of an error and of its causes in the JVM."""
-    yield str(error)
-    cause: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
-    while cause is not None:
-        with suppress(Exception):
-            yield str(cause.toString())
-        try:
-            cause = cause.getCause()
-        except Exception:
-            break
-
-
-def _conditions(error: BaseException) -> list[tuple[str, str]]:
-    """Return ``(condition, path)`` of an error and of its causes in the JVM, if they are Spark errors. ``path`` may be empty."""
-    conditions: list[tuple[str, str]] = []
-    with suppress(Exception):
-        condition = error.getCondition()  # type: ignore[attr-defined]
-        if condition:
-            conditions.append((condition, dict(error.getMessageParameters() or {}).get("path", "")))  # type: ignore[attr-defined]
-    cause: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
-    while cause is not None:
-        with suppress(Exception):
-            condition = cause.getCondition()
-            if condition:
-                conditions.append((condition, dict(cause.getMessageParameters()).get("path", "")))
-        try:
-            cause = cause.getCause()
-        except Exception:
-            break
-    return conditions
