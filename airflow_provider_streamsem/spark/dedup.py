@@ -23,10 +23,11 @@ from airflow_provider_streamsem.stores.contract import spark_path
 
 _KEY_TYPES = (StringType, IntegralType, DecimalType, DateType, BooleanType, BinaryType)
 _ID = "__streamsem_id"
-_PASSED_AT = "__streamsem_seen_ms"
+_PASSED_AT = "__streamsem_passed_at_ms"
 _MAX_BROADCAST_IDS = 500_000
 """
-The maximum number of records for which the batch's ids are broadcast to the tasks that read the deduplication state. The broadcast then has about 50 MB.
+The ids of a batch are broadcast to the tasks that read the deduplication state, if the batch has at most this many records. The broadcast then has about
+50 MB.
 """
 
 
@@ -66,24 +67,24 @@ class Deduplication:
         marked = self.keep(records.withColumn(_ID, self._id(records)))
         count = marked.count()
         with_id = marked.where(F.col(_ID).isNotNull())
-        passing = with_id.dropDuplicates([_ID])
-        stored = self._seen(with_id)
+        unique = with_id.dropDuplicates([_ID])
+        stored = self._stored_ids(with_id)
         if stored is None:
-            passing = passing.withColumn(_PASSED_AT, F.lit(None).cast("long"))
+            unique = unique.withColumn(_PASSED_AT, F.lit(None).cast("long"))
         else:
             # The state may be much larger than the batch. With a broadcast of the batch's ids, Spark scans the state without a shuffle.
             ids = with_id.select(F.col(_ID).alias(ID))
             candidates = stored.join(F.broadcast(ids) if count <= _MAX_BROADCAST_IDS else ids, ID, "left_semi")
             last_passed = candidates.groupBy(F.col(ID).alias(_ID)).agg(F.max(AT).alias(_PASSED_AT))
             cutoff = self.dedup.cutoff_ms(self.now_ms)
-            passing = passing.join(last_passed, _ID, "left").where(
+            unique = unique.join(last_passed, _ID, "left").where(
                 F.col(_PASSED_AT).isNull() | (F.col(_PASSED_AT) < cutoff)
             )
         if self.chain is not None:
-            passing = self._without_later(passing, self.chain)
+            unique = self._without_later(unique, self.chain)
         without_id = marked.where(F.col(_ID).isNull()).withColumn(_PASSED_AT, F.lit(None).cast("long"))
         passed = self._passed = self.keep(
-            passing.select(*[quoted(name) for name in marked.columns], _PASSED_AT).unionByName(without_id)
+            unique.select(*[quoted(name) for name in marked.columns], _PASSED_AT).unionByName(without_id)
         )
         row = passed.agg(
             F.count(F.lit(1)).alias("passed"), F.count(_PASSED_AT).alias("late_duplicates"), F.count(_ID).alias("ids")
@@ -115,7 +116,7 @@ class Deduplication:
 
     def _write_change(self, ids: DataFrame, chain: ChainStates, version: int, attempt_id: str) -> Json:
         """Return the current state with the changes of the reprocessing run: ids that pass now are added, and ids that no longer pass are removed."""
-        before = self._passed_by(chain)
+        before = self._passed_in_chain(chain)
         added = self.keep(ids.join(before, ID, "left_anti"))
         removed = self.keep(before.join(ids, ID, "left_anti"))
         adds, layers = added.count(), layers_.stored_layers(chain.current)
@@ -169,10 +170,10 @@ class Deduplication:
         later = self._read(_keys(layers)).where(at > self.now_ms)
         if self.dedup.ttl_s is not None:  # later, an id of the reprocessed version would have expired
             later = later.where(at <= self.now_ms + self.dedup.ttl_s * 1000)
-        later = later.select(ID).distinct().join(self._passed_by(chain), ID, "left_anti")
+        later = later.select(ID).distinct().join(self._passed_in_chain(chain), ID, "left_anti")
         return records.join(later.withColumnRenamed(ID, _ID), _ID, "left_anti")
 
-    def _passed_by(self, chain: ChainStates) -> DataFrame:
+    def _passed_in_chain(self, chain: ChainStates) -> DataFrame:
         """Return the ids that passed in the newest commit of the chain."""
         passed = self.session.createDataFrame([], f"{ID} binary")
         for states in chain.commits:
@@ -186,7 +187,7 @@ class Deduplication:
         rows = self._read(_keys(layers)) if layers else self.session.createDataFrame([], f"{ID} binary, {AT} long")
         return rows.where(F.col(AT) == self.now_ms).select(ID)
 
-    def _seen(self, records: DataFrame) -> DataFrame | None:
+    def _stored_ids(self, records: DataFrame) -> DataFrame | None:
         """Return the stored ids that may equal ids of the records; ``None`` if there are none."""
         layers = layers_.layers_of(self.state, self.dedup, self.now_ms) if self.dedup.keeps_state else []
         if not layers:
@@ -227,6 +228,7 @@ def _keys(layers: Sequence[Layer]) -> list[str]:
 
 
 def _length_prefixed(value: Column, kind: DataType) -> list[Column]:
+    """Return the bytes of a value, after their number and a colon."""
     data = value if isinstance(kind, BinaryType) else _text(value, kind).cast("binary")
     return [F.octet_length(data).cast("string").cast("binary"), F.lit(b":"), data]
 

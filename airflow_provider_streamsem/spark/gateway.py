@@ -116,7 +116,7 @@ def observe(frame: DataFrame, observation: Observation, *aggregates: Column) -> 
 
 
 def observe_last(frame: DataFrame, observation: Observation, *aggregates: Column, watched: Observation) -> DataFrame:
-    """Attach an observation that counts the rows passed to a writer. Spark's listener bus delivers the counts of ``watched`` too."""
+    """Attach an observation that counts the rows passed to a writer. Spark's listener bus also delivers the counts of ``watched``."""
     return frame.observe(observation, *aggregates)
 
 

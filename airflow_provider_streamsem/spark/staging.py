@@ -94,7 +94,7 @@ def _transform_argument(frames: Mapping[str, DataFrame]) -> Any:
 
 
 _RECORDS_PER_OBJECT = 5_000
-_COLUMNS_PER_COUNT = 100  # for a count of n columns, Spark nests expressions n levels deep
+_COLUMNS_PER_COUNT = 100  # Spark nests the expression of a count of n columns n levels deep
 _COUNTS = ("read", "bad", "filtered")
 _PASSES_WHERE = "__streamsem_passes_where"
 
@@ -133,7 +133,7 @@ class Staging:
 
     def run(self) -> Produced:
         """
-        Write the files of every sink and the quarantined records, and return what the attempt produced.
+        Write the files of every sink and the quarantined records, and return the result of the attempt.
 
         Each record is counted once, even if the transform reads it several times or not at all.
 
@@ -161,9 +161,9 @@ class Staging:
             )
             handed = {name: self._write(name, outputs[name], watched) for name in self.job.sinks}
             state = self._state_after_batch()
-            observed = None if reread else self.inspect.observed(watched, self.session, _COUNTS)
+            observed_counts = None if reread else self.inspect.observed(watched, self.session, _COUNTS)
             counts = {
-                item.name: self._count(item.marked, item.aggregates) if observed is None else observed
+                item.name: self._count(item.marked, item.aggregates) if observed_counts is None else observed_counts
                 for item in inputs
             }
         finally:
@@ -217,7 +217,7 @@ class Staging:
 
     def _state_after_batch(self) -> Json:
         """Write the new ids of the deduplication, read the state of the stateful operators, and return the state after the batch."""
-        # Without records, the deduplication state stays as it is at the head. A reprocessing run has another state in `job.base_state`.
+        # Without records, the deduplication state of the head does not change. In a reprocessing run, `job.base_state` is an earlier state.
         state = self.job.base_state if self.job.chain is None else self.job.chain.current
         if self._dedup is not None and (self._micro_batch is None or self.job.chain is None):
             state = self._dedup.write_state(self.job.plan.version, self.job.attempt_id)

@@ -216,6 +216,7 @@ class MicroBatch:
 
     @property
     def _number(self) -> int:
+        """Spark's id of the batch."""
         return 0 if self.base is None else self.base.batches
 
     @property
@@ -247,7 +248,7 @@ class MicroBatch:
                 given=self.state.partitions,
             ).advising("set state.partitions to the recorded number, or remove it.")
         if self.base is not None:
-            # As after the restart of a query: the settings that determine the format of the state are those of its first batch.
+            # As after the restart of a query, the settings that determine the format of the state are those of its first batch.
             base, conf = self._base_metadata(self.base), self._jsession.sessionState().conf()
             self._jvm(f"{_STREAMING}.checkpointing.OffsetSeqMetadata").setSessionConf(base, conf)
         partitions = str(self._partitions)

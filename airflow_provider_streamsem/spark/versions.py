@@ -1,4 +1,4 @@
-"""Checks that pyspark and pyspark-client are installed in the same version. This module imports neither."""
+"""Checks the versions of pyspark and pyspark-client that are installed. This module imports neither."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from airflow_provider_streamsem.errors import InvalidError
 
 TESTED = ("4.0", "4.1", "4.2", "4.3")
 """The supported minor versions of Spark. The extras ``spark40``, ``spark``, ``spark42`` and ``spark43`` install them."""
+KEEPS_STATE = ("4.1", "4.2", "4.3")
+"""The minor versions of Spark that support pipelines with state. Spark 4.0 lacks the state checkpoint format 2, which stores each state under a unique id."""
 
 
 def installed() -> dict[str, str]:
@@ -19,10 +21,6 @@ def installed() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return versions
-
-
-KEEPS_STATE = ("4.1", "4.2", "4.3")
-"""The minor versions of Spark that support pipelines with state. Spark 4.0 lacks the state checkpoint format 2, which stores each state under a unique id."""
 
 
 def check_state(*, remote: bool) -> None:

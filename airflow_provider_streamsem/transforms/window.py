@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 WINDOW = "__streamsem_window"
-"""name of the column of the window, which the records cannot have"""
+"""Name of the column that holds the window of a record. The records must not have a column with this name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class Window:
 
     @property
     def bounds(self) -> list[str | None]:
-        """Return what determines the windows: all arguments but the delay."""
+        """Return the arguments that define the windows: all except the delay."""
         return [self.time, self.size, self.slide, self.gap]
 
     def watermarked(self, records: DataFrame) -> DataFrame:
