@@ -137,8 +137,8 @@ def secret_settings(conf: Mapping[str, str]) -> list[str]:
     """
     Return the names of Spark settings that contain a secret, sorted.
 
-    A setting contains a secret if its name means a secret, if its value has a Java option for a secret, or if its value is a URL with a password or with a
-    secret in the query. A setting that refers to a Kubernetes secret is not included.
+    A setting contains a secret if its name means a secret, or if its value has a Java option for a secret. It also contains one if its value is a URL with a
+    password or with a secret in the query. A setting that refers to a Kubernetes secret is not included.
     """
     return sorted(
         name
@@ -156,7 +156,7 @@ def without_secrets(where: str, value: Any) -> None:
     The log stores the spec, the triggerer receives it, and command lines show it. So a spec must not contain secrets.
 
     :param where: name of the value in the error
-    :param value: JSON. A string under a name that means a secret is a secret, and so is a URL with a password or with a secret in its query
+    :param value: JSON. A string under a name that means a secret is a secret. A URL with a password, or with a secret in its query, is a secret too
     :raises InvalidError: ``value`` contains a secret. The error names the paths of the secrets within ``value``, without their values
     """
     paths = sorted(_secrets(value, ()))
@@ -197,7 +197,7 @@ def known_keys(where: str, given: Mapping[str, Any], accepted: Collection[str]) 
     """
     Reject keys that are not in ``accepted``.
 
-    :raises InvalidError: ``given`` has such keys; the error names them
+    :raises InvalidError: ``given`` has keys that are not accepted; the error names them
     """
     unknown = sorted(set(given) - set(accepted))
     if unknown:

@@ -145,7 +145,7 @@ def clear_text_warning(
     :param sender: what sends the credentials, such as ``sink http``
     :param host: the receiving host; no warning is returned for a loopback address
     :param remedy: what the user must change to enable encryption
-    :param sent: what is sent; ``{conn_id}`` stands for the connection
+    :param sent: the data that is sent; ``{conn_id}`` stands for the connection
     """
     if _is_loopback(host):
         return []

@@ -2,7 +2,7 @@
 The deduplication settings of a pipeline, and the layout of its deduplication state in files. Engines read and write the files.
 
 The state is a log-structured merge of layers of ids. Each batch adds one layer with the ids that passed. The new layer absorbs the newest layers that are not
-larger than it. So the number of layers stays small, and each id is rewritten about log2(ids in the state / ids of a batch) times before it expires.
+larger than it. So the number of layers stays small. Before an id expires, it is rewritten about log2(ids in the state / ids of a batch) times.
 
 A large layer is split into buckets by id, so that a small batch reads only the buckets of its own ids. Layers are immutable. An outcome names the layers that
 are valid after it.
@@ -171,7 +171,7 @@ def absorbed(layers: Sequence[Layer], rows: int) -> int:
     """
     Return the number of newest layers that a new layer of ``rows`` ids absorbs.
 
-    The new layer absorbs an existing layer if that layer has at most as many ids as the new layer and the layers already absorbed together.
+    An existing layer is absorbed if it is not larger than the new layer together with the layers that the new layer has absorbed before.
     """
     count = 0
     for layer in reversed(layers):

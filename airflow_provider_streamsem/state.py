@@ -43,8 +43,8 @@ class State:
     :param late: what a batch does with late rows. ``drop``: Spark drops them, and the count ``late`` is Spark's ``numRowsDroppedByWatermark``. ``fail``: the
         batch fails without retries, and no offset is committed. ``quarantine``: also stores the late rows with the quarantined records of the version. Not for
         session windows, and not for a stateful operator that reads the result of another one
-    :param close_after_s: if no source has new records and the newest version was closed this many seconds ago, a run plans a no-data batch that advances the
-        watermark to ``close_after_s`` before the time of its plan. Not with ``complete``. ``None``: only records move the watermark
+    :param close_after_s: if no source has new records and the newest version was closed this many seconds ago, a run plans a no-data batch. The batch advances
+        the watermark to ``close_after_s`` before the time of its plan. Not with ``complete``. ``None``: only records move the watermark
     :param keep_versions: how many of the newest versions can be reprocessed, at least 1. Vacuum deletes the state before older versions
     :raises InvalidError: an argument is not valid
     """
@@ -110,7 +110,7 @@ class OperatorState:
     :param watermark_ms: the watermark of the batch, in milliseconds since the epoch; 0 if there was none. The next batch drops older records as late
     :param next_watermark_ms: the watermark after the batch, in milliseconds since the epoch. The next batch closes windows that end at or before it
     :param watermarks: the watermark of each ``withWatermark`` of the query plan, in milliseconds since the epoch; ``None`` before its first record
-    :param definition: text that names what a ready-made transform stores, such as its keys and functions; ``""`` for other transforms
+    :param definition: text that describes the stored values of a ready-made transform, such as its keys and functions; ``""`` for other transforms
     """
 
     root: str
@@ -186,8 +186,9 @@ def with_operator_state(state: Json, operators: OperatorState | None) -> Json:
 
 def check_same_definition(before: OperatorState | None, definition: str) -> None:
     """
-    Check that a ready-made transform stores what it stored in the previous batch. A comparison of the operators is not
-    sufficient: the sums of two columns have equal operators.
+    Check that the definition of a ready-made transform is that of the previous batch.
+
+    A comparison of the operators is not sufficient, because the sums of two columns have equal operators.
 
     :param definition: as in :class:`OperatorState`
     :raises InvalidError: both batches have a definition, and they differ

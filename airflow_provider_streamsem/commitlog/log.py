@@ -309,7 +309,7 @@ class CommitLog:
         return self.perform(procedures.put_plan(head, plan))
 
     def find_staged(self, head: OpenHead) -> list[StagedManifest]:
-        """Return the staged manifests that were made for the open plan."""
+        """Return the manifests of the attempts that were staged for the open plan."""
         return self.perform(procedures.find_staged(head))
 
     def put_staged(self, manifest: StagedManifest) -> None:

@@ -38,8 +38,8 @@ def abort_outcome(log: CommitLog, head: OpenHead, *, reason: str, initial_state:
     """
     Build the outcome that aborts an open version. Does not store it.
 
-    The outcome keeps the deduplication state of the previous outcome. For a batch, it has the source hint of the plan, because for items that were deleted
-    from the source only the hint records their end offsets.
+    The outcome keeps the deduplication state of the previous outcome. For a batch, it has the source hint of the plan. Only this hint records the end offsets
+    of items that were deleted from the source.
 
     :param initial_state: the state before version 0
     """

@@ -215,7 +215,7 @@ class Run:
 
     def _correct(self, corrections: Corrections, head: ClosedHead) -> Position:
         """
-        Reprocess versions, each in a run of its own, and return the new position of this run.
+        Reprocess versions, each in a separate run, and return the new position of this run.
 
         The run key names the version and the commit that is replaced, so a retry, or another process, continues the same reprocessing run.
         """

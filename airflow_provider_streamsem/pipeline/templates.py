@@ -25,7 +25,7 @@ def refuse_secrets(pipeline: Pipeline, environment: Any = None) -> None:
     """
     Refuse templates that read connections or variables, and a template in ``where``. Inspects the names that the templates use, and renders nothing.
 
-    The predicate ``where`` must not contain a template. A run reads all new records, whatever its logical date is. A predicate on the run's date would drop
+    The predicate ``where`` must not contain a template. A run reads all new records, regardless of its logical date. A predicate on the run's date would drop
     the records of other days permanently. In addition, Spark would execute text of the user who triggers a run as SQL, which can call Java methods.
 
     :param environment: the Jinja environment that renders the templates; default: an environment with Jinja's own delimiters

@@ -149,7 +149,7 @@ def without_pending(head: Head) -> ClosedHead:
     """
     Return the head without its open version and pending publishes.
 
-    A reader locates a run with it. With the original head, a complete run would look incomplete while another run has a version open.
+    A reader locates a run with it. With the original head, a complete run would look incomplete while another run has an open version.
     """
     closed = head.before if isinstance(head, OpenHead) else head
     return replace(closed, has_pending_publishes=False)

@@ -103,7 +103,7 @@ def _database_error(kind: str, problem: str, version: int) -> StreamsemError:
 def _condition_error(
     error: Exception, condition: str, path: str, job: Job, *, is_transient: bool
 ) -> StreamsemError | None:
-    """Translate a Spark condition; ``None`` if it says nothing specific."""
+    """Return the error for a Spark condition; ``None`` if the condition has no specific error."""
     version = job.plan.version
     if condition.startswith("FAILED_READ_FILE") and is_transient:
         summary = "the store did not respond while Spark read a planned file; nothing became visible"

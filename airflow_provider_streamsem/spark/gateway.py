@@ -141,8 +141,8 @@ def may_have_run(observation: Observation, session: SparkSession) -> bool:
     """
     Return whether an action may have completed the observation already.
 
-    Spark's listener bus delivers the completion, so this function first waits at most 5 s for the bus to become empty. If it does not, for example because of a
-    slow listener of the user, the completion may still be in the bus, and the result is ``True``.
+    Spark's listener bus delivers the completion, so this function first waits at most 5 s for the bus to become empty. A slow listener of the user may keep the
+    bus busy. The completion may then still be in the bus, and the result is ``True``.
     """
     inner: Any = observation
     return inner._jo is not None and (not _empty_bus(session) or bool(inner._jo.future().isCompleted()))

@@ -76,7 +76,7 @@ def late_rows(plan: Any, frame_of: Callable[[Any], DataFrame], watermark_ms: int
 
 
 def combines_rows(plan: Any) -> bool:
-    """Return whether an operator combines the rows of a group before it drops late ones, so that Spark's count of late rows is smaller than their number."""
+    """Return whether an operator combines the rows of a group before it drops late ones. Spark's count of late rows is then smaller than their number."""
     return any(operator.nodeName() in _AGGREGATES for operator in _operators(plan))
 
 

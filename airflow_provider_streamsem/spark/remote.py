@@ -32,7 +32,7 @@ def cloned(session: SparkSession, settings: Mapping[str, str]) -> Iterator[Spark
         yield clone
     finally:
         with suppress(Exception):  # the server may have ended in the meantime
-            # A background thread of the client tells the server which plans are completed. If the session ends before that, the server logs the options of the
+            # A background thread of the client informs the server about completed plans. If the session ends before that, the server logs the options of the
             # plans, which may contain secrets.
             ExecutePlanResponseReattachableIterator.shutdown()
             inner_clone: Any = clone

@@ -270,7 +270,7 @@ class Staging:
         """
         Return the aggregates to observe on the records.
 
-        If records can be bad, every column is counted, because Spark does not parse a column that the query does not use, and so finds no bad values in it.
+        If records can be bad, every column is counted. Spark does not parse a column that the query does not use, so it would find no bad values there.
         """
         aggregates = [F.expr("count(1) AS read")]
         if loaded.bad is not None:

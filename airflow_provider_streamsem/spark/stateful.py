@@ -57,7 +57,7 @@ class MicroBatch:
     :param attempt_id: id of the attempt; the name of the root directory of a new state
     :param now_ms: processing time of the batch, which is when it was planned, in milliseconds since the epoch
     :param watermark_ms: the watermark of a no-data batch, in milliseconds since the epoch; ``None``: the watermark of the base
-    :param definition: what a ready-made transform stores, as in :class:`OperatorState`
+    :param definition: the definition of a ready-made transform, as in :class:`OperatorState`
     """
 
     session: SparkSession

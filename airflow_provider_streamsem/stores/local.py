@@ -43,8 +43,8 @@ class LocalStore:
     """
     A store whose objects are files below a directory.
 
-    The permissions of new files and directories follow the process's umask, but other users than owner and group get none, because a log contains quarantined
-    records.
+    The permissions of new files and directories follow the process's umask. Users other than owner and group get no permissions, because a log contains
+    quarantined records.
 
     :param root: an absolute path, which may be a symbolic link. The first create creates the directory
     :param follows_links: whether a symbolic link to a file is treated as that file. Required for files that other programs create

@@ -23,9 +23,9 @@ class PersistentState(ABC):
     """
     The state of one key.
 
-    For each key of a batch, Spark creates an object, calls :meth:`restore` with the last committed snapshot (not for a new key), calls :meth:`update`, and
-    stores what :meth:`snapshot` returns. Spark may run these calls several times for one batch, and commits the result of one run. So the methods must have
-    no other effects, and must give the same result for the same rows in any order.
+    For each key of a batch, Spark creates an object and calls :meth:`restore` with the last committed snapshot, except for a new key. Then it calls
+    :meth:`update`, and stores the value that :meth:`snapshot` returns. Spark may run these calls several times for one batch, and commits the result of one
+    run. So the methods must have no other effects, and must give the same result for the same rows in any order.
     """
 
     @abstractmethod
