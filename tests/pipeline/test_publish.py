@@ -248,9 +248,9 @@ def test_plan_after_a_commit_without_receipts_is_refused(fixture: PublishingFixt
 
 def test_pending_publish_of_a_run_is_found_from_a_stale_head(fixture: PublishingFixture) -> None:
     run_with_refused_publish(fixture)
-    found = fixture.log().locate("first", ClosedHead(initial_offsets={"files": 0}))
-    assert isinstance(found, PendingPublish)
-    assert found.head.closed == 0
+    position = fixture.log().locate("first", ClosedHead(initial_offsets={"files": 0}))
+    assert isinstance(position, PendingPublish)
+    assert position.head.closed == 0
 
 
 @pytest.mark.parametrize("change", [{"version": 7}, {"outcome": "0" * 64}, {"sinks": {}}], ids=str)

@@ -34,7 +34,7 @@ def requests(store: CountingStore) -> list[tuple[str, str]]:
     return [(m, k.split("/")[0]) for m, k in store.keys if not k.startswith(("doctor/", "specs/"))]
 
 
-def test_single_batch_commits_what_its_limits_allow(fixture: PipelineFixture) -> None:
+def test_single_batch_commits_the_files_that_its_limits_allow(fixture: PipelineFixture) -> None:
     fixture.arrive(3)
     result = fixture.run("a")
     assert (result.status, result.version, result.batches) == ("committed", 0, 1)
@@ -274,9 +274,9 @@ def test_more_bad_records_than_allowed_fail_the_batch_and_commit_nothing(fixture
 DAY_MS = 86_400_000
 
 
-def vacuum_later(fixture: PipelineFixture, days: int, store: Any = None, **named: Any) -> Vacuumed:
+def vacuum_later(fixture: PipelineFixture, days: int, store: Any = None, **arguments: Any) -> Vacuumed:
     clock = ManualClock(1_700_000_000_000 + days * DAY_MS + 60_000)
-    return vacuum(fixture.pipeline(), log=CommitLog(store or fixture.store, clock), **named)
+    return vacuum(fixture.pipeline(), log=CommitLog(store or fixture.store, clock), **arguments)
 
 
 def late_file(fixture: PipelineFixture, version: int) -> None:
@@ -313,7 +313,7 @@ def test_V6_requests_of_vacuum_do_not_grow_with_inspected_versions(fixture: Pipe
     assert requests[0] == requests[1] < 12, requests
 
 
-def test_V6_forged_note_only_skips_the_inspection(fixture: PipelineFixture) -> None:
+def test_V6_forged_vacuum_record_only_skips_the_inspection(fixture: PipelineFixture) -> None:
     fixture.arrive(1)
     fixture.run("a")
     late_file(fixture, 0)
@@ -323,7 +323,7 @@ def test_V6_forged_note_only_skips_the_inspection(fixture: PipelineFixture) -> N
     fixture.check()
 
 
-def test_V6_note_beyond_the_head_of_a_restored_log_is_not_used(fixture: PipelineFixture) -> None:
+def test_V6_vacuum_record_beyond_the_head_of_a_restored_log_is_not_used(fixture: PipelineFixture) -> None:
     fixture.arrive(1)
     fixture.run("a")
     late_file(fixture, 0)

@@ -24,8 +24,8 @@ DISK, S3 = FilesSink(path="/out"), FilesSink(path="s3://lake/out")
 
 
 def pipeline(**changes: object) -> Pipeline:
-    given: dict[str, object] = {"name": "p", "log": "/log", "source": FILES, "sinks": {"out": DISK}}
-    return Pipeline(**{**given, **changes})  # type: ignore[arg-type]
+    arguments: dict[str, object] = {"name": "p", "log": "/log", "source": FILES, "sinks": {"out": DISK}}
+    return Pipeline(**{**arguments, **changes})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

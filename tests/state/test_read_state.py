@@ -19,8 +19,8 @@ from tests.state.test_operators import arrive, joined, keyed, pipeline
 pytestmark = pytest.mark.spark
 
 
-def counts(spark: SparkSession, root: Path, **given: Any) -> dict[str, int]:
-    rows = read_state(spark, str(root / "log"), **given).selectExpr("key.*", "value.*").collect()
+def counts(spark: SparkSession, root: Path, **arguments: Any) -> dict[str, int]:
+    rows = read_state(spark, str(root / "log"), **arguments).selectExpr("key.*", "value.*").collect()
     return {row["k"]: row["count"] for row in rows}
 
 
