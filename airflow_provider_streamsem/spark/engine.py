@@ -123,27 +123,14 @@ class SparkEngine:
         from airflow_provider_streamsem.spark import gateway
 
         gateway.forget_dead_jvm()
+        starts = SparkSession.getActiveSession() is None
         builder = SparkSession.builder
-        if SparkSession.getActiveSession() is None:
+        if starts:
+            self._check_can_start()
             builder = builder.appName("streamsem").master(self._master)
-            quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
-            conf = packages.added(self._conf, needed) if self._adds_packages else self._conf
-            for key, value in {**quiet, **_s3a_settings(), **conf}.items():
+            for key, value in self._start_settings(needed).items():
                 builder = builder.config(key, value)
-            if late := [name for name in self._secret if not name.startswith(_HADOOP)]:
-                raise InvalidError(
-                    "Spark settings contain secrets, which the command line of Spark's JVM would show to all users of the machine; nothing was staged",
-                    given=late,
-                    accepted="spark-defaults.conf in SPARK_CONF_DIR",
-                )
-        if SparkSession.getActiveSession() is None and _java() is None:
-            raise InvalidError(
-                "Java was not found, and Spark needs it; nothing was staged",
-                java_home=os.environ.get("JAVA_HOME", ""),
-                accepted="Java 17 or 21: on the PATH, or with JAVA_HOME set to its directory, for the process that runs the task",
-            )
         try:
-            starts = SparkSession.getActiveSession() is None
             with _stderr_as_stdout() if starts and self._logs_to_stdout else nullcontext():
                 return builder.getOrCreate()
         except Exception as error:
@@ -151,15 +138,44 @@ class SparkEngine:
                 raise StageError(
                     "the task was cancelled while Spark started; nothing was staged, and the version stays open"
                 ) from None
-            if type(error).__name__ in ("Py4JNetworkError", "ConnectionRefusedError", "ConnectionResetError"):
-                raise StageError(
-                    "Spark's process ended while it started; nothing was staged", master=self._master
-                ).advising(
-                    "run again. If it keeps ending, look for an out-of-memory kill, and give the process more memory."
-                ) from error
-            raise StageError("Spark did not start; nothing was staged", master=self._master).advising(
-                "read Spark's output above, correct the master, the settings or the memory of the process, and run again."
-            ) from error
+            raise self._start_error(error) from error
+
+    def _check_can_start(self) -> None:
+        """
+        Check that this process can start a JVM with the settings.
+
+        :raises InvalidError: the settings contain secrets that the command line would show, or Java is not installed
+        """
+        if shown := [name for name in self._secret if not name.startswith(_HADOOP)]:
+            raise InvalidError(
+                "Spark settings contain secrets, which the command line of Spark's JVM would show to all users of the machine; nothing was staged",
+                given=shown,
+                accepted="spark-defaults.conf in SPARK_CONF_DIR",
+            )
+        if _java() is None:
+            raise InvalidError(
+                "Java was not found, and Spark needs it; nothing was staged",
+                java_home=os.environ.get("JAVA_HOME", ""),
+                accepted="Java 17 or 21: on the PATH, or with JAVA_HOME set to its directory, for the process that runs the task",
+            )
+
+    def _start_settings(self, needed: Sequence[Package]) -> dict[str, str]:
+        """Return the settings of a session that the engine starts. The settings of the user take precedence."""
+        quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+        conf = packages.added(self._conf, needed) if self._adds_packages else self._conf
+        return {**quiet, **_s3a_settings(), **conf}
+
+    def _start_error(self, error: Exception) -> StageError:
+        """Return the error for an exception that Spark raised while it started."""
+        if type(error).__name__ in ("Py4JNetworkError", "ConnectionRefusedError", "ConnectionResetError"):
+            return StageError(
+                "Spark's process ended while it started; nothing was staged", master=self._master
+            ).advising(
+                "run again. If it keeps ending, look for an out-of-memory kill, and give the process more memory."
+            )
+        return StageError("Spark did not start; nothing was staged", master=self._master).advising(
+            "read Spark's output above, correct the master, the settings or the memory of the process, and run again."
+        )
 
     def _remote_session(self, remote: str) -> SparkSession:
         try:
