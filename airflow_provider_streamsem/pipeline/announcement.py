@@ -29,7 +29,7 @@ def announce_run(log: CommitLog, last: Plan, closed: int, *, resumed: bool) -> t
     :returns: ``[start, end)`` of the announced versions, and the newest :data:`LISTED` commits of other runs among them, in ascending order
     :raises LogDamagedError: a closed version lacks its plan, its outcome or its run pointer
     """
-    key, end = keys.announced(last.version), (last.j, last.version)
+    key = keys.announced(last.version)
     first = last.version if last.j == 0 else _first_version(log, last.run_key)
     is_contiguous = last.version - first == last.j
     stored = log.announcement(key) if resumed else None
@@ -44,7 +44,7 @@ def announce_run(log: CommitLog, last: Plan, closed: int, *, resumed: bool) -> t
         since, upto = (since, closed) if since < last.version else (last.version, last.version)
         stored = log.put_announcement(key, _announcement(log, last.version, since, upto, last.run_key))
     since, upto = stored.since, stored.upto
-    between = [] if is_contiguous else log.others_between(last.run_key, (0, first), end)
+    between = [] if is_contiguous else log.others_between(last.run_key, (0, first), (last.j, last.version))
     before, after = range(max(since + 1, first - LISTED), first), range(max(last.version, upto - LISTED) + 1, upto + 1)
     versions = [*before, *(n for n in between if n > since), *after]
     return (min(since + 1, first), upto + 1), commits_of_others(log, versions, last.run_key)

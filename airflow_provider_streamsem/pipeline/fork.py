@@ -64,8 +64,8 @@ def fork(
     copies this state, and the discoveries of a files source, to the fork's log. It creates ``pipeline.json`` last, so a call that ends early leaves no log, and
     can be repeated.
 
-    :param pipeline: the fork. Its log and datasets must be new. Its source must be that of the original. Its dedup keys and its output mode too, if the version
-        has state
+    :param pipeline: the fork. Its log and datasets must be new. Its source must be that of the original. If the version has state, its dedup keys and its
+        output mode must be those of the original, too
     :param original: URL of the log of the original pipeline, or the open log
     :param version: a closed version; -1: start at the initial offsets, without state; default: the newest closed version
     :param until_ms: instead of a version: the newest version that was closed at or before this time, in milliseconds since the epoch
@@ -115,7 +115,7 @@ def _check_locations(old: CommitLog, new: CommitLog) -> None:
 def _warn_of_expired_ids(pipeline: Pipeline, state: Json, now_ms: int) -> None:
     layers = dedup.stored_layers(state)
     if pipeline.dedup is not None and layers and not dedup.layers_of(state, pipeline.dedup, now_ms):
-        message = "every id in the deduplication state has expired by dedup.ttl_s, so the fork passes records that the original dropped as repeats"
+        message = "every id in the deduplication state has expired by dedup.ttl_s, so the fork passes records that the original dropped as duplicates"
         logger.warning(message)
 
 

@@ -70,7 +70,7 @@ def plan_batch(
     planned_at_ms = clock.now_ms()
     start, target = ready.head.next, ready.target
     last, hint = ready.head.outcome, ready.head.hint
-    end = _end(opened, planner, ready)
+    end = _poll_end(opened, planner, ready)
     limits = opened.pipeline.limits
     if drain and ready.j == 0:
         target = end.offsets
@@ -111,8 +111,8 @@ def plan_batch(
     )
 
 
-def _end(opened: OpenPipeline, planner: Planner, ready: Ready) -> SourceEnd:
-    """Return the end offsets of the source; for later plans of a drain, the run's target. Reports the lag."""
+def _poll_end(opened: OpenPipeline, planner: Planner, ready: Ready) -> SourceEnd:
+    """Return the end offsets of the source; for later plans of a drain, the run's target. Logs the lag."""
     start, target = ready.head.next, ready.target
     end = planner.poll(ready.head.hint) if target is None else SourceEnd(target)
     telemetry.emit(telemetry.SourcePolled.at, start, end.offsets)

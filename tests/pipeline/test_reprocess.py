@@ -239,7 +239,7 @@ def test_reprocessing_without_a_run_key_replaces_the_rows_although_the_listing_l
     """
     The derived run key depends on the head.
 
-    With a stale head it could name an earlier reprocessing run, whose result would be returned without any work, or an existing version could be refused.
+    With a stale head, the key could be that of an earlier reprocessing run. The call would then return the result of that run, or refuse an existing version.
     """
     store = StaleStore("memory://stale-listing")
     fixture = PipelineFixture(tmp_path, store=store)

@@ -1,4 +1,4 @@
-"""A batch without records closes due windows exactly once, whatever is retried."""
+"""A batch without records closes due windows exactly once, also after retries."""
 
 from __future__ import annotations
 
