@@ -49,7 +49,14 @@ from airflow_provider_streamsem.pipeline.result import RunResult, empty_result, 
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import invariants
 from airflow_provider_streamsem.protocol.entries import Json, Outcome, Plan, StagedManifest
-from airflow_provider_streamsem.protocol.procedures import Open, PendingPublish, Position, Ready, RunComplete, settled
+from airflow_provider_streamsem.protocol.procedures import (
+    OpenVersion,
+    PendingPublish,
+    Position,
+    Ready,
+    RunComplete,
+    settled,
+)
 from airflow_provider_streamsem.protocol.view import ClosedHead, OpenHead
 from airflow_provider_streamsem.spark import schema
 from airflow_provider_streamsem.state import LOCATION, operator_state, watermark_after
@@ -159,7 +166,7 @@ class Run:
                     position = self._correct(step, position.head)
                     continue
                 position, fresh = step
-            if isinstance(position, Open):
+            if isinstance(position, OpenVersion):
                 position = self.close(position.head, fresh=fresh)
             elif isinstance(position, PendingPublish):
                 plan = self.opened.log.plan(position.head.closed)
@@ -211,7 +218,7 @@ class Run:
                 assert winner is not None
                 check_and_store_spec(pipeline, log, winner[0].spec, version=0)
             return self.opened.log.locate(self.run_key, head), False  # lost the create: re-read the log (W12)
-        return Open(head=own), fresh
+        return OpenVersion(head=own), fresh
 
     def _correct(self, corrections: Corrections, head: ClosedHead) -> Position:
         """

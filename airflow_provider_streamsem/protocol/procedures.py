@@ -54,7 +54,7 @@ class RunComplete:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Open:
+class OpenVersion:
     """Position: the newest version has no outcome. The run must close this version first, even if another run planned it (W9)."""
 
     head: OpenHead
@@ -83,7 +83,7 @@ class Ready:
     before: tuple[Plan, Outcome] | None = None
 
 
-Position = RunComplete | Open | PendingPublish | Ready
+Position = RunComplete | OpenVersion | PendingPublish | Ready
 
 
 def read_entry(cls: type[E], key: str) -> Procedure[tuple[E, str] | None]:
@@ -181,7 +181,7 @@ def locate(run_key: str, head: Head) -> Procedure[Position]:
     Reads the run's pointers after the head. A writer creates the pointer before the outcome, so every version up to the closed head has its pointer by then.
     """
     if isinstance(head, OpenHead):
-        return Open(head=head)
+        return OpenVersion(head=head)
     if head.has_pending_publishes and head.outcome is not None:
         return PendingPublish(head=head, outcome=head.outcome)
     pointer = yield from _newest_pointer(run_key)
@@ -194,7 +194,7 @@ def locate(run_key: str, head: Head) -> Procedure[Position]:
                 "a run's pointer names a version that does not exist", invariant="I16", version=pointer.version
             )
         if isinstance(later, OpenHead):
-            return Open(head=later)
+            return OpenVersion(head=later)
         if later.has_pending_publishes and later.outcome is not None:
             return PendingPublish(head=later, outcome=later.outcome)
         head = later

@@ -188,7 +188,7 @@ def test_pointer_to_a_version_that_does_not_exist_is_damage() -> None:
 def test_W11_pointer_above_a_stale_head_is_followed_by_computed_keys() -> None:
     pointer = found(RunPointer(run_key="run-0", j=0, version=0))
     position = drive(procedures.locate("run-0", EMPTY), pointer, Listed(()), Missing(), Missing(), found(PLAN))
-    assert isinstance(position, procedures.Open)
+    assert isinstance(position, procedures.OpenVersion)
     outcome = samples.outcome(PLAN)
     position = drive(procedures.locate("run-0", EMPTY), pointer, Listed(("x",)), Missing(), found(outcome), found(PLAN))
     assert isinstance(position, procedures.RunComplete)
