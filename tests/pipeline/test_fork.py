@@ -211,7 +211,7 @@ def test_fork_of_a_fork_starts_where_its_version_ends(tmp_path: Path) -> None:
     assert open_log(forking.log(second)).head == 1
 
 
-QUEUE = QueueSource(queue=SqsQueue(url="http://127.0.0.1/1/q"), landing="/tmp", schema="id long")
+QUEUE = QueueSource(queue=SqsQueue(url="http://127.0.0.1/1/q"), landing="/landing", schema="id long")
 KAFKA = KafkaSource(topics=["a"], bootstrap_servers="127.0.0.1:1")
 
 
