@@ -52,12 +52,12 @@ def number(name: str, value: object, *, least: int) -> int:
 
 def seconds(name: str, value: object, *, least: int = 1) -> int:
     """Return an integer number of seconds, at least ``least``, given as a number or a ``timedelta``."""
-    given: Any = value.total_seconds() if isinstance(value, timedelta) else value
-    if type(given) not in (int, float) or not float(given).is_integer():
+    amount: Any = value.total_seconds() if isinstance(value, timedelta) else value
+    if type(amount) not in (int, float) or not float(amount).is_integer():
         raise InvalidError(
             f"{name} must be an integer number of seconds, or a timedelta of whole seconds", given=str(value)
         )
-    return integer(name, int(given), least=least)
+    return integer(name, int(amount), least=least)
 
 
 def time_ms(name: str, value: object) -> int:
@@ -137,8 +137,8 @@ def secret_settings(conf: Mapping[str, str]) -> list[str]:
     """
     Return the names of Spark settings that contain a secret, sorted.
 
-    A setting contains a secret if its name means a secret, if its value has a Java option for a secret, or if its value is a URL with a password or with a
-    secret in the query. A setting that refers to a Kubernetes secret is not included.
+    A setting contains a secret if its name means a secret, or if its value has a Java option for a secret. It also contains one if its value is a URL with a
+    password or with a secret in the query. A setting that refers to a Kubernetes secret is not included.
     """
     return sorted(
         name
@@ -156,13 +156,14 @@ def without_secrets(where: str, value: Any) -> None:
     The log stores the spec, the triggerer receives it, and command lines show it. So a spec must not contain secrets.
 
     :param where: name of the value in the error
-    :param value: JSON. A string under a name that means a secret is a secret, and so is a URL with a password or with a secret in its query
+    :param value: JSON. A string under a name that means a secret is a secret. A URL with a password, or with a secret in its query, is a secret too
     :raises InvalidError: ``value`` contains a secret. The error names the paths of the secrets within ``value``, without their values
     """
-    found = sorted(_secrets(value, ()))
-    if found:
-        what = f"{where} must not contain secrets; put them into a connection"
-        raise InvalidError(what, given=found, accepted="an Airflow connection, named by conn_id=")
+    paths = sorted(_secrets(value, ()))
+    if paths:
+        raise InvalidError(f"{where} must not contain secrets", given=paths).advising(
+            "put the secrets into an Airflow connection, and name it by conn_id=; no rows of this batch were committed."
+        )
 
 
 def _secrets(value: Any, path: tuple[str, ...]) -> Iterator[str]:
@@ -188,15 +189,15 @@ def _holds_secret(text: str) -> bool:
         has_password = "://" in text and parts.password is not None
     except ValueError:
         return True
-    named = [name for name, value in parse_qsl(parts.query) if value]
-    return has_password or any(_SECRET_NAME.search(name) or name.lower() in _SECRET_QUERY for name in named)
+    parameters = [name for name, value in parse_qsl(parts.query) if value]
+    return has_password or any(_SECRET_NAME.search(name) or name.lower() in _SECRET_QUERY for name in parameters)
 
 
 def known_keys(where: str, given: Mapping[str, Any], accepted: Collection[str]) -> None:
     """
     Reject keys that are not in ``accepted``.
 
-    :raises InvalidError: ``given`` has such keys; the error names them
+    :raises InvalidError: ``given`` has keys that are not accepted; the error names them
     """
     unknown = sorted(set(given) - set(accepted))
     if unknown:

@@ -47,7 +47,7 @@ def from_environment(conn_id: str) -> Connection:
     text = os.environ.get(name, "").strip()
     if not text:
         raise InvalidError(
-            "the environment variable of the connection is missing or empty", conn_id=conn_id, looked_for=name
+            "the environment variable of the connection is missing or empty", conn_id=conn_id, variable=name
         )
     try:
         return _from_json(conn_id, text) if text.startswith("{") else _from_uri(conn_id, text)
@@ -61,10 +61,10 @@ def from_environment(conn_id: str) -> Connection:
         ) from None
 
 
-def to_environment(found: Connection) -> tuple[str, str]:
+def to_environment(conn: Connection) -> tuple[str, str]:
     """Return the name and value of the environment variable from which :func:`from_environment` reads this connection."""
-    parts = {name: getattr(found, name) for name in ("conn_type", "host", "port", "login", "password", "schema")}
-    return _variable(found.conn_id), json.dumps({**parts, "extra": dict(found.extra)})
+    parts = {name: getattr(conn, name) for name in ("conn_type", "host", "port", "login", "password", "schema")}
+    return _variable(conn.conn_id), json.dumps({**parts, "extra": dict(conn.extra)})
 
 
 def _variable(conn_id: str) -> str:
@@ -72,16 +72,16 @@ def _variable(conn_id: str) -> str:
 
 
 def _from_json(conn_id: str, text: str) -> Connection:
-    given = json.loads(text)
-    extra = given.get("extra") or {}
+    fields = json.loads(text)
+    extra = fields.get("extra") or {}
     return Connection(
         conn_id=conn_id,
-        conn_type=given.get("conn_type") or "",
-        host=given.get("host") or "",
-        port=int(given["port"]) if given.get("port") else None,
-        login=given.get("login") or "",
-        password=given.get("password") or "",
-        schema=given.get("schema") or "",
+        conn_type=fields.get("conn_type") or "",
+        host=fields.get("host") or "",
+        port=int(fields["port"]) if fields.get("port") else None,
+        login=fields.get("login") or "",
+        password=fields.get("password") or "",
+        schema=fields.get("schema") or "",
         extra=dict(json.loads(extra) if isinstance(extra, str) else extra),
     )
 
@@ -102,26 +102,26 @@ def _from_uri(conn_id: str, text: str) -> Connection:
     )
 
 
-def http_url(found: Connection) -> str:
+def http_url(conn: Connection) -> str:
     """
-    Return the URL of an Airflow connection of type ``http``, as Airflow's HTTP provider interprets its host, schema and port.
+    Return the URL of an Airflow connection of type ``http`` or ``https``.
 
-    Airflow ignores that a connection has the type ``https``, as one from the URI ``https://host`` has, and would send its password unencrypted. So this
-    function uses https for such a connection, unless its host or its schema says otherwise.
+    Host, schema and port have the same meaning as in Airflow's HTTP provider. The provider ignores the type ``https``, which a connection from the URI
+    ``https://host`` has, and would send its password unencrypted. So this function uses https for that type, unless the host or the schema names a scheme.
 
     :raises InvalidError: the connection has no valid host
     """
-    if not found.host:
-        raise InvalidError("an http connection must have a host", conn_id=found.conn_id)
-    scheme = found.schema or ("https" if found.conn_type == "https" else "http")
-    url = found.host if "://" in found.host else f"{scheme}://{found.host}"
+    if not conn.host:
+        raise InvalidError("an http connection must have a host", conn_id=conn.conn_id)
+    scheme = conn.schema or ("https" if conn.conn_type == "https" else "http")
+    url = conn.host if "://" in conn.host else f"{scheme}://{conn.host}"
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or not _has_valid_port(parts):
         raise InvalidError(
             "the host of an http connection must be a host name or an http(s) URL, without credentials",
-            conn_id=found.conn_id,
+            conn_id=conn.conn_id,
         )
-    return parts._replace(netloc=f"{parts.netloc}:{found.port}").geturl() if found.port and parts.port is None else url
+    return parts._replace(netloc=f"{parts.netloc}:{conn.port}").geturl() if conn.port and parts.port is None else url
 
 
 def _has_valid_port(parts: SplitResult) -> bool:
@@ -132,24 +132,24 @@ def _has_valid_port(parts: SplitResult) -> bool:
 
 
 def clear_text_warning(
-    what: str,
+    sender: str,
     conn_id: str,
     host: str,
-    instead: str,
+    remedy: str,
     *,
     sent: str = "the credentials of connection {conn_id} and every record",
 ) -> list[str]:
     """
     Return one warning if the credentials of a connection leave the machine unencrypted, else an empty list.
 
-    :param what: the sender, such as ``sink http``
+    :param sender: what sends the credentials, such as ``sink http``
     :param host: the receiving host; no warning is returned for a loopback address
-    :param instead: what the user must change to enable encryption
-    :param sent: what is sent; ``{conn_id}`` stands for the connection
+    :param remedy: what the user must change to enable encryption
+    :param sent: the data that is sent; ``{conn_id}`` stands for the connection
     """
     if _is_loopback(host):
         return []
-    return [f"{what}: {sent.format(conn_id=conn_id)} are sent to {host} without encryption. Do: {instead}"]
+    return [f"{sender}: {sent.format(conn_id=conn_id)} are sent to {host} without encryption. Do: {remedy}"]
 
 
 def _is_loopback(host: str) -> bool:

@@ -2,7 +2,7 @@
 The deduplication settings of a pipeline, and the layout of its deduplication state in files. Engines read and write the files.
 
 The state is a log-structured merge of layers of ids. Each batch adds one layer with the ids that passed. The new layer absorbs the newest layers that are not
-larger than it. So the number of layers stays small, and each id is rewritten about log2(ids in the state / ids of a batch) times before it expires.
+larger than it. So the number of layers stays small. Before an id expires, it is rewritten about log2(ids in the state / ids of a batch) times.
 
 A large layer is split into buckets by id, so that a small batch reads only the buckets of its own ids. Layers are immutable. An outcome names the layers that
 are valid after it.
@@ -73,7 +73,7 @@ class Dedup:
     def terms(self) -> str:
         """The condition of the delivery guarantee as a short label, such as ``dedup 24 h``."""
         if self.ttl_s is not None:
-            return f"dedup {_spoken(self.ttl_s)}"
+            return f"dedup {_duration(self.ttl_s)}"
         return f"dedup {self.rows} rows" if self.rows is not None else "dedup in each batch"
 
     def cutoff_ms(self, now_ms: int) -> int:
@@ -85,7 +85,7 @@ class Dedup:
         return 0 if self.ttl_s is None else now_ms - self.ttl_s * 1000
 
 
-def _spoken(seconds: int) -> str:
+def _duration(seconds: int) -> str:
     for unit, length in (("h", 3600), ("min", 60)):
         if seconds % length == 0:
             return f"{seconds // length} {unit}"
@@ -154,16 +154,16 @@ def stored_layers(state: Json) -> list[Layer]:
     """
     if state is None:
         return []
-    given = state.get("dedup", []) if isinstance(state, dict) else None
-    if not isinstance(given, list):
+    items = state.get("dedup", []) if isinstance(state, dict) else None
+    if not isinstance(items, list):
         raise LogDamagedError("the deduplication state of an outcome is not a list of layers", invariant="R6")
-    layers = [build(Layer, item, "state") for item in given]
-    if any(_is_no_bucket(file.partition.get(BUCKET)) for layer in layers for file in layer.files):
+    layers = [build(Layer, item, "state") for item in items]
+    if any(_is_invalid_bucket(file.partition.get(BUCKET)) for layer in layers for file in layer.files):
         raise LogDamagedError("a file of the deduplication state has an invalid bucket", invariant="R6")
     return layers
 
 
-def _is_no_bucket(value: str | None) -> bool:
+def _is_invalid_bucket(value: str | None) -> bool:
     return value is not None and (not value.isdecimal() or not value.isascii() or len(value) > 3)
 
 
@@ -171,7 +171,7 @@ def absorbed(layers: Sequence[Layer], rows: int) -> int:
     """
     Return the number of newest layers that a new layer of ``rows`` ids absorbs.
 
-    The new layer absorbs an existing layer if that layer has at most as many ids as the new layer and the layers already absorbed together.
+    An existing layer is absorbed if it is not larger than the new layer together with the layers that the new layer has absorbed before.
     """
     count = 0
     for layer in reversed(layers):

@@ -13,7 +13,11 @@ SATISFIES: Mapping[str, frozenset[str]] = {
     "at_most_once": frozenset({"at_most_once"}),
     "none": frozenset(),
 }
-"""Label → the labels that it satisfies. Effectively once does not satisfy at most once, because such a sink may apply a record twice, without effect."""
+"""
+Label → the labels that it satisfies.
+
+Effectively once does not satisfy at most once, because such a sink may apply a record twice. The second time has no effect.
+"""
 
 
 def weaker(label: str, other: str) -> str:

@@ -1,4 +1,4 @@
-"""The engine interface: the input of a staging attempt, its result, and the :class:`Engine` protocol."""
+"""The interface of an engine: the input of a staging attempt, its result, and the :class:`Engine` protocol."""
 
 from __future__ import annotations
 

@@ -51,9 +51,9 @@ class StreamsemError(Exception):
 
     def with_fields(self: E, **fields: object) -> E:
         """Return a copy of the error with these fields before the others."""
-        found = copy.copy(self)
-        found.fields = {**fields, **self.fields}
-        return found
+        extended = copy.copy(self)
+        extended.fields = {**fields, **self.fields}
+        return extended
 
     def __str__(self) -> str:
         pairs = "".join(f" {name}={value!r}" for name, value in self.fields.items())

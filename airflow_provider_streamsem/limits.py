@@ -12,7 +12,7 @@ class Limits:
     """
     Bounds for one batch. With several sources, ``max_files``, ``max_bytes`` and ``max_rows`` apply to each source by itself.
 
-    A maximum size never stops a pipeline: a single item that exceeds it becomes a batch of one item. ``max_quarantined`` does stop a pipeline.
+    A maximum size never stops a pipeline, because a single item that exceeds it becomes a batch of one item. ``max_quarantined`` does stop a pipeline.
 
     :param max_files: maximum number of files, 1 or more
     :param max_bytes: maximum size in bytes as stored in the source, 1 or more

@@ -56,11 +56,11 @@ _BUILT_IN: dict[Kind, dict[str, str]] = {
 
 def names(kind: Kind) -> list[str]:
     """Return all names of a kind, built in or from other packages, sorted."""
-    return sorted({*_BUILT_IN[kind], *_others(kind)})
+    return sorted({*_BUILT_IN[kind], *_entry_points(kind)})
 
 
 @cache
-def _others(kind: Kind) -> dict[str, EntryPoint]:
+def _entry_points(kind: Kind) -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=f"streamsem.{kind}") if entry.name not in _BUILT_IN[kind]}
 
 
@@ -70,7 +70,7 @@ def knows(kind: Kind, name: str) -> bool:
 
     Reads the entry points of installed packages only for a name that is not built in, and at most once per process.
     """
-    return name in _BUILT_IN[kind] or name in _others(kind)
+    return name in _BUILT_IN[kind] or name in _entry_points(kind)
 
 
 def is_built_in(kind: Kind, name: object) -> bool:
@@ -87,10 +87,10 @@ def lookup(kind: Kind, name: str) -> Any:
     if name in _BUILT_IN[kind]:
         module, attribute = _BUILT_IN[kind][name].split(":")
         return getattr(import_module(module), attribute)
-    others = _others(kind)
-    if name not in others:
+    entries = _entry_points(kind)
+    if name not in entries:
         raise InvalidError(f"no type of this name is registered for {kind}", name=name, accepted=names(kind))
-    return others[name].load()
+    return entries[name].load()
 
 
 def name_of(kind: Kind, value: object) -> str:
@@ -99,11 +99,11 @@ def name_of(kind: Kind, value: object) -> str:
 
     :raises InvalidError: the class is not registered
     """
-    where = f"{type(value).__module__}:{type(value).__qualname__}"
-    for name, target in _BUILT_IN[kind].items():
-        if target == where:
+    path = f"{type(value).__module__}:{type(value).__qualname__}"
+    for name, built_in_path in _BUILT_IN[kind].items():
+        if built_in_path == path:
             return name
-    for name, entry in _others(kind).items():
-        if entry.value == where:
+    for name, entry in _entry_points(kind).items():
+        if entry.value == path:
             return name
-    raise InvalidError(f"this class is not registered for {kind}", given=where, accepted=names(kind))
+    raise InvalidError(f"this class is not registered for {kind}", given=path, accepted=names(kind))

@@ -43,8 +43,8 @@ class State:
     :param late: what a batch does with late rows. ``drop``: Spark drops them, and the count ``late`` is Spark's ``numRowsDroppedByWatermark``. ``fail``: the
         batch fails without retries, and no offset is committed. ``quarantine``: also stores the late rows with the quarantined records of the version. Not for
         session windows, and not for a stateful operator that reads the result of another one
-    :param close_after_s: if no source has new records and the newest version was closed this many seconds ago, a run plans a no-data batch that advances the
-        watermark to ``close_after_s`` before the time of its plan. Not with ``complete``. ``None``: only records move the watermark
+    :param close_after_s: if no source has new records and the newest version was closed this many seconds ago, a run plans a no-data batch. The batch advances
+        the watermark to ``close_after_s`` before the time of its plan. Not with ``complete``. ``None``: only records move the watermark
     :param keep_versions: how many of the newest versions can be reprocessed, at least 1. Vacuum deletes the state before older versions
     :raises InvalidError: an argument is not valid
     """
@@ -110,7 +110,7 @@ class OperatorState:
     :param watermark_ms: the watermark of the batch, in milliseconds since the epoch; 0 if there was none. The next batch drops older records as late
     :param next_watermark_ms: the watermark after the batch, in milliseconds since the epoch. The next batch closes windows that end at or before it
     :param watermarks: the watermark of each ``withWatermark`` of the query plan, in milliseconds since the epoch; ``None`` before its first record
-    :param definition: text that names what a ready-made transform stores, such as its keys and functions; ``""`` for other transforms
+    :param definition: text that describes the stored values of a ready-made transform, such as its keys and functions; ``""`` for other transforms
     """
 
     root: str
@@ -132,18 +132,18 @@ def operator_state(state: Json) -> OperatorState | None:
     :param state: the field ``state`` of the outcome
     :raises LogDamagedError: the state is not valid, or its root or an id contains other characters than letters, digits, ``-`` and ``_``
     """
-    given = state.get(FIELD) if isinstance(state, Mapping) else None
-    if given is None:
+    stored = state.get(FIELD) if isinstance(state, Mapping) else None
+    if stored is None:
         return None
-    found: OperatorState = build(OperatorState, given, "state")
-    texts = [found.root, *(id for operator in found.operators for ids in operator.ids for id in ids)]
-    if any(not text or set(text) - _PLAIN for text in texts):
+    parsed: OperatorState = build(OperatorState, stored, "state")
+    names = [parsed.root, *(id for operator in parsed.operators for ids in operator.ids for id in ids)]
+    if any(not text or set(text) - _PLAIN for text in names):
         raise LogDamagedError(
             "a root or an id in the state of an outcome has other characters than letters, digits, - and _; the state was not read",
             invariant="R6",
-            values=[text for text in texts if not text or set(text) - _PLAIN],
+            values=[text for text in names if not text or set(text) - _PLAIN],
         )
-    return found
+    return parsed
 
 
 def watermark_after(state: Json) -> int | None:
@@ -152,9 +152,9 @@ def watermark_after(state: Json) -> int | None:
 
     :param state: the field ``state`` of the outcome
     """
-    found = operator_state(state)
-    has_watermark = found is not None and any(watermark is not None for watermark in found.watermarks)
-    return found.next_watermark_ms if found is not None and has_watermark else None
+    parsed = operator_state(state)
+    has_watermark = parsed is not None and any(watermark is not None for watermark in parsed.watermarks)
+    return parsed.next_watermark_ms if parsed is not None and has_watermark else None
 
 
 def no_data_watermark_ms(settings: State, last: OperatorState, *, closed_ms: int, now_ms: int) -> int | None:
@@ -170,29 +170,32 @@ def no_data_watermark_ms(settings: State, last: OperatorState, *, closed_ms: int
     has_watermark = any(watermark is not None for watermark in last.watermarks)
     has_timers = any(operator.rows and operator.name.startswith(_WITH_TIMERS) for operator in last.operators)
     if settings.close_after_s is not None:
-        moved = now_ms - settings.close_after_s * 1000
-        if closed_ms <= moved and (has_timers or (has_watermark and moved > last.next_watermark_ms)):
-            return max(last.next_watermark_ms, moved) if has_watermark else last.next_watermark_ms
+        clock_watermark_ms = now_ms - settings.close_after_s * 1000
+        if closed_ms <= clock_watermark_ms and (
+            has_timers or (has_watermark and clock_watermark_ms > last.next_watermark_ms)
+        ):
+            return max(last.next_watermark_ms, clock_watermark_ms) if has_watermark else last.next_watermark_ms
     return last.next_watermark_ms if last.next_watermark_ms > last.watermark_ms else None
 
 
-def with_operator_state(state: Json, found: OperatorState | None) -> Json:
-    """Return the field ``state`` of an outcome with the state of the operators replaced by ``found``; with ``None``, removed."""
+def with_operator_state(state: Json, operators: OperatorState | None) -> Json:
+    """Return the field ``state`` of an outcome with the state of the operators replaced by ``operators``; with ``None``, removed."""
     others = {name: value for name, value in (state or {}).items() if name != FIELD}
-    return others or None if found is None else {**others, FIELD: plain(found)}
+    return others or None if operators is None else {**others, FIELD: plain(operators)}
 
 
 def check_same_definition(before: OperatorState | None, definition: str) -> None:
     """
-    Check that a ready-made transform stores what it stored in the previous batch. A comparison of the operators is not
-    sufficient: the sums of two columns have equal operators.
+    Check that the definition of a ready-made transform is that of the previous batch.
+
+    A comparison of the operators is not sufficient, because the sums of two columns have equal operators.
 
     :param definition: as in :class:`OperatorState`
     :raises InvalidError: both batches have a definition, and they differ
     """
     if before is not None and before.definition and definition and before.definition != definition:
         raise InvalidError(
-            "the transform differs from the one that created the stored state, so the stored values would get another meaning; nothing became visible",
+            "the transform differs from the one that created the stored state, so the stored values would have another meaning; nothing became visible",
             before=before.definition,
             now=definition,
             accepted="the former transform, or a fork without state: streamsem fork --at -1",
@@ -207,12 +210,12 @@ def check_same_operators(before: OperatorState | None, after: OperatorState) -> 
     """
     if before is None:
         return
-    names = [[operator.name for operator in found.operators] for found in (before, after)]
-    if names[0] != names[1] or len(before.watermarks) != len(after.watermarks):
+    names_before, names_after = ([operator.name for operator in state.operators] for state in (before, after))
+    if names_before != names_after or len(before.watermarks) != len(after.watermarks):
         raise InvalidError(
             "the stateful operators or watermarks of the transform differ from those that created the stored state; nothing became visible",
-            before=names[0],
-            now=names[1],
+            before=names_before,
+            now=names_after,
             watermarks_before=len(before.watermarks),
             watermarks_now=len(after.watermarks),
             accepted="the former operators and withWatermark calls, or a fork without state: streamsem fork --at -1",

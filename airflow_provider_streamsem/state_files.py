@@ -1,5 +1,5 @@
 """
-The files of the operators' state in the log: whether those of a state exist, and which files no state needs any more.
+Checks whether the files of the operators' state exist in the log, and finds the files that no state needs.
 
 Spark writes a snapshot ``<batches>_<id>.zip`` for each partition, state store and batch, into the store's directory. The snapshot names the SST files of the
 batch in the subdirectory ``SSTs``. Consecutive snapshots share most SST files, and an SST file that a batch no longer uses is never used again.
@@ -34,14 +34,15 @@ def is_complete(store: Store, state: Json) -> bool:
     :param store: the store of the log
     :param state: the field ``state`` of a manifest
     """
-    found = operator_state(state)
-    for number, operator in enumerate(() if found is None else found.operators):
-        assert found is not None
+    parsed = operator_state(state)
+    if parsed is None:
+        return True
+    for number, operator in enumerate(parsed.operators):
         for partition, ids in enumerate(operator.ids):
             # The files of a state store with a name are in a subdirectory of the partition's directory.
-            listed = store.list(f"{LOCATION}/{found.root}/state/{number}/{partition}/")
+            listed = store.list(f"{LOCATION}/{parsed.root}/state/{number}/{partition}/")
             names = {item.key.rpartition("/")[2] for item in listed if item.bytes > 0}
-            if not {f"{found.batches}_{id}.zip" for id in ids} <= names:
+            if not {f"{parsed.batches}_{id}.zip" for id in ids} <= names:
                 return False
     return True
 
@@ -59,18 +60,18 @@ def unloadable(store: Store, states: Sequence[Json]) -> list[int]:
     """
     listed: dict[str, set[str]] = {}
     missing = []
-    for index, found in enumerate(map(operator_state, states)):
-        if found is None:
+    for index, parsed in enumerate(map(operator_state, states)):
+        if parsed is None:
             continue
-        if found.root not in listed:
-            listed[found.root] = {stat.key for stat in store.list(f"{LOCATION}/{found.root}/state/")}
-        if not _is_loadable(store, found, listed[found.root]):
+        if parsed.root not in listed:
+            listed[parsed.root] = {stat.key for stat in store.list(f"{LOCATION}/{parsed.root}/state/")}
+        if not _is_loadable(store, parsed, listed[parsed.root]):
             missing.append(index)
     return missing
 
 
-def _is_loadable(store: Store, found: OperatorState, listed: set[str]) -> bool:
-    names = _snapshot_names(found)
+def _is_loadable(store: Store, state: OperatorState, listed: set[str]) -> bool:
+    names = _snapshot_names(state)
     snapshots = [key for key in listed if key.rpartition("/")[2] in names]
     if len(snapshots) < len(names):
         return False
@@ -81,12 +82,12 @@ def _is_loadable(store: Store, found: OperatorState, listed: set[str]) -> bool:
     return True
 
 
-def needed(store: Store, found: OperatorState) -> Iterator[str]:
+def needed(store: Store, state: OperatorState) -> Iterator[str]:
     """Yield the keys of the files of a state: its snapshots, the SST files that they name, and the files that all states of its root share."""
-    root = f"{LOCATION}/{found.root}/"
-    names = _snapshot_names(found)
+    root = f"{LOCATION}/{state.root}/"
+    names = _snapshot_names(state)
     ssts: set[str] = set()
-    later = []
+    sst_keys = []
     for stat in list(store.list(root)):
         name = stat.key.removeprefix(root)
         if _SNAPSHOT.fullmatch(name):
@@ -94,10 +95,10 @@ def needed(store: Store, found: OperatorState) -> Iterator[str]:
                 ssts |= _sst_keys(store, stat.key) or set()
                 yield stat.key
         elif _SST.fullmatch(name):
-            later.append(stat.key)
+            sst_keys.append(stat.key)
         elif not _OFFSETS.fullmatch(name):
             yield stat.key
-    yield from (key for key in later if key in ssts)
+    yield from (key for key in sst_keys if key in ssts)
 
 
 def unneeded(store: Store, oldest: OperatorState) -> Iterator[ObjectStat]:
@@ -114,11 +115,11 @@ def unneeded(store: Store, oldest: OperatorState) -> Iterator[ObjectStat]:
         name = stat.key.removeprefix(root)
         if name == stat.key:
             yield stat  # the root of a first attempt that lost
-        elif found := _SNAPSHOT.fullmatch(name):
-            directories.setdefault(found["directory"], _Directory()).add_snapshot(int(found["batches"]), stat)
-        elif found := _SST.fullmatch(name):
-            directories.setdefault(found["directory"], _Directory()).ssts.setdefault(found["name"], []).append(stat)
-        elif (found := _OFFSETS.fullmatch(name)) and int(found["batch"]) < oldest.batches:
+        elif match := _SNAPSHOT.fullmatch(name):
+            directories.setdefault(match["directory"], _Directory()).add_snapshot(int(match["batches"]), stat)
+        elif match := _SST.fullmatch(name):
+            directories.setdefault(match["directory"], _Directory()).ssts.setdefault(match["name"], []).append(stat)
+        elif (match := _OFFSETS.fullmatch(name)) and int(match["batch"]) < oldest.batches:
             yield stat
     kept = _snapshot_names(oldest)
     for directory in directories.values():
@@ -148,8 +149,8 @@ class _Directory:
         if not older:
             return
         if needed is None:
-            what = "vacuum deletes no state files in %s, because the oldest kept state has no valid snapshot. Do: run `streamsem verify` with the pipeline"
-            logger.warning(what, older[0].key.rpartition("/")[0])
+            message = "vacuum deletes no state files in %s, because the oldest kept state has no valid snapshot. Do: run `streamsem verify` with the pipeline"
+            logger.warning(message, older[0].key.rpartition("/")[0])
             return
         named: set[str] = set()
         for stat in older:
@@ -159,19 +160,19 @@ class _Directory:
         yield from older
 
 
-def _snapshot_names(found: OperatorState) -> set[str]:
+def _snapshot_names(state: OperatorState) -> set[str]:
     """Return the names of the snapshots of a state."""
-    return {f"{found.batches}_{id}.zip" for operator in found.operators for ids in operator.ids for id in ids}
+    return {f"{state.batches}_{id}.zip" for operator in state.operators for ids in operator.ids for id in ids}
 
 
 def _sst_keys(store: Store, snapshot: str) -> set[str] | None:
-    """Return the keys of the SST files that a snapshot names; ``None`` if the object is missing or no snapshot."""
+    """Return the keys of the SST files that a snapshot names; ``None`` if the object is missing or is not a snapshot."""
     named = _named_ssts(store, snapshot)
     return None if named is None else {f"{snapshot.rpartition('/')[0]}/SSTs/{name}" for name in named}
 
 
 def _named_ssts(store: Store, key: str) -> set[str] | None:
-    """Return the names of the SST files that a snapshot names; ``None`` if the object is missing or no snapshot."""
+    """Return the names of the SST files that a snapshot names; ``None`` if the object is missing or is not a snapshot."""
     data = store.read(key) if key.endswith(".zip") else None
     if data is None:
         return None

@@ -143,7 +143,7 @@ class VersionClosed:
     duration_ms: int
 
     @classmethod
-    def by(cls, plan: Plan, offered: Outcome, stored: Outcome | None) -> VersionClosed:
+    def by(cls, plan: Plan, proposed: Outcome, stored: Outcome | None) -> VersionClosed:
         """Build the event from the outcome that this process tried to create and the stored one."""
         assert stored is not None
         outputs = {
@@ -152,9 +152,9 @@ class VersionClosed:
         }
         return cls(
             version=plan.version,
-            attempt_id=offered.attempt_id or "",
-            mine=stored.nonce == offered.nonce,
-            lost=stored.attempt_id != offered.attempt_id,
+            attempt_id=proposed.attempt_id or "",
+            mine=stored.nonce == proposed.nonce,
+            lost=stored.attempt_id != proposed.attempt_id,
             result=stored.result,
             ranges=_kept(plan.ranges),
             next=_kept(stored.next),
@@ -229,12 +229,12 @@ class _Guarded:
             self._listener(event)
         except Exception as error:
             self._failed = True
-            what = (
+            message = (
                 "a telemetry listener raised an exception and receives no further events of this run. The run is not affected. "
                 "listener=%s event=%s error=%s"
             )
             name = getattr(self._listener, "__qualname__", type(self._listener).__name__)
-            logger.warning(what, name, type(event).__name__, type(error).__name__)
+            logger.warning(message, name, type(event).__name__, type(error).__name__)
             logger.debug("the traceback of the listener's exception", exc_info=True)
 
 
@@ -295,9 +295,9 @@ def _failed(name: Phase, error: BaseException) -> PhaseEnded:
 
 def log_of(module: str) -> logging.Logger:
     """Return the logger of a module. Its records have the facts as attributes: ``pipeline``, ``run_key``, ``version``, ``attempt_id``."""
-    found = logging.getLogger(module)
-    found.addFilter(_add_facts)
-    return found
+    module_logger = logging.getLogger(module)
+    module_logger.addFilter(_add_facts)
+    return module_logger
 
 
 def _add_facts(record: logging.LogRecord) -> bool:

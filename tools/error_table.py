@@ -248,7 +248,7 @@ TABLES: dict[str, list[Row]] = {
             "the S3 endpoint does not answer",
             UnavailableError,
             "check the endpoint in the message, and the network",
-            "stores/test_s3.py::test_error_names_an_endpoint_that_does_not_answer",
+            "stores/test_s3.py::test_error_names_an_endpoint_that_does_not_respond",
         ),
         Row(
             "the log cannot be written: no permission, disk full",

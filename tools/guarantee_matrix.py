@@ -88,7 +88,7 @@ _DATABASE = (
 )
 SOURCE_PROOFS: Mapping[str, tuple[str, ...]] = {
     "files": (
-        "tests/pipeline/test_crash_matrix.py::test_retry_after_a_crash",
+        "tests/pipeline/test_crash_matrix.py::test_retry_after_a_crash_commits_each_row_once",
         "tests/pipeline/test_dedup.py::test_no_duplicate_is_written_after_a_crash_at_any_step",
     ),
     "Kafka": (
@@ -169,7 +169,7 @@ SOURCE_PROOFS: Mapping[str, tuple[str, ...]] = {
 }
 PROOFS: Mapping[str, tuple[str, ...]] = {
     "files": (
-        "tests/pipeline/test_crash_matrix.py::test_retry_after_a_crash",
+        "tests/pipeline/test_crash_matrix.py::test_retry_after_a_crash_commits_each_row_once",
         "tests/chaos/test_chaos.py::test_no_kind_of_fault_duplicates_or_loses_records",
     ),
     "Delta": (

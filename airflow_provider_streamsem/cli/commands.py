@@ -34,7 +34,8 @@ from airflow_provider_streamsem.connectors.contract import Sink
 from airflow_provider_streamsem.connectors.upstreams import ReadsPipeline
 from airflow_provider_streamsem.dedup import stored_layers
 from airflow_provider_streamsem.errors import InvalidError, StreamsemError
-from airflow_provider_streamsem.pipeline import maintenance, report
+from airflow_provider_streamsem.pipeline import report
+from airflow_provider_streamsem.pipeline.abort import abort as abort_version
 from airflow_provider_streamsem.pipeline.changes import changed_fields
 from airflow_provider_streamsem.pipeline.fork import fork as fork_
 from airflow_provider_streamsem.pipeline.guarantee import guarantee, warnings
@@ -46,6 +47,8 @@ from airflow_provider_streamsem.pipeline.rollback import rollback as rollback_
 from airflow_provider_streamsem.pipeline.run import run_batch
 from airflow_provider_streamsem.pipeline.spec import Pipeline, load_pipeline, load_spark_conf
 from airflow_provider_streamsem.pipeline.templates import holds_templates
+from airflow_provider_streamsem.pipeline.vacuum import attempts_of
+from airflow_provider_streamsem.pipeline.vacuum import vacuum as vacuum_log
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import Json, Outcome, Receipts
 from airflow_provider_streamsem.protocol.keys import N
@@ -234,7 +237,7 @@ def _ran(pipeline: Pipeline, result: RunResult) -> CommandResult:
     lines += [f"version    {result.version}", f"ranges     {_ranges(result.ranges)}"]
     lines += [f"{name:<10} {count}" for name, count in sorted(result.counts.items())]
     lines += [
-        f"completed  version {one.version} of run {one.run_key}: {report.counted(one.counts)}"
+        f"completed  version {one.version} of run {one.run_key}: {report.format_counts(one.counts)}"
         for one in result.completed
     ]
     return CommandResult(document={**result.to_json(), "guarantee": plain(kept)}, lines=lines)
@@ -276,7 +279,7 @@ def _version_row(opened: CommittedLog, sinks: Mapping[str, Sink], version: Versi
         "files": 0 if outcome is None else sum(len(c.files) for c in outcome.sinks.values()),
         "counts": {} if outcome is None else plain(outcome.counts),
         "watermark_ms": None if outcome is None else outcome.watermark_ms,
-        "attempts": len(maintenance.attempts_of(opened.log, sinks, version.version)),
+        "attempts": len(attempts_of(opened.log, sinks, version.version)),
         "duration_ms": None if outcome is None else outcome.duration_ms,
         "planned_at_ms": version.plan.planned_at_ms,
         "decided_at_ms": None if outcome is None else outcome.decided_at_ms,
@@ -507,7 +510,7 @@ def _clock(minimum_clock_ms: int | None) -> str:
 def abort(args: argparse.Namespace) -> CommandResult:
     """Abort the open version (``streamsem abort``)."""
     opened = open_log(args.log)
-    outcome = maintenance.abort(opened.log, opened.record, args.version, reason=args.reason)
+    outcome = abort_version(opened.log, opened.record, args.version, reason=args.reason)
     result = "aborted" if not outcome.committed else "an attempt committed it first; it stays committed"
     return CommandResult(
         document={"version": args.version, "result": outcome.result}, lines=[f"version {args.version}: {result}"]
@@ -633,7 +636,7 @@ def _upstream(pipeline: Pipeline, source: ReadsPipeline) -> tuple[dict[str, Any]
 
 def vacuum(args: argparse.Namespace) -> CommandResult:
     """Delete files that no reader and no run needs (``streamsem vacuum``)."""
-    done = maintenance.vacuum(args.pipeline, dry_run=args.dry_run, all_versions=args.all)
+    done = vacuum_log(args.pipeline, dry_run=args.dry_run, all_versions=args.all)
     deleted = f"{len(done.attempts)} attempts and {len(done.keys)} objects of the log, {done.bytes} bytes"
     return CommandResult(
         document={**plain(done), "dry_run": args.dry_run},

@@ -113,13 +113,14 @@ def _checks(store: Store, probe: str, clock: Clock) -> tuple[Check, ...]:
 
 def _check(name: str, probe: Callable[[], str]) -> Check:
     try:
-        wrong = probe()
+        problem = probe()
     except UnknownAnswerError:
-        wrong = "the store did not report whether a request was applied"
-    return Check(name=name, passed=not wrong, seen=wrong or "as expected")
+        problem = "the store did not report whether a request was applied"
+    return Check(name=name, passed=not problem, seen=problem or "as expected")
 
 
 def _create(store: Store, key: str, data: bytes, clock: Clock) -> bool:
+    """Create an object, and return whether the stored object has these bytes. Repeats a request whose result is unknown."""
     for _ in range(10):
         try:
             return store.create(key, data) or store.read(key) == data
@@ -133,8 +134,8 @@ def _one_winner(store: Store, probe: str, clock: Clock) -> str:
         for round_number in range(ROUNDS):
             key = f"{probe}race-{round_number}"
             bodies = [f'{{"writer":{i},"nonce":"{clock.new_id()}"}}'.encode() for i in range(PARALLEL)]
-            answers = list(pool.map(lambda body, key=key: _create(store, key, body, clock), bodies))
-            winners = [body for body, won in zip(bodies, answers, strict=True) if won]
+            results = list(pool.map(lambda body, key=key: _create(store, key, body, clock), bodies))
+            winners = [body for body, won in zip(bodies, results, strict=True) if won]
             if len(winners) != 1:
                 return f"{len(winners)} of {PARALLEL} creates reported that they won"
             if store.read(key) != winners[0]:

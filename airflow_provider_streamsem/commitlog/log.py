@@ -97,7 +97,7 @@ class CommitLog:
         :raises UnavailableError: the result of ``patience.tries`` consecutive requests is unknown. Whether the last one was applied is unknown
         :raises StoreRefusedError: the store refused a request. It was not applied
         """
-        unanswered = 0
+        unknown_results = 0
         event: Event | None = None
         cause: UnknownAnswerError | None = None
         while True:
@@ -108,31 +108,33 @@ class CommitLog:
                 return result
             before = event
             try:
-                event = self._event(request, unsure=unanswered > 0)
+                event = self._event(request, may_be_applied=unknown_results > 0)
             except UnknownAnswerError as error:
                 event, cause = Unknown(), error
             telemetry.emit(
                 telemetry.LogRequest, request=type(request).__name__.lower(), unknown=isinstance(event, Unknown)
             )
             # If a key exists on create but is missing on read, the result of the create is unknown too.
-            unclear = isinstance(event, Unknown) or (isinstance(event, Missing) and isinstance(before, Exists))
-            unanswered = unanswered + 1 if unclear else unanswered if isinstance(event, Exists) else 0
-            if unanswered >= self.patience.tries:
+            is_unknown = isinstance(event, Unknown) or (isinstance(event, Missing) and isinstance(before, Exists))
+            unknown_results = unknown_results + 1 if is_unknown else unknown_results if isinstance(event, Exists) else 0
+            if unknown_results >= self.patience.tries:
                 procedure.close()
                 key = request.prefix if not isinstance(request, (Put, Get)) else request.key
                 raise UnavailableError(
                     "the store did not report the result of a request; whether the request was applied is unknown",
                     **{
                         "location": self.store.url,
-                        "tries": unanswered,
+                        "tries": unknown_results,
                         **({} if cause is None else cause.fields),
                         "key": key,
                     },
                 ) from cause
-            if unanswered:
-                self.clock.sleep(min(self.patience.first_wait_s * 2 ** (unanswered - 1), self.patience.longest_wait_s))
+            if unknown_results:
+                self.clock.sleep(
+                    min(self.patience.first_wait_s * 2 ** (unknown_results - 1), self.patience.longest_wait_s)
+                )
 
-    def _event(self, request: Request, *, unsure: bool) -> Event:
+    def _event(self, request: Request, *, may_be_applied: bool) -> Event:
         try:
             if isinstance(request, Put):
                 return Created() if self.store.create(request.key, request.data) else Exists()
@@ -141,11 +143,11 @@ class CommitLog:
                 return Missing() if data is None else Found(data)
             return Listed(tuple(stat.key for stat in self.store.list(request.prefix, request.limit)))
         except StoreRefusedError as error:
-            if not unsure:
+            if not may_be_applied:
                 raise
             # An earlier try of this request may have been applied (W7).
-            what = "the store refused the retry of a request whose result is unknown; whether the request was applied is unknown"
-            raise UnavailableError(what, location=self.store.url) from error
+            summary = "the store refused the retry of a request whose result is unknown; whether the request was applied is unknown"
+            raise UnavailableError(summary, location=self.store.url) from error
 
     # --- objects that are not versions
 
@@ -168,26 +170,26 @@ class CommitLog:
         :raises NewerFormatError: the log requires a feature that this release lacks
         :raises LogMovingError: a move to this location is not complete yet
         """
-        found = self.perform(procedures.read_entry(PipelineRecord, keys.PIPELINE))
-        if found is None:
+        stored = self.perform(procedures.read_entry(PipelineRecord, keys.PIPELINE))
+        if stored is None:
             return None
-        unknown = {*found[0].reader_features} - READER_FEATURES or {*found[0].writer_features} - WRITER_FEATURES
+        unknown = {*stored[0].reader_features} - READER_FEATURES or {*stored[0].writer_features} - WRITER_FEATURES
         if unknown:
             raise NewerFormatError(
                 "the log requires features that this release lacks", location=self.store.url, features=sorted(unknown)
             )
-        if found[0].moved_from:
-            moved = self.moved(found[0].moved_from)
+        if stored[0].moved_from:
+            moved = self.moved(stored[0].moved_from)
             if moved is None:
-                what = "the move of the log to this location is not complete; nothing was read or written"
-                raise LogMovingError(what, moved_from=found[0].moved_from, log=self.store.url)
+                summary = "the move of the log to this location is not complete; nothing was read or written"
+                raise LogMovingError(summary, moved_from=stored[0].moved_from, log=self.store.url)
             self.sources = moved.sources
-        return found[0]
+        return stored[0]
 
     def moved(self, url: str) -> Moved | None:
         """Return the record of a completed move from ``url`` to this location, or ``None`` if there is none."""
-        found = self.perform(procedures.read_entry(Moved, keys.moved(url)))
-        return None if found is None else found[0]
+        entry = self.perform(procedures.read_entry(Moved, keys.moved(url)))
+        return None if entry is None else entry[0]
 
     def create_pipeline(self, record: PipelineRecord) -> PipelineRecord:
         """Create ``pipeline.json``, and return the stored record, which may be that of another process."""
@@ -220,16 +222,16 @@ class CommitLog:
 
     def initial_offsets(self, source: str) -> InitialOffsets | None:
         """Return the initial offsets of a source, or ``None`` if no run has stored them. ``source`` is the sha256 of the source's arguments."""
-        found = self.perform(procedures.read_entry(InitialOffsets, keys.initial_offsets(source)))
-        return None if found is None else found[0]
+        entry = self.perform(procedures.read_entry(InitialOffsets, keys.initial_offsets(source)))
+        return None if entry is None else entry[0]
 
-    def put_initial_offsets(self, source: str, wanted: InitialOffsets) -> InitialOffsets:
+    def put_initial_offsets(self, source: str, proposed: InitialOffsets) -> InitialOffsets:
         """Store the initial offsets of a source, and return the stored ones, which may be those of another process."""
-        self.perform(procedures.create_entry(keys.initial_offsets(source), wanted))
+        self.perform(procedures.create_entry(keys.initial_offsets(source), proposed))
         stored = self.initial_offsets(source)
         if stored is None:
-            what = "an object is missing after it was created"
-            raise LogDamagedError(what, invariant="I1", key=keys.initial_offsets(source))
+            summary = "an object is missing after it was created"
+            raise LogDamagedError(summary, invariant="I1", key=keys.initial_offsets(source))
         return stored
 
     def of_source(self, immutable_config: Json) -> CommitLog:
@@ -294,8 +296,8 @@ class CommitLog:
 
     def pointer(self, run_key: str, j: int) -> RunPointer | None:
         """Return pointer ``j`` of a run, or ``None`` if the run has fewer versions."""
-        found = self.perform(procedures.read_entry(RunPointer, keys.pointer(run_key, j)))
-        return None if found is None else found[0]
+        entry = self.perform(procedures.read_entry(RunPointer, keys.pointer(run_key, j)))
+        return None if entry is None else entry[0]
 
     def newest_announced(self) -> int:
         """Return the version up to which all versions are announced; -1 if none is. The value is a hint: it may be too low (W8)."""
@@ -303,8 +305,8 @@ class CommitLog:
 
     def announcement(self, key: str) -> Announcement | None:
         """Return the announcement with a key, or ``None`` if it does not exist."""
-        found = self.perform(procedures.read_entry(Announcement, key))
-        return None if found is None else found[0]
+        entry = self.perform(procedures.read_entry(Announcement, key))
+        return None if entry is None else entry[0]
 
     def put_announcement(self, key: str, announcement: Announcement) -> Announcement:
         """Store an announcement, and return the stored one, which may be that of another process."""
@@ -315,7 +317,7 @@ class CommitLog:
         return self.perform(procedures.put_plan(head, plan))
 
     def find_staged(self, head: OpenHead) -> list[StagedManifest]:
-        """Return the staged manifests that were made for the open plan."""
+        """Return the manifests of the attempts that were staged for the open plan."""
         return self.perform(procedures.find_staged(head))
 
     def put_staged(self, manifest: StagedManifest) -> None:
@@ -334,8 +336,8 @@ class CommitLog:
 
     def receipts(self, version: int) -> Receipts | None:
         """Return the receipts of a version, or ``None`` if they are not stored yet."""
-        found = self.perform(procedures.read_entry(Receipts, keys.receipts(version)))
-        return None if found is None else found[0]
+        entry = self.perform(procedures.read_entry(Receipts, keys.receipts(version)))
+        return None if entry is None else entry[0]
 
     def put_receipts(self, head: ClosedHead, receipts: Receipts) -> tuple[ClosedHead, Receipts]:
         """
@@ -345,14 +347,14 @@ class CommitLog:
         """
         return self.perform(procedures.put_receipts(head, receipts))
 
-    def claim(self, wanted: Claim) -> bool:
-        """Claim one round of a chunk of a version's effects, and return whether the stored claim is ``wanted``."""
-        return self.perform(procedures.claim(wanted))
+    def claim(self, proposed: Claim) -> bool:
+        """Claim one round of a chunk of a version's effects, and return whether the stored claim is ``proposed``."""
+        return self.perform(procedures.claim(proposed))
 
     def effects(self, version: int, sink: str, chunk: int, round: int = 0) -> Effects | None:
         """Return the result of one round of a chunk of a version's effects, or ``None`` if no publisher has recorded it."""
-        found = self.perform(procedures.read_entry(Effects, keys.effects(version, sink, chunk, round)))
-        return None if found is None else found[0]
+        entry = self.perform(procedures.read_entry(Effects, keys.effects(version, sink, chunk, round)))
+        return None if entry is None else entry[0]
 
     def put_effects(self, effects: Effects) -> Effects:
         """Record the result of one round of a chunk, and return the stored record, which may be that of another publisher."""

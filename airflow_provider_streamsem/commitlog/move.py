@@ -50,9 +50,9 @@ def move_log(old: CommitLog, new: CommitLog, *, already_moved: bool = False) -> 
 
     :param old: the log at its current location
     :param new: the log at the new location, which must be empty, or the target of the same move
-    :param already_moved: only record the move in the new log, because all objects were moved by other means and none is left at the old location
+    :param already_moved: only record the move in the new log, because all objects were moved by hand and none is left at the old location
     :raises InvalidError: there is no log to move, the two locations overlap, the old log is unfinished, or ``already_moved`` contradicts the old location. A
-        log is unfinished if it has an open version or an unpublished commit
+        log is unfinished if it has an open version or pending publishes
     :raises ConflictError: the new location holds another log or other bytes under a key of this log, or the old log was moved elsewhere
     """
     source, target = normalised(old.store.url), normalised(new.store.url)
@@ -64,43 +64,49 @@ def move_log(old: CommitLog, new: CommitLog, *, already_moved: bool = False) -> 
         )
     record = old.read_pipeline()
     if record is None:
-        return _recorded(old, new, source, target, already_moved=already_moved)
+        return _record_move_by_hand(old, new, source, target, already_moved=already_moved)
     if already_moved:
-        what = "the old location still holds the log, so it was not moved by hand: move it without --already-moved"
-        raise InvalidError(what, moved_from=source, moved_to=target)
+        summary = "the old location still holds the log, so the log was not moved by hand; nothing was recorded"
+        raise InvalidError(summary, moved_from=source, moved_to=target).advising(
+            "run the command without --already-moved, which moves the log."
+        )
     _refuse_unfinished(old, target)
     _claim_location(new, record, source)
-    last = _end(old, record, target)
+    last = _end_log(old, record, target)
     copied = 0
     if new.moved(source) is None:
-        sources = f"{keys.SOURCES}{_id(new)}/"
-        moved = Moved(moved_from=source, pipeline_uuid=record.pipeline_uuid, sources=sources, nonce=_id(new))
+        sources = f"{keys.SOURCES}{_new_id(new)}/"
+        moved = Moved(moved_from=source, pipeline_uuid=record.pipeline_uuid, sources=sources, nonce=_new_id(new))
         copied = _copy(old, new, moved, last)
     return MovedLog(pipeline=record.name, moved_from=source, moved_to=target, version=last, copied=copied)
 
 
-def _recorded(old: CommitLog, new: CommitLog, source: str, target: str, *, already_moved: bool) -> MovedLog:
-    """Record a move that an operator made by other means. With this record, the new log accepts the dataset marks that name the old log."""
+def _record_move_by_hand(old: CommitLog, new: CommitLog, source: str, target: str, *, already_moved: bool) -> MovedLog:
+    """Record a move that an operator made by hand. With this record, the ownership markers that name the old log are valid for the new log."""
     record = new.read_pipeline()
     if record is None:
         raise InvalidError("there is no log at either location", moved_from=source, moved_to=target)
     if not already_moved or old.list_keys(keys.LOG, 1):
-        what = "the old location has no pipeline.json, so no log can be moved from it: --already-moved records a move by hand if no object is left there"
-        raise InvalidError(what, moved_from=source, moved_to=target)
+        summary = "the old location has no pipeline.json, so no log can be moved from it; nothing was moved or recorded"
+        raise InvalidError(summary, moved_from=source, moved_to=target).advising(
+            "correct the old location. If the log was moved by hand and no object is left there, run the command with --already-moved."
+        )
     _refuse_absolute_paths(new.find_head(), moved_from=source, moved_to=target)
-    _declare(new, Moved(moved_from=source, pipeline_uuid=record.pipeline_uuid, sources=new.sources, nonce=_id(new)))
+    _declare_complete(
+        new, Moved(moved_from=source, pipeline_uuid=record.pipeline_uuid, sources=new.sources, nonce=_new_id(new))
+    )
     return MovedLog(pipeline=record.name, moved_from=source, moved_to=target, version=new.find_head().closed, copied=0)
 
 
 def _refuse_unfinished(old: CommitLog, target: str) -> None:
     """
-    Check that the head is neither open nor has pending publishes. Only a run at the old location can complete it.
+    Check that the head is not open and has no pending publishes. Only a run at the old location can close or publish it.
 
     :raises InvalidError: the head is open or has pending publishes
     """
     try:
         head = old.confirm_head(old.find_head())
-        if isinstance(head, OpenHead) or head.requires_receipts:
+        if isinstance(head, OpenHead) or head.has_pending_publishes:
             # Read the head again, because a run may have closed the version between two requests of the first read.
             head = old.confirm_head(old.find_head())
     except LogMovedError as error:
@@ -108,12 +114,13 @@ def _refuse_unfinished(old: CommitLog, target: str) -> None:
             raise
         return
     _refuse_absolute_paths(head, log=old.store.url)
-    if isinstance(head, OpenHead) or head.requires_receipts:
-        what = "the log cannot be moved while it has an open version or an unpublished commit: run the pipeline at the old location first"
-        open_version = head.plan.version if isinstance(head, OpenHead) else None
+    if isinstance(head, OpenHead) or head.has_pending_publishes:
         raise InvalidError(
-            what, log=old.store.url, open=open_version, unpublished=head.closed if head.requires_receipts else None
-        )
+            "the log cannot be moved while it has an open version or pending publishes; nothing was moved",
+            log=old.store.url,
+            open=head.plan.version if isinstance(head, OpenHead) else None,
+            pending=head.closed if head.has_pending_publishes else None,
+        ).advising("run the pipeline at the old location until it has neither, then move the log.")
 
 
 def _refuse_absolute_paths(head: Head, **where: object) -> None:
@@ -122,11 +129,11 @@ def _refuse_absolute_paths(head: Head, **where: object) -> None:
 
     :raises InvalidError: the transform uses ``transformWithState``
     """
-    found = None if head.outcome is None else operator_state(head.outcome.state)
-    names = [] if found is None else [operator.name for operator in found.operators if operator.has_absolute_paths]
+    state = None if head.outcome is None else operator_state(head.outcome.state)
+    names = [] if state is None else [operator.name for operator in state.operators if operator.has_absolute_paths]
     if names:
-        what = "the log cannot be moved, because the state of transformWithState names files by their absolute paths"
-        raise InvalidError(what, **where, operators=names).advising(
+        summary = "the log cannot be moved, because the state of transformWithState names files by their absolute paths"
+        raise InvalidError(summary, **where, operators=names).advising(
             "keep the log at its location, or fork the pipeline without state: streamsem fork --at -1."
         )
 
@@ -142,7 +149,7 @@ def _claim_location(new: CommitLog, record: PipelineRecord, source: str) -> None
     stored = new.perform(procedures.read_entry(PipelineRecord, keys.PIPELINE))
     if stored is None:
         doctor.require_safe(new)
-        claim = replace(record, moved_from=source, nonce=_id(new))
+        claim = replace(record, moved_from=source, nonce=_new_id(new))
         new.perform(procedures.create_entry(keys.PIPELINE, claim))
         stored = new.perform(procedures.read_entry(PipelineRecord, keys.PIPELINE))
     if stored is None or (stored[0].pipeline_uuid, stored[0].moved_from) != (record.pipeline_uuid, source):
@@ -157,7 +164,7 @@ def _claim_location(new: CommitLog, record: PipelineRecord, source: str) -> None
         )
 
 
-def _end(old: CommitLog, record: PipelineRecord, target: str) -> int:
+def _end_log(old: CommitLog, record: PipelineRecord, target: str) -> int:
     """End the old log with a plan of kind ``move`` (M3), and return the newest version before that plan; -1 if there is none."""
     while True:
         _refuse_unfinished(old, target)
@@ -165,7 +172,7 @@ def _end(old: CommitLog, record: PipelineRecord, target: str) -> int:
             head = old.confirm_head(old.find_head())
         except LogMovedError as error:  # the old log has ended: _refuse_unfinished has checked that this move ended it
             return int(str(error.fields["version"])) - 1
-        if isinstance(head, OpenHead) or head.requires_receipts:
+        if isinstance(head, OpenHead) or head.has_pending_publishes:
             continue
         plan = Plan(
             version=head.closed + 1,
@@ -179,7 +186,7 @@ def _end(old: CommitLog, record: PipelineRecord, target: str) -> int:
             planned_at_ms=old.clock.now_ms(),
             spec=record.spec if head.outcome is None else head.outcome.spec,
             transform="",
-            nonce=_id(old),
+            nonce=_new_id(old),
         )
         old.perform(procedures.create_entry(keys.plan(plan.version), plan))
 
@@ -198,11 +205,11 @@ def _copy(old: CommitLog, new: CommitLog, moved: Moved, last: int) -> int:
     listed: set[str] | None = None
     versions = {key(version) for version in range(last + 1) for key in (keys.plan, keys.outcome)}
     # Repeat until two listings are equal, because a listing is not a snapshot: it may contain an object and lack an object that was created earlier.
-    while (found := {*old.list_keys("")}) != listed:
-        listed = found
+    while (current := {*old.list_keys("")}) != listed:
+        listed = current
         for key in sorted((listed | versions) - done):
             done.add(key)
-            copy_key = _location(key, old.sources, moved.sources, last)
+            copy_key = _copied_key(key, old.sources, moved.sources, last)
             data = old.read(key) if copy_key else None
             if data is None and key in versions:
                 raise LogDamagedError("the plan or the outcome of a version is missing", invariant="I2", key=key)
@@ -213,13 +220,13 @@ def _copy(old: CommitLog, new: CommitLog, moved: Moved, last: int) -> int:
             if not creation.mine:
                 if new.moved(moved.moved_from) is not None:
                     return copied  # Another process has completed the move, and runs may have extended the new log.
-                what = "the new location has another object under a key of the log; the move is not complete, and the objects of the old log are unchanged"
-                raise ConflictError(what, moved_from=moved.moved_from, moved_to=new.store.url, key=copy_key)
-    _declare(new, moved)
+                summary = "the new location has another object under a key of the log; the move is not complete, and the objects of the old log are unchanged"
+                raise ConflictError(summary, moved_from=moved.moved_from, moved_to=new.store.url, key=copy_key)
+    _declare_complete(new, moved)
     return copied
 
 
-def _location(key: str, old_sources: str, new_sources: str, last: int) -> str:
+def _copied_key(key: str, old_sources: str, new_sources: str, last: int) -> str:
     """
     Return the key of an object's copy, or ``""`` if the object is not copied.
 
@@ -237,9 +244,9 @@ def _location(key: str, old_sources: str, new_sources: str, last: int) -> str:
     return new_sources + key.removeprefix(old_sources) if key.startswith(old_sources) else ""
 
 
-def _declare(new: CommitLog, moved: Moved) -> None:
+def _declare_complete(new: CommitLog, moved: Moved) -> None:
     new.perform(procedures.create_entry(keys.moved(moved.moved_from), moved))
 
 
-def _id(log: CommitLog) -> str:
+def _new_id(log: CommitLog) -> str:
     return log.clock.new_id()

@@ -10,8 +10,8 @@ from airflow.sdk import BaseOperator
 from airflow_provider_streamsem.arguments import flag
 from airflow_provider_streamsem.hooks.failures import airflow_exception
 from airflow_provider_streamsem.hooks.pipelines import HasPipeline
-from airflow_provider_streamsem.pipeline.maintenance import vacuum
 from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.pipeline.vacuum import vacuum
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.readers.verify import verify
 
@@ -52,7 +52,7 @@ class VacuumOperator(HasPipeline, BaseOperator):  # type: ignore[misc]
         """
         Run the vacuum and return the counts.
 
-        :raises StreamsemError: see :func:`airflow_provider_streamsem.pipeline.maintenance.vacuum`. An error that is not retryable fails the task at once
+        :raises StreamsemError: see :func:`airflow_provider_streamsem.pipeline.vacuum.vacuum`. An error that is not retryable fails the task at once
         """
         with self.resolved_pipeline(context) as pipeline:
             done = vacuum(pipeline, dry_run=self.is_dry_run, all_versions=self.all_versions)

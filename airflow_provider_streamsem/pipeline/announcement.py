@@ -29,7 +29,7 @@ def announce_run(log: CommitLog, last: Plan, closed: int, *, resumed: bool) -> t
     :returns: ``[start, end)`` of the announced versions, and the newest :data:`LISTED` commits of other runs among them, in ascending order
     :raises LogDamagedError: a closed version lacks its plan, its outcome or its run pointer
     """
-    key, end = keys.announced(last.version), (last.j, last.version)
+    key = keys.announced(last.version)
     first = last.version if last.j == 0 else _first_version(log, last.run_key)
     is_contiguous = last.version - first == last.j
     stored = log.announcement(key) if resumed else None
@@ -42,12 +42,12 @@ def announce_run(log: CommitLog, last: Plan, closed: int, *, resumed: bool) -> t
         # Another run may have announced this run's commits already. This run still creates its announcement: if another process of this run created it
         # before it died, the create returns that announcement (A2).
         since, upto = (since, closed) if since < last.version else (last.version, last.version)
-        stored = log.put_announcement(key, _made(log, last.version, since, upto, last.run_key))
+        stored = log.put_announcement(key, _announcement(log, last.version, since, upto, last.run_key))
     since, upto = stored.since, stored.upto
-    between = [] if is_contiguous else log.others_between(last.run_key, (0, first), end)
+    between = [] if is_contiguous else log.others_between(last.run_key, (0, first), (last.j, last.version))
     before, after = range(max(since + 1, first - LISTED), first), range(max(last.version, upto - LISTED) + 1, upto + 1)
-    numbers = [*before, *(n for n in between if n > since), *after]
-    return (min(since + 1, first), upto + 1), commits_of_others(log, numbers, last.run_key)
+    versions = [*before, *(n for n in between if n > since), *after]
+    return (min(since + 1, first), upto + 1), commits_of_others(log, versions, last.run_key)
 
 
 def announce_others(log: CommitLog, closed: int, run_key: str) -> tuple[tuple[int, int], Completed]:
@@ -70,13 +70,13 @@ def announce_others(log: CommitLog, closed: int, run_key: str) -> tuple[tuple[in
         if since >= closed:
             return nothing
         # Create the run's own announcement first (A3). Once the announcement of the version exists, no other run announces these versions.
-        stored = log.put_announcement(own, _made(log, closed, since, closed, run_key))
+        stored = log.put_announcement(own, _announcement(log, closed, since, closed, run_key))
         log.put_announcement(keys.announced(closed), stored)
-    numbers = range(max(stored.since, stored.upto - LISTED) + 1, stored.upto + 1)
-    return (stored.since + 1, stored.upto + 1), commits_of_others(log, [*numbers], run_key)
+    versions = range(max(stored.since, stored.upto - LISTED) + 1, stored.upto + 1)
+    return (stored.since + 1, stored.upto + 1), commits_of_others(log, [*versions], run_key)
 
 
-def _made(log: CommitLog, version: int, since: int, upto: int, run_key: str) -> Announcement:
+def _announcement(log: CommitLog, version: int, since: int, upto: int, run_key: str) -> Announcement:
     return Announcement(version=version, since=since, upto=upto, run_key=run_key, nonce=log.clock.new_id())
 
 
@@ -87,18 +87,18 @@ def _first_version(log: CommitLog, run_key: str) -> int:
     return pointer.version
 
 
-def commits_of_others(log: CommitLog, numbers: list[int], run_key: str) -> Completed:
+def commits_of_others(log: CommitLog, versions: list[int], run_key: str) -> Completed:
     """
     Return the commits of other runs among the newest :data:`LISTED` of these closed versions, in ascending order.
 
-    :param numbers: closed versions in ascending order
+    :param versions: closed versions in ascending order
     :param run_key: the run whose own commits are left out
     """
-    found = []
-    for number in numbers[-LISTED:]:
-        plan, outcome = log.plan(number), log.outcome(number)
+    commits = []
+    for version in versions[-LISTED:]:
+        plan, outcome = log.plan(version), log.outcome(version)
         if plan is None or outcome is None:
-            raise LogDamagedError("a closed version lacks its plan or its outcome", invariant="I2", version=number)
+            raise LogDamagedError("a closed version lacks its plan or its outcome", invariant="I2", version=version)
         if outcome[0].committed and plan[0].run_key != run_key:
-            found.append((plan[0], outcome[0]))
-    return found
+            commits.append((plan[0], outcome[0]))
+    return commits

@@ -34,10 +34,10 @@ def _differences(before: Any, now: Any, path: str) -> list[str]:
         return [] if before == now else [path]
     names = sorted({*before, *now})
     paths = {name: f"{path}.{name}" if path else name for name in names}
-    return [found for name in names for found in _differences(before.get(name), now.get(name), paths[name])]
+    return [difference for name in names for difference in _differences(before.get(name), now.get(name), paths[name])]
 
 
-def described(run_key: str) -> str:
+def describe_run(run_key: str) -> str:
     """Return the name of a run for messages: its DAG and task if an Airflow operator built the run key, else the run key."""
     parts = _airflow_parts(run_key)
     return run_key if parts is None else f"DAG {parts[0]}, task {parts[1]}"
@@ -70,13 +70,13 @@ def warn_of_open_version(log: CommitLog, plan: Plan, spec: Json, *, run_key: str
     :param run_key: run key of this process
     """
     stored = read_json(log.read_spec(plan.spec), keys.spec(plan.spec))
-    planner, own = described(plan.run_key), described(run_key)
+    planner, own = describe_run(plan.run_key), describe_run(run_key)
     by = "" if planner == own else f" by {planner}"
-    what = "version %d was planned%s with another spec (%s); this process stages it with its own spec"
-    logger.warning(what, plan.version, by, ", ".join(changed_fields(stored, spec)))
+    message = "version %d was planned%s with another spec (%s); this process stages it with its own spec"
+    logger.warning(message, plan.version, by, ", ".join(changed_fields(stored, spec)))
 
 
-def report(log: CommitLog, before: Head, plan: Plan, spec: Json) -> None:
+def log_spec_change(log: CommitLog, before: Head, plan: Plan, spec: Json) -> None:
     """
     Log that a version was planned with another spec than the version before it. Log a warning if two tasks seem to run one pipeline with different specs.
 
@@ -94,27 +94,35 @@ def report(log: CommitLog, before: Head, plan: Plan, spec: Json) -> None:
     what_changed = (
         f"version {plan.version} is planned with another spec than version {last.version}: {', '.join(names)}{values}"
     )
-    found = log.plan(last.version)
+    last_plan = log.plan(last.version)
     earlier = log.outcome(last.version - 1) if last.version > 0 else None
-    theirs, ours = _airflow_parts(found[0].run_key) if found else None, _airflow_parts(plan.run_key)
-    if found and theirs and ours and theirs[:2] != ours[:2]:
-        what = "two tasks run one pipeline with different specs: version %d by %s, version %d by %s. %s. Do: use one spec in both tasks, or one pipeline each."
+    theirs, ours = _airflow_parts(last_plan[0].run_key) if last_plan else None, _airflow_parts(plan.run_key)
+    if last_plan and theirs and ours and theirs[:2] != ours[:2]:
+        message = (
+            "two tasks run one pipeline with different specs: version %d by %s, version %d by %s. %s. "
+            "Do: use one spec in both tasks, or one pipeline each."
+        )
         logger.warning(
-            what, last.version, described(found[0].run_key), plan.version, described(plan.run_key), what_changed
+            message,
+            last.version,
+            describe_run(last_plan[0].run_key),
+            plan.version,
+            describe_run(plan.run_key),
+            what_changed,
         )
     elif earlier is not None and earlier[0].spec == plan.spec:
-        what = (
+        message = (
             "the spec is the same as that of version %d, but differs from that of the version in between. Two processes may run this pipeline with different "
             "specs: version %d by %s, version %d by %s. %s. Do: use one spec in both processes, or one pipeline each."
         )
-        theirs_key = found[0].run_key if found else ""
+        last_run_key = last_plan[0].run_key if last_plan else ""
         logger.warning(
-            what,
+            message,
             earlier[0].version,
             last.version,
-            described(theirs_key),
+            describe_run(last_run_key),
             plan.version,
-            described(plan.run_key),
+            describe_run(plan.run_key),
             what_changed,
         )
     else:

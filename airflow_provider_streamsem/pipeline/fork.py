@@ -14,9 +14,9 @@ from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.contract import Consuming
 from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError
 from airflow_provider_streamsem.pipeline.location import with_log_location
-from airflow_provider_streamsem.pipeline.maintenance import first_after
 from airflow_provider_streamsem.pipeline.opening import check_fork, create_log, forked_config
 from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.pipeline.vacuum import first_closed_after
 from airflow_provider_streamsem.protocol.codec import canonical, sha256
 from airflow_provider_streamsem.protocol.entries import Fork, Json, PipelineRecord
 from airflow_provider_streamsem.protocol.offsets import Offsets, advance
@@ -64,8 +64,8 @@ def fork(
     copies this state, and the discoveries of a files source, to the fork's log. It creates ``pipeline.json`` last, so a call that ends early leaves no log, and
     can be repeated.
 
-    :param pipeline: the fork. Its log and datasets must be new. Its source must be that of the original. Its dedup keys and its output mode too, if the version
-        has state
+    :param pipeline: the fork. Its log and datasets must be new. Its source must be that of the original. If the version has state, its dedup keys and its
+        output mode must be those of the original, too
     :param original: URL of the log of the original pipeline, or the open log
     :param version: a closed version; -1: start at the initial offsets, without state; default: the newest closed version
     :param until_ms: instead of a version: the newest version that was closed at or before this time, in milliseconds since the epoch
@@ -79,23 +79,23 @@ def fork(
     extras.check(pipeline.extras, pipeline=pipeline.name)
     _check_locations(old, new)
     record, existing = old.read_pipeline(), new.read_pipeline()
-    named = version if until_ms is None or record is None else _version(old, version, until_ms)
+    requested = version if until_ms is None or record is None else _version(old, version, until_ms)
     if existing is not None:
-        return _existing(existing, record, named, pipeline)
+        return _existing_fork(existing, record, requested, pipeline)
     if record is None:
-        what = "there is no log at this location: no run of a pipeline has created it yet, or the location is wrong"
-        raise InvalidError(what, log=old.store.url).advising("run the original once, or correct the location.")
-    at = _version(old, named, None)
-    wanted = _position(old, record, pipeline, at)
-    _warn_of_expired_ids(pipeline, wanted.state, new.clock.now_ms())
+        summary = "there is no log at this location: no run of a pipeline has created it yet, or the location is wrong"
+        raise InvalidError(summary, log=old.store.url).advising("run the original once, or correct the location.")
+    at = _version(old, requested, None)
+    position = _fork_position(old, record, pipeline, at)
+    _warn_of_expired_ids(pipeline, position.state, new.clock.now_ms())
     _check_datasets(pipeline)
-    copied = sum(_copy(old, new, key, copy) for key, copy in _objects(old, new, pipeline, wanted))
-    _check_state(old, new, wanted)
-    created = create_log(pipeline, new, fork=wanted)
-    if created.fork is None or created.fork != wanted:
-        return _existing(created, record, named, pipeline)
+    copied = sum(_copy(old, new, key, copy) for key, copy in _objects(old, new, pipeline, position))
+    _check_state(old, new, position)
+    created = create_log(pipeline, new, fork=position)
+    if created.fork is None or created.fork != position:
+        return _existing_fork(created, record, requested, pipeline)
     return Forked(
-        log=new.store.url, forked_from=wanted.log, version=at, offsets=wanted.offsets, copied=copied, is_new=True
+        log=new.store.url, forked_from=position.log, version=at, offsets=position.offsets, copied=copied, is_new=True
     )
 
 
@@ -106,17 +106,17 @@ def _check_locations(old: CommitLog, new: CommitLog) -> None:
     :raises InvalidError: the locations are equal, or one contains the other
     """
     if overlap(normalised(old.store.url), normalised(new.store.url)):
-        what = (
+        summary = (
             "the log of the fork and that of the original must not be equal or contain each other; nothing was written"
         )
-        raise InvalidError(what, original=old.store.url, fork=new.store.url).advising("give the fork another log.")
+        raise InvalidError(summary, original=old.store.url, fork=new.store.url).advising("give the fork another log.")
 
 
 def _warn_of_expired_ids(pipeline: Pipeline, state: Json, now_ms: int) -> None:
     layers = dedup.stored_layers(state)
     if pipeline.dedup is not None and layers and not dedup.layers_of(state, pipeline.dedup, now_ms):
-        what = "every id in the deduplication state has expired by dedup.ttl_s, so the fork passes records that the original dropped as repeats"
-        logger.warning(what)
+        message = "every id in the deduplication state has expired by dedup.ttl_s, so the fork passes records that the original dropped as duplicates"
+        logger.warning(message)
 
 
 def _version(old: CommitLog, version: int | None, until_ms: int | None) -> int:
@@ -129,23 +129,23 @@ def _version(old: CommitLog, version: int | None, until_ms: int | None) -> int:
         raise InvalidError("at most one of a version and a time may be given", version=version, until_ms=until_ms)
     closed = old.find_head().closed
     if until_ms is not None:
-        at = first_after(old, until_ms, 0, closed + 1) - 1
+        at = first_closed_after(old, until_ms, 0, closed + 1) - 1
         if at < 0:
-            what = "no version was closed by this time; nothing was written"
-            raise InvalidError(what, log=old.store.url, until_ms=until_ms).advising(
+            summary = "no version was closed by this time; nothing was written"
+            raise InvalidError(summary, log=old.store.url, until_ms=until_ms).advising(
                 "give a later time, or version -1 to start at the initial offsets."
             )
         return at
     at = closed if version is None else version
     if not -1 <= at <= closed:
-        what = "only a closed version can be forked; nothing was written"
-        raise InvalidError(what, log=old.store.url, given=version, newest_closed=closed).advising(
+        summary = "only a closed version can be forked; nothing was written"
+        raise InvalidError(summary, log=old.store.url, given=version, newest_closed=closed).advising(
             "give a version from 0 to the newest closed one, or -1 to start at the initial offsets."
         )
     return at
 
 
-def _position(old: CommitLog, record: PipelineRecord, pipeline: Pipeline, version: int) -> Fork:
+def _fork_position(old: CommitLog, record: PipelineRecord, pipeline: Pipeline, version: int) -> Fork:
     """
     Return the position of the fork.
 
@@ -154,23 +154,25 @@ def _position(old: CommitLog, record: PipelineRecord, pipeline: Pipeline, versio
     """
     consuming = sorted(name for name, source in pipeline.source_parts.items() if isinstance(source, Consuming))
     if consuming:
-        what = "the source removes records when it reads them, so a fork cannot read them again; nothing was written"
-        raise InvalidError(what, pipeline=pipeline.name, sources=consuming)
+        summary = "the source removes records when it reads them, so a fork cannot read them again; nothing was written"
+        raise InvalidError(summary, pipeline=pipeline.name, sources=consuming)
     first = old.plan(0)
     if first is None:
         raise InvalidError("the log has no version, so nothing can be forked; nothing was written", log=old.store.url)
     start: Offsets = first[0].initial_offsets or {}
-    found = old.outcome(version) if version >= 0 else None
-    state = record.initial_state if found is None else found[0].state
+    outcome = old.outcome(version) if version >= 0 else None
+    state = record.initial_state if outcome is None else outcome[0].state
     before = forked_config(stored_spec(old.read_spec(first[0].spec))["immutable_config"], state)
     config = forked_config(pipeline.immutable_config(), state)
     _check_config(before, config, pipeline)
     operators = operator_state(state)
     _check_partitions(operators, pipeline)
-    paths = [] if operators is None else [one.name for one in operators.operators if one.has_absolute_paths]
+    paths = (
+        [] if operators is None else [operator.name for operator in operators.operators if operator.has_absolute_paths]
+    )
     if paths:
-        what = "the log cannot be forked at this version, because the state of transformWithState names files by their absolute paths"
-        raise InvalidError(what, log=old.store.url, version=version, operators=paths).advising(
+        summary = "the log cannot be forked at this version, because the state of transformWithState names files by their absolute paths"
+        raise InvalidError(summary, log=old.store.url, version=version, operators=paths).advising(
             "fork at version -1, which starts without state."
         )
     return Fork(
@@ -178,9 +180,9 @@ def _position(old: CommitLog, record: PipelineRecord, pipeline: Pipeline, versio
         pipeline_uuid=record.pipeline_uuid,
         version=version,
         config=sha256(canonical(config)),
-        offsets=start if found is None else advance(start, found[0].next),
+        offsets=start if outcome is None else advance(start, outcome[0].next),
         state=state,
-        hint=(None if record.fork is None else record.fork.hint) if found is None else found[0].hint,
+        hint=(None if record.fork is None else record.fork.hint) if outcome is None else outcome[0].hint,
     )
 
 
@@ -194,8 +196,8 @@ def _check_datasets(pipeline: Pipeline) -> None:
         try:
             sink.refuse_orphan(pipeline.log)
         except ConflictError as error:
-            what = "a dataset of the fork belongs to another log already; nothing was written"
-            raise ConflictError(what, **{"location": sink.location, **error.fields, "sink": name}).advising(
+            summary = "a dataset of the fork belongs to another log already; nothing was written"
+            raise ConflictError(summary, **{"location": sink.location, **error.fields, "sink": name}).advising(
                 "give the sink of the fork another path or table."
             ) from error
 
@@ -212,16 +214,16 @@ def _check_config(before: Mapping[str, Json], now: Mapping[str, Json], pipeline:
 
 
 def _check_partitions(operators: OperatorState | None, pipeline: Pipeline) -> None:
-    given = None if pipeline.state is None else pipeline.state.partitions
-    if operators is not None and given not in (None, operators.partitions):
+    partitions = None if pipeline.state is None else pipeline.state.partitions
+    if operators is not None and partitions not in (None, operators.partitions):
         raise ConflictError(
             "the fork's number of state partitions differs from that of the version; nothing was written",
             original=operators.partitions,
-            fork=given,
+            fork=partitions,
         ).advising("remove state.partitions, or fork at version -1, which starts without state.")
 
 
-def _objects(old: CommitLog, new: CommitLog, pipeline: Pipeline, wanted: Fork) -> Iterator[tuple[str, str]]:
+def _objects(old: CommitLog, new: CommitLog, pipeline: Pipeline, position: Fork) -> Iterator[tuple[str, str]]:
     """
     Yield the objects that the fork needs: key in the original log, and key in the new one.
 
@@ -232,10 +234,10 @@ def _objects(old: CommitLog, new: CommitLog, pipeline: Pipeline, wanted: Fork) -
     # Discoveries are listed newest first. A run that finds some of them finds the older ones too.
     for key in sorted(old.list_keys(before), reverse=True):
         yield key, after + key.removeprefix(before)
-    for layer in dedup.stored_layers(wanted.state):
+    for layer in dedup.stored_layers(position.state):
         for file in layer.files:
             yield f"{dedup.STATE}/{file.key}", f"{dedup.STATE}/{file.key}"
-    operators = operator_state(wanted.state)
+    operators = operator_state(position.state)
     if operators is not None:
         for key in state_files.needed(old.store, operators):
             yield key, key
@@ -248,19 +250,19 @@ def _copy(old: CommitLog, new: CommitLog, key: str, copy: str) -> bool:
         return False
     creation = new.create(copy, data)
     if not creation.mine:
-        what = "the new location has another object under a key of the fork; the log was not created"
-        raise ConflictError(what, log=new.store.url, key=copy).advising("use a location that is empty.")
+        summary = "the new location has another object under a key of the fork; the log was not created"
+        raise ConflictError(summary, log=new.store.url, key=copy).advising("use a location that is empty.")
     return creation.first
 
 
-def _check_state(old: CommitLog, new: CommitLog, wanted: Fork) -> None:
-    if dedup.is_complete(new.store.url, wanted.state) and state_files.is_loadable(new.store, wanted.state):
+def _check_state(old: CommitLog, new: CommitLog, position: Fork) -> None:
+    if dedup.is_complete(new.store.url, position.state) and state_files.is_loadable(new.store, position.state):
         return
-    what = "files of the state after this version are missing, for example because vacuum deleted them; the log was not created"
-    raise DataError(what, log=old.store.url, version=wanted.version).advising("fork at a newer version, or at -1.")
+    summary = "files of the state after this version are missing, for example because vacuum deleted them; the log was not created"
+    raise DataError(summary, log=old.store.url, version=position.version).advising("fork at a newer version, or at -1.")
 
 
-def _existing(
+def _existing_fork(
     record: PipelineRecord, original: PipelineRecord | None, version: int | None, pipeline: Pipeline
 ) -> Forked:
     """
@@ -270,25 +272,25 @@ def _existing(
     :param version: the version that the caller named, or ``None``
     :raises ConflictError: the log is not this fork
     """
-    found = record.fork
-    if found is None:
-        what = "the fork's log exists already, and is not the log of a fork; nothing was written"
-        raise ConflictError(what, log=pipeline.log, pipeline=record.name).advising("give the fork another log.")
-    check_fork(pipeline, found)
-    is_same = original is None or found.pipeline_uuid == original.pipeline_uuid
-    if not is_same or version not in (None, found.version):
+    existing = record.fork
+    if existing is None:
+        summary = "the fork's log exists already, and is not the log of a fork; nothing was written"
+        raise ConflictError(summary, log=pipeline.log, pipeline=record.name).advising("give the fork another log.")
+    check_fork(pipeline, existing)
+    is_same = original is None or existing.pipeline_uuid == original.pipeline_uuid
+    if not is_same or version not in (None, existing.version):
         raise ConflictError(
             "the fork's log exists already, and was forked from another log or at another version; nothing was written",
             log=pipeline.log,
-            forked_from=found.log,
-            forked_at=found.version,
+            forked_from=existing.log,
+            forked_at=existing.version,
             given=version,
         ).advising("give the fork another log. If no run has used this one, you may delete it and fork again.")
     return Forked(
         log=pipeline.log,
-        forked_from=found.log,
-        version=found.version,
-        offsets=found.offsets,
+        forked_from=existing.log,
+        version=existing.version,
+        offsets=existing.offsets,
         copied=0,
         is_new=False,
     )

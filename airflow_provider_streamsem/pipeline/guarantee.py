@@ -1,4 +1,4 @@
-"""Computes the delivery guarantee of a pipeline from what its source, transform, dedup settings and sinks declare."""
+"""Computes the delivery guarantee of a pipeline from the declarations of its source, transform, dedup settings and sinks."""
 
 from __future__ import annotations
 
@@ -75,17 +75,19 @@ def guarantee(pipeline: _Pipeline) -> Guarantee:
     for name, lookup in sorted(pipeline.lookups.items()):
         reasons += [f"lookup {name}: {reason}" for reason in lookup.reasons]
     if pipeline.dedup is not None:
-        reasons.append(_of_dedup(pipeline.dedup))
-    reasons.append(_of_transform(pipeline))
+        reasons.append(_dedup_reason(pipeline.dedup))
+    reasons.append(_transform_reason(pipeline))
     if pipeline.state is not None:
-        reasons.append(_of_state(pipeline.state))
-    read = pipeline.source.delivery if pipeline.dedup is None else weaker(pipeline.source.delivery, "effectively_once")
+        reasons.append(_state_reason(pipeline.state))
+    source_label = (
+        pipeline.source.delivery if pipeline.dedup is None else weaker(pipeline.source.delivery, "effectively_once")
+    )
     labels = {}
     for name, sink in sorted(pipeline.sinks.items()):
         reasons += [f"sink {name}: {reason}" for reason in sink.reasons]
-        labels[name] = _read_and_written(read, sink.delivery)
+        labels[name] = _path_label(source_label, sink.delivery)
     if len(pipeline.sinks) > 1:
-        reasons.append(_of_sinks(pipeline))
+        reasons.append(_sinks_reason(pipeline))
     label = "exactly_once"
     for other in labels.values():
         label = weaker(label, other)
@@ -98,15 +100,15 @@ def guarantee(pipeline: _Pipeline) -> Guarantee:
 
 def warnings(pipeline: _Pipeline) -> list[str]:
     """Return warnings about connections without encryption, one sentence each. Skips a connection that does not exist, because a run refuses it."""
-    found: list[str] = []
+    messages: list[str] = []
     for part in (pipeline.source, *pipeline.lookups.values(), *pipeline.sinks.values()):
         if isinstance(part, Warns):
             with suppress(InvalidError):
-                found += part.warnings()
-    return found
+                messages += part.warnings()
+    return messages
 
 
-def _read_and_written(source: str, sink: str) -> str:
+def _path_label(source: str, sink: str) -> str:
     """
     Return the label of the path from the source to a sink.
 
@@ -123,7 +125,7 @@ def _terms(pipeline: _Pipeline) -> str:
     return ", ".join(filter(None, terms))
 
 
-def _of_dedup(dedup: Dedup) -> str:
+def _dedup_reason(dedup: Dedup) -> str:
     keys = ", ".join(dedup.keys)
     if not dedup.keeps_state:
         return f"dedup: of the records of one batch with equal {keys}, one passes; repeats in other batches also pass (scope='pipeline' drops them)"
@@ -133,14 +135,14 @@ def _of_dedup(dedup: Dedup) -> str:
     )
 
 
-def _of_state(state: State) -> str:
+def _state_reason(state: State) -> str:
     text = "state: the outcome names the state of its batch, so attempts that are not committed change no state"
     if state.output_mode == "update":
         text += '. output_mode="update" emits a row at each change of its key: an appending sink gets a stream of changes, and mode="upsert" the newest row'
     return text
 
 
-def _of_transform(pipeline: _Pipeline) -> str:
+def _transform_reason(pipeline: _Pipeline) -> str:
     if pipeline.transform is None:
         return "transform: none, rows pass unchanged"
     text = (
@@ -153,7 +155,7 @@ def _of_transform(pipeline: _Pipeline) -> str:
     return f"{text}. {shared} between sinks"
 
 
-def _of_sinks(pipeline: _Pipeline) -> str:
+def _sinks_reason(pipeline: _Pipeline) -> str:
     together = "one object commits the batch for all sinks together"
     if not pipeline.publishes:
         return together
@@ -173,6 +175,6 @@ def require(pipeline: _Pipeline, least: str) -> None:
             "the pipeline's guarantee is weaker than it requires; no run can start",
             pipeline=pipeline.name,
             require=least,
-            keeps=computed.label,
+            computed=computed.label,
             reasons=list(computed.reasons),
         ).advising("run `streamsem explain`, then change the pipeline or `require`.")

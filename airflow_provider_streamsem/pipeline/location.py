@@ -29,44 +29,44 @@ def located(pipeline: Pipeline) -> Iterator[Pipeline]:
     if pipeline.log_conn_id is None:
         yield pipeline
         return
-    found = connection(pipeline.log_conn_id)
-    with s3.use_s3_access(access(found)):
-        yield pipeline.replace(log=f"{root(found)}/{pipeline.name}", log_conn_id=None)
+    conn = connection(pipeline.log_conn_id)
+    with s3.use_s3_access(access(conn)):
+        yield pipeline.replace(log=f"{root(conn)}/{pipeline.name}", log_conn_id=None)
 
 
 def with_log_location(function: F) -> F:
     """Decorate a function whose first argument is a pipeline. The function receives the pipeline that :func:`located` yields, and runs inside that block."""
 
     @wraps(function)
-    def called(pipeline: Pipeline, *args: Any, **kwargs: Any) -> Any:
+    def wrapper(pipeline: Pipeline, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(pipeline, Pipeline):
             raise InvalidError(
                 f"the first argument of {function.__name__} must be a Pipeline", given=type(pipeline).__name__
             )
-        with located(pipeline) as existing:
-            return function(existing, *args, **kwargs)
+        with located(pipeline) as located_pipeline:
+            return function(located_pipeline, *args, **kwargs)
 
-    return cast(F, called)
+    return cast(F, wrapper)
 
 
-def root(found: Connection) -> str:
+def root(conn: Connection) -> str:
     """
     Return the root location of the logs of a ``streamsem`` connection. The log of a pipeline is at ``<root>/<name>``.
 
     :raises InvalidError: the connection is not of type ``streamsem`` or has no host
     """
-    if found.conn_type != "streamsem":
+    if conn.conn_type != "streamsem":
         raise InvalidError(
-            "log_conn_id must name a connection of type streamsem", conn_id=found.conn_id, conn_type=found.conn_type
+            "log_conn_id must name a connection of type streamsem", conn_id=conn.conn_id, conn_type=conn.conn_type
         )
-    if not found.host:
+    if not conn.host:
         raise InvalidError(
-            "a streamsem connection must have the root location of its logs as host", conn_id=found.conn_id
+            "a streamsem connection must have the root location of its logs as host", conn_id=conn.conn_id
         )
-    return found.host.rstrip("/")
+    return conn.host.rstrip("/")
 
 
-def access(found: Connection) -> s3.S3Access:
+def access(conn: Connection) -> s3.S3Access:
     """
     Return the S3 access of a ``streamsem`` connection, from ``endpoint_url``, ``region_name`` and ``aws_conn_id`` in its extra.
 
@@ -74,7 +74,7 @@ def access(found: Connection) -> s3.S3Access:
 
     :raises InvalidError: ``aws_conn_id`` names no connection of type ``aws``, or one with credentials of an unsupported kind
     """
-    aws_conn_id = found.extra.get("aws_conn_id")
-    given = aws.access_of(str(aws_conn_id), service="s3") if aws_conn_id else s3.S3Access()
-    here = {name: aws.word(found.extra, name) for name in ("endpoint_url", "region_name")}
-    return dataclasses.replace(given, **{name: value for name, value in here.items() if value is not None})
+    aws_conn_id = conn.extra.get("aws_conn_id")
+    aws_access = aws.access_of(str(aws_conn_id), service="s3") if aws_conn_id else s3.S3Access()
+    own = {name: aws.text_or_none(conn.extra, name) for name in ("endpoint_url", "region_name")}
+    return dataclasses.replace(aws_access, **{name: value for name, value in own.items() if value is not None})

@@ -16,7 +16,7 @@ from airflow_provider_streamsem.commitlog import doctor
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.ownership import claim_dataset
 from airflow_provider_streamsem.errors import ConflictError, InvalidError
-from airflow_provider_streamsem.pipeline.changes import changed_fields, described
+from airflow_provider_streamsem.pipeline.changes import changed_fields, describe_run
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol.codec import canonical, sha256
 from airflow_provider_streamsem.protocol.entries import FORK, PUBLISH, Fork, InitialOffsets, Json, PipelineRecord
@@ -27,7 +27,7 @@ from airflow_provider_streamsem.stores.contract import open_store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
+class OpenPipeline:
     """
     A pipeline that was checked against its log.
 
@@ -43,7 +43,7 @@ class Opened:
     spec: str
 
 
-def open_pipeline(pipeline: Pipeline, log: CommitLog) -> Opened:
+def open_pipeline(pipeline: Pipeline, log: CommitLog) -> OpenPipeline:
     """
     Open the pipeline's log, or create it if it does not exist.
 
@@ -58,13 +58,13 @@ def open_pipeline(pipeline: Pipeline, log: CommitLog) -> Opened:
     head = log.find_head()
     if head.spec is None:
         assert isinstance(head, ClosedHead)  # an open version names its spec
-        head = _at_start(head, record, initial_offsets(pipeline, log, record, fixes=True))
+        head = _at_start(head, record, initial_offsets(pipeline, log, record, store=True))
         if pipeline.spec_sha256 != record.spec:
             log.put_spec(pipeline.spec_bytes())
-        return Opened(pipeline=pipeline, log=log, record=record, head=head, spec=pipeline.spec_sha256)
+        return OpenPipeline(pipeline=pipeline, log=log, record=record, head=head, spec=pipeline.spec_sha256)
     check_and_store_spec(pipeline, log, head.spec, version=max(head.closed, 0))
     claim_datasets(pipeline, log, record, new=head.outcome is None)
-    return Opened(pipeline=pipeline, log=log, record=record, head=head, spec=pipeline.spec_sha256)
+    return OpenPipeline(pipeline=pipeline, log=log, record=record, head=head, spec=pipeline.spec_sha256)
 
 
 def find_record(pipeline: Pipeline, log: CommitLog) -> PipelineRecord | None:
@@ -104,7 +104,7 @@ def read_head(pipeline: Pipeline, log: CommitLog) -> Head:
     if head.spec is None:
         assert isinstance(head, ClosedHead)  # an open version names its spec
         record = find_record(pipeline, log)
-        return _at_start(head, record, initial_offsets(pipeline, log, record, fixes=False))
+        return _at_start(head, record, initial_offsets(pipeline, log, record, store=False))
     if head.spec != pipeline.spec_sha256:
         check_immutable_config(pipeline, log, head.spec, version=max(head.closed, 0))
     return head
@@ -116,12 +116,12 @@ def _at_start(head: ClosedHead, record: PipelineRecord | None, start: Offsets) -
     return replace(head, initial_offsets=start, initial_hint=None if fork is None else fork.hint)
 
 
-def initial_offsets(pipeline: Pipeline, log: CommitLog, record: PipelineRecord | None, *, fixes: bool) -> Offsets:
+def initial_offsets(pipeline: Pipeline, log: CommitLog, record: PipelineRecord | None, *, store: bool) -> Offsets:
     """
     Return the offsets at which version 0 starts if it is planned with the pipeline's source.
 
     :param record: the log's ``pipeline.json``, which has the offsets of a fork (K4)
-    :param fixes: whether to store the offsets if no run has stored them, so that later runs with this source start there too
+    :param store: whether to store the offsets if no run has stored them, so that later runs with this source start there too
     :raises ConflictError: the log was forked for another source, other dedup keys or another output mode
     """
     if record is not None and record.fork is not None:
@@ -130,8 +130,8 @@ def initial_offsets(pipeline: Pipeline, log: CommitLog, record: PipelineRecord |
     stored = log.initial_offsets(pipeline.source_sha256)
     if stored is not None:
         return stored.offsets
-    wanted = InitialOffsets(offsets=pipeline.source.initial_offsets(), nonce=log.clock.new_id())
-    return log.put_initial_offsets(pipeline.source_sha256, wanted).offsets if fixes else wanted.offsets
+    proposed = InitialOffsets(offsets=pipeline.source.initial_offsets(), nonce=log.clock.new_id())
+    return log.put_initial_offsets(pipeline.source_sha256, proposed).offsets if store else proposed.offsets
 
 
 def claim_datasets(pipeline: Pipeline, log: CommitLog, record: PipelineRecord, *, new: bool) -> None:
@@ -177,7 +177,7 @@ def check_immutable_config(pipeline: Pipeline, log: CommitLog, stored: str, *, v
             stored=before,
             given=now,
             version=version,
-            planned_by="" if plan is None else described(plan[0].run_key),
+            planned_by="" if plan is None else describe_run(plan[0].run_key),
         )
 
 
@@ -194,8 +194,8 @@ def check_fork(pipeline: Pipeline, fork: Fork) -> None:
     :raises ConflictError: a field differs
     """
     if fork.config != sha256(canonical(forked_config(pipeline.immutable_config(), fork.state))):
-        what = "the log was forked with another source, other dedup keys or another output mode; nothing was written"
-        raise ConflictError(what, log=pipeline.log, forked_from=fork.log, version=fork.version).advising(
+        summary = "the log was forked with another source, other dedup keys or another output mode; nothing was written"
+        raise ConflictError(summary, log=pipeline.log, forked_from=fork.log, version=fork.version).advising(
             "use the source, the dedup keys and the output mode with which the log was forked, or another log."
         )
 

@@ -13,7 +13,7 @@ from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.pipeline import report
 from airflow_provider_streamsem.pipeline.corrections import outdated
 from airflow_provider_streamsem.pipeline.lookups import pin_lookups
-from airflow_provider_streamsem.pipeline.opening import Opened
+from airflow_provider_streamsem.pipeline.opening import OpenPipeline
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import offsets
 from airflow_provider_streamsem.protocol.codec import plain
@@ -52,7 +52,7 @@ class Corrections:
 
 
 def plan_batch(
-    opened: Opened, planner: Planner, ready: Ready, *, run_key: str, drain: bool
+    opened: OpenPipeline, planner: Planner, ready: Ready, *, run_key: str, drain: bool
 ) -> Plan | Corrections | None:
     """
     Build the next plan of a run. Does not store it.
@@ -70,39 +70,39 @@ def plan_batch(
     planned_at_ms = clock.now_ms()
     start, target = ready.head.next, ready.target
     last, hint = ready.head.outcome, ready.head.hint
-    end = _end(opened, planner, ready)
+    end = _poll_end(opened, planner, ready)
     limits = opened.pipeline.limits
     if drain and ready.j == 0:
         target = end.offsets
-    found = planner.slice(start, end, limits, hint, on_data_loss=opened.pipeline.on_data_loss)
-    if found is not None and found.corrected and (versions := outdated(opened, ready.head, found.corrected)):
-        _refuse_corrections(opened, found.corrected, versions)
+    batch = planner.slice(start, end, limits, hint, on_data_loss=opened.pipeline.on_data_loss)
+    if batch is not None and batch.corrected and (versions := outdated(opened, ready.head, batch.corrected)):
+        _refuse_corrections(opened, batch.corrected, versions)
         return Corrections(versions)
     watermark_ms = None
-    if found is None:
+    if batch is None:
         _refuse_unfinished_drain(ready)
         watermark_ms = due_watermark(opened.pipeline, last, now_ms=planned_at_ms)
         if watermark_ms is None:
             return None
-        found = SourceSlice(ranges={}, pins=(), hint=hint, rows=0)
+        batch = SourceSlice(ranges={}, pins=(), hint=hint, rows=0)
     since_ms = None if last is None else last.decided_at_ms
-    if found.ranges and ready.j == 0 and may_wait(limits, found.rows, since_ms=since_ms, now_ms=planned_at_ms):
-        logger.info("%s", report.waiting(found.rows, limits))
+    if batch.ranges and ready.j == 0 and may_wait(limits, batch.rows, since_ms=since_ms, now_ms=planned_at_ms):
+        logger.info("%s", report.waiting(batch.rows, limits))
         return None
     return Plan(
         version=ready.head.closed + 1,
         previous=ready.head.outcome_sha,
         initial_offsets=start if last is None else None,
-        ranges=found.ranges,
-        gaps=found.gaps,
-        pins=plain(found.pins, sparse=True),
+        ranges=batch.ranges,
+        gaps=batch.gaps,
+        pins=plain(batch.pins, sparse=True),
         lookups=pin_lookups(opened.pipeline, planned_at_ms),
-        hint=found.hint,
+        hint=batch.hint,
         run_key=run_key,
         j=ready.j,
         target=target,
         run_counts=_run_counts(ready),
-        run_start=_run_start(ready, target, found.ranges),
+        run_start=_run_start(ready, target, batch.ranges),
         planned_at_ms=planned_at_ms,
         spec=opened.spec,
         transform=opened.pipeline.transform_name,
@@ -111,8 +111,8 @@ def plan_batch(
     )
 
 
-def _end(opened: Opened, planner: Planner, ready: Ready) -> SourceEnd:
-    """Return the end offsets of the source; for later plans of a drain, the run's target. Reports the lag."""
+def _poll_end(opened: OpenPipeline, planner: Planner, ready: Ready) -> SourceEnd:
+    """Return the end offsets of the source; for later plans of a drain, the run's target. Logs the lag."""
     start, target = ready.head.next, ready.target
     end = planner.poll(ready.head.hint) if target is None else SourceEnd(target)
     telemetry.emit(telemetry.SourcePolled.at, start, end.offsets)
@@ -138,7 +138,7 @@ def _run_counts(ready: Ready) -> dict[str, int]:
     return add_counts(plan.run_counts, outcome.counts) if outcome.committed else dict(plan.run_counts)
 
 
-def _refuse_corrections(opened: Opened, corrected: Gaps, versions: list[int]) -> None:
+def _refuse_corrections(opened: OpenPipeline, corrected: Gaps, versions: list[int]) -> None:
     """
     Refuse to read new versions if versions are outdated and ``on_reprocess`` of the source is ``refuse``.
 
@@ -178,7 +178,7 @@ def due_watermark(pipeline: Pipeline, last: Outcome | None, *, now_ms: int) -> i
     :param last: the newest outcome
     :param now_ms: the current time in milliseconds since the epoch
     """
-    found = None if last is None else operator_state(last.state)
-    if pipeline.state is None or last is None or found is None:
+    state = None if last is None else operator_state(last.state)
+    if pipeline.state is None or last is None or state is None:
         return None
-    return no_data_watermark_ms(pipeline.state, found, closed_ms=last.decided_at_ms, now_ms=now_ms)
+    return no_data_watermark_ms(pipeline.state, state, closed_ms=last.decided_at_ms, now_ms=now_ms)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from airflow_provider_streamsem import state_files
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, StreamsemError
+from airflow_provider_streamsem.pipeline.abort import abort
 from airflow_provider_streamsem.pipeline.corrections import repinned
 from airflow_provider_streamsem.pipeline.lookups import check_lookups, pin_lookups
-from airflow_provider_streamsem.pipeline.maintenance import abort
-from airflow_provider_streamsem.pipeline.opening import Opened
+from airflow_provider_streamsem.pipeline.opening import OpenPipeline
 from airflow_provider_streamsem.pipeline.publish import current_output, publishing
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import invariants, offsets
@@ -30,7 +30,7 @@ def refuse_sinks(pipeline: Pipeline) -> None:
         )
 
 
-def abort_reprocessing(opened: Opened, run_key: str, error: StreamsemError) -> None:
+def abort_reprocessing(opened: OpenPipeline, run_key: str, error: StreamsemError) -> None:
     """
     Abort the open version of a reprocessing run that no retry can stage (W22).
 
@@ -46,7 +46,7 @@ def abort_reprocessing(opened: Opened, run_key: str, error: StreamsemError) -> N
         )
 
 
-def plan_reprocess(opened: Opened, version: int, run_key: str, current_lookups: bool, ready: Ready) -> Plan:
+def plan_reprocess(opened: OpenPipeline, version: int, run_key: str, current_lookups: bool, ready: Ready) -> Plan:
     """
     Build the plan of a reprocessing run from the commit that it replaces, as of the head (W24, W25).
 
@@ -55,28 +55,29 @@ def plan_reprocess(opened: Opened, version: int, run_key: str, current_lookups: 
     clock = opened.log.clock
     planned_at_ms = clock.now_ms()
     current = current_commit(opened, ready.head, version)
-    plan, outcome = opened.log.plan(current), opened.log.outcome(current)
-    if plan is None or outcome is None:
+    stored_plan, stored_outcome = opened.log.plan(current), opened.log.outcome(current)
+    if stored_plan is None or stored_outcome is None:
         raise LogDamagedError("a closed version lacks its plan or its outcome", invariant="I2", version=current)
+    replaced, outcome = stored_plan[0], stored_outcome[0]
     reprocessed = Plan(
         version=ready.head.closed + 1,
         kind="reprocess",
         previous=ready.head.outcome_sha,
-        ranges=plan[0].ranges,
-        gaps=plan[0].gaps,
-        pins=repinned(opened, plan[0]),
-        lookups=pin_lookups(opened.pipeline, planned_at_ms, planned={} if current_lookups else plan[0].lookups),
-        replaces=Replaced(version=current, counts=outcome[0].counts),
+        ranges=replaced.ranges,
+        gaps=replaced.gaps,
+        pins=repinned(opened, replaced),
+        lookups=pin_lookups(opened.pipeline, planned_at_ms, planned={} if current_lookups else replaced.lookups),
+        replaces=Replaced(version=current, counts=outcome.counts),
         run_key=run_key,
         j=ready.j,
-        run_start=offsets.starts(plan[0].ranges),
+        run_start=offsets.starts(replaced.ranges),
         planned_at_ms=planned_at_ms,
         spec=opened.spec,
         transform=opened.pipeline.transform_name,
-        watermark_ms=plan[0].watermark_ms,
+        watermark_ms=replaced.watermark_ms,
         nonce=clock.new_id(),
     )
-    invariants.check_i20(reprocessed, plan[0], outcome[0])
+    invariants.check_i20(reprocessed, replaced, outcome)
     # Check before the plan is created: an open version blocks every other run, and so does a commit that a sink cannot publish.
     _refuse_deleted_state(opened, current)
     source = opened.pipeline.source
@@ -87,7 +88,7 @@ def plan_reprocess(opened: Opened, version: int, run_key: str, current_lookups: 
     return reprocessed
 
 
-def _refuse_deleted_state(opened: Opened, current: int) -> None:
+def _refuse_deleted_state(opened: OpenPipeline, current: int) -> None:
     """
     Refuse a version if vacuum has deleted the state before it.
 
@@ -106,18 +107,18 @@ def _refuse_deleted_state(opened: Opened, current: int) -> None:
         ).advising("reprocess newer versions only. To keep the state of more versions, raise state.keep_versions.")
 
 
-def current_commit(opened: Opened, head: Head, version: int) -> int:
+def current_commit(opened: OpenPipeline, head: Head, version: int) -> int:
     """
-    Return the commit that has replaced a version: the newest reprocessing run of its chain, or the version itself.
+    Return the commit whose rows are visible for a version: the newest reprocessing run of its chain, or the version itself.
 
     :raises InvalidError: the version is not closed, was aborted, is a rollback, or was rolled back
     """
-    found = opened.log.outcome(version) if version <= head.closed else None
-    if found is None or not found[0].committed or found[0].rolled_back is not None:
+    outcome = opened.log.outcome(version) if version <= head.closed else None
+    if outcome is None or not outcome[0].committed or outcome[0].rolled_back is not None:
         raise InvalidError(
             "only a committed batch can be reprocessed; nothing was written",
             given=version,
-            result="not closed" if found is None else "rollback" if found[0].rolled_back else found[0].result,
+            result="not closed" if outcome is None else "rollback" if outcome[0].rolled_back else outcome[0].result,
             newest_closed=head.closed,
         )
     current = opened.log.find_current(version, head)

@@ -15,7 +15,7 @@ from airflow_provider_streamsem.connectors.columns.recorded import fields
 from airflow_provider_streamsem.connectors.contract import Batch, PublishingSink
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, MarkerConflictError
 from airflow_provider_streamsem.pipeline.location import with_log_location
-from airflow_provider_streamsem.pipeline.opening import Opened, open_pipeline
+from airflow_provider_streamsem.pipeline.opening import OpenPipeline, open_pipeline
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol.entries import (
     Claim,
@@ -33,7 +33,7 @@ logger = telemetry.log_of(__name__)
 
 class LoggedEffects:
     """
-    Claims and results of a version's effects on one sink, stored in the log.
+    The claims on a version's effects on one sink, and their results, as stored in the log.
 
     Implements :class:`airflow_provider_streamsem.connectors.contract.EffectLedger`.
     """
@@ -46,8 +46,8 @@ class LoggedEffects:
 
     def claim(self, chunk: int, round: int) -> bool:
         """Claim one round of a chunk. Returns whether this publisher holds the claim. Only the publisher that holds it may perform the effects (I17)."""
-        wanted = Claim(version=self._version, sink=self._sink, chunk=chunk, round=round, nonce=self._nonce)
-        return self._log.claim(wanted)
+        proposed = Claim(version=self._version, sink=self._sink, chunk=chunk, round=round, nonce=self._nonce)
+        return self._log.claim(proposed)
 
     def known(self, chunk: int, round: int) -> Effects | None:
         """Return the recorded result of one round of a chunk; ``None`` if no publisher has recorded it."""
@@ -72,21 +72,21 @@ class LoggedEffects:
         return self._log.put_effects(effects)
 
 
-def publish(opened: Opened, head: ClosedHead, outcome: Outcome, *, is_own: bool) -> ClosedHead:
+def publish(opened: OpenPipeline, head: ClosedHead, outcome: Outcome, *, is_own: bool) -> ClosedHead:
     """
     Publish the head's commit to all sinks outside the log, and create its receipts.
 
     :param outcome: the outcome of the head's newest version
     :param is_own: whether the publishing run planned the commit. Only then may this publisher close the claims of other publishers (P5)
     :returns: the head without pending publishes
-    :raises UnavailableError: a sink gave no clear answer, or a publisher of another run has claimed the effects. The batch stays committed
+    :raises UnavailableError: a sink did not report a result, or a publisher of another run has claimed the effects. The batch stays committed
     :raises PublishError: a sink refuses the batch. The batch stays committed, and no run can plan until the batch is published or skipped
     """
     return _roll_forward(opened, head, outcome, may_close=is_own)
 
 
 def _roll_forward(
-    opened: Opened,
+    opened: OpenPipeline,
     head: ClosedHead,
     outcome: Outcome,
     *,
@@ -102,7 +102,7 @@ def _roll_forward(
     """
     log = opened.log
     version, began_ms = outcome.version, log.clock.now_ms()
-    answers: dict[str, Receipt] = {}
+    sink_receipts: dict[str, Receipt] = {}
     markers = dict(outcome.markers)
     with telemetry.phase("publish", version=version):
         for name in outcome.publish:
@@ -115,19 +115,19 @@ def _roll_forward(
             if receipt is None and (stored := log.receipts(version)) is not None:
                 return head.published(stored)
             if receipt is None and name not in skipped_sinks:
-                found = sink.marker(batch.pipeline_uuid, name)
+                marker = sink.marker(batch.pipeline_uuid, name)
                 summary = "the sink's marker is above this version, but the log has no receipts of this version"
-                raise batch.conflict(summary, marker=None if found is None else found.version)
+                raise batch.conflict(summary, marker=None if marker is None else marker.version)
             receipt = receipt or Receipt(result="skipped", rows=0)  # no publisher can apply a version below the marker
             logger.info("version %d: sink %s: %s, %d rows", version, name, receipt.result, receipt.rows)
-            answers[name] = receipt
+            sink_receipts[name] = receipt
             if sink.delivery == "exactly_once" and not batch.is_nothing:
                 markers[name] = Marker(version=version, outcome=head.outcome_sha)
         now_ms = log.clock.now_ms()
         receipts = Receipts(
             version=version,
             outcome=head.outcome_sha,
-            sinks=answers,
+            sinks=sink_receipts,
             markers=markers,
             published_at_ms=now_ms,
             duration_ms=max(0, now_ms - began_ms),
@@ -139,7 +139,7 @@ def _roll_forward(
     return published
 
 
-def batch_of(opened: Opened, outcome: Outcome, outcome_sha: str, name: str) -> Batch:
+def batch_of(opened: OpenPipeline, outcome: Outcome, outcome_sha: str, name: str) -> Batch:
     """
     Build the part of a commit that one sink publishes.
 
@@ -156,7 +156,7 @@ def batch_of(opened: Opened, outcome: Outcome, outcome_sha: str, name: str) -> B
         version=outcome.version,
         outcome=outcome_sha,
         committable=outcome.sinks[name],
-        schema=_plain(outcome.schemas.get(name, "")),
+        schema=_checked_schema(outcome.schemas.get(name, "")),
         root=root,
         replaced=current_rows,
         expected_marker=outcome.markers.get(name),
@@ -187,12 +187,12 @@ def _chain(log: CommitLog, outcome: Outcome, name: str) -> tuple[int, Committabl
 
 
 def _outcome(log: CommitLog, version: int) -> Outcome:
-    found = log.outcome(version)
-    if found is None:
+    outcome = log.outcome(version)
+    if outcome is None:
         raise LogDamagedError(
             "a reprocessing run replaces a version that has no outcome", invariant="I20", version=version
         )
-    return found[0]
+    return outcome[0]
 
 
 def _applied(log: CommitLog, outcome: Outcome, name: str) -> Committable | None:
@@ -202,7 +202,8 @@ def _applied(log: CommitLog, outcome: Outcome, name: str) -> Committable | None:
     return outcome.sinks.get(name) if receipt is not None and receipt.result == "applied" else None
 
 
-def _plain(schema: str) -> str:
+def _checked_schema(schema: str) -> str:
+    """Return recorded schema JSON, after checking that it is valid. The text is ``""`` if no schema is recorded."""
     if schema:
         fields(schema)
     return schema
@@ -231,11 +232,11 @@ def refuse_conflicts(pipeline: Pipeline, log: CommitLog, pipeline_uuid: str) -> 
     :raises MarkerLostError: a sink was restored from an older copy
     """
     for name in pipeline.publishes:
-        found = publishing(pipeline, name).marker(pipeline_uuid, name)
-        stored = None if found is None else log.outcome(found.version)
-        if found is not None and (stored is None or not found.is_of(found.version, stored[1])):
-            what = "the sink's marker names a commit that this log does not have; nothing was deleted"
-            raise MarkerConflictError(what, sink=name, marker=found.version, pipeline_uuid=pipeline_uuid)
+        marker = publishing(pipeline, name).marker(pipeline_uuid, name)
+        stored = None if marker is None else log.outcome(marker.version)
+        if marker is not None and (stored is None or not marker.is_of(marker.version, stored[1])):
+            summary = "the sink's marker names a commit that this log does not have; nothing was deleted"
+            raise MarkerConflictError(summary, sink=name, marker=marker.version, pipeline_uuid=pipeline_uuid)
 
 
 @with_log_location
@@ -253,7 +254,7 @@ def skip(
     :param reason: why the version is skipped; stored in the receipts
     :returns: the stored receipts. For a sink to which a publisher applied the version first, the result is ``applied``
     :raises InvalidError: the version is not the newest closed version, is not a commit, or has receipts; or the pipeline has no such sink
-    :raises UnavailableError: a sink gave no clear answer. The version stays committed, and its receipts are not stored
+    :raises UnavailableError: a sink did not report a result. The version stays committed, and its receipts are not stored
     :raises PublishError: another sink of the version refuses it. The version stays committed, and its receipts are not stored
     """
     text("reason", reason)
@@ -262,11 +263,11 @@ def skip(
     for name in skipped_sinks:
         publishing(pipeline, name)
     head = opened.log.confirm_head(opened.head)
-    if isinstance(head, OpenHead) or head.outcome is None or not head.requires_receipts or head.closed != version:
+    if isinstance(head, OpenHead) or head.outcome is None or not head.has_pending_publishes or head.closed != version:
         raise InvalidError(
             "only the newest commit can be skipped, and only while it has pending publishes; nothing was changed",
             given=version,
-            waiting=head.closed if head.requires_receipts else None,
+            pending=head.closed if head.has_pending_publishes else None,
         )
     _roll_forward(opened, head, head.outcome, may_close=True, skipped_sinks=skipped_sinks, reason=reason)
     stored = opened.log.receipts(version)

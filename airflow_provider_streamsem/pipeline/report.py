@@ -59,7 +59,7 @@ def closed(outcome: Outcome, ms: int) -> str:
     """Format an outcome. Example: ``version 12 committed in 4.2 s: 5,001 rows read, 4,990 written to orders, 3 filtered, 8 quarantined``."""
     if not outcome.committed:
         return f"version {outcome.version} aborted: {outcome.reason}"
-    return f"version {outcome.version} committed in {ms / 1000:.1f} s: {counted(outcome.counts)}"
+    return f"version {outcome.version} committed in {ms / 1000:.1f} s: {format_counts(outcome.counts)}"
 
 
 def ended(result: RunResult, *, resumed: bool, ms: int) -> str:
@@ -70,22 +70,22 @@ def ended(result: RunResult, *, resumed: bool, ms: int) -> str:
     :param ms: duration of this process's part of the run, in milliseconds
     """
     run = f"run {changes.run_id(result.run_key)}"
-    others = [str(one.version) for one in result.completed]
-    also = (
-        f"; announces {'versions' if len(others) > 1 else 'version'} {', '.join(others)} of other runs"
-        if others
+    versions = [str(version.version) for version in result.completed]
+    announces = (
+        f"; announces {'versions' if len(versions) > 1 else 'version'} {', '.join(versions)} of other runs"
+        if versions
         else ""
     )
     if result.batches == 0:
-        return f"{run}: nothing was planned{also}"
-    what = f"{result.batches} {'batch' if result.batches == 1 else 'batches'} up to version {result.version}"
-    done = f"{what}, {counted(result.counts)}" if result.counts else f"{what}, none committed"
+        return f"{run}: nothing was planned{announces}"
+    batches = f"{result.batches} {'batch' if result.batches == 1 else 'batches'} up to version {result.version}"
+    done = f"{batches}, {format_counts(result.counts)}" if result.counts else f"{batches}, none committed"
     if resumed:
-        return f"{run} was complete already ({done}); nothing was read or written{also}"
-    return f"{run} ended after {ms / 1000:.1f} s: {done}{also}"
+        return f"{run} was complete already ({done}); nothing was read or written{announces}"
+    return f"{run} ended after {ms / 1000:.1f} s: {done}{announces}"
 
 
-def counted(counts: Mapping[str, int]) -> str:
+def format_counts(counts: Mapping[str, int]) -> str:
     """Format row counts. Example: ``5,001 rows read, 4,990 written to orders, 8 quarantined``."""
     written = [
         (name.removeprefix("written."), rows) for name, rows in sorted(counts.items()) if name.startswith("written.")

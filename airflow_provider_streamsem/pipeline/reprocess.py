@@ -12,7 +12,7 @@ from airflow_provider_streamsem.pipeline.guarantee import guarantee
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import open_pipeline
 from airflow_provider_streamsem.pipeline.plan_reprocess import current_commit, refuse_sinks
-from airflow_provider_streamsem.pipeline.result import RunResult, announced, together
+from airflow_provider_streamsem.pipeline.result import RunResult, announce_planned, merge_completed
 from airflow_provider_streamsem.pipeline.run import run_batch, run_reprocessing
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol.procedures import RunComplete
@@ -35,8 +35,9 @@ def reprocess(
     Reprocess a committed version from the same ranges with the current transform, and replace its output.
 
     The pins are those of the version, so the records are the same. If the source is another pipeline, the run reads the newest rows of
-    those upstream versions. The
-    offsets do not change. The replaced files stay in the dataset, so that readers of earlier versions still read them. Like every run, a reprocessing run
+    those upstream versions.
+
+    The offsets do not change. The replaced files stay in the dataset, so that readers of earlier versions still read them. Like every run, a reprocessing run
     first closes a version that another run left open.
 
     :param version: a committed version. If reprocessing runs have replaced it already, this run replaces the newest of them
@@ -101,21 +102,22 @@ def reprocess_run(
     """
     refuse_sinks(pipeline)
     opened_log = log or open_commit_log(pipeline.log)
-    was_answered = _is_answered(opened_log, run_key)
+    was_complete = _is_complete(opened_log, run_key)
     result = run_batch(pipeline, run_key=run_key, drain=drain, engine=engine, log=log)
-    if result.status == "empty" or not was_answered:  # the current transform has just produced these commits
+    if result.status == "empty" or not was_complete:  # the current transform has just produced these commits
         return result
     counts: dict[str, int] = {}
     reprocessed = 0
     last = result
-    requested = f"{run_key}#{request}:"
+    request_prefix = f"{run_key}#{request}:"
     for version in opened_log.run_versions(run_key):
-        found = opened_log.outcome(version)
-        if found is not None and found[0].committed:
-            last = _reprocess(pipeline, version, f"{requested}{version}", engine, log, announces=False)
+        outcome = opened_log.outcome(version)
+        if outcome is not None and outcome[0].committed:
+            last = _reprocess(pipeline, version, f"{request_prefix}{version}", engine, log, announces=False)
             counts, reprocessed = add_counts(counts, last.counts), reprocessed + 1
     # Announce once, at the end. If a request failed in between and was never repeated, no result would contain the versions that it announced.
-    versions, completed = announced(opened_log, last.version)
+    versions, completed = announce_planned(opened_log, last.version)
+    others = [version for version in completed if not version.run_key.startswith(request_prefix)]
     return RunResult(
         status="committed",
         pipeline=result.pipeline,
@@ -127,12 +129,12 @@ def reprocess_run(
         batches=reprocessed,
         outcome=last.outcome,
         versions=(min(result.versions[0], versions[0]), max(result.versions[1], versions[1])),
-        completed=together([result.completed, [one for one in completed if not one.run_key.startswith(requested)]]),
+        completed=merge_completed([result.completed, others]),
     )
 
 
-def _is_answered(log: CommitLog, run_key: str) -> bool:
-    """Return whether the run is complete, even if another run has since left a version open or a commit unpublished."""
+def _is_complete(log: CommitLog, run_key: str) -> bool:
+    """Return whether the run is complete, even if another run has since left an open version or pending publishes."""
     if log.read_pipeline() is None:
         return False
     head = log.find_head()

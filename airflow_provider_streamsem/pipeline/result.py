@@ -14,7 +14,7 @@ from airflow_provider_streamsem.pipeline.announcement import (
     announce_run,
     commits_of_others,
 )
-from airflow_provider_streamsem.pipeline.opening import Opened
+from airflow_provider_streamsem.pipeline.opening import OpenPipeline
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import Json
@@ -79,21 +79,23 @@ class RunResult:
         return plain(self)
 
 
-def answer(opened: Opened, answered: RunComplete, run_key: str, *, resumed: bool, announces: bool = True) -> RunResult:
+def run_result(
+    opened: OpenPipeline, complete: RunComplete, run_key: str, *, resumed: bool, announces: bool = True
+) -> RunResult:
     """
-    Build the result of a complete run, and create its announcement.
+    Build the result of a complete run, and create its announcement if ``announces`` is set.
 
-    :param answered: position of the run: its last version and the head
+    :param complete: position of the run: its last version and the head
     :param resumed: whether the run was complete when this process began
     :param announces: ``False``: create no announcement, because another process returns the result of the run, or no process repeats the run
     """
-    plan, outcome = answered.plan, answered.outcome
+    plan, outcome = complete.plan, complete.outcome
     counts = add_counts(plan.run_counts, outcome.counts) if outcome.committed else dict(plan.run_counts)
     versions = (plan.version, plan.version + 1)
     completed: tuple[CompletedVersion, ...] = ()
     if announces:
-        versions, found = announce_run(opened.log, plan, answered.head.closed, resumed=resumed)
-        completed = _completed(found)
+        versions, commits = announce_run(opened.log, plan, complete.head.closed, resumed=resumed)
+        completed = _completed(commits)
     last = completed[-1].version if completed and not counts else outcome.version
     return RunResult(
         status="committed" if counts or completed else "empty",
@@ -116,13 +118,13 @@ def answer(opened: Opened, answered: RunComplete, run_key: str, *, resumed: bool
     )
 
 
-def empty(opened: Opened, head: Head, run_key: str, *, announces: bool = True) -> RunResult:
+def empty_result(opened: OpenPipeline, head: Head, run_key: str, *, announces: bool = True) -> RunResult:
     """Build the result of a run that planned nothing, and create its announcement if ``announces`` is set."""
     versions = (head.closed + 1, head.closed + 1)
     completed: tuple[CompletedVersion, ...] = ()
     if announces:
-        versions, found = announce_others(opened.log, head.closed, run_key)
-        completed = _completed(found)
+        versions, commits = announce_others(opened.log, head.closed, run_key)
+        completed = _completed(commits)
     last = completed[-1].version if completed else head.closed
     return RunResult(
         status="committed" if completed else "empty",
@@ -153,22 +155,22 @@ def with_others(log: CommitLog, result: RunResult, *, before: int, after: int) -
     return replace(result, status="committed", version=last, outcome=keys.outcome(last), completed=completed)
 
 
-def announced(log: CommitLog, version: int) -> tuple[tuple[int, int], tuple[CompletedVersion, ...]]:
+def announce_planned(log: CommitLog, version: int) -> tuple[tuple[int, int], tuple[CompletedVersion, ...]]:
     """Create the announcement of the run that planned ``version``, unless it exists. Returns ``versions`` and ``completed`` of its result."""
     plan = log.plan(version)
     if plan is None:
         raise LogDamagedError("a closed version lacks its plan", invariant="I2", version=version)
-    versions, found = announce_run(log, plan[0], version, resumed=True)
-    return versions, _completed(found)
+    versions, commits = announce_run(log, plan[0], version, resumed=True)
+    return versions, _completed(commits)
 
 
-def together(parts: Iterable[Iterable[CompletedVersion]]) -> tuple[CompletedVersion, ...]:
+def merge_completed(parts: Iterable[Iterable[CompletedVersion]]) -> tuple[CompletedVersion, ...]:
     """Merge the completed versions of several results: in ascending order, at most the newest :data:`LISTED`."""
-    found = {one.version: one for part in parts for one in part}
-    return tuple(found[version] for version in sorted(found))[-LISTED:]
+    by_version = {completed.version: completed for part in parts for completed in part}
+    return tuple(by_version[version] for version in sorted(by_version))[-LISTED:]
 
 
-def _completed(found: Completed) -> tuple[CompletedVersion, ...]:
+def _completed(commits: Completed) -> tuple[CompletedVersion, ...]:
     return tuple(
         CompletedVersion(
             version=plan.version,
@@ -177,5 +179,5 @@ def _completed(found: Completed) -> tuple[CompletedVersion, ...]:
             counts=outcome.counts,
             outcome=keys.outcome(plan.version),
         )
-        for plan, outcome in found
+        for plan, outcome in commits
     )

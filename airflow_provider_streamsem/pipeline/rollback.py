@@ -10,9 +10,9 @@ from airflow_provider_streamsem.arguments import integer, text
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.errors import ConflictError, InvalidError, LogDamagedError
 from airflow_provider_streamsem.pipeline.location import with_log_location
-from airflow_provider_streamsem.pipeline.maintenance import oldest_kept
-from airflow_provider_streamsem.pipeline.opening import Opened, open_pipeline
+from airflow_provider_streamsem.pipeline.opening import OpenPipeline, open_pipeline
 from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.pipeline.vacuum import oldest_kept
 from airflow_provider_streamsem.protocol import invariants, offsets
 from airflow_provider_streamsem.protocol.entries import Outcome, Plan, RolledBack
 from airflow_provider_streamsem.protocol.offsets import Offsets
@@ -169,7 +169,7 @@ def _close_open_rollback(log: CommitLog, head: OpenHead) -> ClosedHead:
     return close_rollback(log, head)[0]
 
 
-def _plan(opened: Opened, ready: Ready, to: int, run_key: str) -> Plan | None:
+def _plan(opened: OpenPipeline, ready: Ready, to: int, run_key: str) -> Plan | None:
     """Build the plan of a rollback; ``None`` if no version after ``to`` changed anything."""
     log, head = opened.log, ready.head
     found = log.outcome(to) if to <= head.closed else None
@@ -241,7 +241,7 @@ def _refuse_corrections(log: CommitLog, to: int, closed: int) -> None:
         )
 
 
-def _refuse_deleted_state(opened: Opened, head: ClosedHead, restored: Outcome) -> None:
+def _refuse_deleted_state(opened: OpenPipeline, head: ClosedHead, restored: Outcome) -> None:
     """
     Refuse a version whose state vacuum has deleted, or may delete at the same time.
 

@@ -27,11 +27,16 @@ from airflow_provider_streamsem.errors import (
     UnavailableError,
 )
 from airflow_provider_streamsem.pipeline import changes, report
+from airflow_provider_streamsem.pipeline.abort import abort_outcome
 from airflow_provider_streamsem.pipeline.guarantee import guarantee
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.lookups import check_lookups
-from airflow_provider_streamsem.pipeline.maintenance import aborting
-from airflow_provider_streamsem.pipeline.opening import Opened, check_and_store_spec, claim_datasets, open_pipeline
+from airflow_provider_streamsem.pipeline.opening import (
+    OpenPipeline,
+    check_and_store_spec,
+    claim_datasets,
+    open_pipeline,
+)
 from airflow_provider_streamsem.pipeline.plan import Corrections, plan_batch
 from airflow_provider_streamsem.pipeline.plan_reprocess import (
     abort_reprocessing,
@@ -40,12 +45,19 @@ from airflow_provider_streamsem.pipeline.plan_reprocess import (
     refuse_sinks,
 )
 from airflow_provider_streamsem.pipeline.publish import publish
-from airflow_provider_streamsem.pipeline.result import RunResult, answer, empty
+from airflow_provider_streamsem.pipeline.result import RunResult, empty_result, run_result
 from airflow_provider_streamsem.pipeline.rollback import rolling_back
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import invariants
 from airflow_provider_streamsem.protocol.entries import Json, Outcome, Plan, StagedManifest
-from airflow_provider_streamsem.protocol.procedures import Open, PendingPublish, Position, Ready, RunComplete, settled
+from airflow_provider_streamsem.protocol.procedures import (
+    OpenVersion,
+    PendingPublish,
+    Position,
+    Ready,
+    RunComplete,
+    settled,
+)
 from airflow_provider_streamsem.protocol.view import ClosedHead, OpenHead
 from airflow_provider_streamsem.spark import schema
 from airflow_provider_streamsem.state import LOCATION, operator_state, watermark_after
@@ -117,7 +129,9 @@ class Run:
     :param announces: as in :func:`run_batch`
     """
 
-    def __init__(self, opened: Opened, run_key: str, engine: Engine | None = None, *, announces: bool = True) -> None:
+    def __init__(
+        self, opened: OpenPipeline, run_key: str, engine: Engine | None = None, *, announces: bool = True
+    ) -> None:
         self.opened = opened
         self.run_key = run_key
         self.announces = announces
@@ -126,19 +140,19 @@ class Run:
         )
         self.engine: Engine = engine or registry.lookup("engines", "spark")()
 
-    def to_result(self, planned: Planning) -> RunResult:
+    def to_result(self, plan_next: Planning) -> RunResult:
         """
         Recover, plan, stage, commit and publish until the run completes, and return its result.
 
-        :param planned: builds the next plan of the run, or names versions to reprocess first; ``None`` if there is nothing to plan
+        :param plan_next: builds the next plan of the run, or names versions to reprocess first; ``None`` if there is nothing to plan
         """
         clock = self.opened.log.clock
         began_ms = clock.now_ms()
-        result, resumed = self._complete(planned)
+        result, resumed = self._complete(plan_next)
         logger.info("%s", report.ended(result, resumed=resumed, ms=clock.now_ms() - began_ms))
         return result
 
-    def _complete(self, planned: Planning) -> tuple[RunResult, bool]:
+    def _complete(self, plan_next: Planning) -> tuple[RunResult, bool]:
         """Complete the run. Returns its result, and whether it was complete when this process began."""
         position: Position = self.opened.log.locate(self.run_key, self.opened.head)
         resumed = isinstance(position, RunComplete)
@@ -146,23 +160,23 @@ class Run:
             fresh = False
             if isinstance(position, Ready):
                 self.opened.pipeline.load_transform()  # fail on an import error before anything is written
-                step = self._plan(position, planned)
+                step = self._plan(position, plan_next)
                 if step is None:
-                    return empty(self.opened, position.head, self.run_key, announces=self.announces), False
+                    return empty_result(self.opened, position.head, self.run_key, announces=self.announces), False
                 if isinstance(step, Corrections):
                     position = self._correct(step, position.head)
                     continue
                 position, fresh = step
-            if isinstance(position, Open):
+            if isinstance(position, OpenVersion):
                 position = self.close(position.head, fresh=fresh)
             elif isinstance(position, PendingPublish):
-                found = self.opened.log.plan(position.head.closed)
-                is_own = found is not None and found[0].run_key == self.run_key
+                plan = self.opened.log.plan(position.head.closed)
+                is_own = plan is not None and plan[0].run_key == self.run_key
                 head = publish(self.opened, position.head, position.outcome, is_own=is_own)
                 position = self.opened.log.locate(self.run_key, head)
-        return answer(self.opened, position, self.run_key, resumed=resumed, announces=self.announces), resumed
+        return run_result(self.opened, position, self.run_key, resumed=resumed, announces=self.announces), resumed
 
-    def plan_only(self, planned: Planning) -> RunResult | None:
+    def plan_only(self, plan_next: Planning) -> RunResult | None:
         """
         Recover and plan until the run is complete or a version must be closed or published.
 
@@ -170,15 +184,17 @@ class Run:
         """
         position: Position = self.opened.log.locate(self.run_key, self.opened.head)
         while isinstance(position, Ready):
-            step = self._plan(position, planned)
+            step = self._plan(position, plan_next)
             if step is None:
-                return empty(self.opened, position.head, self.run_key)
+                return empty_result(self.opened, position.head, self.run_key)
             if isinstance(step, Corrections):
                 return None
             position, _ = step
-        return answer(self.opened, position, self.run_key, resumed=True) if isinstance(position, RunComplete) else None
+        if not isinstance(position, RunComplete):
+            return None
+        return run_result(self.opened, position, self.run_key, resumed=True)
 
-    def _plan(self, ready: Ready, planned: Planning) -> tuple[Position, bool] | Corrections | None:
+    def _plan(self, ready: Ready, plan_next: Planning) -> tuple[Position, bool] | Corrections | None:
         """
         Plan the next version and store the plan.
 
@@ -186,7 +202,7 @@ class Run:
             first; ``None`` if there is nothing to plan
         """
         with telemetry.phase("plan", version=ready.head.closed + 1):
-            plan = planned(ready)
+            plan = plan_next(ready)
             if plan is None or isinstance(plan, Corrections):
                 return plan
             log, pipeline = self.opened.log, self.opened.pipeline
@@ -196,18 +212,18 @@ class Run:
             own = head if isinstance(head, OpenHead) and head.plan == plan else None
             if own is not None:
                 logger.info("%s", report.planned(plan))
-                changes.report(log, ready.head, plan, pipeline.to_json())
+                changes.log_spec_change(log, ready.head, plan, pipeline.to_json())
         if own is None:
             if plan.version == 0:  # Plan(0) of the other run has fixed the immutable fields
                 winner = log.plan(0)
                 assert winner is not None
                 check_and_store_spec(pipeline, log, winner[0].spec, version=0)
             return self.opened.log.locate(self.run_key, head), False  # lost the create: re-read the log (W12)
-        return Open(head=own), fresh
+        return OpenVersion(head=own), fresh
 
     def _correct(self, corrections: Corrections, head: ClosedHead) -> Position:
         """
-        Reprocess versions, each in a run of its own, and return the new position of this run.
+        Reprocess versions, each in a separate run, and return the new position of this run.
 
         The run key names the version and the commit that is replaced, so a retry, or another process, continues the same reprocessing run.
         """
@@ -232,14 +248,14 @@ class Run:
             logger.info("%s", report.resumed(plan, self.run_key))
         if plan.spec != self.opened.spec:
             changes.warn_of_open_version(log, plan, self.opened.pipeline.to_json(), run_key=self.run_key)
-        offered = rolling_back(log, head) if plan.kind == "rollback" else self._adopt_or_stage(head, plan, fresh=fresh)
-        if isinstance(offered, ClosedHead):
-            return log.locate(self.run_key, offered)
-        with telemetry.phase("commit", version=plan.version, attempt_id=offered.attempt_id or ""):
-            closed, outcome = log.decide(head, offered)
+        proposed = rolling_back(log, head) if plan.kind == "rollback" else self._adopt_or_stage(head, plan, fresh=fresh)
+        if isinstance(proposed, ClosedHead):
+            return log.locate(self.run_key, proposed)
+        with telemetry.phase("commit", version=plan.version, attempt_id=proposed.attempt_id or ""):
+            closed, outcome = log.decide(head, proposed)
             logger.info("%s", report.closed(outcome, log.clock.now_ms() - began_ms))
-            telemetry.emit(telemetry.VersionClosed.by, plan, offered, outcome)
-        if closed.requires_receipts:
+            telemetry.emit(telemetry.VersionClosed.by, plan, proposed, outcome)
+        if closed.has_pending_publishes:
             closed = publish(self.opened, closed, outcome, is_own=plan.run_key == self.run_key)
         log.write_segments(plan.version, [(outcome, closed.outcome_sha)])
         if plan.run_key != self.run_key:
@@ -260,16 +276,16 @@ class Run:
         except Exception as error:
             # If another process has closed the version, vacuum may have deleted files of this attempt and caused the error. The attempt has lost, and the run
             # has not failed (W21).
-            found = self.opened.log.read_head(plan.version)
-            if isinstance(found, ClosedHead):
-                return found
+            current_head = self.opened.log.read_head(plan.version)
+            if isinstance(current_head, ClosedHead):
+                return current_head
             if not isinstance(error, SourceChangedError):
                 raise
             staged = self._adopt(head)  # another attempt may have staged the records before they changed
             if staged is None:
                 if not self._may_abort(head, plan, error, fresh=fresh):
                     raise
-                return self._aborting(head, plan, error)
+                return self._abort_outcome(head, plan, error)
         return self._outcome(head, plan, staged)
 
     def _may_abort(self, head: OpenHead, plan: Plan, error: SourceChangedError, *, fresh: bool) -> bool:
@@ -278,7 +294,7 @@ class Run:
 
         A version of a reprocessing run is aborted if another run planned it, because it does not move the offsets. A batch is aborted if its records are
         missing and ``on_data_loss`` is ``record_gap``. The next plan then records them as a gap. A batch that this process planned directly after an abort
-        is not aborted. In that case the source reports the records as present and as missing in turn, and the aborts would never end.
+        is not aborted. In that case the source reports the records alternately as present and as missing, and the aborts would never end.
         """
         if plan.kind == "reprocess":
             return plan.run_key != self.run_key
@@ -287,11 +303,11 @@ class Run:
             isinstance(error, RecordsMissingError) and self.opened.pipeline.on_data_loss == "record_gap" and not again
         )
 
-    def _aborting(self, head: OpenHead, plan: Plan, error: SourceChangedError) -> Outcome:
+    def _abort_outcome(self, head: OpenHead, plan: Plan, error: SourceChangedError) -> Outcome:
         """Build the outcome that aborts the version, and log the reason."""
         reason = f"{error.summary} {error.fields}"
         logger.warning("version %d is closed as an abort: %s", plan.version, reason)
-        return aborting(self.opened.log, head, reason=reason, initial_state=self.opened.record.initial_state)
+        return abort_outcome(self.opened.log, head, reason=reason, initial_state=self.opened.record.initial_state)
 
     def _adopt(self, head: OpenHead) -> StagedManifest | None:
         """
@@ -329,34 +345,10 @@ class Run:
         """Stage every sink, check the counts, and then store the manifest (W18)."""
         log, pipeline = self.opened.log, self.opened.pipeline
         started_ms = log.clock.now_ms()
-        recorded = {} if head.outcome is None else head.outcome.schemas
-        state, batch_time_ms = self._dedup_state(head, plan)
-        if plan.replaces is not None and not state_files.is_loadable(log.store, state):
-            raise SourceChangedError(
-                "vacuum has deleted the state before the version; nothing became visible", version=plan.replaces.version
-            )
-        job = Job(
-            source=pipeline.source,
-            pins=pipeline.source.read_pins(plan.pins),
-            sinks=pipeline.sinks,
-            transform=pipeline.load_transform(),
-            transform_name=pipeline.transform_name,
-            where=pipeline.where,
-            max_quarantined=pipeline.limits.max_quarantined,
-            schemas=recorded,
-            plan=plan,
-            attempt_id=attempt_id,
-            dedup=pipeline.dedup,
-            base_state=state,
-            batch_time_ms=batch_time_ms,
-            chain=self._chain_states(head, plan),
-            state_settings=pipeline.state,
-            lookups=pipeline.lookups,
-        )
+        job = self._job(head, plan, attempt_id)
         produced = self._produce(job)
         if job.state_settings is not None and plan.replaces is None:
             self._check_first_state(produced.state, plan.version)
-        schemas = schema.evolve(recorded, produced.schemas)
         manifest = StagedManifest(
             version=plan.version,
             attempt_id=attempt_id,
@@ -364,7 +356,7 @@ class Run:
             spec=self.opened.spec,
             transform=pipeline.transform_name,
             sinks=produced.sinks,
-            schemas=schemas,
+            schemas=schema.evolve(job.schemas, produced.schemas),
             quarantine=produced.quarantine,
             counts=produced.counts,
             publish=pipeline.publishes,
@@ -375,23 +367,54 @@ class Run:
         log.put_staged(manifest)
         return manifest
 
+    def _job(self, head: OpenHead, plan: Plan, attempt_id: str) -> Job:
+        """
+        Return the input of the engine for one attempt.
+
+        :raises SourceChangedError: the plan is that of a reprocessing run, and vacuum has deleted the state before the batch
+        """
+        pipeline = self.opened.pipeline
+        state, batch_time_ms = self._dedup_state(head, plan)
+        if plan.replaces is not None and not state_files.is_loadable(self.opened.log.store, state):
+            raise SourceChangedError(
+                "vacuum has deleted the state before the version; nothing became visible", version=plan.replaces.version
+            )
+        return Job(
+            source=pipeline.source,
+            pins=pipeline.source.read_pins(plan.pins),
+            sinks=pipeline.sinks,
+            transform=pipeline.load_transform(),
+            transform_name=pipeline.transform_name,
+            where=pipeline.where,
+            max_quarantined=pipeline.limits.max_quarantined,
+            schemas={} if head.outcome is None else head.outcome.schemas,
+            plan=plan,
+            attempt_id=attempt_id,
+            dedup=pipeline.dedup,
+            base_state=state,
+            batch_time_ms=batch_time_ms,
+            chain=self._chain_states(head, plan),
+            state_settings=pipeline.state,
+            lookups=pipeline.lookups,
+        )
+
     def _check_first_state(self, state: Json, version: int) -> None:
         """Check that the first batch with state in this log wrote its files into the log. Executors may see another disk or S3 endpoint under the log's URL."""
-        found = operator_state(state)
-        if found is None or (found.batches > 1 and version > 0):
+        stored = operator_state(state)
+        if stored is None or (stored.batches > 1 and version > 0):
             return
         if not state_files.is_complete(self.opened.log.store, state):
             raise StageError(
                 "the executors' state files are not in the log, as if the executors had another disk or S3 endpoint; nothing became visible",
-                directory=f"{self.opened.log.store.url}/{LOCATION}/{found.root}",
+                directory=f"{self.opened.log.store.url}/{LOCATION}/{stored.root}",
             ).advising("use a log on S3 or on a disk that driver and executors share, and run again.")
 
     def _produce(self, job: Job) -> Produced:
         """Stage the rows. Then check that the source still has the pinned items, and that the row counts of read and written rows agree."""
         source = job.source
         try:
-            # Without pins every offset of the plan is a gap, or the plan only moves the watermark.
             state = job.base_state if job.chain is None else job.chain.current
+            # Without pins, every offset of the plan is a gap, or the plan only moves the watermark.
             has_work = job.pins or job.plan.watermark_ms is not None
             produced = self.engine.stage(job, self.opened.log) if has_work else nothing_produced(job.sinks, state)
         except DataError:
@@ -418,21 +441,21 @@ class Run:
 
     def _chain_states(self, head: OpenHead, plan: Plan) -> dedup.ChainStates | None:
         """For reprocessing with deduplication across batches: the states of the chain's commits and of the log's head (W27)."""
-        wanted = self.opened.pipeline.dedup
-        if plan.replaces is None or wanted is None or not wanted.keeps_state:
+        settings = self.opened.pipeline.dedup
+        if plan.replaces is None or settings is None or not settings.keeps_state:
             return None
         commits: list[tuple[Json, Json]] = []
         version: int | None = plan.replaces.version
         while version is not None:
-            found = self.opened.log.outcome(version)
-            assert found is not None  # locating the root has read the whole chain
-            commits.append((self._state_before(version), found[0].state))
-            version = None if found[0].replaces is None else found[0].replaces.version
+            outcome = self.opened.log.outcome(version)
+            assert outcome is not None  # locating the root has read the whole chain
+            commits.append((self._state_before(version), outcome[0].state))
+            version = None if outcome[0].replaces is None else outcome[0].replaces.version
         return dedup.ChainStates(current=self._current_state(head), commits=tuple(reversed(commits)))
 
     def _state_before(self, version: int) -> Json:
-        found = None if version == 0 else self.opened.log.outcome(version - 1)
-        return self.opened.record.initial_state if found is None else found[0].state
+        outcome = None if version == 0 else self.opened.log.outcome(version - 1)
+        return self.opened.record.initial_state if outcome is None else outcome[0].state
 
     def _current_state(self, head: OpenHead) -> Json:
         return self.opened.record.initial_state if head.outcome is None else head.outcome.state
@@ -441,7 +464,8 @@ class Run:
         """
         Return the state for the outcome. A reprocessing run changes only the deduplication state (W26, W27).
 
-        With operators' state, it changes nothing: that state contains exactly the records whose ids the deduplication state contains.
+        If the transform has state, it changes neither state, because the operators' state contains exactly the records whose ids the deduplication state
+        contains.
         """
         if job.plan.replaces is None:
             return produced.state
@@ -486,7 +510,7 @@ class Run:
 
 
 def run_reprocessing(
-    opened: Opened,
+    opened: OpenPipeline,
     version: int,
     run_key: str,
     engine: Engine | None,
@@ -523,8 +547,11 @@ def _check_record_count(sources: Mapping[str, Source], plan: Plan, counts: Mappi
         return
     for name, source in sources.items():
         count = f"read.{name}" if name else "read"
-        before, found = plan.replaces.counts.get(count, 0), counts.get(count, 0)
-        if isinstance(source, Compacting) and found < before:
-            what = "the source has fewer records than the replaced version read: records were deleted, or the isolation level changed; nothing became visible"
-            named = {"source": name} if name else {}
-            raise SourceChangedError(what, version=plan.replaces.version, **named, read=before, found=found)
+        before, read = plan.replaces.counts.get(count, 0), counts.get(count, 0)
+        if isinstance(source, Compacting) and read < before:
+            summary = (
+                "the source has fewer records than the replaced version read: records were deleted, or the isolation level changed; "
+                "nothing became visible"
+            )
+            source_field = {"source": name} if name else {}
+            raise SourceChangedError(summary, version=plan.replaces.version, **source_field, read=before, found=read)

@@ -1,5 +1,5 @@
 """
-Several sources of one pipeline, as one source. The transform receives a mapping of source names to DataFrames.
+Combines several sources of a pipeline into one. The transform receives a mapping of source names to DataFrames.
 
 Each partition has the name of its source as a prefix, as in ``orders/orders-0``. So ranges, gaps, offsets and targets of all sources are in one plan and one
 outcome. A source without new records has no range in a plan.
@@ -62,7 +62,7 @@ class SeveralEnd(SourceEnd):
 @dataclass(frozen=True)
 class SeveralSources:
     """
-    Sources that one pipeline reads together. Implements :class:`airflow_provider_streamsem.connectors.contract.Source`.
+    The sources of a pipeline that has several. Implements :class:`airflow_provider_streamsem.connectors.contract.Source`.
 
     :param parts: name → source, in the order in which messages list them
     """
@@ -119,7 +119,7 @@ class SeveralSources:
 
     def lineage(self, ranges: Ranges) -> list[tuple[str, str]]:
         """Return the inputs of all sources."""
-        return [name for key, source in self.parts.items() for name in source.lineage(_part(ranges, key))]
+        return [name for key, source in self.parts.items() for name in source.lineage(_of_source(ranges, key))]
 
     def immutable_config(self) -> Json:
         """Return the identity of each source."""
@@ -127,7 +127,7 @@ class SeveralSources:
 
     def initial_offsets(self) -> Offsets:
         """Return the initial offsets of all sources."""
-        return _together({name: source.initial_offsets() for name, source in self.parts.items()})
+        return _prefixed({name: source.initial_offsets() for name, source in self.parts.items()})
 
     def open(self, log: CommitLog, hint: Json) -> SeveralPlanner:
         """Open each source with its own key prefix in the log."""
@@ -200,20 +200,20 @@ class SeveralSources:
         """Return the newest pins of each source whose records may be replaced, and the same pins of the others."""
         planned = {item.source: item.pins for item in pins}
         for name, source in self.parts.items():
-            own = _part(ranges, name)
-            if own and isinstance(source, Repinning):
+            source_ranges = _of_source(ranges, name)
+            if source_ranges and isinstance(source, Repinning):
                 with _naming(name):
-                    planned[name] = tuple(source.repin(own, _part(gaps, name), planned.get(name, ())))
-        return [SourcePins(name, found) for name, found in planned.items() if found]
+                    planned[name] = tuple(source.repin(source_ranges, _of_source(gaps, name), planned.get(name, ())))
+        return [SourcePins(name, newest) for name, newest in planned.items() if newest]
 
     @property
     def counted(self) -> str:
-        """Return the nouns of all sources."""
+        """The plural noun for the items of all sources."""
         return self.unit
 
     def count(self, ranges: Ranges) -> int:
         """Return the number of items of all sources in the ranges."""
-        return sum(count(source, _part(ranges, name)) for name, source in self.parts.items())
+        return sum(count(source, _of_source(ranges, name)) for name, source in self.parts.items())
 
     def expiry(self, start: Offsets, *, within_ms: int | None, now_ms: int) -> Expiry:
         """
@@ -226,13 +226,14 @@ class SeveralSources:
             raise InvalidError(
                 "the items of these sources have no retention, so they never expire", sources=[*self.parts]
             )
-        found = [
-            source.expiry(_part(start, name), within_ms=within_ms, now_ms=now_ms) for name, source in expiring.items()
+        expiries = [
+            source.expiry(_of_source(start, name), within_ms=within_ms, now_ms=now_ms)
+            for name, source in expiring.items()
         ]
-        spares = [one.spare for one in found if one.spare is not None]
+        spares = [expiry.spare for expiry in expiries if expiry.spare is not None]
         return Expiry(
-            lost=sum(one.lost for one in found),
-            at_risk=sum(one.at_risk for one in found),
+            lost=sum(expiry.lost for expiry in expiries),
+            at_risk=sum(expiry.at_risk for expiry in expiries),
             spare=min(spares, default=None),
         )
 
@@ -249,53 +250,57 @@ class SeveralPlanner:
         for name, planner in self._planners.items():
             with _naming(name):
                 ends[name] = planner.poll(_hint_of(hint, name))
-        return SeveralEnd(_together({name: end.offsets for name, end in ends.items()}), ends)
+        return SeveralEnd(_prefixed({name: end.offsets for name, end in ends.items()}), ends)
 
     def slice(
         self, start: Offsets, end: SourceEnd, limits: Limits, hint: Json, *, on_data_loss: str
     ) -> SourceSlice | None:
         """Slice each source by itself. A source without new records is not part of the slice."""
-        found: dict[str, SourceSlice] = {}
+        slices: dict[str, SourceSlice] = {}
         hints = {name: _hint_of(hint, name) for name in self._planners}
         for name, planner in self._planners.items():
-            own = end.ends[name] if isinstance(end, SeveralEnd) else SourceEnd(_part(end.offsets, name))
+            source_end = end.ends[name] if isinstance(end, SeveralEnd) else SourceEnd(_of_source(end.offsets, name))
             with _naming(name):
-                part = planner.slice(_part(start, name), own, limits, hints[name], on_data_loss=on_data_loss)
+                part = planner.slice(
+                    _of_source(start, name), source_end, limits, hints[name], on_data_loss=on_data_loss
+                )
             if part is not None:
-                found[name], hints[name] = part, part.hint
-        if not found:
+                slices[name], hints[name] = part, part.hint
+        if not slices:
             return None
         return SourceSlice(
-            ranges=_together({name: part.ranges for name, part in found.items()}),
-            gaps=_together({name: part.gaps for name, part in found.items()}),
-            pins=[SourcePins(name, tuple(part.pins)) for name, part in found.items() if part.pins],
+            ranges=_prefixed({name: part.ranges for name, part in slices.items()}),
+            gaps=_prefixed({name: part.gaps for name, part in slices.items()}),
+            pins=[SourcePins(name, tuple(part.pins)) for name, part in slices.items() if part.pins],
             hint=hints,
-            rows=sum(part.rows for part in found.values()),
-            corrected=_together({name: part.corrected for name, part in found.items()}),
+            rows=sum(part.rows for part in slices.values()),
+            corrected=_prefixed({name: part.corrected for name, part in slices.items()}),
         )
 
     def lag(self, start: Offsets, hint: Json) -> int:
         """Return the sum of the lags of all sources."""
-        return sum(planner.lag(_part(start, name), _hint_of(hint, name)) for name, planner in self._planners.items())
+        return sum(
+            planner.lag(_of_source(start, name), _hint_of(hint, name)) for name, planner in self._planners.items()
+        )
 
     def unread_before(self, start: Offsets, at_ms: int) -> int:
         """Return the number of unread items before ``at_ms``, summed over all sources."""
-        return sum(planner.unread_before(_part(start, name), at_ms) for name, planner in self._planners.items())
+        return sum(planner.unread_before(_of_source(start, name), at_ms) for name, planner in self._planners.items())
 
     def minimum_clock(self, start: Offsets) -> int | None:
         """Return the minimum of the sources' minimum clocks; ``None`` if no source has an unread item."""
-        clocks = [planner.minimum_clock(_part(start, name)) for name, planner in self._planners.items()]
+        clocks = [planner.minimum_clock(_of_source(start, name)) for name, planner in self._planners.items()]
         return min((clock for clock in clocks if clock is not None), default=None)
 
 
-def _together(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _prefixed(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the values of all sources, with the name of the source before the name of the partition."""
     return {
         f"{name}{_SEPARATOR}{partition}": value for name, part in parts.items() for partition, value in part.items()
     }
 
 
-def _part(whole: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _of_source(whole: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the values of one source, under the names of its partitions."""
     prefix = f"{name}{_SEPARATOR}"
     return {key.removeprefix(prefix): value for key, value in whole.items() if key.startswith(prefix)}

@@ -126,12 +126,12 @@ class Pipeline:
         self._check_corrections()
         if not isinstance(self.limits, Limits):
             raise InvalidError("limits must be a Limits", given=type(self.limits).__name__)
-        unheeded = [
+        unsupported = [
             name for name in LIMITS if getattr(self.limits, name) is not None and name not in self.source.limits
         ]
-        if unheeded:
+        if unsupported:
             raise InvalidError(
-                "this source does not support these limits", given=unheeded, accepted=list(self.source.limits)
+                "this source does not support these limits", given=unsupported, accepted=list(self.source.limits)
             )
         arguments.choice("on_data_loss", self.on_data_loss, ("fail", "record_gap"))
         settings = {name: part for name, part in self.without_transform().items() if name != "where"}
@@ -144,11 +144,11 @@ class Pipeline:
         if (self.source is None) == (sources is None):
             raise InvalidError("a pipeline must have exactly one of source and sources", pipeline=self.name)
         if sources is not None:
-            given = dict(sources) if isinstance(sources, Mapping) else {}
-            object.__setattr__(self, "source", SeveralSources(given))
+            parts = dict(sources) if isinstance(sources, Mapping) else {}
+            object.__setattr__(self, "source", SeveralSources(parts))
         if not self.source_parts:
-            what = "sources must map at least one name to a source"
-            raise InvalidError(what, given=type(sources).__name__, pipeline=self.name)
+            summary = "sources must map at least one name to a source"
+            raise InvalidError(summary, given=type(sources).__name__, pipeline=self.name)
         for name, source in self.source_parts.items():
             if name:
                 arguments.text("source name", name, pattern=NAME, accepted=NAME)
@@ -157,14 +157,14 @@ class Pipeline:
             return
         for name, source in self.source.parts.items():
             if isinstance(source, NeedsRecords) and source.needs_records:
-                what = "a batch may have no records of one of several sources, so the columns of each must be known without records"
-                raise InvalidError(what, source=name, reason=source.needs_records)
-        unfit = [name for name in ("where", "dedup") if getattr(self, name) is not None]
-        unfit += ["rows"] if self.rows == "filter" else []
-        if unfit:
+                summary = "a batch may have no records of one of several sources, so the columns of each must be known without records"
+                raise InvalidError(summary, source=name, reason=source.needs_records)
+        unsupported = [name for name in ("where", "dedup") if getattr(self, name) is not None]
+        unsupported += ["rows"] if self.rows == "filter" else []
+        if unsupported:
             raise InvalidError(
                 "these arguments apply to the records of one source; they are not valid with several sources",
-                given=unfit,
+                given=unsupported,
                 accepted="filter and deduplicate in the transform",
             )
 
@@ -201,9 +201,9 @@ class Pipeline:
         merging = {name for name, sink in self.sinks.items() if isinstance(sink, MergesByKey) and sink.mode == "upsert"}
         appending = sorted(set(self.sinks) - merging)
         if mode == "complete" and appending:
-            what = 'with output_mode="complete", each batch returns the whole result, and these sinks would append it again'
+            summary = 'with output_mode="complete", each batch returns the whole result, and these sinks would append it again'
             raise InvalidError(
-                what, sinks=appending, accepted='sinks with mode="upsert", or output_mode="update" or "append"'
+                summary, sinks=appending, accepted='sinks with mode="upsert", or output_mode="update" or "append"'
             )
 
     def _check_output_mode(self, transform: object) -> None:
@@ -213,11 +213,11 @@ class Pipeline:
         :raises InvalidError: it has other output modes, or the pipeline has no state, several sources, or lookups
         """
         modes = getattr(transform, "output_modes", None)
-        given = None if self.state is None else self.state.output_mode
-        if modes is not None and given not in modes:
-            what = "this transform requires state with one of the accepted output modes"
+        output_mode = None if self.state is None else self.state.output_mode
+        if modes is not None and output_mode not in modes:
+            summary = "this transform requires state with one of the accepted output modes"
             accepted = [f'State(output_mode="{mode}")' for mode in modes]
-            raise InvalidError(what, transform=str(transform), given=given, accepted=accepted)
+            raise InvalidError(summary, transform=str(transform), given=output_mode, accepted=accepted)
         if modes is not None and self.lookups:
             raise InvalidError(
                 "this transform takes the records alone, and the pipeline has lookups",
@@ -241,12 +241,12 @@ class Pipeline:
             return
         accepted = 'on_reprocess="refuse" or "ignore"'
         if self.state is not None:
-            what = 'on_reprocess="reprocess" is not valid with state: later versions keep the state of the replaced records'
-            raise InvalidError(what, pipeline=self.name, accepted=accepted)
+            summary = 'on_reprocess="reprocess" is not valid with state: later versions keep the state of the replaced records'
+            raise InvalidError(summary, pipeline=self.name, accepted=accepted)
         fixed = [name for name in self.publishes if not getattr(self.sinks[name], "can_reprocess", True)]
         if fixed:
-            what = 'on_reprocess="reprocess" must replace rows, and these sinks cannot replace published rows'
-            raise InvalidError(what, pipeline=self.name, sinks=fixed, accepted=accepted)
+            summary = 'on_reprocess="reprocess" must replace rows, and these sinks cannot replace published rows'
+            raise InvalidError(summary, pipeline=self.name, sinks=fixed, accepted=accepted)
 
     def _check_replaced_rows(self) -> None:
         """Refuse two sinks that would replace each other's rows: both find them by the same version column."""
@@ -256,8 +256,10 @@ class Pipeline:
             if rows is None:
                 continue
             if rows in owners:
-                what = "two sinks would replace each other's rows: give each another table or another version_column"
-                raise InvalidError(what, sinks=sorted([owners[rows], name]), rows=rows)
+                summary = "two sinks find their rows by the same version column of one table, so they would replace each other's rows"
+                raise InvalidError(summary, sinks=sorted([owners[rows], name]), rows=rows).advising(
+                    "give each sink its own table or its own version_column; no rows of this batch were committed."
+                )
             owners[rows] = name
 
     def _check_locations(self) -> None:
@@ -269,17 +271,20 @@ class Pipeline:
                 locations[f"sources.{name}" if name else "source"] = source.location
         urls = [(name, normalised(url)) for name, url in locations.items()]
         pairs = [(one, other) for at, one in enumerate(urls) for other in urls[:at]]
-        read = {
+        lookup_urls = {
             f"lookups.{name}": lookup.location for name, lookup in self.lookups.items() if lookup.location is not None
         }
-        locations |= read  # a lookup may be at the location of the source or of another lookup
+        locations |= lookup_urls  # a lookup may be at the location of the source or of another lookup
         written = [(name, url) for name, url in urls if name.partition(".")[0] in ("log", "sinks")]
-        pairs += [((name, normalised(url)), other) for name, url in read.items() for other in written]
+        pairs += [((name, normalised(url)), other) for name, url in lookup_urls.items() for other in written]
         for (name, url), (other, other_url) in pairs:
             if overlap(url, other_url):
                 raise InvalidError(
-                    "two locations of the pipeline overlap: the log, the source and each dataset need separate locations, none inside another",
+                    "two locations of the pipeline overlap: they are equal, or one contains the other",
                     given={other: locations[other], name: locations[name]},
+                ).advising(
+                    "give the log, the source and each dataset separate locations, none of which contains another; "
+                    "no rows of this batch were committed."
                 )
 
     def replace(self, **changes: Any) -> Pipeline:
@@ -326,12 +331,12 @@ class Pipeline:
 
     def immutable_config(self) -> Json:
         """Return the fields that must not change while the log is in use: the source's identity, the datasets, the dedup keys and the output mode."""
-        kept = {
+        config = {
             "source": self.source.immutable_config(),
             "sinks": {name: sink.immutable_config() for name, sink in self.sinks.items()},
         }
-        kept = kept if self.dedup is None else {**kept, "dedup": list(self.dedup.keys)}
-        return kept if self.state is None else {**kept, "state": {"output_mode": self.state.output_mode}}
+        config = config if self.dedup is None else {**config, "dedup": list(self.dedup.keys)}
+        return config if self.state is None else {**config, "state": {"output_mode": self.state.output_mode}}
 
     def to_json(self) -> Json:
         """Return the spec as JSON: the structure of the TOML form, with ``format``, ``guarantee`` and ``immutable_config`` added."""
@@ -346,7 +351,7 @@ class Pipeline:
             "rows": self.rows,
             **self._source_arguments,
             **(
-                {"lookups": {name: _arguments("lookups", one) for name, one in self.lookups.items()}}
+                {"lookups": {name: _arguments("lookups", lookup) for name, lookup in self.lookups.items()}}
                 if self.lookups
                 else {}
             ),
@@ -376,8 +381,8 @@ class Pipeline:
     @property
     def source_sha256(self) -> str:
         """Return the sha256 of the source's arguments, under which the log stores the initial offsets."""
-        (given,) = self._source_arguments.values()
-        return sha256(canonical(given))
+        (source_arguments,) = self._source_arguments.values()
+        return sha256(canonical(source_arguments))
 
     @property
     def _source_arguments(self) -> dict[str, Json]:
@@ -406,29 +411,29 @@ class Pipeline:
             another output mode; or there is no transform, and the pipeline has state or several sources
         """
         if self.transform is None:
-            needing = "state" if self.state is not None else "sources"
+            argument = "state" if self.state is not None else "sources"
             if self.state is not None or isinstance(self.source, SeveralSources):
-                raise InvalidError(f"a pipeline with `{needing}` requires a transform", pipeline=self.name)
+                raise InvalidError(f"a pipeline with `{argument}` requires a transform", pipeline=self.name)
             return lambda frame: frame
         if callable(self.transform):
             return self.transform
         module_name, _, qualified = self.transform.partition(":")
         try:
-            found: Any = import_module(module_name)
+            target: Any = import_module(module_name)
             for part in qualified.split("."):
-                found = getattr(found, part)
+                target = getattr(target, part)
         except (ImportError, AttributeError) as error:
             reason = f"{type(error).__name__}: {error}"
-            what = "the transform cannot be imported"
-            raise InvalidError(what, given=self.transform, pipeline=self.name, reason=reason).advising(
+            summary = "the transform cannot be imported"
+            raise InvalidError(summary, given=self.transform, pipeline=self.name, reason=reason).advising(
                 "install the module, add its directory to PYTHONPATH, or correct the name. No rows were committed."
             ) from error
-        if not callable(found):
+        if not callable(target):
             raise InvalidError(
                 "the transform's name does not refer to a function", given=self.transform, pipeline=self.name
             )
-        self._check_output_mode(found)
-        return found  # type: ignore[no-any-return]
+        self._check_output_mode(target)
+        return target  # type: ignore[no-any-return]
 
 
 def _arguments(kind: registry.Kind, part: Any) -> Json:
@@ -444,56 +449,56 @@ def from_json(spec: Mapping[str, Any], *, where: str = "the spec") -> Pipeline:
     :raises InvalidError: a key is unknown or missing, or an argument is not valid
     """
     arguments.known_keys(where, spec, [f.name for f in dataclasses.fields(Pipeline)] + ["sources", "format", *DERIVED])
-    given = {key: value for key, value in spec.items() if key not in ("format", *DERIVED) and value is not None}
-    several = given.pop("sources", None)
+    values = {key: value for key, value in spec.items() if key not in ("format", *DERIVED) and value is not None}
+    several = values.pop("sources", None)
     if several is None:
-        given["source"] = _build("sources", given.get("source"), f"{where} [source]")
-    elif not isinstance(several, Mapping) or "source" in given:
+        values["source"] = _build("sources", values.get("source"), f"{where} [source]")
+    elif not isinstance(several, Mapping) or "source" in values:
         raise InvalidError(f"{where} must have either a table [source], or a table [sources.<name>] for each source")
     else:
         parts = {name: _build("sources", part, f"{where} [sources.{name}]") for name, part in several.items()}
-        given["source"] = SeveralSources(parts)
-    sinks = given.get("sinks")
+        values["source"] = SeveralSources(parts)
+    sinks = values.get("sinks")
     if not isinstance(sinks, Mapping):
         raise InvalidError(f"{where} must have a table [sinks.<name>] for each sink", given=type(sinks).__name__)
-    given["sinks"] = {name: _build("sinks", sink, f"{where} [sinks.{name}]") for name, sink in sinks.items()}
-    if "lookups" in given:
-        if not isinstance(given["lookups"], Mapping):
+    values["sinks"] = {name: _build("sinks", sink, f"{where} [sinks.{name}]") for name, sink in sinks.items()}
+    if "lookups" in values:
+        if not isinstance(values["lookups"], Mapping):
             raise InvalidError(
-                f"{where} must have a table [lookups.<name>] for each lookup", given=type(given["lookups"]).__name__
+                f"{where} must have a table [lookups.<name>] for each lookup", given=type(values["lookups"]).__name__
             )
-        given["lookups"] = {
-            name: _build("lookups", one, f"{where} [lookups.{name}]") for name, one in given["lookups"].items()
+        values["lookups"] = {
+            name: _build("lookups", lookup, f"{where} [lookups.{name}]") for name, lookup in values["lookups"].items()
         }
-    if "dedup" in given:
-        given["dedup"] = _call(Dedup, given["dedup"], f"{where} [dedup]")
-    if "state" in given:
-        given["state"] = _call(State, given["state"], f"{where} [state]")
-    if "limits" in given:
-        given["limits"] = _call(Limits, given["limits"], f"{where} [limits]")
-    given["transform"] = given.get("transform") or None
-    return _call(Pipeline, given, where)  # type: ignore[no-any-return]
+    if "dedup" in values:
+        values["dedup"] = _construct(Dedup, values["dedup"], f"{where} [dedup]")
+    if "state" in values:
+        values["state"] = _construct(State, values["state"], f"{where} [state]")
+    if "limits" in values:
+        values["limits"] = _construct(Limits, values["limits"], f"{where} [limits]")
+    values["transform"] = values.get("transform") or None
+    return _construct(Pipeline, values, where)  # type: ignore[no-any-return]
 
 
-def _build(kind: registry.Kind, given: object, where: str) -> Any:
-    if not isinstance(given, Mapping) or not isinstance(given.get("type"), str):
+def _build(kind: registry.Kind, table: object, where: str) -> Any:
+    if not isinstance(table, Mapping) or not isinstance(table.get("type"), str):
         raise InvalidError(f"{where} must be a table with a `type`", accepted=registry.names(kind))
-    return _call(registry.lookup(kind, given["type"]), {k: v for k, v in given.items() if k != "type"}, where)
+    return _construct(registry.lookup(kind, table["type"]), {k: v for k, v in table.items() if k != "type"}, where)
 
 
-def _call(cls: Any, given: object, where: str) -> Any:
-    if not isinstance(given, Mapping):
-        raise InvalidError(f"{where} must be a table", given=type(given).__name__)
+def _construct(cls: Any, table: object, where: str) -> Any:
+    if not isinstance(table, Mapping):
+        raise InvalidError(f"{where} must be a table", given=type(table).__name__)
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
-    arguments.known_keys(where, given, fields)
+    arguments.known_keys(where, table, fields)
     missing = [
         n
         for n, f in fields.items()
-        if n not in given and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        if n not in table and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
     ]
     if missing:
         raise InvalidError(f"{where} lacks required arguments", missing=missing)
-    return cls(**given)
+    return cls(**table)
 
 
 def load_pipeline(path: str) -> Pipeline:
@@ -517,28 +522,28 @@ def load_spark_conf(path: str) -> dict[str, str]:
     return spark_settings(_document(path).get("spark_conf", {}), where=f"{path} [spark_conf]")
 
 
-def spark_settings(given: object, *, where: str) -> dict[str, str]:
+def spark_settings(table: object, *, where: str) -> dict[str, str]:
     """
     Flatten Spark settings from TOML to setting → value.
 
     TOML parses a dotted name without quotes as nested tables, so both forms are accepted.
 
     :param where: name of the table in errors
-    :raises InvalidError: ``given`` is not a table, or a value is not a string, integer or boolean
+    :raises InvalidError: the value is not a table, or a value is not a string, integer or boolean
     """
-    if not isinstance(given, Mapping):
-        raise InvalidError(f"{where} must be a table", given=type(given).__name__)
-    found: dict[str, str] = {}
-    for name, value in given.items():
+    if not isinstance(table, Mapping):
+        raise InvalidError(f"{where} must be a table", given=type(table).__name__)
+    settings: dict[str, str] = {}
+    for name, value in table.items():
         if isinstance(value, Mapping):
-            found |= {f"{name}.{rest}": text for rest, text in spark_settings(value, where=where).items()}
+            settings |= {f"{name}.{rest}": text for rest, text in spark_settings(value, where=where).items()}
         elif isinstance(value, (str, int)):
-            found[name] = str(value).lower() if isinstance(value, bool) else str(value)
+            settings[name] = str(value).lower() if isinstance(value, bool) else str(value)
         else:
             raise InvalidError(
                 f"{where} must contain only strings, integers and booleans", name=name, given=type(value).__name__
             )
-    return found
+    return settings
 
 
 def _document(path: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def refuse_secrets(pipeline: Pipeline, environment: Any = None) -> None:
     """
     Refuse templates that read connections or variables, and a template in ``where``. Inspects the names that the templates use, and renders nothing.
 
-    The predicate ``where`` must not contain a template. A run reads all new records, whatever its logical date is. A predicate on the run's date would drop
+    The predicate ``where`` must not contain a template. A run reads all new records, regardless of its logical date. A predicate on the run's date would drop
     the records of other days permanently. In addition, Spark would execute text of the user who triggers a run as SQL, which can call Java methods.
 
     :param environment: the Jinja environment that renders the templates; default: an environment with Jinja's own delimiters
@@ -84,13 +84,13 @@ def rendered(pipeline: Pipeline, environment: Any, context: Mapping[str, Any], *
     refuse_secrets(pipeline, environment)
     from jinja2 import StrictUndefined, meta
 
-    of_values = environment.overlay(finalize=_some_value, undefined=StrictUndefined)
+    strict_environment = environment.overlay(finalize=_require_value, undefined=StrictUndefined)
 
     def render(text: str) -> str:
         try:
-            for name in meta.find_undeclared_variables(of_values.parse(text)):
-                _some_value(context.get(name, ""))
-            return str(of_values.from_string(text).render(context))
+            for name in meta.find_undeclared_variables(strict_environment.parse(text)):
+                _require_value(context.get(name, ""))
+            return str(strict_environment.from_string(text).render(context))
         except Exception as error:
             raise InvalidError(
                 "a template of the pipeline has no value in this run",
@@ -109,8 +109,8 @@ class _NoValueError(Exception):
     """An expression in a template evaluates to ``None``."""
 
 
-def _some_value(value: Any) -> Any:
-    """Refuse ``None``, which Jinja would render as "None". Airflow passes some values as proxies. So the text is compared."""
+def _require_value(value: Any) -> Any:
+    """Refuse ``None``, which Jinja would render as "None". Airflow passes some values as proxies, so this function compares the text of the value."""
     if not isinstance(value, str) and str(value) == "None":
         raise _NoValueError("an expression in the template is None")
     return value

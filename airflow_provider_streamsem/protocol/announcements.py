@@ -17,8 +17,8 @@ def newest_announced() -> Procedure[int]:
     """Return the ``upto`` of the newest listed announcement, or -1 if there is none. The value is a hint: it may be too low (W8)."""
     listed = yield from list_keys(keys.ANNOUNCED, 1)
     newest = max((n for n in map(keys.parse_newest_first, listed) if n is not None), default=None)
-    found = None if newest is None else (yield from read_entry(Announcement, keys.announced(newest)))
-    return -1 if found is None else found[0].upto
+    entry = None if newest is None else (yield from read_entry(Announcement, keys.announced(newest)))
+    return -1 if entry is None else entry[0].upto
 
 
 def put_announcement(key: str, announcement: Announcement) -> Procedure[Announcement]:

@@ -92,7 +92,7 @@ def read_json(data: bytes | str, key: str) -> Json:
         value = json.loads(data)
         _check_levels(value, MAX_NESTING)
     except (ValueError, RecursionError):  # The cause is not chained, because its message quotes stored bytes.
-        raise LogDamagedError("an object is not valid JSON, or is nested too deep", invariant="I1", key=key) from None
+        raise LogDamagedError("an object is not valid JSON, or is nested too deeply", invariant="I1", key=key) from None
     return value
 
 
@@ -116,7 +116,7 @@ def plain(value: object, *, sparse: bool = False) -> Json:
         return {
             f.name: plain(getattr(value, f.name), sparse=sparse)
             for f in dataclasses.fields(value)
-            if not (sparse and _is_left_out(value, f))
+            if not (sparse and _is_omitted(value, f))
         }
     if isinstance(value, Mapping):
         return {key: plain(item, sparse=sparse) for key, item in value.items()}
@@ -125,7 +125,7 @@ def plain(value: object, *, sparse: bool = False) -> Json:
     return value
 
 
-def _is_left_out(value: object, field: dataclasses.Field[Any]) -> bool:
+def _is_omitted(value: object, field: dataclasses.Field[Any]) -> bool:
     default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
     return bool(field.metadata.get("sparse")) and getattr(value, field.name) == default
 
@@ -153,14 +153,14 @@ def spilled(cls: type[Any], body: Mapping[str, Json]) -> dict[str, str]:
 
     :raises LogDamagedError: a reference is not a sha256
     """
-    found = {}
+    digests = {}
     for name in cls.spillable:
         value = body.get(name)
         if isinstance(value, dict) and set(value) == {_SPILL, "bytes"}:
-            found[name] = str(value[_SPILL])
-            if not keys.is_digest(found[name]):
+            digests[name] = str(value[_SPILL])
+            if not keys.is_digest(digests[name]):
                 raise LogDamagedError("the name of a spilled field is not a sha256", invariant="R6", field=name)
-    return found
+    return digests
 
 
 def parse(cls: type[Any], key: str, data: bytes) -> dict[str, Json]:
@@ -178,8 +178,8 @@ def parse(cls: type[Any], key: str, data: bytes) -> dict[str, Json]:
         raise NewerFormatError(
             "an entry has a newer format than this release reads", key=key, format=body["format"], reads=FORMAT
         )
-    given = body.pop("checksum", None)
-    if given != sha256(_canonical_or_damaged(key, body)):
+    checksum = body.pop("checksum", None)
+    if checksum != sha256(_canonical_or_damaged(key, body)):
         raise LogDamagedError(
             "an entry does not match its checksum: its bytes were changed or truncated", invariant="I1", key=key
         )
@@ -212,12 +212,12 @@ def lines(key: str, data: bytes) -> list[dict[str, Json]]:
     :raises LogDamagedError: a line is not a JSON object
     """
     try:
-        found = [json.loads(line) for line in data.split(b"\n") if line]
+        records = [json.loads(line) for line in data.split(b"\n") if line]
     except (ValueError, RecursionError):
-        found = [None]
-    if not all(isinstance(record, dict) for record in found):
+        records = [None]
+    if not all(isinstance(record, dict) for record in records):
         raise LogDamagedError("a line is not a JSON object", invariant="I1", key=key)
-    return found
+    return records
 
 
 def decode(cls: type[E], key: str, data: bytes, parts: Mapping[str, bytes] | None = None) -> E:
@@ -253,8 +253,8 @@ def assemble(cls: type[E], key: str, body: dict[str, Json], parts: Mapping[str, 
         try:
             canonical(body[name])
         except (TypeError, ValueError) as error:
-            what = "a spilled field is not canonical JSON"
-            raise LogDamagedError(what, invariant="I1", key=keys.spill(digest), entry=key) from error
+            summary = "a spilled field is not canonical JSON"
+            raise LogDamagedError(summary, invariant="I1", key=keys.spill(digest), entry=key) from error
     _check_texts(body, key)
     built: E = build(cls, body, key)
     return built

@@ -35,11 +35,11 @@ class Comparison:
     Result of comparing a listing with the newest discovery.
 
     :param new: files without an ordinal, in the order in which they will get one: by mtime, then by path
-    :param root: the recent files, and the ranges of the tree. Ranges whose node was read are opened nodes
+    :param root: the recent files, and the ranges of the tree. Each range whose node was read is replaced by the node
     """
 
     new: tuple[FoundFile, ...]
-    root: known.Opened
+    root: known.Node
 
 
 def compare(newest: Discovery | None, listed: Iterable[FoundFile]) -> Procedure[Comparison]:
@@ -48,12 +48,12 @@ def compare(newest: Discovery | None, listed: Iterable[FoundFile]) -> Procedure[
 
     :param newest: the newest discovery; ``None`` before the first
     """
-    root = known.Opened({})
+    root = known.Node({})
     if newest is not None:
-        root = known.Opened({known.key(file): True for file in newest.recent}, list(newest.known))
+        root = known.Node({known.key(file): True for file in newest.recent}, list(newest.known))
     settled_ns = 0 if newest is None else newest.settled_ns
-    found = yield from known.compare(root, known.listing(listed), settled_ns)
-    return Comparison(new=tuple(sorted((item.file for item in found), key=lambda f: (f.mtime_ns, f.path))), root=root)
+    new = yield from known.compare(root, known.listing(listed), settled_ns)
+    return Comparison(new=tuple(sorted((item.file for item in new), key=lambda f: (f.mtime_ns, f.path))), root=root)
 
 
 def extend(newest: Discovery | None, compared: Comparison, nonce: str) -> Procedure[Discovery | None]:
@@ -121,16 +121,16 @@ def files(pages: Sequence[PageRef], start: int, end: int) -> Procedure[list[Foun
 
     :raises LogDamagedError: see :func:`read`
     """
-    found: list[FoundFile] = []
+    selected: list[FoundFile] = []
     first = 0
     for ref in pages:
         after = first + ref.files
         if first < end and start < after:
             page = yield from read(ref)
             inside = max(start - first, 0), min(end - first, ref.files)
-            found += (yield from files(page.pages, *inside)) if page.pages else page.files[slice(*inside)]
+            selected += (yield from files(page.pages, *inside)) if page.pages else page.files[slice(*inside)]
         first = after
-    return found
+    return selected
 
 
 def read(ref: PageRef) -> Procedure[FilePage]:
@@ -139,12 +139,12 @@ def read(ref: PageRef) -> Procedure[FilePage]:
 
     :raises LogDamagedError: the page is missing, its bytes do not match its sha256, or its number of files differs from the reference
     """
-    found = yield from read_entry(FilePage, keys.page(ref.sha256))
-    if found is None or found[1] != ref.sha256:
-        what = "a page of discovered files is missing, or its sha256 differs from its name"
-        raise LogDamagedError(what, invariant="I1", key=keys.page(ref.sha256))
-    page = found[0]
+    stored = yield from read_entry(FilePage, keys.page(ref.sha256))
+    if stored is None or stored[1] != ref.sha256:
+        summary = "a page of discovered files is missing, or its sha256 differs from its name"
+        raise LogDamagedError(summary, invariant="I1", key=keys.page(ref.sha256))
+    page = stored[0]
     if (page.files and page.pages) or ref.files != len(page.files) + sum(below.files for below in page.pages):
-        what = "a page of discovered files has another number of files than its parent records"
-        raise LogDamagedError(what, invariant="D6", key=keys.page(ref.sha256))
+        summary = "a page of discovered files has another number of files than its parent records"
+        raise LogDamagedError(summary, invariant="D6", key=keys.page(ref.sha256))
     return page

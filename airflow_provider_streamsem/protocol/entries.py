@@ -129,8 +129,8 @@ class Quarantine:
     def __post_init__(self) -> None:
         for key in self.keys:
             if not keys_.is_written(key) or not key.startswith(keys_.QUARANTINE):
-                what = "a key of quarantined records is not a valid key below the log's quarantine"
-                raise LogDamagedError(what, invariant="R6", key=key)
+                summary = "a key of quarantined records is not a valid key below the log's quarantine"
+                raise LogDamagedError(summary, invariant="R6", key=key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,7 +280,7 @@ class Outcome:
         """
         Whether the outcome is a commit with sinks outside the log, so that it requires receipts.
 
-        This property does not show whether the receipts exist. :attr:`ClosedHead.requires_receipts` does.
+        This property does not show whether the receipts exist. :attr:`ClosedHead.has_pending_publishes` does.
         """
         return self.committed and bool(self.publish)
 
@@ -401,6 +401,10 @@ class Announcement:
     upto: int
     run_key: str
     nonce: str
+
+
+SEGMENT_WIDTH = 100
+"""Number of versions in a segment of level 1, and of child segments in a segment of a higher level (W23)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,9 +38,9 @@ def check_i2(plan: Plan, outcome: Outcome) -> None:
         raise LogDamagedError("an outcome has no plan of the same version", invariant="I2", version=outcome.version)
 
 
-def check_i2_receipts(plan: Plan, *, requires_receipts: bool) -> None:
+def check_i2_receipts(plan: Plan, *, has_pending_publishes: bool) -> None:
     """Check that no plan follows a commit with pending publishes."""
-    if requires_receipts:
+    if has_pending_publishes:
         raise LogDamagedError(
             "a plan follows a commit whose receipts are missing", invariant="I2", version=plan.version
         )
@@ -128,9 +128,9 @@ def check_carried(plan: Plan, outcome: Outcome) -> None:
         start, end = plan.ranges.get(partition, (0, 0))
         for first, last in gaps:
             if not start <= first < last <= end:
-                what = "a plan's gaps overlap, are empty, or are outside its ranges"
+                summary = "a plan's gaps overlap, are empty, or are outside its ranges"
                 raise LogDamagedError(
-                    what, invariant="I5", version=plan.version, partition=partition, gap=(first, last)
+                    summary, invariant="I5", version=plan.version, partition=partition, gap=(first, last)
                 )
             start = last
 

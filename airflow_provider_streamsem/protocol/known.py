@@ -43,12 +43,12 @@ class Listed(NamedTuple):
 
 
 @dataclass(slots=True)
-class Opened:
+class Node:
     """
-    A node in memory. It was read from the store, or is new and not stored yet.
+    A node of the tree in memory. It was read from the store, or is new and not stored yet. :class:`KnownNode` is its stored form.
 
     :param files: the files in this node → whether each was listed in the last comparison
-    :param children: the nodes below this node: ranges that were not read, or opened nodes
+    :param children: the nodes below this node: ranges whose nodes were not read, or nodes
     :param stored: sha256 of the stored node from which this node was read; ``""`` for a new node
     :param outdated: whether the stored range of this node does not match the current listing. Until a discovery stores a matching range, every comparison
         reads the node
@@ -65,7 +65,7 @@ class Opened:
         return min([*self.files, *(child.first for child in self.children[:1])])
 
 
-Child: TypeAlias = KnownRange | Opened
+Child: TypeAlias = KnownRange | Node
 
 
 def fingerprint(file: FoundFile) -> str:
@@ -94,19 +94,19 @@ def listing(files: Iterable[FoundFile]) -> list[Listed]:
     return [Listed(at, number(at[1]), marked[at]) for at in sorted(marked)]
 
 
-def compare(node: Opened, listed: Sequence[Listed], settled_ns: int) -> Procedure[list[Listed]]:
+def compare(node: Node, listed: Sequence[Listed], settled_ns: int) -> Procedure[list[Listed]]:
     """
     Return the listed files that are neither in the node nor below it.
 
-    Updates ``node`` in place: records which of its files were listed, and replaces each range whose node was read by the opened node, which is updated in the
-    same way.
+    Updates ``node`` in place: records which of its files were listed, and replaces each range whose node was read by that node, which is updated in the same
+    way.
 
     :param listed: listed files, sorted by key
     :param settled_ns: exclusive upper bound of ``mtime_ns`` of the files in the ranges
     """
-    named = {item.key for item in listed if item.key in node.files}
-    node.files = {known: known in named for known in node.files}
-    rest = [item for item in listed if item.key not in named]
+    present = {item.key for item in listed if item.key in node.files}
+    node.files = {known: known in present for known in node.files}
+    rest = [item for item in listed if item.key not in present]
     new: list[Listed] = []
     at = 0
     for position, child in enumerate(node.children):
@@ -116,12 +116,12 @@ def compare(node: Opened, listed: Sequence[Listed], settled_ns: int) -> Procedur
         inside = rest[start:end]
         new += rest[at:start]
         at = end
-        found = _without_reading(child, inside, settled_ns)
-        if found is None:
+        new_inside = _without_reading(child, inside, settled_ns)
+        if new_inside is None:
             node.children[position] = opened = yield from _open(child)
-            found = yield from compare(opened, inside, settled_ns)
-            opened.outdated = _without_reading(child, _minus(inside, found), settled_ns) is None
-        new += found
+            new_inside = yield from compare(opened, inside, settled_ns)
+            opened.outdated = _without_reading(child, _minus(inside, new_inside), settled_ns) is None
+        new += new_inside
     return new + rest[at:]
 
 
@@ -151,17 +151,17 @@ def _has_its_time(file: FoundFile) -> bool:
 
 
 def _minus(listed: Sequence[Listed], new: Iterable[Listed]) -> list[Listed]:
-    found = {item.key for item in new}
-    return [item for item in listed if item.key not in found]
+    new_keys = {item.key for item in new}
+    return [item for item in listed if item.key not in new_keys]
 
 
-def outdated(node: Opened) -> int:
+def outdated(node: Node) -> int:
     """Return the number of outdated nodes below this node. Every poll reads them until a discovery stores their current ranges."""
-    below = [child for child in node.children if isinstance(child, Opened)]
+    below = [child for child in node.children if isinstance(child, Node)]
     return sum(child.outdated + outdated(child) for child in below)
 
 
-def insert(root: Opened, added: Mapping[FileKey, bool]) -> Procedure[list[Child]]:
+def insert(root: Node, added: Mapping[FileKey, bool]) -> Procedure[list[Child]]:
     """
     Return the children of the tree's root after inserting the added files. Stores nothing.
 
@@ -169,7 +169,7 @@ def insert(root: Opened, added: Mapping[FileKey, bool]) -> Procedure[list[Child]
     """
     children: list[Child] = (yield from _push(root.children, added)) if root.children else _leaves(added)
     while len(children) > NODE_RANGES:
-        children = [Opened({}, part) for part in _split_evenly(children, NODE_RANGES)]
+        children = [Node({}, part) for part in _split_evenly(children, NODE_RANGES)]
     return children
 
 
@@ -188,18 +188,18 @@ def _push(children: Sequence[Child], added: Mapping[FileKey, bool]) -> Procedure
     return after
 
 
-def _insert(node: Opened, added: Mapping[FileKey, bool]) -> Procedure[list[Child]]:
+def _insert(node: Node, added: Mapping[FileKey, bool]) -> Procedure[list[Child]]:
     """Insert files into a node. Returns several nodes if the files do not fit into one."""
     node.files |= added
     if len(node.files) <= NODE_FILES:
         return [node]
     if not node.children:
         return _leaves(node.files)
-    return [Opened({}, part) for part in _split_evenly((yield from _push(node.children, node.files)), NODE_RANGES)]
+    return [Node({}, part) for part in _split_evenly((yield from _push(node.children, node.files)), NODE_RANGES)]
 
 
 def _leaves(files: Mapping[FileKey, bool]) -> list[Child]:
-    return [Opened(dict(part)) for part in _split_evenly(sorted(files.items()), NODE_FILES)]
+    return [Node(dict(part)) for part in _split_evenly(sorted(files.items()), NODE_FILES)]
 
 
 def _split_evenly(items: Sequence[T], most: int) -> list[list[T]]:
@@ -208,12 +208,12 @@ def _split_evenly(items: Sequence[T], most: int) -> list[list[T]]:
     return [list(items[len(items) * n // parts : len(items) * (n + 1) // parts]) for n in range(parts)]
 
 
-def _open(child: Child) -> Procedure[Opened]:
-    if isinstance(child, Opened):
+def _open(child: Child) -> Procedure[Node]:
+    if isinstance(child, Node):
         return child
     node = yield from read(child)
     files = {known: not child.absent >> bit & 1 for bit, known in enumerate(node.files)}
-    return Opened(files, list(node.ranges), stored=child.sha256)
+    return Node(files, list(node.ranges), stored=child.sha256)
 
 
 def read(known: KnownRange) -> Procedure[KnownNode]:
@@ -223,18 +223,18 @@ def read(known: KnownRange) -> Procedure[KnownNode]:
     :raises LogDamagedError: the node is missing, has another sha256, is not in order, or does not match the summary in the range
     """
     at = keys.known(known.sha256)
-    found = yield from read_entry(KnownNode, at)
-    if found is None or found[1] != known.sha256:
-        what = "a node of the tree of known files is missing, or its sha256 differs from its name"
-        raise LogDamagedError(what, invariant="I1", key=at)
-    node = found[0]
+    stored = yield from read_entry(KnownNode, at)
+    if stored is None or stored[1] != known.sha256:
+        problem = "a node of the tree of known files is missing, or its sha256 differs from its name"
+        raise LogDamagedError(problem, invariant="I1", key=at)
+    node = stored[0]
     if (
         not (node.files or node.ranges)
         or not in_order(node)
         or summary(node, known.sha256, absent=known.absent) != known
     ):
-        what = "a node of the tree of known files is not in order, or does not match the range of its parent"
-        raise LogDamagedError(what, invariant="D4", key=at)
+        problem = "a node of the tree of known files is not in order, or does not match the range of its parent"
+        raise LogDamagedError(problem, invariant="D4", key=at)
     return node
 
 

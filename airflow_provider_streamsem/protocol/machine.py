@@ -137,11 +137,11 @@ class Creation:
 
 
 def create(key: str, data: bytes) -> Procedure[Creation]:
-    """Create ``key`` with ``data`` if it is absent, and return the stored bytes (W6, table :data:`CREATE`)."""
+    """Create ``key`` with ``data`` if the key is absent, and return the stored bytes (W6, table :data:`CREATE`)."""
     state = CreateState.SENT
     while True:
         event = yield (Put(key, data) if state is CreateState.SENT else Get(key))
-        state = CREATE[state, _answer(event, data)]
+        state = CREATE[state, _event_name(event, data)]
         if state is CreateState.WON:
             return Creation(data, mine=True, first=isinstance(event, Created))
         if state is CreateState.LOST:
@@ -149,7 +149,8 @@ def create(key: str, data: bytes) -> Procedure[Creation]:
             return Creation(event.data, mine=False, first=False)
 
 
-def _answer(event: Event, data: bytes) -> str:
+def _event_name(event: Event, data: bytes) -> str:
+    """Return the name of an event in :data:`CREATE`."""
     if isinstance(event, Found):
         return "equal" if event.data == data else "different"
     return type(event).__name__.lower()

@@ -6,13 +6,14 @@ A crash may stop a procedure at any ``yield``. Any process can then run the proc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from airflow_provider_streamsem.errors import LogDamagedError
 from airflow_provider_streamsem.protocol import codec, invariants, keys, offsets, segments
 from airflow_provider_streamsem.protocol.entries import (
+    SEGMENT_WIDTH,
     Claim,
     Effects,
     Entry,
@@ -53,7 +54,7 @@ class RunComplete:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Open:
+class OpenVersion:
     """Position: the newest version has no outcome. The run must close this version first, even if another run planned it (W9)."""
 
     head: OpenHead
@@ -82,7 +83,7 @@ class Ready:
     before: tuple[Plan, Outcome] | None = None
 
 
-Position = RunComplete | Open | PendingPublish | Ready
+Position = RunComplete | OpenVersion | PendingPublish | Ready
 
 
 def read_entry(cls: type[E], key: str) -> Procedure[tuple[E, str] | None]:
@@ -153,7 +154,7 @@ def _closed_head(outcome: Outcome, outcome_sha: str) -> Procedure[ClosedHead]:
     head = ClosedHead(
         outcome=outcome,
         outcome_sha=outcome_sha,
-        requires_receipts=outcome.requires_receipts,
+        has_pending_publishes=outcome.requires_receipts,
         markers=outcome.markers,
     )
     receipts = (yield from read_entry(Receipts, keys.receipts(outcome.version))) if outcome.requires_receipts else None
@@ -180,8 +181,8 @@ def locate(run_key: str, head: Head) -> Procedure[Position]:
     Reads the run's pointers after the head. A writer creates the pointer before the outcome, so every version up to the closed head has its pointer by then.
     """
     if isinstance(head, OpenHead):
-        return Open(head=head)
-    if head.requires_receipts and head.outcome is not None:
+        return OpenVersion(head=head)
+    if head.has_pending_publishes and head.outcome is not None:
         return PendingPublish(head=head, outcome=head.outcome)
     pointer = yield from _newest_pointer(run_key)
     if pointer is None:
@@ -193,8 +194,8 @@ def locate(run_key: str, head: Head) -> Procedure[Position]:
                 "a run's pointer names a version that does not exist", invariant="I16", version=pointer.version
             )
         if isinstance(later, OpenHead):
-            return Open(head=later)
-        if later.requires_receipts and later.outcome is not None:
+            return OpenVersion(head=later)
+        if later.has_pending_publishes and later.outcome is not None:
             return PendingPublish(head=later, outcome=later.outcome)
         head = later
     plan = yield from read_entry(Plan, keys.plan(pointer.version))
@@ -240,10 +241,10 @@ def _newest_pointer(run_key: str) -> Procedure[RunPointer | None]:
 
     Reads pointer 0 first, because most runs have no pointer. A listing then suggests the newest j, and the missing pointer j + 1 confirms it.
     """
-    found = yield from read_entry(RunPointer, keys.pointer(run_key, 0))
-    if found is None:
+    first = yield from read_entry(RunPointer, keys.pointer(run_key, 0))
+    if first is None:
         return None
-    newest = found[0]
+    newest = first[0]
     listed = yield from list_keys(keys.run(run_key), 1)
     hint = max((j for j in map(keys.parse_newest_first, listed) if j is not None), default=0)
     j = max(hint, 1)
@@ -280,10 +281,10 @@ def put_plan(head: ClosedHead, plan: Plan) -> Procedure[tuple[Head, bool]]:
         return head.planned(plan, codec.sha256(written.data)), written.first
     winner = yield from read_parts(Plan, key, written.data)
     head.planned(*winner)
-    found = yield from read_head(plan.version)
-    if found is None:
+    newest = yield from read_head(plan.version)
+    if newest is None:
         raise LogDamagedError("a plan that was read before is missing", invariant="I1", key=key)
-    return found, False
+    return newest, False
 
 
 def lineage(outcome: Outcome) -> Procedure[list[range]]:
@@ -316,10 +317,10 @@ def find_current(version: int, head: Head) -> Procedure[int | None]:
             return None
     current, at = version, version + 1
     while at <= head.closed:
-        if at % segments.WIDTH == 0 and at + segments.WIDTH <= head.closed + 1:
-            segment = yield from read_entry(Segment, keys.segment(1, at // segments.WIDTH))
+        if at % SEGMENT_WIDTH == 0 and at + SEGMENT_WIDTH <= head.closed + 1:
+            segment = yield from read_entry(Segment, keys.segment(1, at // SEGMENT_WIDTH))
             if segment is not None and current not in segment[0].replaced:
-                at += segments.WIDTH
+                at += SEGMENT_WIDTH
                 continue
         outcome = yield from _outcome_of(head, at)
         if outcome.replaces is not None and outcome.replaces.version == current:
@@ -337,10 +338,10 @@ def corrections_after(version: int, closed: int) -> Procedure[list[int]]:
     found = []
     at = version + 1
     while at <= closed:
-        if at % segments.WIDTH == 0 and at + segments.WIDTH <= closed + 1:
-            segment = yield from read_entry(Segment, keys.segment(1, at // segments.WIDTH))
+        if at % SEGMENT_WIDTH == 0 and at + SEGMENT_WIDTH <= closed + 1:
+            segment = yield from read_entry(Segment, keys.segment(1, at // SEGMENT_WIDTH))
             if segment is not None and not any(replaced <= version for replaced in segment[0].replaced):
-                at += segments.WIDTH
+                at += SEGMENT_WIDTH
                 continue
         outcome = yield from _stored_outcome(at)
         if outcome.replaces is not None and outcome.replaces.version <= version:
@@ -364,12 +365,12 @@ def find_root(version: int) -> Procedure[int]:
 
 def find_staged(head: OpenHead) -> Procedure[list[StagedManifest]]:
     """Return the manifests of attempts of the open plan (W17). The caller must check whether the files of a manifest exist."""
-    found = []
+    manifests = []
     for key in (yield from list_keys(keys.attempts(head.plan.version))):
         manifest = yield from read_entry(StagedManifest, key)
         if manifest is not None and manifest[0].plan == head.plan_sha:
-            found.append(manifest[0])
-    return found
+            manifests.append(manifest[0])
+    return manifests
 
 
 def decide(head: OpenHead, outcome: Outcome) -> Procedure[tuple[ClosedHead, Outcome]]:
@@ -405,10 +406,10 @@ def put_receipts(head: ClosedHead, receipts: Receipts) -> Procedure[tuple[Closed
     return head.published(stored), stored
 
 
-def claim(wanted: Claim) -> Procedure[bool]:
-    """Claim one round of a chunk of a version's effects. Returns whether the stored claim has the nonce of ``wanted`` (P4)."""
-    key = keys.claim(wanted.version, wanted.sink, wanted.chunk, wanted.round)
-    return (yield from create_entry(key, wanted)).mine
+def claim(proposed: Claim) -> Procedure[bool]:
+    """Claim one round of a chunk of a version's effects. Returns whether the stored claim has the nonce of ``proposed`` (P4)."""
+    key = keys.claim(proposed.version, proposed.sink, proposed.chunk, proposed.round)
+    return (yield from create_entry(key, proposed)).mine
 
 
 def put_effects(effects: Effects) -> Procedure[Effects]:
@@ -424,21 +425,21 @@ def write_segments(version: int, known: Sequence[tuple[Outcome, str]] = ()) -> P
 
     :param known: outcomes that the caller has read already, with the sha256 of their bytes
     """
-    at_hand = {outcome.version: (outcome, sha) for outcome, sha in known}
+    already_read = {outcome.version: (outcome, sha) for outcome, sha in known}
     behind = segments.behind(version)
     if behind is not None:
         yield from read_or_write_segment(1, behind)
     for level, index in segments.due(version):
         if level == 1:
-            yield from _write_level_1(index, at_hand)
+            yield from _write_level_1(index, already_read)
         else:
             yield from _write_parent(level, index)
 
 
-def _write_level_1(index: int, at_hand: dict[int, tuple[Outcome, str]]) -> Procedure[Segment]:
+def _write_level_1(index: int, already_read: dict[int, tuple[Outcome, str]]) -> Procedure[Segment]:
     folded = []
-    for version in range(index * segments.WIDTH, (index + 1) * segments.WIDTH):
-        pair = at_hand.get(version) or (yield from read_entry(Outcome, keys.outcome(version)))
+    for version in range(index * SEGMENT_WIDTH, (index + 1) * SEGMENT_WIDTH):
+        pair = already_read.get(version) or (yield from read_entry(Outcome, keys.outcome(version)))
         if pair is None:
             raise LogDamagedError("a version below a closed one has no outcome", invariant="I2", version=version)
         folded.append(pair)
@@ -447,7 +448,7 @@ def _write_level_1(index: int, at_hand: dict[int, tuple[Outcome, str]]) -> Proce
 
 def _write_parent(level: int, index: int) -> Procedure[Segment]:
     children = []
-    for child in range(index * segments.WIDTH, (index + 1) * segments.WIDTH):
+    for child in range(index * SEGMENT_WIDTH, (index + 1) * SEGMENT_WIDTH):
         children.append((yield from read_or_write_segment(level - 1, child)))
     return (yield from _create_segment(segments.parent(level, index, children)))
 
@@ -462,9 +463,9 @@ def _create_segment(segment: Segment) -> Procedure[Segment]:
 
 def read_or_write_segment(level: int, index: int) -> Procedure[Segment]:
     """Return the segment of a range in which every version is closed. Creates the segment if it is missing (W23)."""
-    found = yield from read_entry(Segment, keys.segment(level, index))
-    if found is not None:
-        return found[0]
+    stored = yield from read_entry(Segment, keys.segment(level, index))
+    if stored is not None:
+        return stored[0]
     return (yield from (_write_level_1(index, {}) if level == 1 else _write_parent(level, index)))
 
 
@@ -475,22 +476,22 @@ def read_parts_to(version: int) -> Procedure[list[Segment | Outcome]]:
     Each 100 versions are one segment if it exists, and otherwise their outcomes.
     """
     parts: list[Segment | Outcome] = []
-    full = (version + 1) // segments.WIDTH
+    full = (version + 1) // SEGMENT_WIDTH
     for index in range(full):
         segment = yield from read_entry(Segment, keys.segment(1, index))
         if segment is not None:
             parts.append(segment[0])
         else:
-            parts += yield from _outcomes(range(index * segments.WIDTH, (index + 1) * segments.WIDTH))
-    parts += yield from _outcomes(range(full * segments.WIDTH, version + 1))
+            parts += yield from _outcomes(range(index * SEGMENT_WIDTH, (index + 1) * SEGMENT_WIDTH))
+    parts += yield from _outcomes(range(full * SEGMENT_WIDTH, version + 1))
     return parts
 
 
-def _outcomes(versions: Iterator[int] | range) -> Procedure[list[Outcome]]:
-    found = []
+def _outcomes(versions: range) -> Procedure[list[Outcome]]:
+    outcomes = []
     for version in versions:
         outcome = yield from read_entry(Outcome, keys.outcome(version))
         if outcome is None:
             raise LogDamagedError("a version below the head has no outcome", invariant="I2", version=version)
-        found.append(outcome[0])
-    return found
+        outcomes.append(outcome[0])
+    return outcomes

@@ -11,10 +11,8 @@ from collections.abc import Sequence
 
 from airflow_provider_streamsem.protocol import offsets
 from airflow_provider_streamsem.protocol.codec import encode
-from airflow_provider_streamsem.protocol.entries import Outcome, Segment
+from airflow_provider_streamsem.protocol.entries import SEGMENT_WIDTH, Outcome, Segment
 from airflow_provider_streamsem.protocol.view import add_counts, net_counts, not_visible, visible
-
-WIDTH = 100
 
 
 def level_1(index: int, outcomes: Sequence[Outcome], last: str) -> Segment:
@@ -24,8 +22,8 @@ def level_1(index: int, outcomes: Sequence[Outcome], last: str) -> Segment:
     :param last: sha256 of the bytes of the newest of these outcomes
     :raises ValueError: ``outcomes`` are not exactly these versions
     """
-    if [o.version for o in outcomes] != list(range(index * WIDTH, (index + 1) * WIDTH)):
-        raise ValueError(f"segment {index} folds exactly its own {WIDTH} versions")
+    if [o.version for o in outcomes] != list(range(index * SEGMENT_WIDTH, (index + 1) * SEGMENT_WIDTH)):
+        raise ValueError(f"segment {index} summarizes exactly its own {SEGMENT_WIDTH} versions")
     counts: dict[str, int] = {}
     next_offsets: offsets.Offsets = {}
     for outcome in outcomes:
@@ -34,18 +32,18 @@ def level_1(index: int, outcomes: Sequence[Outcome], last: str) -> Segment:
     commits = sum(o.committed for o in outcomes)
     hidden = not_visible(outcomes)
     replaced = {o.replaces.version for o in outcomes if o.replaces is not None}
-    oldest = min((o.rolled_back.to for o in outcomes if o.rolled_back is not None), default=index * WIDTH)
+    oldest = min((o.rolled_back.to for o in outcomes if o.rolled_back is not None), default=index * SEGMENT_WIDTH)
     return Segment(
         level=1,
         index=index,
         last=last,
         next=next_offsets,
         commits=commits,
-        aborts=WIDTH - commits,
+        aborts=SEGMENT_WIDTH - commits,
         counts=counts,
         files=tuple(file for o in outcomes if o.version not in hidden for file in visible(o)),
-        replaced=tuple(sorted(version for version in replaced if version < index * WIDTH)),
-        rolled_back_to=oldest if oldest < index * WIDTH - 1 else None,
+        replaced=tuple(sorted(version for version in replaced if version < index * SEGMENT_WIDTH)),
+        rolled_back_to=oldest if oldest < index * SEGMENT_WIDTH - 1 else None,
     )
 
 
@@ -55,8 +53,10 @@ def parent(level: int, index: int, children: Sequence[Segment]) -> Segment:
 
     :raises ValueError: ``children`` are not exactly the segments below this one
     """
-    if [(c.level, c.index) for c in children] != [(level - 1, i) for i in range(index * WIDTH, (index + 1) * WIDTH)]:
-        raise ValueError(f"segment {level}/{index} folds exactly its own {WIDTH} children")
+    if [(c.level, c.index) for c in children] != [
+        (level - 1, i) for i in range(index * SEGMENT_WIDTH, (index + 1) * SEGMENT_WIDTH)
+    ]:
+        raise ValueError(f"segment {level}/{index} summarizes exactly its own {SEGMENT_WIDTH} children")
     counts: dict[str, int] = {}
     next_offsets: offsets.Offsets = {}
     for child in children:
@@ -76,11 +76,11 @@ def parent(level: int, index: int, children: Sequence[Segment]) -> Segment:
 
 def due(version: int) -> list[tuple[int, int]]:
     """Return ``(level, index)`` of every segment that becomes full when ``version`` is closed, lowest level first."""
-    found, level, width = [], 1, WIDTH
+    full, level, width = [], 1, SEGMENT_WIDTH
     while (version + 1) % width == 0:
-        found.append((level, (version + 1) // width - 1))
-        level, width = level + 1, width * WIDTH
-    return found
+        full.append((level, (version + 1) // width - 1))
+        level, width = level + 1, width * SEGMENT_WIDTH
+    return full
 
 
 def behind(version: int) -> int | None:
@@ -89,4 +89,8 @@ def behind(version: int) -> int | None:
 
     Writers check a segment 50 versions after its last version, because the writer that closed that version may have died before it created the segment.
     """
-    return version // WIDTH - 1 if version % WIDTH == WIDTH // 2 and version > WIDTH else None
+    return (
+        version // SEGMENT_WIDTH - 1
+        if version % SEGMENT_WIDTH == SEGMENT_WIDTH // 2 and version > SEGMENT_WIDTH
+        else None
+    )

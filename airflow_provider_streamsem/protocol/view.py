@@ -8,7 +8,16 @@ from typing import TypeAlias
 
 from airflow_provider_streamsem.errors import LogDamagedError, LogMovedError
 from airflow_provider_streamsem.protocol import invariants, offsets
-from airflow_provider_streamsem.protocol.entries import Json, Marker, Outcome, Plan, Receipts, Segment, SegmentFile
+from airflow_provider_streamsem.protocol.entries import (
+    SEGMENT_WIDTH,
+    Json,
+    Marker,
+    Outcome,
+    Plan,
+    Receipts,
+    Segment,
+    SegmentFile,
+)
 from airflow_provider_streamsem.protocol.offsets import Offsets
 
 
@@ -20,7 +29,7 @@ class ClosedHead:
     * ``initial_offsets``: offsets at which version 0 starts: those of Plan(0) if it exists, else those of the caller's source. Empty without a source.
     * ``initial_hint``: the source's hint before version 0, which only a fork has.
     * ``outcome`` and ``outcome_sha``: the newest version; ``None`` and ``""`` before the first.
-    * ``requires_receipts``: whether the newest version is a commit whose receipts do not exist yet.
+    * ``has_pending_publishes``: whether the newest version is a commit that requires receipts, and they do not exist yet.
     * ``markers``: sink → the newest commit that set its marker according to the receipts. The next outcome has these markers.
     """
 
@@ -28,7 +37,7 @@ class ClosedHead:
     initial_hint: Json = None
     outcome: Outcome | None = None
     outcome_sha: str = ""
-    requires_receipts: bool = False
+    has_pending_publishes: bool = False
     markers: Mapping[str, Marker] = field(default_factory=dict)
 
     @property
@@ -60,10 +69,10 @@ class ClosedHead:
         :raises LogMovedError: the plan is of kind ``move``
         """
         if plan.kind == "move":
-            what = "the log was moved to another location"
-            raise LogMovedError(what, moved_to=plan.moved_to, version=plan.version)
+            summary = "the log was moved to another location"
+            raise LogMovedError(summary, moved_to=plan.moved_to, version=plan.version)
         initial_offsets = self.initial_offsets if plan.initial_offsets is None else plan.initial_offsets
-        invariants.check_i2_receipts(plan, requires_receipts=self.requires_receipts)
+        invariants.check_i2_receipts(plan, has_pending_publishes=self.has_pending_publishes)
         invariants.check_i3_plan(plan, after=self.outcome_sha)
         invariants.check_i4(plan, closed=self.closed, next=self.next if self.outcome is not None else initial_offsets)
         invariants.check_i21_plan(plan, next=self.next)
@@ -75,7 +84,7 @@ class ClosedHead:
             raise LogDamagedError("receipts exist before the first outcome", invariant="I18", version=receipts.version)
         invariants.check_i18(receipts, self.outcome, outcome_sha=self.outcome_sha)
         invariants.check_i15_receipts(receipts, self.outcome)
-        return replace(self, requires_receipts=False, markers=receipts.markers)
+        return replace(self, has_pending_publishes=False, markers=receipts.markers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +106,7 @@ class OpenHead:
         return self.before.closed
 
     @property
-    def requires_receipts(self) -> bool:
+    def has_pending_publishes(self) -> bool:
         """Always ``False``: a plan follows only commits that were published (I2)."""
         return False
 
@@ -130,7 +139,7 @@ class OpenHead:
             initial_offsets=before.initial_offsets,
             outcome=outcome,
             outcome_sha=sha256,
-            requires_receipts=outcome.requires_receipts,
+            has_pending_publishes=outcome.requires_receipts,
             markers=outcome.markers,
         )
 
@@ -142,10 +151,10 @@ def without_pending(head: Head) -> ClosedHead:
     """
     Return the head without its open version and pending publishes.
 
-    A reader locates a run with it. With the original head, a complete run would look incomplete while another run has a version open.
+    A reader locates a run with it. With the original head, a complete run would look incomplete while another run has an open version.
     """
     closed = head.before if isinstance(head, OpenHead) else head
-    return replace(closed, requires_receipts=False)
+    return replace(closed, has_pending_publishes=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,8 +245,8 @@ def fold(parts: Iterable[Segment | Outcome], *, initial_offsets: Offsets, since:
     files: dict[int, list[SegmentFile]] = {}
     for part in parts:
         if isinstance(part, Segment):
-            invariants.check_follows(part.index * 100, version)
-            version = part.index * 100 + 99
+            invariants.check_follows(part.index * SEGMENT_WIDTH, version)
+            version = (part.index + 1) * SEGMENT_WIDTH - 1
             commits, aborts = commits + part.commits, aborts + part.aborts
             counts = add_counts(counts, part.counts)
             for replaced in part.replaced:

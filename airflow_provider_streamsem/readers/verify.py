@@ -25,6 +25,7 @@ from airflow_provider_streamsem.pipeline.publish import publishing
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import invariants, keys, procedures, segments
 from airflow_provider_streamsem.protocol.entries import (
+    SEGMENT_WIDTH,
     DataFile,
     Entry,
     Json,
@@ -347,9 +348,9 @@ class _Verification:
     def _segments(self, outcomes: list[tuple[Outcome, str]]) -> None:
         """Check that every stored segment equals the segment that its versions determine. A missing segment is not a violation (R5)."""
         children: dict[int, Segment] = {}
-        for index in range(len(outcomes) // segments.WIDTH):
-            part = outcomes[index * segments.WIDTH : (index + 1) * segments.WIDTH]
-            if [o.version for o, _ in part] != list(range(index * segments.WIDTH, (index + 1) * segments.WIDTH)):
+        for index in range(len(outcomes) // SEGMENT_WIDTH):
+            part = outcomes[index * SEGMENT_WIDTH : (index + 1) * SEGMENT_WIDTH]
+            if [o.version for o, _ in part] != list(range(index * SEGMENT_WIDTH, (index + 1) * SEGMENT_WIDTH)):
                 return
             children[index] = segments.level_1(index, [o for o, _ in part], part[-1][1])
         level = 1
@@ -361,9 +362,9 @@ class _Verification:
             level += 1
             children = {
                 index: segments.parent(
-                    level, index, [children[i] for i in range(index * segments.WIDTH, (index + 1) * segments.WIDTH)]
+                    level, index, [children[i] for i in range(index * SEGMENT_WIDTH, (index + 1) * SEGMENT_WIDTH)]
                 )
-                for index in range(len(children) // segments.WIDTH)
+                for index in range(len(children) // SEGMENT_WIDTH)
             }
 
     def _discoveries(self) -> None:

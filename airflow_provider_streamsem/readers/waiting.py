@@ -137,7 +137,7 @@ def waiting(pipeline: Pipeline, *, clock: Clock = SYSTEM_CLOCK) -> Waiting:
     return Waiting(
         pipeline=pipeline.name,
         log=pipeline.log,
-        is_due=is_left or is_ready or closes or dry.is_new or head.requires_receipts,
+        is_due=is_left or is_ready or closes or dry.is_new or head.has_pending_publishes,
         is_new=dry.is_new,
         version=head.closed,
         open_version=head.plan.version if isinstance(head, OpenHead) else None,

@@ -21,12 +21,13 @@ from airflow_provider_streamsem.errors import DataError, StageError
 from airflow_provider_streamsem.protocol.entries import Committable, Json
 from airflow_provider_streamsem.stores.contract import spark_path
 
-_KINDS = (StringType, IntegralType, DecimalType, DateType, BooleanType, BinaryType)
+_KEY_TYPES = (StringType, IntegralType, DecimalType, DateType, BooleanType, BinaryType)
 _ID = "__streamsem_id"
-_SEEN = "__streamsem_seen_ms"
-_SENT_IDS = 500_000
+_PASSED_AT = "__streamsem_passed_at_ms"
+_MAX_BROADCAST_IDS = 500_000
 """
-The maximum number of records for which the batch's ids are broadcast to the tasks that read the deduplication state. The broadcast then has about 50 MB.
+The ids of a batch are broadcast to the tasks that read the deduplication state, if the batch has at most this many records. The broadcast then has about
+50 MB.
 """
 
 
@@ -64,32 +65,34 @@ class Deduplication:
         """
         columns = records.columns
         marked = self.keep(records.withColumn(_ID, self._id(records)))
-        given = marked.count()
-        named = marked.where(F.col(_ID).isNotNull())
-        once = named.dropDuplicates([_ID])
-        seen = self._seen(named)
-        if seen is None:
-            once = once.withColumn(_SEEN, F.lit(None).cast("long"))
+        count = marked.count()
+        with_id = marked.where(F.col(_ID).isNotNull())
+        unique = with_id.dropDuplicates([_ID])
+        stored = self._stored_ids(with_id)
+        if stored is None:
+            unique = unique.withColumn(_PASSED_AT, F.lit(None).cast("long"))
         else:
             # The state may be much larger than the batch. With a broadcast of the batch's ids, Spark scans the state without a shuffle.
-            ids = named.select(F.col(_ID).alias(ID))
-            candidates = seen.join(F.broadcast(ids) if given <= _SENT_IDS else ids, ID, "left_semi")
-            last = candidates.groupBy(F.col(ID).alias(_ID)).agg(F.max(AT).alias(_SEEN))
+            ids = with_id.select(F.col(_ID).alias(ID))
+            candidates = stored.join(F.broadcast(ids) if count <= _MAX_BROADCAST_IDS else ids, ID, "left_semi")
+            last_passed = candidates.groupBy(F.col(ID).alias(_ID)).agg(F.max(AT).alias(_PASSED_AT))
             cutoff = self.dedup.cutoff_ms(self.now_ms)
-            once = once.join(last, _ID, "left").where(F.col(_SEEN).isNull() | (F.col(_SEEN) < cutoff))
+            unique = unique.join(last_passed, _ID, "left").where(
+                F.col(_PASSED_AT).isNull() | (F.col(_PASSED_AT) < cutoff)
+            )
         if self.chain is not None:
-            once = self._without_later(once, self.chain)
-        nameless = marked.where(F.col(_ID).isNull()).withColumn(_SEEN, F.lit(None).cast("long"))
+            unique = self._without_later(unique, self.chain)
+        without_id = marked.where(F.col(_ID).isNull()).withColumn(_PASSED_AT, F.lit(None).cast("long"))
         passed = self._passed = self.keep(
-            once.select(*[quoted(name) for name in marked.columns], _SEEN).unionByName(nameless)
+            unique.select(*[quoted(name) for name in marked.columns], _PASSED_AT).unionByName(without_id)
         )
         row = passed.agg(
-            F.count(F.lit(1)).alias("passed"), F.count(_SEEN).alias("late_duplicates"), F.count(_ID).alias("ids")
+            F.count(F.lit(1)).alias("passed"), F.count(_PASSED_AT).alias("late_duplicates"), F.count(_ID).alias("ids")
         ).first()
         assert row is not None
         self._ids = row["ids"]
         self.counts = {
-            "duplicates": given - row["passed"],
+            "duplicates": count - row["passed"],
             "late_duplicates": row["late_duplicates"],
             "without_id": row["passed"] - row["ids"],
         }
@@ -113,7 +116,7 @@ class Deduplication:
 
     def _write_change(self, ids: DataFrame, chain: ChainStates, version: int, attempt_id: str) -> Json:
         """Return the current state with the changes of the reprocessing run: ids that pass now are added, and ids that no longer pass are removed."""
-        before = self._passed_by(chain)
+        before = self._passed_in_chain(chain)
         added = self.keep(ids.join(before, ID, "left_anti"))
         removed = self.keep(before.join(ids, ID, "left_anti"))
         adds, layers = added.count(), layers_.stored_layers(chain.current)
@@ -154,37 +157,37 @@ class Deduplication:
         )
         written = location.collect(version, attempt_id, accepted)
         if not least <= written.rows <= most:
-            what = "the number of stored ids differs from the number of ids that passed; nothing became visible"
-            raise StageError(what, version=version, passed=least, expected=most, written=written.rows)
+            summary = "the number of stored ids differs from the number of ids that passed; nothing became visible"
+            raise StageError(summary, version=version, passed=least, expected=most, written=written.rows)
         return written
 
-    def _without_later(self, once: DataFrame, chain: ChainStates) -> DataFrame:
+    def _without_later(self, records: DataFrame, chain: ChainStates) -> DataFrame:
         """Drop records whose id passed in a version after the reprocessed one, unless it passed in the reprocessed version too."""
         layers = layers_.stored_layers(chain.current)
         if not layers:
-            return once
+            return records
         at = F.col(AT)
         later = self._read(_keys(layers)).where(at > self.now_ms)
         if self.dedup.ttl_s is not None:  # later, an id of the reprocessed version would have expired
             later = later.where(at <= self.now_ms + self.dedup.ttl_s * 1000)
-        later = later.select(ID).distinct().join(self._passed_by(chain), ID, "left_anti")
-        return once.join(later.withColumnRenamed(ID, _ID), _ID, "left_anti")
+        later = later.select(ID).distinct().join(self._passed_in_chain(chain), ID, "left_anti")
+        return records.join(later.withColumnRenamed(ID, _ID), _ID, "left_anti")
 
-    def _passed_by(self, chain: ChainStates) -> DataFrame:
+    def _passed_in_chain(self, chain: ChainStates) -> DataFrame:
         """Return the ids that passed in the newest commit of the chain."""
-        found = self.session.createDataFrame([], f"{ID} binary")
+        passed = self.session.createDataFrame([], f"{ID} binary")
         for states in chain.commits:
             before, after = map(self._ids_at_plan, states)
             added, removed = after.join(before, ID, "left_anti"), before.join(after, ID, "left_anti")
-            found = found.unionByName(added).join(removed, ID, "left_anti")
-        return found.distinct()
+            passed = passed.unionByName(added).join(removed, ID, "left_anti")
+        return passed.distinct()
 
     def _ids_at_plan(self, state: Json) -> DataFrame:
         layers = layers_.stored_layers(state)
         rows = self._read(_keys(layers)) if layers else self.session.createDataFrame([], f"{ID} binary, {AT} long")
         return rows.where(F.col(AT) == self.now_ms).select(ID)
 
-    def _seen(self, records: DataFrame) -> DataFrame | None:
+    def _stored_ids(self, records: DataFrame) -> DataFrame | None:
         """Return the stored ids that may equal ids of the records; ``None`` if there are none."""
         layers = layers_.layers_of(self.state, self.dedup, self.now_ms) if self.dedup.keeps_state else []
         if not layers:
@@ -200,31 +203,32 @@ class Deduplication:
         return self.session.read.schema(f"{ID} binary, {AT} long").parquet(*[spark_path(state, key) for key in keys])
 
     def _id(self, records: DataFrame) -> Column:
-        kinds = {f.name: f.dataType for f in records.schema.fields}
-        missing = [name for name in self.dedup.keys if name not in kinds]
+        types = {f.name: f.dataType for f in records.schema.fields}
+        missing = [name for name in self.dedup.keys if name not in types]
         if missing:
             raise DataError(
-                "the records lack key columns of dedup; nothing became visible", missing=missing, columns=list(kinds)
+                "the records lack key columns of dedup; nothing became visible", missing=missing, columns=list(types)
             )
-        odd = [name for name in self.dedup.keys if not isinstance(kinds[name], _KINDS)]
-        if odd:
+        unsupported = [name for name in self.dedup.keys if not isinstance(types[name], _KEY_TYPES)]
+        if unsupported:
             raise DataError(
                 "dedup does not accept key columns of these types, because equal values may have different text forms; nothing became visible",
-                columns=odd,
+                columns=unsupported,
             )
-        some_null = F.lit(False)
+        any_null = F.lit(False)
         for name in self.dedup.keys:
-            some_null = some_null | quoted(name).isNull()
+            any_null = any_null | quoted(name).isNull()
         # Each value is preceded by its length, so that different lists of values have different bytes.
-        parts = [part for name in self.dedup.keys for part in _counted(quoted(name), kinds[name])]
-        return F.when(~some_null, F.substring(F.unhex(F.sha2(F.concat(*parts), 256)), 1, 16))
+        parts = [part for name in self.dedup.keys for part in _length_prefixed(quoted(name), types[name])]
+        return F.when(~any_null, F.substring(F.unhex(F.sha2(F.concat(*parts), 256)), 1, 16))
 
 
 def _keys(layers: Sequence[Layer]) -> list[str]:
     return [key for layer in layers for key in layer.files_of(None)]
 
 
-def _counted(value: Column, kind: DataType) -> list[Column]:
+def _length_prefixed(value: Column, kind: DataType) -> list[Column]:
+    """Return the bytes of a value, after their number and a colon."""
     data = value if isinstance(kind, BinaryType) else _text(value, kind).cast("binary")
     return [F.octet_length(data).cast("string").cast("binary"), F.lit(b":"), data]
 

@@ -21,18 +21,9 @@ from urllib.parse import quote
 from airflow_provider_streamsem import arguments, telemetry
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connections import Connection
-from airflow_provider_streamsem.connectors.files.pins import FilePin
-from airflow_provider_streamsem.connectors.kafka.source import KafkaSource
 from airflow_provider_streamsem.engine import Job, Produced
-from airflow_provider_streamsem.errors import (
-    UNREADABLE_FILE,
-    DataError,
-    InvalidError,
-    StageError,
-    StoreRefusedError,
-    StreamsemError,
-)
-from airflow_provider_streamsem.spark import causes, packages, versions
+from airflow_provider_streamsem.errors import InvalidError, StageError, StreamsemError
+from airflow_provider_streamsem.spark import causes, failures, packages, versions
 from airflow_provider_streamsem.spark.packages import Package
 from airflow_provider_streamsem.stores import s3
 
@@ -65,24 +56,6 @@ SETTINGS = {
 
 _HADOOP = "spark.hadoop."
 _REST = re.compile("[/;?]")
-_REFUSAL = re.compile(
-    r"(AccessControlException|AccessDeniedException|ParentNotDirectoryException|UnknownStoreException|Mkdirs failed to create)[^\n]{0,200}"
-)
-"""Matches exceptions of Hadoop's file systems after which a retry cannot succeed, with the location in their message."""
-_TRANSIENT = re.compile(
-    r"\b(AWS(ClientIO|ServiceIO|Status500|ServiceThrottled|NoResponse|Bad)\w*Exception|SdkClientException|Socket\w*Exception|ConnectException|"
-    r"UnknownHostException|NoRouteToHostException|InterruptedIOException|HttpHostConnectException|ConnectTimeoutException|SSLException)\b"
-)
-"""Matches exceptions of Hadoop's file systems and of the network after which a retry may succeed."""
-_READ_BY_PYTHON = re.compile(r"ValueError: streamsem-read (setup|data|database): ([^\n]+)")
-"""Matches errors of :mod:`airflow_provider_streamsem.connectors.sql.executor_read`."""
-_OF_THE_DATA = (
-    "CAST_INVALID_INPUT",
-    "NUMERIC_VALUE_OUT_OF_RANGE",
-    "DIVIDE_BY_ZERO",
-    "CANNOT_MERGE_SCHEMAS",
-    "USER_RAISED_EXCEPTION",
-)
 
 
 class SparkEngine:
@@ -112,15 +85,15 @@ class SparkEngine:
         if remote is not None and not remote.startswith("sc://"):
             raise InvalidError("remote must be the URL of a Spark Connect server", accepted="sc://host:port")
         self._remote = remote
-        given = arguments.options("spark conf", conf or {})
-        secret = arguments.secret_settings(given)
-        self._secret = {name: given[name] for name in secret}
-        self._conf = given if remote is not None else {n: v for n, v in given.items() if n not in secret}
+        settings = arguments.options("spark conf", conf or {})
+        secret = arguments.secret_settings(settings)
+        self._secret = {name: settings[name] for name in secret}
+        self._conf = settings if remote is not None else {n: v for n, v in settings.items() if n not in secret}
         self._adds_packages = packages is not None and arguments.choice("spark_packages", packages, ("auto",)) == "auto"
         if self._adds_packages and remote is not None:
             raise InvalidError(
-                'spark_packages="auto" is not valid with Spark Connect, because a client cannot add packages to the server: start the server with them'
-            )
+                'spark_packages="auto" is not valid with Spark Connect, because a client cannot add packages to the server'
+            ).advising("start the server with the packages of the pipeline, and remove spark_packages.")
         self._logs_to_stdout = logs_to_stdout
         self._cancelled = Event()
         self._interrupt: Callable[[], None] | None = None
@@ -150,27 +123,14 @@ class SparkEngine:
         from airflow_provider_streamsem.spark import gateway
 
         gateway.forget_dead_jvm()
+        starts = SparkSession.getActiveSession() is None
         builder = SparkSession.builder
-        if SparkSession.getActiveSession() is None:
+        if starts:
+            self._check_can_start()
             builder = builder.appName("streamsem").master(self._master)
-            quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
-            conf = packages.added(self._conf, needed) if self._adds_packages else self._conf
-            for key, value in {**quiet, **_s3a_settings(), **conf}.items():
+            for key, value in self._start_settings(needed).items():
                 builder = builder.config(key, value)
-            if late := [name for name in self._secret if not name.startswith(_HADOOP)]:
-                raise InvalidError(
-                    "Spark settings contain secrets, which the command line of Spark's JVM would show to all users of the machine; nothing was staged",
-                    given=late,
-                    accepted="spark-defaults.conf in SPARK_CONF_DIR",
-                )
-        if SparkSession.getActiveSession() is None and _java() is None:
-            raise InvalidError(
-                "Java was not found, and Spark needs it; nothing was staged",
-                java_home=os.environ.get("JAVA_HOME", ""),
-                accepted="Java 17 or 21: on the PATH, or with JAVA_HOME set to its directory, for the process that runs the task",
-            )
         try:
-            starts = SparkSession.getActiveSession() is None
             with _stderr_as_stdout() if starts and self._logs_to_stdout else nullcontext():
                 return builder.getOrCreate()
         except Exception as error:
@@ -178,15 +138,44 @@ class SparkEngine:
                 raise StageError(
                     "the task was cancelled while Spark started; nothing was staged, and the version stays open"
                 ) from None
-            if type(error).__name__ in ("Py4JNetworkError", "ConnectionRefusedError", "ConnectionResetError"):
-                raise StageError(
-                    "Spark's process ended while it started; nothing was staged", master=self._master
-                ).advising(
-                    "run again. If it keeps ending, look for an out-of-memory kill, and give the process more memory."
-                ) from error
-            raise StageError("Spark did not start; nothing was staged", master=self._master).advising(
-                "read Spark's output above, correct the master, the settings or the memory of the process, and run again."
-            ) from error
+            raise self._start_error(error) from error
+
+    def _check_can_start(self) -> None:
+        """
+        Check that this process can start a JVM with the settings.
+
+        :raises InvalidError: the settings contain secrets that the command line would show, or Java is not installed
+        """
+        if shown := [name for name in self._secret if not name.startswith(_HADOOP)]:
+            raise InvalidError(
+                "Spark settings contain secrets, which the command line of Spark's JVM would show to all users of the machine; nothing was staged",
+                given=shown,
+                accepted="spark-defaults.conf in SPARK_CONF_DIR",
+            )
+        if _java() is None:
+            raise InvalidError(
+                "Java was not found, and Spark needs it; nothing was staged",
+                java_home=os.environ.get("JAVA_HOME", ""),
+                accepted="Java 17 or 21: on the PATH, or with JAVA_HOME set to its directory, for the process that runs the task",
+            )
+
+    def _start_settings(self, needed: Sequence[Package]) -> dict[str, str]:
+        """Return the settings of a session that the engine starts. The settings of the user take precedence."""
+        quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+        conf = packages.added(self._conf, needed) if self._adds_packages else self._conf
+        return {**quiet, **_s3a_settings(), **conf}
+
+    def _start_error(self, error: Exception) -> StageError:
+        """Return the error for an exception that Spark raised while it started."""
+        if type(error).__name__ in ("Py4JNetworkError", "ConnectionRefusedError", "ConnectionResetError"):
+            return StageError(
+                "Spark's process ended while it started; nothing was staged", master=self._master
+            ).advising(
+                "run again. If it keeps ending, look for an out-of-memory kill, and give the process more memory."
+            )
+        return StageError("Spark did not start; nothing was staged", master=self._master).advising(
+            "read Spark's output above, correct the master, the settings or the memory of the process, and run again."
+        )
 
     def _remote_session(self, remote: str) -> SparkSession:
         try:
@@ -242,7 +231,7 @@ class SparkEngine:
                 )
             settings |= _access_settings(s3.access())
             settings |= {n.removeprefix(_HADOOP): value for n, value in self._secret.items() if n.startswith(_HADOOP)}
-            telemetry.emit(self._found, user_session)
+            telemetry.emit(self._spark_started, user_session)
         else:
             # A Spark Connect server has its own credentials, and may log the settings of a session. So this engine sends it no credentials.
             from airflow_provider_streamsem.spark import remote
@@ -256,7 +245,7 @@ class SparkEngine:
             raise
         except Exception as error:
             is_analysis = type(error).__name__ == "AnalysisException"
-            raise _translated(error, job) from (causes.short(error) if is_analysis else error)
+            raise failures.translated(error, job) from (causes.short(error) if is_analysis else error)
 
     @contextmanager
     def _interruptible(self, inspect: Any, session: SparkSession, tag: str) -> Iterator[None]:
@@ -280,7 +269,7 @@ class SparkEngine:
         if interrupt is not None:
             interrupt()
 
-    def _found(self, session: SparkSession) -> telemetry.SparkStarted:
+    def _spark_started(self, session: SparkSession) -> telemetry.SparkStarted:
         """Return the event that names the Spark application. The result is cached, so that only the first call queries the session."""
         if self._application is None:
             context = session.sparkContext
@@ -300,17 +289,17 @@ def _stderr_as_stdout() -> Iterator[None]:
     # The process that reads the pipe may have ended, for example the supervisor of a task that Airflow considers lost.
     with suppress(OSError):
         sys.stderr.flush()
-    kept = os.dup(2)
+    stderr = os.dup(2)
     try:
         os.dup2(1, 2)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(stderr, 2)
+        os.close(stderr)
 
 
 def engine_of(
-    found: Connection,
+    conn: Connection,
     conf: Mapping[str, str] | None = None,
     *,
     packages: str | None = None,
@@ -319,40 +308,40 @@ def engine_of(
     """
     Create the engine that a connection describes.
 
-    :param found: a connection of type ``spark`` (host and port form the master, as in Airflow's Spark provider) or ``spark_connect`` (login: user id,
+    :param conn: a connection of type ``spark`` (host and port form the master, as in Airflow's Spark provider) or ``spark_connect`` (login: user id,
         password: token)
     :param conf: additional Spark settings; see :class:`SparkEngine`
     :param packages: see :class:`SparkEngine`
     :param logs_to_stdout: see :class:`SparkEngine`
     :raises InvalidError: the connection has no host, or requests deploy mode cluster
     """
-    if not found.host:
-        raise InvalidError("the Spark connection has no host", conn_id=found.conn_id, conn_type=found.conn_type)
-    if found.conn_type == "spark_connect":
-        host = found.host if "://" in found.host else f"sc://{found.host}"
-        given = {
-            "user_id": found.login,
-            "token": found.password,
-            "use_ssl": str(found.extra.get("use_ssl", "")).lower(),
+    if not conn.host:
+        raise InvalidError("the Spark connection has no host", conn_id=conn.conn_id, conn_type=conn.conn_type)
+    if conn.conn_type == "spark_connect":
+        host = conn.host if "://" in conn.host else f"sc://{conn.host}"
+        parameters = {
+            "user_id": conn.login,
+            "token": conn.password,
+            "use_ssl": str(conn.extra.get("use_ssl", "")).lower(),
         }
-        words = [f"{name}={quote(value, safe='')}" for name, value in given.items() if value]
-        address = f"{host}:{found.port}" if found.port else host
+        words = [f"{name}={quote(value, safe='')}" for name, value in parameters.items() if value]
+        address = f"{host}:{conn.port}" if conn.port else host
         return SparkEngine(remote=f"{address}/;{';'.join(words)}" if words else address, conf=conf, packages=packages)
-    if found.extra.get("deploy-mode") == "cluster":
+    if conn.extra.get("deploy-mode") == "cluster":
         raise InvalidError(
             "the connection requests deploy mode cluster, but the process of the task is the Spark driver",
-            conn_id=found.conn_id,
+            conn_id=conn.conn_id,
             given="deploy-mode cluster",
             accepted="client",
         )
-    whole = "://" in found.host or (found.conn_type == "spark" and not found.port)
-    master = found.host if whole else f"{found.conn_type}://{found.host}"
+    has_full_url = "://" in conn.host or (conn.conn_type == "spark" and not conn.port)
+    master = conn.host if has_full_url else f"{conn.conn_type}://{conn.host}"
     settings = {
-        name: str(found.extra[key])
+        name: str(conn.extra[key])
         for key, name in (("queue", "spark.yarn.queue"), ("namespace", "spark.kubernetes.namespace"))
-        if found.extra.get(key)
+        if conn.extra.get(key)
     }
-    address = f"{master}:{found.port}" if found.port else master
+    address = f"{master}:{conn.port}" if conn.port else master
     settings |= conf or {}
     return SparkEngine(master=address, conf=settings, packages=packages, logs_to_stdout=logs_to_stdout)
 
@@ -373,168 +362,14 @@ def _s3a_settings() -> dict[str, str]:
     return settings
 
 
-def _access_settings(given: s3.S3Access) -> dict[str, str]:
+def _access_settings(access: s3.S3Access) -> dict[str, str]:
     """Return S3A settings for an S3 access. They contain credentials, so they are set only in the clone in which an attempt runs."""
     settings = {
-        "fs.s3a.endpoint": given.endpoint_url,
-        "fs.s3a.path.style.access": "true" if given.endpoint_url else None,
-        "fs.s3a.endpoint.region": given.region_name,
-        "fs.s3a.access.key": given.access_key_id,
-        "fs.s3a.secret.key": given.secret_access_key,
-        "fs.s3a.session.token": given.session_token,
+        "fs.s3a.endpoint": access.endpoint_url,
+        "fs.s3a.path.style.access": "true" if access.endpoint_url else None,
+        "fs.s3a.endpoint.region": access.region_name,
+        "fs.s3a.access.key": access.access_key_id,
+        "fs.s3a.secret.key": access.secret_access_key,
+        "fs.s3a.session.token": access.session_token,
     }
     return {name: value for name, value in settings.items() if value is not None}
-
-
-def _translated(error: Exception, job: Job) -> StreamsemError:
-    """
-    Return the error of this package for an exception of Spark.
-
-    The error does not quote the message of the exception, because it may contain values of records. It quotes paths. The caller chains the exception.
-    """
-    version = job.plan.version
-    conditions = list(_conditions(error))
-    refusal = next((found[0] for text in _texts(error) if (found := _REFUSAL.search(text))), None)
-    if refusal is not None:
-        what = "the store refused a read or write of Spark; nothing became visible"
-        return StoreRefusedError(what, version=version, refusal=refusal, **_files(job))
-    for text in _texts(error):
-        if read := _READ_BY_PYTHON.search(text):
-            return _of_a_database(read[1], read[2], version)
-    is_transient = any(_TRANSIENT.search(text) for text in _texts(error))
-    for condition, path in conditions:
-        translated = _of_condition(error, condition, path, job, is_transient=is_transient)
-        if translated is not None:
-            return translated
-    kind = type(error).__name__
-    condition = conditions[0][0] if conditions else ""
-    if kind == "AnalysisException":
-        from airflow_provider_streamsem.spark.staging import named
-
-        what = "the transform does not fit its input columns; nothing became visible"
-        return DataError(what, version=version, condition=condition, **named(error), **_files(job)).advising(
-            "correct the line of the transform that the traceback shows, and run again: the same range is read again."
-        )
-    sources = getattr(job.source, "parts", {"": job.source}).values()
-    if any(isinstance(source, KafkaSource) for source in sources) and any(
-        "ArithmeticException: long overflow" in text for text in _texts(error)
-    ):
-        return DataError(
-            "a record in the planned ranges has a timestamp after the year 294246, which Spark cannot read, perhaps in nanoseconds instead of milliseconds; "
-            "nothing became visible",
-            version=version,
-            ranges=dict(job.plan.ranges),
-        ).advising(
-            "make the producer send milliseconds, or set message.timestamp.type=LogAppendTime on the topic. To skip the record, delete the records up to "
-            'it (kafka-delete-records.sh) and run again with on_data_loss="record_gap".'
-        )
-    return StageError(
-        "the engine failed while staging; nothing became visible",
-        version=version,
-        error=kind,
-        **({"condition": condition} if condition else {}),
-        **({"transform": job.transform_name} if job.transform_name else {}),
-        **_files(job),
-    )
-
-
-def _of_a_database(kind: str, problem: str, version: int) -> StreamsemError:
-    """Translate an error of the function by which executors read a database."""
-    if kind == "setup":
-        what = "an executor cannot read the source's database; nothing became visible"
-        return InvalidError(what, version=version, problem=problem).advising(
-            "install SQLAlchemy, the database's driver and pyarrow in the Python environment of the executors, and run again."
-        )
-    if kind == "data":
-        what = "the source's table has a value that Spark cannot read; nothing became visible"
-        return DataError(what, version=version, problem=problem).advising(
-            "correct the value, or leave the column out with `columns` of the source; then run again: the same range is read again."
-        )
-    return StageError(
-        "an executor could not read the source's database; nothing became visible", version=version, problem=problem
-    )
-
-
-def _of_condition(
-    error: Exception, condition: str, path: str, job: Job, *, is_transient: bool
-) -> StreamsemError | None:
-    """Translate a Spark condition; ``None`` if it says nothing specific."""
-    version = job.plan.version
-    if condition.startswith("FAILED_READ_FILE") and is_transient:
-        what = "the store did not respond while Spark read a planned file; nothing became visible"
-        return StageError(what, version=version, file=_plain(path), condition=condition)
-    if condition.startswith("FAILED_READ_FILE"):
-        return DataError(
-            "Spark cannot read a planned file with the source's format and schema; nothing became visible",
-            version=version,
-            file=_plain(path),
-            condition=condition,
-        ).advising(UNREADABLE_FILE)
-    if condition == "PATH_NOT_FOUND":
-        file = _plain(path)
-        what = "Spark cannot find a planned file; nothing became visible"
-        if not file.isascii():
-            what += ". If the file exists, Java may run in a locale that is not UTF-8: set LC_ALL=C.UTF-8 on driver and executors"
-        return StageError(what, version=version, file=file)
-    if condition.startswith("CANNOT_LOAD_STATE_STORE") and not is_transient:
-        what = "Spark cannot load the state of the previous batch: a file of it is missing or damaged; nothing became visible"
-        return DataError(what, version=version, condition=condition).advising(
-            "restore the files below state/operators in the log, or fork the pipeline at an earlier version: streamsem fork."
-        )
-    if condition.startswith("STATE_STORE_") and condition.endswith("_SCHEMA_NOT_COMPATIBLE"):
-        what = (
-            "the transform keeps values of other types than the state of the previous batches; nothing became visible"
-        )
-        return DataError(what, version=version, condition=condition, reason=str(error).split("\n")[0]).advising(
-            "use the former types, or fork the pipeline without state: streamsem fork --at -1."
-        )
-    if condition.startswith(_OF_THE_DATA):
-        what = "Spark could not evaluate the transform or the predicate `where` on the data; nothing became visible"
-        return DataError(what, version=version, condition=condition, **_files(job))
-    return None
-
-
-def _files(job: Job) -> dict[str, object]:
-    """Return the number of planned files and the first of them, for errors in which Spark does not name a file."""
-    if not job.pins or not isinstance(job.pins[0], FilePin):
-        return {}
-    return {"files": len(job.pins), "first_file": job.pins[0].path}
-
-
-def _plain(uri: str) -> str:
-    from airflow_provider_streamsem.connectors.files.text_lines import plain_path
-
-    return plain_path(uri)
-
-
-def _texts(error: BaseException) -> Iterator[str]:
-    """Yield the messages of an error and of its causes in the JVM."""
-    yield str(error)
-    cause: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
-    while cause is not None:
-        with suppress(Exception):
-            yield str(cause.toString())
-        try:
-            cause = cause.getCause()
-        except Exception:
-            break
-
-
-def _conditions(error: BaseException) -> list[tuple[str, str]]:
-    """Return ``(condition, path)`` of an error and of its causes in the JVM, if they are Spark errors. ``path`` may be empty."""
-    found: list[tuple[str, str]] = []
-    with suppress(Exception):
-        condition = error.getCondition()  # type: ignore[attr-defined]
-        if condition:
-            found.append((condition, dict(error.getMessageParameters() or {}).get("path", "")))  # type: ignore[attr-defined]
-    cause: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
-    while cause is not None:
-        with suppress(Exception):
-            condition = cause.getCondition()
-            if condition:
-                found.append((condition, dict(cause.getMessageParameters()).get("path", "")))
-        try:
-            cause = cause.getCause()
-        except Exception:
-            break
-    return found

@@ -19,7 +19,7 @@ from pyspark.sql import Column, DataFrame, Observation, SparkSession
 
 from airflow_provider_streamsem.spark.staging import NARROW_NODES
 
-_PATIENCE_MS = 5_000
+_BUS_TIMEOUT_MS = 5_000
 
 
 def forget_dead_jvm() -> None:
@@ -116,7 +116,7 @@ def observe(frame: DataFrame, observation: Observation, *aggregates: Column) -> 
 
 
 def observe_last(frame: DataFrame, observation: Observation, *aggregates: Column, watched: Observation) -> DataFrame:
-    """Attach an observation that counts the rows passed to a writer. Spark's listener bus delivers the counts of ``watched`` too."""
+    """Attach an observation that counts the rows passed to a writer. Spark's listener bus also delivers the counts of ``watched``."""
     return frame.observe(observation, *aggregates)
 
 
@@ -141,8 +141,8 @@ def may_have_run(observation: Observation, session: SparkSession) -> bool:
     """
     Return whether an action may have completed the observation already.
 
-    Spark's listener bus delivers the completion, so this function first waits at most 5 s for the bus to become empty. If it does not, for example because of a
-    slow listener of the user, the completion may still be in the bus, and the result is ``True``.
+    Spark's listener bus delivers the completion, so this function first waits at most 5 s for the bus to become empty. A slow listener of the user may keep the
+    bus busy. The completion may then still be in the bus, and the result is ``True``.
     """
     inner: Any = observation
     return inner._jo is not None and (not _empty_bus(session) or bool(inner._jo.future().isCompleted()))
@@ -151,7 +151,7 @@ def may_have_run(observation: Observation, session: SparkSession) -> bool:
 def _empty_bus(session: SparkSession) -> bool:
     inner: Any = session
     try:
-        inner._jsparkSession.sparkContext().listenerBus().waitUntilEmpty(_PATIENCE_MS)
+        inner._jsparkSession.sparkContext().listenerBus().waitUntilEmpty(_BUS_TIMEOUT_MS)
     except Py4JJavaError:  # a TimeoutException in the JVM
         return False
     return True
@@ -165,13 +165,13 @@ def reads_input_once(frame: DataFrame) -> bool:
     the analyzed plan, because it exists already. The optimizer may remove nodes from it, but adds no exchange.
     """
     inner: Any = frame
-    pending = [inner._jdf.queryExecution().withCachedData()]
-    while pending:
-        node = pending.pop()
+    stack = [inner._jdf.queryExecution().withCachedData()]
+    while stack:
+        node = stack.pop()
         children = node.children()
         if children.length() > 0 and node.nodeName() not in NARROW_NODES:
             return False
         if node.nodeName() == "InMemoryRelation" or node.subqueries().nonEmpty():
             return False  # cached relations and subqueries have plans of their own, which may contain any node
-        pending += [children.apply(i) for i in range(children.length())]
+        stack += [children.apply(i) for i in range(children.length())]
     return True

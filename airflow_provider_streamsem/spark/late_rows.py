@@ -51,8 +51,10 @@ def check_late_rows_can_be_found(plan: Any) -> None:
         elif any(column.metadata().contains(_SESSION) for child in inputs for column in _elements(child.output())):
             reason = "the transform uses session windows, which Spark merges before it drops late rows"
         if reason is not None:
-            what = 'state.late="quarantine" is not supported for this transform; nothing became visible'
-            raise InvalidError(what, reason=reason, operator=operator.nodeName(), accepted='late="drop" or late="fail"')
+            summary = 'state.late="quarantine" is not supported for this transform; nothing became visible'
+            raise InvalidError(
+                summary, reason=reason, operator=operator.nodeName(), accepted='late="drop" or late="fail"'
+            )
 
 
 def late_rows(plan: Any, frame_of: Callable[[Any], DataFrame], watermark_ms: int) -> list[DataFrame]:
@@ -74,7 +76,7 @@ def late_rows(plan: Any, frame_of: Callable[[Any], DataFrame], watermark_ms: int
 
 
 def combines_rows(plan: Any) -> bool:
-    """Return whether an operator combines the rows of a group before it drops late ones, so that Spark's count of late rows is smaller than their number."""
+    """Return whether an operator combines the rows of a group before it drops late ones. Spark's count of late rows is then smaller than their number."""
     return any(operator.nodeName() in _AGGREGATES for operator in _operators(plan))
 
 

@@ -50,7 +50,7 @@ def needed(
     :param inputs: the source and the lookups
     :param log: URL of the commit log, below which the deduplication state is stored
     """
-    found = [
+    packages = [
         _NAMED[name] for name in sorted({name for part in inputs for name in part.spark_packages}, key=[*_NAMED].index)
     ]
     locations = [
@@ -59,7 +59,7 @@ def needed(
         *([log] if dedup is not None and dedup.scope == "pipeline" else []),
     ]
     on_s3 = any(location and location.startswith(("s3://", "s3a://")) for location in locations)
-    return [*found, S3A] if on_s3 and S3A not in found else found
+    return [*packages, S3A] if on_s3 and S3A not in packages else packages
 
 
 def coordinates(packages: Iterable[Package]) -> str | None:
@@ -70,21 +70,25 @@ def coordinates(packages: Iterable[Package]) -> str | None:
 
 def added(conf: Mapping[str, str], packages: Iterable[Package]) -> dict[str, str]:
     """Return the settings with these packages appended to ``spark.jars.packages``."""
-    found = coordinates(packages)
-    return {**conf, SETTING: ",".join(part for part in (conf.get(SETTING), found) if part)} if found else dict(conf)
+    added_coordinates = coordinates(packages)
+    return (
+        {**conf, SETTING: ",".join(part for part in (conf.get(SETTING), added_coordinates) if part)}
+        if added_coordinates
+        else dict(conf)
+    )
 
 
 def _versions() -> dict[str, str] | None:
     spec = find_spec("pyspark")
     locations = [] if spec is None else [Path(location) / "jars" for location in spec.submodule_search_locations or ()]
     jars = [jar.name for location in locations for jar in location.glob("*.jar")]
-    found = {
+    versions = {
         "scala": _version(jars, r"scala-library-(\d+\.\d+)\."),
         "hadoop": _version(jars, r"hadoop-client-api-(.+)\.jar"),
     }
-    if None in found.values():
+    if None in versions.values():
         return None
-    return {**{name: str(version) for name, version in found.items()}, "spark": metadata.version("pyspark")}
+    return {**{name: str(version) for name, version in versions.items()}, "spark": metadata.version("pyspark")}
 
 
 def _version(jars: list[str], pattern: str) -> str | None:

@@ -32,7 +32,7 @@ def cloned(session: SparkSession, settings: Mapping[str, str]) -> Iterator[Spark
         yield clone
     finally:
         with suppress(Exception):  # the server may have ended in the meantime
-            # A background thread of the client tells the server which plans are completed. If the session ends before that, the server logs the options of the
+            # A background thread of the client informs the server about completed plans. If the session ends before that, the server logs the options of the
             # plans, which may contain secrets.
             ExecutePlanResponseReattachableIterator.shutdown()
             inner_clone: Any = clone
@@ -117,8 +117,8 @@ def is_read_once(explained: str) -> bool:
     _, *nodes = analyzed.split("\n")  # the first line lists the columns
     for depth, line in enumerate(nodes):
         tree = "   " * (depth - 1) + "+- " if depth else ""
-        found = re.match(r"\w+", line.removeprefix(tree)) if line.startswith(tree) else None
+        match = re.match(r"\w+", line.removeprefix(tree)) if line.startswith(tree) else None
         accepted = ("Relation", "RelationV2") if depth == len(nodes) - 1 else NARROW_NODES
-        if found is None or found[0] not in accepted:
+        if match is None or match[0] not in accepted:
             return False
     return bool(nodes) and optimized != "" and "InMemoryRelation" not in optimized

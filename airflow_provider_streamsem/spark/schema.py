@@ -45,10 +45,12 @@ def folded(sink: str, recorded: str | None, given: str, *, grows: Grows = lambda
     :param grows: returns whether the sink's format supports widening a column from one type to another
     :raises DataError: no type can hold the recorded and the new values of a column, a recorded column is missing, or a column has a user-defined type
     """
-    odd = [field["name"] for field in json.loads(given)["fields"] if not is_plain(field["type"])]
-    if odd:
-        what = "columns have user-defined types, which readers of the log do not load: convert them to plain types in the transform; nothing became visible"
-        raise DataError(what, sink=sink, columns=odd)
+    user_defined = [field["name"] for field in json.loads(given)["fields"] if not is_plain(field["type"])]
+    if user_defined:
+        summary = "columns have user-defined types, which readers of the log do not load; nothing became visible"
+        raise DataError(summary, sink=sink, columns=user_defined).advising(
+            "convert the columns to plain types in the transform, and run again: the same range is read again."
+        )
     now = without_metadata(json.loads(given))
     if recorded is None:
         return _text(now)

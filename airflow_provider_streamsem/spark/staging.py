@@ -88,13 +88,13 @@ class Inspection(Protocol):
         ...
 
 
-def _given(frames: Mapping[str, DataFrame]) -> Any:
+def _transform_argument(frames: Mapping[str, DataFrame]) -> Any:
     """Return the argument of the transform: the DataFrame of the only source, or the mapping of several sources."""
     return frames[""] if "" in frames else dict(frames)
 
 
-_RECORDS_PER_PART = 5_000
-_COLUMNS_A_COUNT = 100  # for a count of n columns, Spark nests expressions n levels deep
+_RECORDS_PER_OBJECT = 5_000
+_COLUMNS_PER_COUNT = 100  # Spark nests the expression of a count of n columns n levels deep
 _COUNTS = ("read", "bad", "filtered")
 _PASSES_WHERE = "__streamsem_passes_where"
 
@@ -133,7 +133,7 @@ class Staging:
 
     def run(self) -> Produced:
         """
-        Write the files of every sink and the quarantined records, and return what the attempt produced.
+        Write the files of every sink and the quarantined records, and return the result of the attempt.
 
         Each record is counted once, even if the transform reads it several times or not at all.
 
@@ -144,15 +144,15 @@ class Staging:
         if self.job.state_settings is not None:
             self._micro_batch = self._stateful(self.job.state_settings)
             # An observation does not count rows in a streaming plan, so the records are counted from the cache.
-            for one in inputs:
-                one.marked = self._persist(one.marked)
+            for item in inputs:
+                item.marked = self._persist(item.marked)
         if self.job.dedup is not None and self.job.pins:
             self._dedup = Deduplication(
                 session=self.session, dedup=self.job.dedup, location=self.log.store.url, now_ms=self.job.batch_time_ms,
                 state=self.job.base_state, chain=self.job.chain, keep=self._persist,
             )  # fmt: skip
         try:
-            good = {one.name: self._good(one.loaded, self._records(one, inputs, watched)) for one in inputs}
+            good = {item.name: self._good(item.loaded, self._records(item, inputs, watched)) for item in inputs}
             outputs = {name: self._fitted(name, frame) for name, frame in self._outputs(good).items()}
             reread = (
                 len(inputs) > 1
@@ -161,18 +161,19 @@ class Staging:
             )
             handed = {name: self._write(name, outputs[name], watched) for name in self.job.sinks}
             state = self._state_after_batch()
-            counted = None if reread else self.inspect.observed(watched, self.session, _COUNTS)
-            found = {
-                one.name: self._count(one.marked, one.aggregates) if counted is None else counted for one in inputs
+            observed_counts = None if reread else self.inspect.observed(watched, self.session, _COUNTS)
+            counts = {
+                item.name: self._count(item.marked, item.aggregates) if observed_counts is None else observed_counts
+                for item in inputs
             }
         finally:
             if self._micro_batch is not None:
                 self._micro_batch.close()
             for frame in self._persisted:
                 frame.unpersist()
-        for one in inputs:
-            if isinstance(one.loaded, Counted):
-                one.loaded.check_read(found[one.name]["read"])
+        for item in inputs:
+            if isinstance(item.loaded, Counted):
+                item.loaded.check_read(counts[item.name]["read"])
         with telemetry.phase("collect"):
             sinks = {
                 name: sink.collect(self.job.plan.version, self.job.attempt_id, self._accepted[name])
@@ -181,8 +182,8 @@ class Staging:
         return Produced(
             sinks=sinks,
             schemas=self._schemas,
-            quarantine=self._quarantine(inputs, found),
-            counts=self._counts(found, sinks),
+            quarantine=self._quarantine(inputs, counts),
+            counts=self._counts(counts, sinks),
             handed=handed,
             state=state,
         )
@@ -194,19 +195,21 @@ class Staging:
             for name, loaded in self._loaded().items()
         ]
 
-    def _records(self, one: _Input, inputs: Sequence[_Input], watched: Observation) -> DataFrame:
+    def _records(self, item: _Input, inputs: Sequence[_Input], watched: Observation) -> DataFrame:
         """Return the records of a source, with the observation if it is the only one: an observation counts one source."""
-        return self.inspect.observe(one.marked, watched, *one.aggregates) if len(inputs) == 1 else one.marked
+        return self.inspect.observe(item.marked, watched, *item.aggregates) if len(inputs) == 1 else item.marked
 
-    def _counts(self, found: Mapping[str, Mapping[str, int]], sinks: Mapping[str, Committable]) -> dict[str, int]:
+    def _counts(self, by_source: Mapping[str, Mapping[str, int]], sinks: Mapping[str, Committable]) -> dict[str, int]:
         """
         Return the counts of the attempt.
 
-        :param found: source → its counts
+        :param by_source: source → its counts
         """
-        read, bad, filtered = (sum(counted.get(name, 0) for counted in found.values()) for name in _COUNTS)
+        read, bad, filtered = (
+            sum(source_counts.get(name, 0) for source_counts in by_source.values()) for name in _COUNTS
+        )
         counts = {"read": read, "parsed": read - bad, "quarantined": bad, "filtered": filtered}
-        counts |= {f"read.{name}": counted["read"] for name, counted in found.items() if name}
+        counts |= {f"read.{name}": source_counts["read"] for name, source_counts in by_source.items() if name}
         counts |= {f"written.{name}": committable.rows for name, committable in sinks.items()}
         counts |= {} if self._dedup is None else self._dedup.counts
         counts |= {} if self._micro_batch is None else {"late": self._late}
@@ -214,7 +217,7 @@ class Staging:
 
     def _state_after_batch(self) -> Json:
         """Write the new ids of the deduplication, read the state of the stateful operators, and return the state after the batch."""
-        # Without records, the deduplication state stays as it is at the head. A reprocessing run has another state in `job.base_state`.
+        # Without records, the deduplication state of the head does not change. In a reprocessing run, `job.base_state` is an earlier state.
         state = self.job.base_state if self.job.chain is None else self.job.chain.current
         if self._dedup is not None and (self._micro_batch is None or self.job.chain is None):
             state = self._dedup.write_state(self.job.plan.version, self.job.attempt_id)
@@ -256,8 +259,8 @@ class Staging:
             frames = {name: loaded.frame.drop(*loaded.drop) for name, loaded in self._parts(()).items()}
         except DataError:  # the columns of the source are those of its records
             frames = {}
-        found = {name: schema.with_new_columns(columns, frames.get(name)) for name, columns in base.columns.items()}
-        return {name: ParsedRecords(self.session.createDataFrame([], columns)) for name, columns in found.items()}
+        schemas = {name: schema.with_new_columns(columns, frames.get(name)) for name, columns in base.columns.items()}
+        return {name: ParsedRecords(self.session.createDataFrame([], columns)) for name, columns in schemas.items()}
 
     def _parts(self, pins: Sequence[Any]) -> Mapping[str, Loaded]:
         loaded = self.job.source.load(self.session, pins)
@@ -267,15 +270,15 @@ class Staging:
         """
         Return the aggregates to observe on the records.
 
-        If records can be bad, every column is counted, because Spark does not parse a column that the query does not use, and so finds no bad values in it.
+        If records can be bad, every column is counted. Spark does not parse a column that the query does not use, so it would find no bad values there.
         """
         aggregates = [F.expr("count(1) AS read")]
         if loaded.bad is not None:
             columns = [quoted(name) for name in marked.columns]
             aggregates.append(F.count_if(loaded.bad).alias("bad"))
             aggregates += [
-                F.expr(f"count({', '.join(columns[i : i + _COLUMNS_A_COUNT])}) AS c{i}")
-                for i in range(0, len(columns), _COLUMNS_A_COUNT)
+                F.expr(f"count({', '.join(columns[i : i + _COLUMNS_PER_COUNT])}) AS c{i}")
+                for i in range(0, len(columns), _COLUMNS_PER_COUNT)
             ]
         if self.job.where is not None:
             dropped = ~F.col(_PASSES_WHERE)
@@ -287,10 +290,10 @@ class Staging:
         if self.job.where is None:
             return loaded.frame
         try:
-            kept = F.expr(self.job.where)
+            passes = F.expr(self.job.where)
             if loaded.bad is not None:  # the values of a bad record are undefined, and a cast of them may fail
-                kept = F.when(~loaded.bad, kept)
-            marked = loaded.frame.withColumn(_PASSES_WHERE, F.coalesce(kept, F.lit(False)))
+                passes = F.when(~loaded.bad, passes)
+            marked = loaded.frame.withColumn(_PASSES_WHERE, F.coalesce(passes, F.lit(False)))
             marked.schema  # noqa: B018  with Spark Connect, reading the schema analyzes the plan, which raises AnalysisException
         except AnalysisException as error:
             raise DataError(
@@ -320,12 +323,12 @@ class Staging:
         if self._micro_batch is not None:
             result = self._transformed(self._micro_batch.streaming(good))
             if not isinstance(result, DataFrame):
-                what = "the transform of a pipeline with state must return one DataFrame; nothing became visible"
-                raise DataError(what, transform=self.job.transform_name, returned=type(result).__name__)
+                summary = "the transform of a pipeline with state must return one DataFrame; nothing became visible"
+                raise DataError(summary, transform=self.job.transform_name, returned=type(result).__name__)
             rows = self._micro_batch.result(result)
             return dict.fromkeys(names, self._persist(rows) if len(names) > 1 else rows)
-        kept = {name: self._persist(frame) for name, frame in good.items()} if len(names) > 1 else good
-        result = self._transformed(kept)
+        records = {name: self._persist(frame) for name, frame in good.items()} if len(names) > 1 else good
+        result = self._transformed(records)
         if isinstance(result, DataFrame):
             shared = self._persist(result) if len(names) > 1 else result
             return dict.fromkeys(names, shared)
@@ -341,18 +344,18 @@ class Staging:
                 returned=sorted(result),
                 sinks=sorted(names),
             )
-        once = {id(frame): frame for frame in result.values()}
-        if len(once) < len(result):
-            once = {key: self._persist(frame) for key, frame in once.items()}
-        return {name: once[id(frame)] for name, frame in result.items()}
+        frames = {id(frame): frame for frame in result.values()}
+        if len(frames) < len(result):
+            frames = {key: self._persist(frame) for key, frame in frames.items()}
+        return {name: frames[id(frame)] for name, frame in result.items()}
 
     def _transformed(self, records: Mapping[str, DataFrame]) -> Any:
         """Call the transform with the records, and with the rows of the lookups if the pipeline has any."""
         if not self.job.lookups:
-            return self.job.transform(_given(records))
+            return self.job.transform(_transform_argument(records))
         pins = self.job.plan.lookups
         lookups = {name: lookup.load(self.session, pins[name]) for name, lookup in self.job.lookups.items()}
-        return self.job.transform(_given(records), lookups)
+        return self.job.transform(_transform_argument(records), lookups)
 
     def _fitted(self, name: str, frame: DataFrame) -> DataFrame:
         """
@@ -360,10 +363,10 @@ class Staging:
 
         The order matters because readers of formats without column names read by position. Columns without a type are left out.
         """
-        given = frame.schema.json()
+        columns = frame.schema.json()
         sink = self.job.sinks[name]
         grows = {"grows": sink.grows} if isinstance(sink, FilesSink) else {}
-        accepted = sink.resolve_schema(schema.folded(name, self.job.schemas.get(name), given, **grows))
+        accepted = sink.resolve_schema(schema.folded(name, self.job.schemas.get(name), columns, **grows))
         self._schemas[name], untyped = column_types.typed(accepted)
         if untyped:
             logger.info(
@@ -371,10 +374,10 @@ class Staging:
                 name,
                 ", ".join(untyped),
             )
-        wanted = json.loads(self._schemas[name])
-        if column_types.bare(wanted) == column_types.bare(json.loads(given)):
+        target = json.loads(self._schemas[name])
+        if column_types.bare(target) == column_types.bare(json.loads(columns)):
             return frame
-        return frame.to(StructType.fromJson(wanted))
+        return frame.to(StructType.fromJson(target))
 
     def _persist(self, frame: DataFrame) -> DataFrame:
         self._persisted.append(frame.persist(StorageLevel.MEMORY_AND_DISK))
@@ -385,66 +388,66 @@ class Staging:
         handed = Observation()
         rows = self.inspect.observe_last(frame, handed, F.expr("count(1) AS rows"), watched=watched)
         self._accepted[name] = self.job.sinks[name].stage(rows, self.job.plan.version, self.job.attempt_id)
-        counted = self.inspect.observed(handed, self.session, ("rows",))
-        return None if counted is None else counted["rows"]
+        counts = self.inspect.observed(handed, self.session, ("rows",))
+        return None if counts is None else counts["rows"]
 
     def _count(self, marked: DataFrame, aggregates: list[Column]) -> dict[str, int]:
         """Count the records in a separate pass, because the transform may not have read each record exactly once."""
         row = marked.agg(*aggregates).first()
         return {} if row is None else row.asDict()
 
-    def _quarantine(self, inputs: Sequence[_Input], found: Mapping[str, Mapping[str, int]]) -> Quarantine:
+    def _quarantine(self, inputs: Sequence[_Input], counts: Mapping[str, Mapping[str, int]]) -> Quarantine:
         """
         Store the bad records and the late rows in the log, in objects of at most 5,000 records. If there are bad records, this method reads the planned records
         a second time.
 
-        :param found: source → its counts in the first pass
+        :param counts: source → its counts in the first pass
         :raises DataError: there are more than ``max_quarantined`` bad records and late rows, or the two passes found different numbers of bad records
         """
-        bad = {one.name: found[one.name].get("bad", 0) for one in inputs}
-        most = self.job.max_quarantined
-        if sum(bad.values()) > most:
-            first = next(one for one in inputs if bad[one.name])
+        bad = {item.name: counts[item.name].get("bad", 0) for item in inputs}
+        limit = self.job.max_quarantined
+        if sum(bad.values()) > limit:
+            first = next(item for item in inputs if bad[item.name])
             location = next(first.loaded.bad_records()).location
             raise DataError(
                 "the number of records that cannot be parsed exceeds limits.max_quarantined; nothing became visible",
                 version=self.job.plan.version,
                 found=sum(bad.values()),
-                allowed=most,
+                allowed=limit,
                 **({"first_file": location["path"]} if "path" in location else {}),
             ).advising(
                 "raise limits.max_quarantined and run again: the records are then quarantined, and `streamsem quarantine` shows them. Or correct the schema. "
                 "Do not edit a planned file, because it would no longer match its pin."
             )
-        if sum(bad.values()) + len(self._late_rows) > most:
+        if sum(bad.values()) + len(self._late_rows) > limit:
             raise DataError(
                 "the number of late rows exceeds limits.max_quarantined; nothing became visible",
                 version=self.job.plan.version,
                 late=self._late,
-                allowed=most,
+                allowed=limit,
             ).advising('raise limits.max_quarantined, or set state.late="drop", and run again.')
         stored: list[str] = []
-        for one in inputs:
-            if bad[one.name]:
-                self._store_bad(one, bad[one.name], stored)
+        for item in inputs:
+            if bad[item.name]:
+                self._store_bad(item, bad[item.name], stored)
         if self._micro_batch is not None:
             self._store_late(self._micro_batch.late_watermark_ms, stored)
         return Quarantine(rows=sum(bad.values()) + len(self._late_rows), keys=tuple(stored))
 
-    def _store_bad(self, one: _Input, bad: int, stored: list[str]) -> None:
+    def _store_bad(self, item: _Input, bad: int, stored: list[str]) -> None:
         """
         Store the bad records of one source, and add the keys of the objects to ``stored``.
 
         :param bad: the number of bad records in the first pass
         :raises DataError: the second pass found another number of them
         """
-        source = {"source": one.name} if one.name else {}
+        source = {"source": item.name} if item.name else {}
         part: list[bytes] = []
         rows = 0
-        for record in one.loaded.bad_records():
+        for record in item.loaded.bad_records():
             rows += 1
             part.append(canonical({**source, **record.location, "raw": record.raw, "error": record.error}) + b"\n")
-            if len(part) == _RECORDS_PER_PART:
+            if len(part) == _RECORDS_PER_OBJECT:
                 stored.append(self._store_part(len(stored), part))
                 part = []
         if part:
@@ -462,8 +465,8 @@ class Staging:
         error = "late: the event time, or the end of the window, is not after the watermark"
         fields = {"watermark_ms": watermark_ms, "encoding": "utf-8", "error": error}
         part = [canonical({**fields, "raw": raw}) + b"\n" for raw in self._late_rows]
-        for start in range(0, len(part), _RECORDS_PER_PART):
-            stored.append(self._store_part(len(stored), part[start : start + _RECORDS_PER_PART]))
+        for start in range(0, len(part), _RECORDS_PER_OBJECT):
+            stored.append(self._store_part(len(stored), part[start : start + _RECORDS_PER_OBJECT]))
 
     def _store_part(self, number: int, part: list[bytes]) -> str:
         key = keys.quarantine(self.job.plan.version, self.job.attempt_id, number)

@@ -57,7 +57,7 @@ class MicroBatch:
     :param attempt_id: id of the attempt; the name of the root directory of a new state
     :param now_ms: processing time of the batch, which is when it was planned, in milliseconds since the epoch
     :param watermark_ms: the watermark of a no-data batch, in milliseconds since the epoch; ``None``: the watermark of the base
-    :param definition: what a ready-made transform stores, as in :class:`OperatorState`
+    :param definition: the definition of a ready-made transform, as in :class:`OperatorState`
     """
 
     session: SparkSession
@@ -117,8 +117,8 @@ class MicroBatch:
             execution = self._execution(logical)
             execution.executedPlan()
         except AnalysisException as error:
-            what = "Structured Streaming does not support this transform in this output mode; nothing became visible"
-            raise DataError(what, output_mode=self.state.output_mode, reason=_first_line(str(error))) from None
+            summary = "Structured Streaming does not support this transform in this output mode; nothing became visible"
+            raise DataError(summary, output_mode=self.state.output_mode, reason=_first_line(str(error))) from None
         self._logical, self._planned = logical, execution
         return self._rows(execution)
 
@@ -150,9 +150,9 @@ class MicroBatch:
                 )
                 late += progress["numRowsDroppedByWatermark"]
             elif watermark.isInstance(node):
-                known = before[len(watermarks)] if len(watermarks) < len(before) else None
-                seen = node.eventTimeStats().value()
-                watermarks.append(known if seen.count() == 0 else max(seen.max() - node.delayMs(), known or 0))
+                previous = before[len(watermarks)] if len(watermarks) < len(before) else None
+                stats = node.eventTimeStats().value()
+                watermarks.append(previous if stats.count() == 0 else max(stats.max() - node.delayMs(), previous or 0))
         choose = max if self._settings.get("spark.sql.streaming.multipleWatermarkPolicy") == "max" else min
         chosen = choose((mark or 0 for mark in watermarks), default=0)
         watermark_ms = self._watermark_ms
@@ -183,15 +183,15 @@ class MicroBatch:
             return []
         watermark_ms = self.late_watermark_ms
         frames = late_rows(self._logical, lambda plan: self._rows(self._execution(plan, has_state=False)), watermark_ms)
-        found = [row["raw"] for frame in frames for row in frame.limit(most).collect()][:most]
-        if len(found) < min(late, most) or (len(found) > late and not combines_rows(self._logical)):
+        rows = [row["raw"] for frame in frames for row in frame.limit(most).collect()][:most]
+        if len(rows) < min(late, most) or (len(rows) > late and not combines_rows(self._logical)):
             raise DataError(
                 "the late rows of this transform were not found, so they cannot be quarantined; nothing became visible",
                 dropped=late,
-                found=len(found),
+                found=len(rows),
                 watermark_ms=watermark_ms,
             ).advising('set state.late="drop".')
-        return found
+        return rows
 
     def close(self) -> None:
         """Unload the state stores of this attempt from the executors. Best effort: correctness does not depend on it."""
@@ -216,6 +216,7 @@ class MicroBatch:
 
     @property
     def _number(self) -> int:
+        """Spark's id of the batch."""
         return 0 if self.base is None else self.base.batches
 
     @property
@@ -238,8 +239,8 @@ class MicroBatch:
 
         :raises InvalidError: the number of state partitions differs from that of the base
         """
-        wanted = int(self.session.conf.get("spark.sql.shuffle.partitions") or 200)
-        self._partitions = self.state.partitions or wanted if self.base is None else self.base.partitions
+        session_partitions = int(self.session.conf.get("spark.sql.shuffle.partitions") or 200)
+        self._partitions = self.state.partitions or session_partitions if self.base is None else self.base.partitions
         if self.base is not None and self.state.partitions not in (None, self.base.partitions):
             raise InvalidError(
                 "the number of state partitions cannot be changed; nothing became visible",
@@ -247,7 +248,7 @@ class MicroBatch:
                 given=self.state.partitions,
             ).advising("set state.partitions to the recorded number, or remove it.")
         if self.base is not None:
-            # As after the restart of a query: the settings that determine the format of the state are those of its first batch.
+            # As after the restart of a query, the settings that determine the format of the state are those of its first batch.
             base, conf = self._base_metadata(self.base), self._jsession.sessionState().conf()
             self._jvm(f"{_STREAMING}.checkpointing.OffsetSeqMetadata").setSessionConf(base, conf)
         partitions = str(self._partitions)
@@ -284,15 +285,15 @@ class MicroBatch:
         run_id = self._jvm("java.util.UUID").fromString(str(uuid.uuid4()))  # noqa: TID251  no id of the log: it names nothing that is stored
         empty = self._jvm("scala.collection.mutable.HashMap")
         execution = self._jvm(f"{_STREAMING}.runtime.IncrementalExecution")
-        given = [
+        arguments = [
             self._jsession, logical, self._mode, f"{self.location}/{self._root}/state", run_id, run_id, self._number if has_state else 0,
             self._jvm("scala.Option").apply(before), now,
             self._jvm(f"{_STREAMING}.runtime.WatermarkPropagator").apply(self._jsession.sessionState().conf()),
             True, self._base_ids(), empty(), self._jvm("org.apache.spark.sql.execution.CommandExecutionMode").ALL(), False,
         ]  # fmt: skip
         if self.session.version.startswith("4.3."):
-            given.append(False)  # not in real-time mode
-        return execution(*given)
+            arguments.append(False)  # not in real-time mode
+        return execution(*arguments)
 
     def _base_metadata(self, base: OperatorState) -> Any:
         """Return the entry of Spark's offset log for the previous batch."""
@@ -301,7 +302,7 @@ class MicroBatch:
 
     def _base_ids(self) -> Any:
         """Return the ids of the base as Scala's map: operator id → ids of each partition."""
-        found = self._jvm("scala.collection.mutable.HashMap")()
+        by_operator = self._jvm("scala.collection.mutable.HashMap")()
         inner: Any = self.session
         text = self._jvm("java.lang.String")
         for number, operator in enumerate(() if self.base is None else self.base.operators):
@@ -309,8 +310,8 @@ class MicroBatch:
             for partition, stores in enumerate(operator.ids):
                 for store, id in enumerate(stores):
                     ids[partition][store] = id
-            found.put(number, ids)
-        return found
+            by_operator.put(number, ids)
+        return by_operator
 
     def _ids(self, node: Any, number: int) -> tuple[tuple[str, ...], ...]:
         """
@@ -348,12 +349,12 @@ class MicroBatch:
 
 def _nodes(plan: Any) -> Iterator[Any]:
     """Yield the nodes of a query plan, parents before children."""
-    pending = [plan]
-    while pending:
-        node = pending.pop()
+    stack = [plan]
+    while stack:
+        node = stack.pop()
         yield node
         children = node.children()
-        pending += [children.apply(index) for index in range(children.length())]
+        stack += [children.apply(index) for index in range(children.length())]
 
 
 def _texts(option: Any) -> tuple[str, ...]:

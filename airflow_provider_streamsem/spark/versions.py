@@ -1,4 +1,4 @@
-"""Checks that pyspark and pyspark-client are installed in the same version. This module imports neither."""
+"""Checks the versions of pyspark and pyspark-client that are installed. This module imports neither."""
 
 from __future__ import annotations
 
@@ -8,21 +8,19 @@ from airflow_provider_streamsem.errors import InvalidError
 
 TESTED = ("4.0", "4.1", "4.2", "4.3")
 """The supported minor versions of Spark. The extras ``spark40``, ``spark``, ``spark42`` and ``spark43`` install them."""
+KEEPS_STATE = ("4.1", "4.2", "4.3")
+"""The minor versions of Spark that support pipelines with state. Spark 4.0 lacks the state checkpoint format 2, which stores each state under a unique id."""
 
 
 def installed() -> dict[str, str]:
     """Return distribution → version of ``pyspark`` and ``pyspark-client``, if they are installed."""
-    found = {}
+    versions = {}
     for name in ("pyspark", "pyspark-client"):
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
-
-
-KEEPS_STATE = ("4.1", "4.2", "4.3")
-"""The minor versions of Spark that support pipelines with state. Spark 4.0 lacks the state checkpoint format 2, which stores each state under a unique id."""
+    return versions
 
 
 def check_state(*, remote: bool) -> None:
@@ -49,11 +47,11 @@ def check() -> None:
 
     :raises InvalidError: the versions differ
     """
-    found = installed()
-    if len(set(found.values())) > 1:
+    versions = installed()
+    if len(set(versions.values())) > 1:
         raise InvalidError(
             "pyspark and pyspark-client are installed in different versions, and both install files of the package pyspark; nothing was staged",
-            **{name.replace("-", "_"): version for name, version in found.items()},
+            **{name.replace("-", "_"): version for name, version in versions.items()},
             accepted="one version of both: pip uninstall -y pyspark pyspark-client, then pip install 'airflow-provider-streamsem[spark]' "
             "(or the extra spark40 or spark42; spark43 has no pyspark-client)",
         )

@@ -8,7 +8,7 @@ from airflow_provider_streamsem.connections import connection
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.stores.s3 import S3Access
 
-_NEEDS_A_PROVIDER = ("role_arn", "assume_role_method", "credential_source", "config_kwargs")
+_UNSUPPORTED_EXTRAS = ("role_arn", "assume_role_method", "credential_source", "config_kwargs")
 
 
 def access_of(conn_id: str, *, service: str) -> S3Access:
@@ -25,27 +25,27 @@ def access_of(conn_id: str, *, service: str) -> S3Access:
     aws = connection(conn_id)
     if aws.conn_type != "aws":
         raise InvalidError("aws_conn_id must name a connection of type aws", conn_id=conn_id, given=aws.conn_type)
-    refused = [name for name in _NEEDS_A_PROVIDER if aws.extra.get(name)]
-    if refused:
+    unsupported = [name for name in _UNSUPPORTED_EXTRAS if aws.extra.get(name)]
+    if unsupported:
         raise InvalidError(
             "the connection has settings of Airflow's Amazon provider that this package does not support",
             conn_id=conn_id,
-            given=refused,
+            given=unsupported,
             accepted="login and password, or profile_name: a profile of the worker's AWS configuration may assume the role",
         )
     config = aws.extra.get("service_config")
     of_service = config.get(service) if isinstance(config, Mapping) else None
     return S3Access(
-        access_key_id=aws.login or word(aws.extra, "aws_access_key_id"),
-        secret_access_key=aws.password or word(aws.extra, "aws_secret_access_key"),
-        session_token=word(aws.extra, "aws_session_token"),
-        profile_name=word(aws.extra, "profile_name"),
-        region_name=word(aws.extra, "region_name"),
-        endpoint_url=(word(of_service, "endpoint_url") if isinstance(of_service, Mapping) else None)
-        or word(aws.extra, "endpoint_url"),
+        access_key_id=aws.login or text_or_none(aws.extra, "aws_access_key_id"),
+        secret_access_key=aws.password or text_or_none(aws.extra, "aws_secret_access_key"),
+        session_token=text_or_none(aws.extra, "aws_session_token"),
+        profile_name=text_or_none(aws.extra, "profile_name"),
+        region_name=text_or_none(aws.extra, "region_name"),
+        endpoint_url=(text_or_none(of_service, "endpoint_url") if isinstance(of_service, Mapping) else None)
+        or text_or_none(aws.extra, "endpoint_url"),
     )
 
 
-def word(extra: Mapping[str, object], name: str) -> str | None:
+def text_or_none(extra: Mapping[str, object], name: str) -> str | None:
     """Return a setting as text, or ``None`` if it is absent or empty."""
     return str(extra[name]) if extra.get(name) else None

@@ -18,7 +18,7 @@ def in_threads(call: Callable[[T], R], items: Sequence[T]) -> list[R]:
     """
     Call a function with each item, up to 16 at a time, and return the results in order.
 
-    The calls see the caller's context variables. If calls raise errors, the error of the first such item is raised.
+    The calls have the caller's context variables. If calls raise errors, the error of the first item that failed is raised.
     """
     if len(items) < 2:
         return [call(item) for item in items]

@@ -169,8 +169,9 @@ def split_url(url: str) -> tuple[str, str]:
         )
     if "@" in parts.netloc:
         raise InvalidError(
-            "a location must not contain credentials: set them as environment variables or in a connection",
-            given=f"{parts.scheme}://…@{parts.netloc.split('@')[-1]}",
+            "a location must not contain credentials", given=f"{parts.scheme}://…@{parts.netloc.split('@')[-1]}"
+        ).advising(
+            "set the credentials as environment variables or in an Airflow connection, then run again; no rows of this batch were committed."
         )
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):

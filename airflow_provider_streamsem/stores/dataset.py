@@ -57,7 +57,7 @@ class Dataset(Store, Protocol):
 class LocalDataset(LocalStore):
     """Data files in a directory. Other users can read them if the umask allows it, unlike the files of a log."""
 
-    _other_users = 0o007
+    _other_users_mode = 0o007
 
     def engine_path(self, key: str) -> str:
         """Return the absolute path of a key."""
@@ -65,7 +65,7 @@ class LocalDataset(LocalStore):
 
     def open(self, stat: ObjectStat) -> BinaryIO:
         """Open the file."""
-        return open(self._path(stat.key), "rb", opener=self._opener)
+        return open(self._path(stat.key), "rb", opener=self._open_existing)
 
     def directories(self, prefix: str) -> list[str]:
         """Return the names of the subdirectories of a directory. Symbolic links are left out."""
@@ -111,7 +111,7 @@ class S3Dataset(S3Store):
 
     @cached_property
     def _client(self) -> Any:
-        return self._given or client(self._access, attempts=_ATTEMPTS)
+        return self._given_client or client(self._access, attempts=_ATTEMPTS)
 
     def engine_path(self, key: str) -> str:
         """Return the path of a key for Hadoop's S3A file system."""
@@ -124,11 +124,11 @@ class S3Dataset(S3Store):
     def directories(self, prefix: str) -> list[str]:
         """Return the common prefixes of objects and of unfinished multipart uploads."""
         location = self.prefix + prefix
-        found: set[str] = set()
+        names: set[str] = set()
         for method in ("list_objects_v2", "list_multipart_uploads"):
             for page in self._pages(method, Prefix=location, Delimiter="/"):
-                found |= {item["Prefix"][len(location) :].rstrip("/") for item in page.get("CommonPrefixes", [])}
-        return sorted(found)
+                names |= {item["Prefix"][len(location) :].rstrip("/") for item in page.get("CommonPrefixes", [])}
+        return sorted(names)
 
     def make_durable(self, keys: Iterable[str], prefix: str) -> None:
         """Do nothing. S3 confirms a write only when it is durable."""
@@ -137,21 +137,21 @@ class S3Dataset(S3Store):
         """Delete objects, and abort unfinished multipart uploads. Uploads use billed storage and do not appear in listings of objects."""
         for page in self._pages("list_multipart_uploads", Prefix=self._name(prefix)):
             for upload in page.get("Uploads", []):
-                self._end(upload["Key"], upload["UploadId"])
+                self._abort_upload(upload["Key"], upload["UploadId"])
         for stat in list(self.list(prefix)):
             if keys.is_relative(stat.key.removesuffix("/")):  # Writers of this package create no other keys.
                 self.delete(stat.key)
 
     def read_range(self, key: str, start: int, end: int) -> bytes:
         """Return the bytes ``[start, end)`` of an existing object."""
-        answer = self._ask("get_object", Key=self._name(key), Range=f"bytes={start}-{end - 1}")
+        response = self._request("get_object", Key=self._name(key), Range=f"bytes={start}-{end - 1}")
         try:
-            data: bytes = answer["Body"].read()
+            data: bytes = response["Body"].read()
         except Exception as error:
             raise self._translated(error, key) from error
         return data
 
-    def _end(self, key: str, upload_id: str) -> None:
+    def _abort_upload(self, key: str, upload_id: str) -> None:
         try:
             self._client.abort_multipart_upload(Bucket=self.bucket, Key=key, UploadId=upload_id)
         except Exception as error:
@@ -164,7 +164,7 @@ class S3Dataset(S3Store):
         except Exception as error:
             raise self._translated(error, request.get("Prefix", "")) from error
 
-    def _ask(self, method: str, **request: Any) -> Any:
+    def _request(self, method: str, **request: Any) -> Any:
         try:
             return getattr(self._client, method)(Bucket=self.bucket, **request)
         except Exception as error:

@@ -43,14 +43,14 @@ class LocalStore:
     """
     A store whose objects are files below a directory.
 
-    The permissions of new files and directories follow the process's umask, but other users than owner and group get none, because a log contains quarantined
-    records.
+    The permissions of new files and directories follow the process's umask. Users other than owner and group get no permissions, because a log contains
+    quarantined records.
 
     :param root: an absolute path, which may be a symbolic link. The first create creates the directory
     :param follows_links: whether a symbolic link to a file is treated as that file. Required for files that other programs create
     """
 
-    _other_users = 0o000
+    _other_users_mode = 0o000
 
     def __init__(self, root: str, *, follows_links: bool = False) -> None:
         self.root = root
@@ -67,7 +67,7 @@ class LocalStore:
         partial = os.path.join(directory, _PARTIAL + SYSTEM_CLOCK.new_id())
         try:
             self._make_directories(directory)
-            with open(partial, "xb", opener=self._opened) as file:
+            with open(partial, "xb", opener=self._open_new) as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -85,13 +85,13 @@ class LocalStore:
         self._sync_directory(directory)
         return True
 
-    def _opened(self, path: str, flags: int) -> int:
-        return os.open(path, flags, 0o660 | (self._other_users & 0o006))
+    def _open_new(self, path: str, flags: int) -> int:
+        return os.open(path, flags, 0o660 | (self._other_users_mode & 0o006))
 
     def read(self, key: str) -> bytes | None:
         """Return the bytes of the file, or ``None`` if it does not exist."""
         try:
-            with open(self._path(key), "rb", opener=self._opener) as file:
+            with open(self._path(key), "rb", opener=self._open_existing) as file:
                 return file.read()
         except FileNotFoundError:
             return None
@@ -101,8 +101,8 @@ class LocalStore:
     def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
         """Yield the files in ascending order of their keys."""
         directory = prefix.rpartition("/")[0]
-        found = self._walk(directory + "/" if directory else "", prefix, start_after)
-        for count, stat in enumerate(found):
+        stats = self._walk(directory + "/" if directory else "", prefix, start_after)
+        for count, stat in enumerate(stats):
             if limit is not None and count >= limit:
                 return
             yield stat
@@ -136,7 +136,7 @@ class LocalStore:
         try:
             with os.scandir(self._directory(directory)) as entries:
                 # Directories are sorted with a trailing "/", so that the keys are in the order of an object store: "a-b" before "a/b".
-                found = {
+                by_key = {
                     directory + name: entry
                     for entry in entries
                     if (name := _listed_name(entry, follows_links=self.follows_links))
@@ -145,13 +145,13 @@ class LocalStore:
             return
         except OSError as error:
             raise self._translated(error, directory) from error
-        for key in sorted(found, key=os.fsencode):
+        for key in sorted(by_key, key=os.fsencode):
             if key.endswith("/"):
                 if (key.startswith(prefix) or prefix.startswith(key)) and not (
                     key <= start_after and not start_after.startswith(key)
                 ):
                     yield from self._walk(key, prefix, start_after)
-            elif key.startswith(prefix) and key > start_after and (stat := self._listed(key, found[key])) is not None:
+            elif key.startswith(prefix) and key > start_after and (stat := self._listed(key, by_key[key])) is not None:
                 yield stat
 
     def _listed(self, key: str, entry: os.DirEntry[str]) -> ObjectStat | None:
@@ -183,11 +183,11 @@ class LocalStore:
         for part in filter(None, prefix.split("/")):
             path = os.path.join(path, checked_key(part))
             if os.path.islink(path):
-                what = "the store does not follow a symbolic link below its root; nothing was read, written or deleted through it"
-                raise StoreRefusedError(what, location=self.root, link=path)
+                summary = "the store does not follow a symbolic link below its root; nothing was read, written or deleted through it"
+                raise StoreRefusedError(summary, location=self.root, link=path)
         return path
 
-    def _opener(self, path: str, flags: int) -> int:
+    def _open_existing(self, path: str, flags: int) -> int:
         # Without O_NONBLOCK, opening a named pipe would block until another process opens it for writing.
         return os.open(path, flags | os.O_NONBLOCK | (0 if self.follows_links else os.O_NOFOLLOW))
 
@@ -197,9 +197,9 @@ class LocalStore:
             missing.append(directory)
             directory = os.path.dirname(directory)
         for path in reversed(missing):
-            is_ours = f"{path}/".startswith(f"{self.root.rstrip('/')}/")
+            is_below_root = f"{path}/".startswith(f"{self.root.rstrip('/')}/")
             try:
-                os.mkdir(path, 0o770 | self._other_users if is_ours else 0o777)
+                os.mkdir(path, 0o770 | self._other_users_mode if is_below_root else 0o777)
             except FileExistsError:
                 continue
             self._sync_directory(os.path.dirname(path))
@@ -260,9 +260,9 @@ def process_umask() -> int:
         with open("/proc/self/status", encoding="ascii", errors="replace") as status:
             return next(int(line.split()[1], 8) for line in status if line.startswith("Umask:"))
     except (OSError, StopIteration):
-        found = os.umask(0o077)
-        os.umask(found)
-        return found
+        umask = os.umask(0o077)
+        os.umask(umask)
+        return umask
 
 
 def open_local_store(path: str) -> LocalStore:

@@ -39,13 +39,13 @@ class MemoryStore:
     def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
         """Yield objects in ascending order of their keys."""
         with self._lock:
-            found: list[ObjectStat] = []
+            stats: list[ObjectStat] = []
             for key in self._objects.irange(minimum=max(prefix, start_after)):
-                if not key.startswith(prefix) or (limit is not None and len(found) == limit):
+                if not key.startswith(prefix) or (limit is not None and len(stats) == limit):
                     break
                 if key > start_after:
-                    found.append(self._stat(key))
-        return iter(found)
+                    stats.append(self._stat(key))
+        return iter(stats)
 
     def stat(self, key: str) -> ObjectStat | None:
         """Return the metadata of the object, or ``None`` if it does not exist."""

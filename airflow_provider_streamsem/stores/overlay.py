@@ -34,8 +34,10 @@ class OverlayStore:
     def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
         """Yield the objects of both stores in ascending order of their keys."""
         stores = (self._over, self._under)
-        found = merge(*(store.list(prefix, limit, start_after) for store in stores), key=lambda stat: stat.key.encode())
-        return islice(found, limit)
+        merged = merge(
+            *(store.list(prefix, limit, start_after) for store in stores), key=lambda stat: stat.key.encode()
+        )
+        return islice(merged, limit)
 
     def stat(self, key: str) -> ObjectStat | None:
         """Return the metadata of an object of either store, or ``None`` if it does not exist."""

@@ -37,8 +37,8 @@ class PrefixStore:
 
     def stat(self, key: str) -> ObjectStat | None:
         """Return the metadata of an object, or ``None`` if it does not exist."""
-        found = self._store.stat(self._prefix + key)
-        return None if found is None else replace(found, key=key)
+        stat = self._store.stat(self._prefix + key)
+        return None if stat is None else replace(stat, key=key)
 
     def delete(self, key: str) -> None:
         """Delete an object."""

@@ -73,12 +73,12 @@ class S3Store:
         self.bucket = bucket
         self.prefix = prefix + "/" if prefix else ""
         self.url = f"s3://{bucket}/{prefix}".rstrip("/")
-        self._given = client
+        self._given_client = client
         self._access = access()  # Requests may run in other threads, which may have another active access.
 
     @cached_property
     def _client(self) -> Any:
-        return self._given or client(self._access, attempts=1)
+        return self._given_client or client(self._access, attempts=1)
 
     def create(self, key: str, data: bytes) -> bool:
         """Send PUT with ``If-None-Match: *``. Return ``False`` on 412."""
@@ -200,27 +200,27 @@ class S3Store:
         return error
 
 
-def client(given: S3Access, *, attempts: int) -> Any:
+def client(s3_access: S3Access, *, attempts: int) -> Any:
     """
     Return a boto3 S3 client. Clients are cached, because creating one takes longer than most requests.
 
-    :param given: the access
+    :param s3_access: the access
     :param attempts: maximum number of attempts per request, including the first
     """
-    return _client(attempts, os.getpid(), _surroundings(), given)
+    return _client(attempts, os.getpid(), _aws_variables(), s3_access)
 
 
-def session(given: S3Access) -> Any:
+def session(s3_access: S3Access) -> Any:
     """Return a boto3 session for an access. Sessions are cached per process and per set of ``AWS_*`` variables."""
-    return _session(os.getpid(), _surroundings(), given)
+    return _session(os.getpid(), _aws_variables(), s3_access)
 
 
-def _surroundings() -> tuple[tuple[str, str], ...]:
+def _aws_variables() -> tuple[tuple[str, str], ...]:
     return tuple(sorted((name, value) for name, value in os.environ.items() if name.startswith("AWS_")))
 
 
 @lru_cache(maxsize=16)
-def _client(attempts: int, process: int, surroundings: tuple[tuple[str, str], ...], given: S3Access) -> Any:
+def _client(attempts: int, process: int, aws_variables: tuple[tuple[str, str], ...], s3_access: S3Access) -> Any:
     from botocore.config import Config
 
     config = Config(
@@ -230,19 +230,19 @@ def _client(attempts: int, process: int, surroundings: tuple[tuple[str, str], ..
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
-    return _session(process, surroundings, given).client("s3", config=config, endpoint_url=given.endpoint_url)
+    return _session(process, aws_variables, s3_access).client("s3", config=config, endpoint_url=s3_access.endpoint_url)
 
 
 @lru_cache(maxsize=16)
-def _session(process: int, surroundings: tuple[tuple[str, str], ...], given: S3Access) -> Any:
+def _session(process: int, aws_variables: tuple[tuple[str, str], ...], s3_access: S3Access) -> Any:
     import boto3.session
 
     return boto3.session.Session(
-        aws_access_key_id=given.access_key_id,
-        aws_secret_access_key=given.secret_access_key,
-        aws_session_token=given.session_token,
-        region_name=given.region_name,
-        profile_name=given.profile_name,
+        aws_access_key_id=s3_access.access_key_id,
+        aws_secret_access_key=s3_access.secret_access_key,
+        aws_session_token=s3_access.session_token,
+        region_name=s3_access.region_name,
+        profile_name=s3_access.profile_name,
     )
 
 
@@ -252,14 +252,14 @@ def resolved() -> S3Access:
 
     Temporary credentials expire, so call this function again for each use. ``endpoint_url`` is ``None`` for the standard endpoints of AWS.
     """
-    given = access()
-    reached = client(given, attempts=1)
-    credentials = session(given).get_credentials()
+    active = access()
+    s3_client = client(active, attempts=1)
+    credentials = session(active).get_credentials()
     frozen = None if credentials is None else credentials.get_frozen_credentials()
-    standard = reached.meta.endpoint_url.endswith((".amazonaws.com", ".amazonaws.com.cn"))
+    is_standard = s3_client.meta.endpoint_url.endswith((".amazonaws.com", ".amazonaws.com.cn"))
     return S3Access(
-        endpoint_url=None if standard else reached.meta.endpoint_url,
-        region_name=reached.meta.region_name,
+        endpoint_url=None if is_standard else s3_client.meta.endpoint_url,
+        region_name=s3_client.meta.region_name,
         access_key_id=None if frozen is None else frozen.access_key,
         secret_access_key=None if frozen is None else frozen.secret_key,
         session_token=None if frozen is None else frozen.token,

@@ -89,7 +89,7 @@ class Aggregate:
 
     @property
     def definition(self) -> str:
-        """Return what the state contains: keys, values, and the size of the windows. A batch with another definition is refused."""
+        """Describe the content of the state: keys, values, and the size of the windows. A batch with another definition is refused."""
         window = None if self.window is None else self.window.bounds
         return as_text(
             {"by": self.by, "values": {name: str(value) for name, value in self.values.items()}, "window": window}

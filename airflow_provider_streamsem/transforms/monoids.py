@@ -3,7 +3,7 @@ Monoids: the values that :class:`~airflow_provider_streamsem.transforms.aggregat
 
 A monoid is an aggregate function with an identity, and an associative and commutative combination of partial values. So the value of a group does not depend
 on how its records are divided into batches. The functions of this module are aggregate functions of Spark. A subclass of :class:`Monoid` is an aggregate
-function in Python. Import the module under a short name, as Spark's functions: ``from airflow_provider_streamsem.transforms import monoids as m``.
+function in Python. Import the module under a short name, as for Spark's functions: ``from airflow_provider_streamsem.transforms import monoids as m``.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Monoid(ABC):
         return partial
 
     def serialize(self, partial: Any) -> str:
-        """Return a partial value as text. Default: JSON, which has no tuples, sets or decimals. Numbers of numpy are accepted."""
+        """Return a partial value as text. Default: JSON, which has no tuples, sets or decimals. NumPy numbers are accepted."""
         return as_text(partial)
 
     def deserialize(self, text: str) -> Any:
@@ -79,8 +79,8 @@ class Monoid(ABC):
         """Return the class and its attributes. A changed text means that the stored values have another meaning."""
         slots = [name for kind in type(self).__mro__ for name in getattr(kind, "__slots__", ())]
         names = sorted({*getattr(self, "__dict__", ()), *slots} - {"__weakref__", "__dict__"})
-        given = (f"{name}={text_of(getattr(self, name))}" for name in names if hasattr(self, name))
-        return f"{type(self).__qualname__}({', '.join(given)})"
+        attributes = (f"{name}={text_of(getattr(self, name))}" for name in names if hasattr(self, name))
+        return f"{type(self).__qualname__}({', '.join(attributes)})"
 
 
 @dataclass(frozen=True)
@@ -148,12 +148,12 @@ def max(column: str) -> SparkMonoid:
 
 
 def min_by(column: str, by: str) -> SparkMonoid:
-    """Return the value of ``column`` in the row with the smallest ``by``. If several rows have it, any of them counts, so choose a unique ``by``."""
+    """Return the value of ``column`` in the row with the smallest ``by``. If several rows have it, Spark uses any of them, so choose a unique ``by``."""
     return _function("min_by", column, by)
 
 
 def max_by(column: str, by: str) -> SparkMonoid:
-    """Return the value of ``column`` in the row with the largest ``by``. If several rows have it, any of them counts, so choose a unique ``by``."""
+    """Return the value of ``column`` in the row with the largest ``by``. If several rows have it, Spark uses any of them, so choose a unique ``by``."""
     return _function("max_by", column, by)
 
 

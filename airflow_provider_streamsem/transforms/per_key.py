@@ -14,7 +14,7 @@ from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from airflow_provider_streamsem.transforms.snapshot import as_text
 
 _ROWS = 10_000
-"""the largest number of rows in one call of ``update``"""
+"""Maximum number of rows in one call of ``update``."""
 
 
 class PerKey(StatefulProcessor):  # type: ignore[misc]  # pyspark has no types here
@@ -22,7 +22,7 @@ class PerKey(StatefulProcessor):  # type: ignore[misc]  # pyspark has no types h
     Restores, updates and stores the state object of each key. The state store has one value for each key: the snapshot as JSON text.
 
     :param create: creates the state object of a new key, with the methods of ``PersistentState``
-    :param columns: column of the records → its pandas type. Other columns are not given to the state
+    :param columns: column of the records → its pandas type. Other columns are not passed to the state
     :param names: the columns of the result: those of the key, in its order, and those of the state's value
     :param closes_windows: whether a key returns its row once, when the watermark has passed the end of its window. The last column of the key is then the end
         of the window, in microseconds since the epoch
@@ -42,7 +42,7 @@ class PerKey(StatefulProcessor):  # type: ignore[misc]  # pyspark has no types h
         self._snapshot = handle.getValueState("snapshot", "json string")
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
-        """Apply the rows of a key. Yield its row, or set the timer of its window."""
+        """Apply the rows of a key. Yield the row of the key, or set the timer of its window."""
         state = self._restored()
         while part := list(islice(rows, _ROWS)):
             state.update(self._frame(part))
@@ -68,7 +68,7 @@ class PerKey(StatefulProcessor):  # type: ignore[misc]  # pyspark has no types h
         return state
 
     def _frame(self, rows: list[Row]) -> pd.DataFrame:
-        # The types are set, because pandas would make floating-point numbers of a column of integers with a null.
+        # Without explicit types, pandas would convert a column of integers with a null to floating-point numbers.
         return pd.DataFrame(
             {name: pd.Series([row[name] for row in rows], dtype=type) for name, type in self._columns.items()}
         )

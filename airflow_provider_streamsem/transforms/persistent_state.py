@@ -23,9 +23,9 @@ class PersistentState(ABC):
     """
     The state of one key.
 
-    For each key of a batch, Spark creates an object, calls :meth:`restore` with the last committed snapshot (not for a new key), calls :meth:`update`, and
-    stores what :meth:`snapshot` returns. Spark may run these calls several times for one batch, and commits the result of one run. So the methods must have
-    no other effects, and must give the same result for the same rows in any order.
+    For each key of a batch, Spark creates an object and calls :meth:`restore` with the last committed snapshot, except for a new key. Then it calls
+    :meth:`update`, and stores the value that :meth:`snapshot` returns. Spark may run these calls several times for one batch, and commits the result of one
+    run. So the methods must have no other effects, and must give the same result for the same rows in any order.
     """
 
     @abstractmethod
@@ -44,7 +44,7 @@ class PersistentState(ABC):
 
     @abstractmethod
     def snapshot(self) -> Any:
-        """Return the state as a JSON value. Numbers of numpy are accepted."""
+        """Return the state as a JSON value. NumPy numbers are accepted."""
 
     @abstractmethod
     def value(self) -> Mapping[str, Any]:
@@ -57,7 +57,7 @@ class StatePerKey:
     A transform that keeps a :class:`PersistentState` for each key. It runs on Spark's ``transformWithState``.
 
     Without a window, each batch returns one row for each of its keys, and the pipeline's output mode must be ``update``. With a window, each key has a state
-    for each window, its row is returned once, when the watermark has passed the end of the window, and the output mode must be ``append``.
+    for each window. Its row is returned once, when the watermark has passed the end of the window, and the output mode must be ``append``.
 
     The columns of the result are those of ``by``, with a window also ``window_start`` and ``window_end``, and those of ``schema``.
 
@@ -100,13 +100,15 @@ class StatePerKey:
         columns = {field.name: _pandas_type(field.dataType.typeName()) for field in records.schema}
         dotted = sorted(name for name in columns if "." in name)
         if dotted:
-            what = "Spark does not pass columns with a dot in their name to a state in Python; nothing became visible"
-            raise DataError(what, columns=dotted).advising("rename the columns in the schema of the source.")
+            summary = (
+                "Spark does not pass columns with a dot in their name to a state in Python; nothing became visible"
+            )
+            raise DataError(summary, columns=dotted).advising("rename the columns in the schema of the source.")
         key_fields = records.select(*map(quoted, self.by)).schema.fields
         keys = [field.name for field in key_fields]
         if self.window is not None:
             records = self.window.watermarked(records).withColumn(WINDOW, self.window.column())
-            # The bounds are integers, because Python's workers have local times, of which one hour a year is ambiguous.
+            # The bounds are integers. Spark's Python workers would convert timestamps to local times, and one hour a year is ambiguous there.
             bounds = [f"unix_micros({WINDOW}.{bound}) AS {WINDOW}_{bound}" for bound in ("start", "end")]
             records = records.selectExpr("*", *bounds).drop(WINDOW)
             keys += [f"{WINDOW}_start", f"{WINDOW}_end"]
@@ -132,10 +134,10 @@ class StatePerKey:
 
     @property
     def definition(self) -> str:
-        """Return what the state contains: keys, class, its arguments and windows. A batch with another definition is refused."""
+        """Describe the content of the state: keys, class with its arguments, and windows. A batch with another definition is refused."""
         window = None if self.window is None else self.window.bounds
-        given = [*self.state.args, self.state.keywords] if isinstance(self.state, partial) else []
-        name = f"{type(self.state()).__qualname__}({', '.join(map(text_of, given))})"
+        parameters = [*self.state.args, self.state.keywords] if isinstance(self.state, partial) else []
+        name = f"{type(self.state()).__qualname__}({', '.join(map(text_of, parameters))})"
         return as_text({"by": self.by, "state": name, "window": window})
 
     def __str__(self) -> str:

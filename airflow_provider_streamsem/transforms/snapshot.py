@@ -8,9 +8,9 @@ from typing import Any
 
 def as_text(value: Any) -> str:
     """
-    Return a JSON value as text. Numbers of numpy become those of Python.
+    Return a JSON value as text. NumPy numbers are converted to Python numbers.
 
-    :raises TypeError: the value contains an object that JSON does not have
+    :raises TypeError: the value contains an object of a type that JSON does not have
     """
     return json.dumps(value, default=_number)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 WINDOW = "__streamsem_window"
-"""name of the column of the window, which the records cannot have"""
+"""Name of the column that holds the window of a record. The records must not have a column with this name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class Window:
 
     @property
     def bounds(self) -> list[str | None]:
-        """Return what determines the windows: all arguments but the delay."""
+        """Return the arguments that define the windows: all except the delay."""
         return [self.time, self.size, self.slide, self.gap]
 
     def watermarked(self, records: DataFrame) -> DataFrame:
@@ -80,5 +80,5 @@ def refuse_reserved(columns: Iterable[str], window: Window | None) -> None:
     """
     reserved = {"window_start", "window_end"} & {column.lower() for column in columns}
     if window is not None and reserved:
-        what = "with a window, the result has the columns window_start and window_end, so no other column may have these names"
-        raise InvalidError(what, given=sorted(reserved))
+        summary = "with a window, the result has the columns window_start and window_end, so no other column may have these names"
+        raise InvalidError(summary, given=sorted(reserved))

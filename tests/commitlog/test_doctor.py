@@ -49,11 +49,11 @@ class ListsHalf(MemoryStore):
 
 class ListsTheLastKeys(MemoryStore):
     def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
-        found = list(super().list(prefix, None, start_after))
-        return iter(found if limit is None else found[-limit:])
+        stats = list(super().list(prefix, None, start_after))
+        return iter(stats if limit is None else stats[-limit:])
 
 
-class NeverAnswers(MemoryStore):
+class NeverReportsAResult(MemoryStore):
     def create(self, key: str, data: bytes) -> bool:
         if "probe" in key:
             raise UnknownAnswerError(key)
@@ -79,7 +79,7 @@ class RefusesDeletes(MemoryStore):
         ListsInReverse,
         ListsHalf,
         ListsTheLastKeys,
-        NeverAnswers,
+        NeverReportsAResult,
         IgnoresDeletes,
     ],
 )

@@ -29,7 +29,7 @@ from airflow_provider_streamsem import (
 from airflow_provider_streamsem.commitlog import doctor
 from airflow_provider_streamsem.commitlog.log import open_commit_log
 from airflow_provider_streamsem.errors import ConflictError, SourceChangedError, StageError
-from airflow_provider_streamsem.pipeline import maintenance
+from airflow_provider_streamsem.pipeline.vacuum import vacuum
 from airflow_provider_streamsem.spark.stateful import MicroBatch
 from airflow_provider_streamsem.stores.dataset import open_dataset
 from tests.integration.parts.s3 import S3Server, downloaded
@@ -97,7 +97,7 @@ def test_state_on_s3_survives_a_crash_and_restarts(
     for row in read_committed(spark, spec.log).collect():
         newest[row["s"]] = max(row["count"], newest.get(row["s"], 0))
     assert newest == {"a": 8, "b": 6}
-    maintenance.vacuum(spec.replace(state=State(output_mode="update", partitions=2, keep_versions=1)))
+    vacuum(spec.replace(state=State(output_mode="update", partitions=2, keep_versions=1)))
     for version, expected in ((3, {"a": 8, "b": 6}), (2, {"a": 5, "b": 4})):
         state = read_state(spark, spec.log, version=version).selectExpr("key.*", "value.*").collect()
         assert {row["s"]: row["count"] for row in state} == expected
@@ -214,7 +214,7 @@ def test_vacuum_removes_only_files_and_unfinished_uploads_of_dead_attempts(
     open_version = client.create_multipart_upload(Bucket=bucket, Key=f"{prefix}/data/1/running/part-0.parquet")
     found = {"dead-attempt", "dead-upload"} if lists_uploads else {"dead-attempt"}
     assert found < set(dead.directories("data/0/"))
-    done = maintenance.vacuum(spec)
+    done = vacuum(spec)
     assert {attempt for _, _, attempt in done.attempts} == found
     assert [u["UploadId"] for u in uploads(f"{lake}/out")] == ([open_version["UploadId"]] if lists_uploads else [])
     assert not [key for key in keys(f"{lake}/out") if "dead" in key]

@@ -19,7 +19,7 @@ import pytest
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.observability.spans import SpansListener
 from airflow_provider_streamsem.observability.stats import COMMON_TAGS, STATS, StatsListener
-from airflow_provider_streamsem.pipeline import maintenance
+from airflow_provider_streamsem.pipeline.abort import abort
 from airflow_provider_streamsem.telemetry import listening
 from airflow_provider_streamsem.testing.stores import Crash, Fault, FaultyStore
 from tests.pipeline_fixture import BeforeOutcome, PipelineFixture, die
@@ -129,16 +129,16 @@ def test_version_that_another_process_committed_is_counted_only_there(
 
 
 def test_every_statistic_is_emitted_as_declared(fixture: PipelineFixture, emitted: Emitted, tmp_path: Path) -> None:
-    def abort() -> None:
+    def abort_version() -> None:
         opened = fixture.opened()
-        maintenance.abort(opened.log, opened.record, 1, reason="an operator aborted first")
+        abort(opened.log, opened.record, 1, reason="an operator aborted first")
 
     fixture.arrive(1, bad_lines=1)
     with pytest.raises(Crash):
         run_with_stats(fixture, "a", store=BeforeOutcome(fixture.store, die))
     run_with_stats(fixture, "a", store=FaultyStore(fixture.store, 3, Fault.LOST_REPLY))
     fixture.arrive(1)
-    run_with_stats(fixture, "b", store=BeforeOutcome(fixture.store, abort))
+    run_with_stats(fixture, "b", store=BeforeOutcome(fixture.store, abort_version))
     found = {}
     for kind, name, value, tags in emitted:
         assert kind == STATS[name].kind

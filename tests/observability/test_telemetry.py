@@ -13,7 +13,7 @@ import pytest
 
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.errors import DataError
-from airflow_provider_streamsem.pipeline import maintenance
+from airflow_provider_streamsem.pipeline.abort import abort
 from airflow_provider_streamsem.telemetry import (
     Adopted,
     Event,
@@ -147,13 +147,13 @@ def test_adopted_attempt_is_emitted_and_nothing_is_staged(fixture: PipelineFixtu
 def test_outcome_of_another_process_is_emitted_as_lost(fixture: PipelineFixture) -> None:
     fixture.arrive(1)
 
-    def abort() -> None:
+    def abort_version() -> None:
         opened = fixture.opened()
-        maintenance.abort(opened.log, opened.record, 0, reason="an operator aborted first")
+        abort(opened.log, opened.record, 0, reason="an operator aborted first")
 
     emitted: list[Any] = []
     with listening(emitted.append):
-        fixture.run("a", store=BeforeOutcome(fixture.store, abort))
+        fixture.run("a", store=BeforeOutcome(fixture.store, abort_version))
     lost, won = of(VersionClosed, emitted)
     assert (lost.version, lost.result, lost.mine, lost.lost, dict(lost.outputs)) == (0, "abort", False, True, {})
     assert (won.version, won.result, won.mine, won.lost) == (1, "commit", True, False)

@@ -22,7 +22,7 @@ from tests.pipeline_fixture import PipelineFixture
 
 
 def completed(result: object) -> list[int]:
-    return [one.version for one in result.completed]  # type: ignore[attr-defined]
+    return [version.version for version in result.completed]  # type: ignore[attr-defined]
 
 
 def test_run_that_finishes_the_version_of_another_run_reports_it(fixture: PipelineFixture) -> None:
@@ -30,11 +30,15 @@ def test_run_that_finishes_the_version_of_another_run_reports_it(fixture: Pipeli
     fixture.dies("first")
     result = fixture.run("second")
     assert (result.status, result.batches, result.ranges, result.counts) == ("committed", 0, {}, {})
-    (one,) = result.completed
-    assert (one.version, one.run_key, one.ranges) == (0, "first", {"files": (0, 2)})
-    assert one.counts["written.out"] == 6
-    assert fixture.store.read(one.outcome) is not None
-    assert (result.version, result.outcome, result.versions) == (0, one.outcome, (0, 1))
+    (completed_version,) = result.completed
+    assert (completed_version.version, completed_version.run_key, completed_version.ranges) == (
+        0,
+        "first",
+        {"files": (0, 2)},
+    )
+    assert completed_version.counts["written.out"] == 6
+    assert fixture.store.read(completed_version.outcome) is not None
+    assert (result.version, result.outcome, result.versions) == (0, completed_version.outcome, (0, 1))
     assert fixture.run("second") == result
     assert fixture.run("third").status == "empty"
 
@@ -122,12 +126,12 @@ def test_many_unannounced_versions_are_bounded_in_the_result(
 def test_versions_of_other_runs_inside_a_drain_are_found_with_few_reads(fixture: PipelineFixture) -> None:
     from airflow_provider_streamsem import Limits
 
-    one = fixture.pipeline(limits=Limits(max_files=1))
+    single_file_batches = fixture.pipeline(limits=Limits(max_files=1))
     fixture.arrive(20)
-    fixture.dies("drain", drain=True, batch=12, pipeline=one)
-    fixture.dies("other", batch=2, pipeline=one)  # completes version 11, plans version 12 and dies
+    fixture.dies("drain", drain=True, batch=12, pipeline=single_file_batches)
+    fixture.dies("other", batch=2, pipeline=single_file_batches)  # completes version 11, plans version 12 and dies
     counting = CountingStore(fixture.store)
-    result = fixture.run("drain", drain=True, pipeline=one, store=counting)
+    result = fixture.run("drain", drain=True, pipeline=single_file_batches, store=counting)
     assert completed(result) == [12]
     assert result.batches == 19
     log = fixture.log(counting := CountingStore(fixture.store))

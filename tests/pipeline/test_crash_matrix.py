@@ -231,11 +231,11 @@ class TestEveryRequest:
     def prepared(self, scenario: Scenario, tmp_path: Path) -> PreparedScenario:
         return PreparedScenario(scenario, tmp_path)
 
-    def test_retry_after_a_crash(self, prepared: PreparedScenario) -> None:
+    def test_retry_after_a_crash_commits_each_row_once(self, prepared: PreparedScenario) -> None:
         for fixture in prepared.distinct_crashes():
             prepared.retry_and_check(fixture)
 
-    def test_another_run_and_then_a_retry_after_a_crash(self, prepared: PreparedScenario) -> None:
+    def test_another_run_and_then_a_retry_after_a_crash_commit_each_row_once(self, prepared: PreparedScenario) -> None:
         for fixture in prepared.distinct_crashes():
             fixture.run("another")
             prepared.retry_and_check(fixture)
@@ -253,7 +253,9 @@ class TestEveryRequest:
             assert fixture.unannounced() == []
 
     @pytest.mark.parametrize("fault", BAD_REPLIES, ids=lambda fault: fault.name)
-    def test_process_continues_after_a_bad_reply(self, prepared: PreparedScenario, fault: Fault) -> None:
+    def test_process_that_continues_after_a_bad_reply_commits_each_row_once(
+        self, prepared: PreparedScenario, fault: Fault
+    ) -> None:
         for at in prepared.request_indexes(fault):
             fixture = prepared.fixture()
             store = FaultyStore(fixture.store, at, fault)
@@ -263,7 +265,9 @@ class TestEveryRequest:
 
     @pytest.mark.parametrize("other", ["run", "another"])
     @pytest.mark.parametrize("fault", [*BAD_REPLIES, Fault.PAUSE_BEFORE], ids=lambda fault: fault.name)
-    def test_two_concurrent_processes(self, prepared: PreparedScenario, fault: Fault, other: str) -> None:
+    def test_two_concurrent_processes_commit_each_row_once(
+        self, prepared: PreparedScenario, fault: Fault, other: str
+    ) -> None:
         """
         While one process waits at a request, a second one (a retry of the same run, or another run) runs to its end.
 
@@ -278,7 +282,7 @@ class TestEveryRequest:
             assert store.reached
             prepared.retry_and_check(fixture)
 
-    def test_retry_that_crashes_at_the_same_step_number(self, prepared: PreparedScenario) -> None:
+    def test_retry_that_crashes_at_the_same_step_number_commits_each_row_once(self, prepared: PreparedScenario) -> None:
         for at, fixture in prepared.every_crash():
             retry = Steps(at)
             try:
@@ -313,7 +317,7 @@ def test_zombie_that_continues_at_a_step_of_staging_commits_nothing_twice(
 
 
 @pytest.mark.parametrize("step", ["read", "transform", "write out", "collect out", "staged"])
-def test_crash_at_every_step_of_staging(tmp_path: Path, step: str) -> None:
+def test_crash_at_every_step_of_staging_loses_no_records(tmp_path: Path, step: str) -> None:
     fixture = PipelineFixture(tmp_path)
     fixture.arrive(3)
 

@@ -27,8 +27,9 @@ from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.queue.source import QueueSource
 from airflow_provider_streamsem.connectors.sqs.client import SqsQueue
 from airflow_provider_streamsem.errors import ConflictError, InvalidError, NewerFormatError, StreamsemError
-from airflow_provider_streamsem.pipeline import maintenance
+from airflow_provider_streamsem.pipeline.abort import abort
 from airflow_provider_streamsem.pipeline.run import run_batch
+from airflow_provider_streamsem.pipeline.vacuum import vacuum
 from airflow_provider_streamsem.readers.conditions import BatchCommitted
 from airflow_provider_streamsem.readers.files import open_log
 from airflow_provider_streamsem.stores.contract import Store, open_store
@@ -161,7 +162,7 @@ def test_fork_drops_duplicates_of_ids_that_the_original_wrote_before_it(tmp_path
     result = forking.run()
     assert forking.ids() == rows(4, 5) + Counter([99])
     assert result.counts["duplicates"] == 5
-    maintenance.vacuum(forking.pipeline(), log=forking.log(), all_versions=True)
+    vacuum(forking.pipeline(), log=forking.log(), all_versions=True)
     (tmp_path / "in" / "00012.json").write_text('{"id": 1}\n')
     forking.run("after vacuum")
     assert forking.ids() == rows(4, 5) + Counter([99])
@@ -191,7 +192,7 @@ def test_aborted_first_version_keeps_the_state_of_the_fork(tmp_path: Path) -> No
         run_batch(forking.pipeline(), run_key="dies", log=forking.log(), engine=RowsEngine(crash))
     record = forking.log().read_pipeline()
     assert record is not None
-    maintenance.abort(forking.log(), record, 0, reason="a test")
+    abort(forking.log(), record, 0, reason="a test")
     forking.run()
     assert forking.ids() == rows(4, 5)
 
@@ -210,7 +211,7 @@ def test_fork_of_a_fork_starts_where_its_version_ends(tmp_path: Path) -> None:
     assert open_log(forking.log(second)).head == 1
 
 
-QUEUE = QueueSource(queue=SqsQueue(url="http://127.0.0.1/1/q"), landing="/tmp", schema="id long")
+QUEUE = QueueSource(queue=SqsQueue(url="http://127.0.0.1/1/q"), landing="/landing", schema="id long")
 KAFKA = KafkaSource(topics=["a"], bootstrap_servers="127.0.0.1:1")
 
 

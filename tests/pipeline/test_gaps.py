@@ -14,7 +14,7 @@ from airflow_provider_streamsem.errors import (
     SourceChangedError,
     UnavailableError,
 )
-from airflow_provider_streamsem.pipeline import maintenance
+from airflow_provider_streamsem.pipeline.abort import abort
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import Crash
 from tests.pipeline_fixture import BeforeOutcome, PipelineFixture, die
@@ -66,7 +66,7 @@ def test_missing_file_is_not_a_gap_after_an_abort_by_an_operator(fixture: Pipeli
     fixture.dies("dead")
     (fixture.root / "in" / "00000.json").unlink()
     opened = fixture.opened()
-    maintenance.abort(opened.log, opened.record, 0, reason="a file is missing")
+    abort(opened.log, opened.record, 0, reason="a file is missing")
     with pytest.raises(SourceChangedError, match=r"00000\.json"):
         fixture.run("a")
 
@@ -216,7 +216,7 @@ def test_retried_drain_with_an_unmounted_source_directory_records_no_gaps(fixtur
 
     fixture.dies("a", drain=True, batch=2)
     opened = fixture.opened()
-    maintenance.abort(opened.log, opened.record, 1, reason="x")
+    abort(opened.log, opened.record, 1, reason="x")
     (fixture.root / "in").rename(fixture.root / "away")
     with pytest.raises(UnavailableError, match="mounted"):
         fixture.run("a", drain=True, pipeline=fixture.pipeline(on_data_loss="record_gap"))

@@ -52,11 +52,11 @@ def write(root: Path, name: str, *rows: Mapping[str, Any]) -> None:
 
 
 def pipeline(root: Path, customers: FilesTable, **changes: Any) -> Pipeline:
-    given = {
+    arguments = {
         "name": "orders", "log": str(root / "log"), "sinks": {"out": FilesSink(path=str(root / "out"))}, "lookups": {"customers": customers},
         "source": FilesSource(path=str(root / "in"), format="json", schema="id long, customer long"), "transform": with_customers,
     }  # fmt: skip
-    return Pipeline(**{**given, **changes})
+    return Pipeline(**{**arguments, **changes})
 
 
 def names(spark: SparkSession, root: Path) -> dict[int, str | None]:

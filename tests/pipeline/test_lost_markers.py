@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_streamsem.errors import LogDamagedError, MarkerConflictError, MarkerLostError
-from airflow_provider_streamsem.pipeline.maintenance import abort, vacuum
+from airflow_provider_streamsem.pipeline.abort import abort
 from airflow_provider_streamsem.pipeline.publish import skip
+from airflow_provider_streamsem.pipeline.vacuum import vacuum
 from airflow_provider_streamsem.protocol import codec, keys
 from airflow_provider_streamsem.protocol.entries import Marker, Receipts
 from airflow_provider_streamsem.stores.memory import open_memory_store
@@ -37,9 +38,9 @@ def fixture(tmp_path: Path) -> PublishingFixture:
 def markers(fixture: PublishingFixture, version: int) -> tuple[dict[str, int], dict[str, int] | None]:
     """The marker versions of Outcome(version) and of Receipts(version)."""
     log = fixture.log()
-    found, receipts = log.outcome(version), log.receipts(version)
-    assert found is not None
-    return versions(found[0].markers), None if receipts is None else versions(receipts.markers)
+    outcome, receipts = log.outcome(version), log.receipts(version)
+    assert outcome is not None
+    return versions(outcome[0].markers), None if receipts is None else versions(receipts.markers)
 
 
 def versions(markers: Mapping[str, Marker]) -> dict[str, int]:
@@ -75,9 +76,9 @@ def test_deleted_sink_is_reported_by_verify_and_not_written_by_runs(fixture: Pub
     with pytest.raises(MarkerLostError, match=r"the table has no marker.*expected_marker=0.*marker=None"):
         fixture.run("second")
     assert fixture.rows("audit") == Counter()
-    found = fixture.verdict().findings
-    assert [(f.invariant, f.version) for f in found] == [("I15", 0), ("I15", 0)]
-    assert "sink audit is missing" in found[0].what
+    findings = fixture.verdict().findings
+    assert [(f.invariant, f.version) for f in findings] == [("I15", 0), ("I15", 0)]
+    assert "sink audit is missing" in findings[0].what
 
 
 def test_later_versions_are_published_after_a_user_accepts_the_loss_with_skip(fixture: PublishingFixture) -> None:

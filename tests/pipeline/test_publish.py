@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, PublishError
-from airflow_provider_streamsem.pipeline.maintenance import abort, vacuum
+from airflow_provider_streamsem.pipeline.abort import abort
 from airflow_provider_streamsem.pipeline.opening import open_pipeline
 from airflow_provider_streamsem.pipeline.publish import batch_of, skip
 from airflow_provider_streamsem.pipeline.run import plan_run
+from airflow_provider_streamsem.pipeline.vacuum import vacuum
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.entries import Receipt, Receipts
 from airflow_provider_streamsem.protocol.procedures import PendingPublish
@@ -83,7 +84,7 @@ def test_nothing_is_planned_before_the_receipts_exist(fixture: PublishingFixture
 def test_commit_with_pending_publishes_cannot_be_aborted(fixture: PublishingFixture) -> None:
     run_with_refused_publish(fixture)
     opened = fixture.opened()
-    with pytest.raises(InvalidError, match="requires_receipts=True"):
+    with pytest.raises(InvalidError, match="has_pending_publishes=True"):
         abort(opened.log, opened.record, 0, reason="poison")
 
 
@@ -239,7 +240,7 @@ def test_plan_after_a_commit_without_receipts_is_refused(fixture: PublishingFixt
     log = fixture.log()
     head, stored = log.find_head(), log.plan(0)
     assert stored is not None
-    assert head.requires_receipts
+    assert head.has_pending_publishes
     with pytest.raises(LogDamagedError, match="I2"):
         log.put_plan(head, replace(stored[0], version=1, previous=head.outcome_sha, initial_offsets=None))
     assert log.plan(1) is None
@@ -247,9 +248,9 @@ def test_plan_after_a_commit_without_receipts_is_refused(fixture: PublishingFixt
 
 def test_pending_publish_of_a_run_is_found_from_a_stale_head(fixture: PublishingFixture) -> None:
     run_with_refused_publish(fixture)
-    found = fixture.log().locate("first", ClosedHead(initial_offsets={"files": 0}))
-    assert isinstance(found, PendingPublish)
-    assert found.head.closed == 0
+    position = fixture.log().locate("first", ClosedHead(initial_offsets={"files": 0}))
+    assert isinstance(position, PendingPublish)
+    assert position.head.closed == 0
 
 
 @pytest.mark.parametrize("change", [{"version": 7}, {"outcome": "0" * 64}, {"sinks": {}}], ids=str)

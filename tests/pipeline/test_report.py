@@ -21,9 +21,9 @@ def caplog_at_info(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture
 
 def lines(caplog_at_info: pytest.LogCaptureFixture) -> list[str]:
     """The lines about versions and the run, without times."""
-    found = [message for message in caplog_at_info.messages if message.startswith(("version", "run", "lag"))]
+    messages = [message for message in caplog_at_info.messages if message.startswith(("version", "run", "lag"))]
     caplog_at_info.clear()
-    return found
+    return messages
 
 
 def test_batch_and_run_are_each_logged_as_one_line_with_counts(

@@ -11,8 +11,9 @@ import pytest
 
 from airflow_provider_streamsem import reprocess
 from airflow_provider_streamsem.errors import DataError, InvalidError, SourceChangedError
-from airflow_provider_streamsem.pipeline import maintenance
+from airflow_provider_streamsem.pipeline.abort import abort
 from airflow_provider_streamsem.pipeline.reprocess import reprocess_run
+from airflow_provider_streamsem.pipeline.vacuum import vacuum
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.stores.contract import ObjectStat
 from airflow_provider_streamsem.stores.memory import MemoryStore
@@ -60,7 +61,7 @@ def test_reprocessing_does_not_change_the_offsets(fixture: PipelineFixture) -> N
 def test_I7_earlier_versions_are_unchanged_after_a_reprocess(fixture: PipelineFixture) -> None:
     before = fixture.opened().files(version=2)
     fixture.run("fix", reprocessed=0)
-    maintenance.vacuum(fixture.pipeline(), log=fixture.log())
+    vacuum(fixture.pipeline(), log=fixture.log())
     assert fixture.opened().files(version=2) == before
     assert all(Path(file.path).exists() for file in before)
 
@@ -95,7 +96,7 @@ def test_reprocessing_without_a_run_key_resumes_an_open_run_or_else_starts_anoth
 def test_I10_aborted_reprocess_changes_nothing(fixture: PipelineFixture) -> None:
     before = fixture.visible()
     fixture.dies("fix", reprocessed=1)
-    maintenance.abort(fixture.log(), fixture.opened().record, 3, reason="the transform is wrong")
+    abort(fixture.log(), fixture.opened().record, 3, reason="the transform is wrong")
     assert fixture.visible() == before
     assert fixture.run("next").ranges == {"files": (6, 7)}
     assert fixture.run("fix", reprocessed=1).version == 5
@@ -166,7 +167,7 @@ def test_only_committed_versions_can_be_reprocessed(fixture: PipelineFixture) ->
     with pytest.raises(InvalidError, match="not closed"):
         fixture.run("fix", reprocessed=3)
     fixture.dies("next")
-    maintenance.abort(fixture.log(), fixture.opened().record, 3, reason="for the test")
+    abort(fixture.log(), fixture.opened().record, 3, reason="for the test")
     with pytest.raises(InvalidError, match="abort"):
         fixture.run("fix", reprocessed=3)
 
@@ -238,7 +239,7 @@ def test_reprocessing_without_a_run_key_replaces_the_rows_although_the_listing_l
     """
     The derived run key depends on the head.
 
-    With a stale head it could name an earlier reprocessing run, whose result would be returned without any work, or an existing version could be refused.
+    With a stale head, the key could be that of an earlier reprocessing run. The call would then return the result of that run, or refuse an existing version.
     """
     store = StaleStore("memory://stale-listing")
     fixture = PipelineFixture(tmp_path, store=store)

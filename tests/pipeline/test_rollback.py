@@ -12,8 +12,9 @@ import pytest
 
 from airflow_provider_streamsem import Dedup, rollback
 from airflow_provider_streamsem.errors import ConflictError, InvalidError, StreamsemError
-from airflow_provider_streamsem.pipeline import maintenance
+from airflow_provider_streamsem.pipeline.abort import abort
 from airflow_provider_streamsem.pipeline.rollback import Rollback
+from airflow_provider_streamsem.pipeline.vacuum import vacuum
 from airflow_provider_streamsem.stores.contract import Store, open_store
 from airflow_provider_streamsem.testing.stores import Crash, Fault, FaultyStore
 from tests.pipeline_fixture import PipelineFixture
@@ -64,7 +65,7 @@ def test_I7_earlier_versions_are_unchanged_after_a_rollback(fixture: PipelineFix
     before = fixture.opened().files(version=3)
     roll_back(fixture, 0)
     fixture.run("next", drain=True)
-    maintenance.vacuum(fixture.pipeline(), log=fixture.log(), all_versions=True)
+    vacuum(fixture.pipeline(), log=fixture.log(), all_versions=True)
     assert fixture.opened().files(version=3) == before
     assert all(Path(file.path).exists() for file in before)
     fixture.check()
@@ -162,7 +163,7 @@ def test_abort_after_a_rollback_keeps_the_position(fixture: PipelineFixture) -> 
     fixture.dies("dies")
     record = fixture.log().read_pipeline()
     assert record is not None
-    maintenance.abort(fixture.log(), record, 5, reason="a test")
+    abort(fixture.log(), record, 5, reason="a test")
     assert fixture.visible() == ids_of(2)
     assert roll_back(fixture, 1).version is None
     fixture.run("next", drain=True)
@@ -179,7 +180,7 @@ def test_ids_of_rolled_back_versions_are_no_duplicates(tmp_path: Path) -> None:
     fixture.check()
     (tmp_path / "in" / "repeated.json").write_text('{"id": 0}\n{"id": 23}\n')
     assert fixture.run("repeated", pipeline=pipeline).counts["duplicates"] == 2
-    maintenance.vacuum(pipeline, log=fixture.log(), all_versions=True)
+    vacuum(pipeline, log=fixture.log(), all_versions=True)
     assert fixture.verdict().findings == []
 
 

@@ -17,7 +17,9 @@ from airflow_provider_streamsem.errors import (
     DataError,
     InvalidError,
 )
-from airflow_provider_streamsem.pipeline import maintenance
+from airflow_provider_streamsem.pipeline import vacuum as vacuum_module
+from airflow_provider_streamsem.pipeline.abort import abort
+from airflow_provider_streamsem.pipeline.vacuum import Vacuumed, vacuum
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.readers.files import open_log
 from airflow_provider_streamsem.stores.contract import ObjectStat
@@ -32,7 +34,7 @@ def requests(store: CountingStore) -> list[tuple[str, str]]:
     return [(m, k.split("/")[0]) for m, k in store.keys if not k.startswith(("doctor/", "specs/"))]
 
 
-def test_single_batch_commits_what_its_limits_allow(fixture: PipelineFixture) -> None:
+def test_single_batch_commits_the_files_that_its_limits_allow(fixture: PipelineFixture) -> None:
     fixture.arrive(3)
     result = fixture.run("a")
     assert (result.status, result.version, result.batches) == ("committed", 0, 1)
@@ -199,7 +201,7 @@ def test_I10_run_plans_again_after_its_open_version_was_aborted(fixture: Pipelin
 
     fixture.dies("a")
     opened = fixture.opened()
-    aborted = maintenance.abort(opened.log, opened.record, 0, reason="poison")
+    aborted = abort(opened.log, opened.record, 0, reason="poison")
     assert (aborted.result, aborted.reason) == ("abort", "poison")
     result = fixture.run("a", pipeline=fixture.pipeline(limits=Limits(max_files=1)))
     assert (result.version, result.ranges, result.batches) == (1, {"files": (0, 1)}, 2)
@@ -214,7 +216,7 @@ def test_zombie_that_continues_after_an_abort_commits_nothing_of_the_aborted_ver
     def abort_concurrently(step: str) -> None:
         if step == "staged" and engine.staged == 1:
             opened = fixture.opened()
-            maintenance.abort(opened.log, opened.record, 0, reason="took too long")
+            abort(opened.log, opened.record, 0, reason="took too long")
 
     engine = RowsEngine(abort_concurrently)
     result = fixture.run("a", engine=engine)
@@ -228,7 +230,7 @@ def test_abort_after_a_commit_is_refused(fixture: PipelineFixture) -> None:
     fixture.run("a")
     opened = fixture.opened()
     with pytest.raises(InvalidError, match="only the open version"):
-        maintenance.abort(opened.log, opened.record, 0, reason="too late")
+        abort(opened.log, opened.record, 0, reason="too late")
 
 
 def test_I11_vacuum_deletes_losing_attempts_of_closed_versions_and_nothing_else(fixture: PipelineFixture) -> None:
@@ -240,15 +242,13 @@ def test_I11_vacuum_deletes_losing_attempts_of_closed_versions_and_nothing_else(
     running_file = fixture.root / "out" / "data" / "1" / "running-attempt" / "part.json"
     running_file.parent.mkdir(parents=True)
     running_file.write_text("{}\n")
-    assert maintenance.vacuum(fixture.pipeline(), log=fixture.log(), dry_run=True).attempts == (
-        ("out", 0, "lost-attempt"),
-    )
+    assert vacuum(fixture.pipeline(), log=fixture.log(), dry_run=True).attempts == (("out", 0, "lost-attempt"),)
     assert losing_file.exists()
-    assert maintenance.vacuum(fixture.pipeline(), log=fixture.log()).bytes == 3
+    assert vacuum(fixture.pipeline(), log=fixture.log()).bytes == 3
     assert not losing_file.parent.exists()
-    assert maintenance.vacuum(fixture.pipeline(), log=fixture.log()).attempts == ()
+    assert vacuum(fixture.pipeline(), log=fixture.log()).attempts == ()
     assert running_file.exists()
-    assert ("out", 1, "running-attempt") not in maintenance.vacuum(fixture.pipeline(), log=fixture.log()).attempts
+    assert ("out", 1, "running-attempt") not in vacuum(fixture.pipeline(), log=fixture.log()).attempts
     fixture.run("b")
     fixture.check()
 
@@ -274,9 +274,9 @@ def test_more_bad_records_than_allowed_fail_the_batch_and_commit_nothing(fixture
 DAY_MS = 86_400_000
 
 
-def vacuum_later(fixture: PipelineFixture, days: int, store: Any = None, **named: Any) -> maintenance.Vacuumed:
+def vacuum_later(fixture: PipelineFixture, days: int, store: Any = None, **arguments: Any) -> Vacuumed:
     clock = ManualClock(1_700_000_000_000 + days * DAY_MS + 60_000)
-    return maintenance.vacuum(fixture.pipeline(), log=CommitLog(store or fixture.store, clock), **named)
+    return vacuum(fixture.pipeline(), log=CommitLog(store or fixture.store, clock), **arguments)
 
 
 def late_file(fixture: PipelineFixture, version: int) -> None:
@@ -313,7 +313,7 @@ def test_V6_requests_of_vacuum_do_not_grow_with_inspected_versions(fixture: Pipe
     assert requests[0] == requests[1] < 12, requests
 
 
-def test_V6_forged_note_only_skips_the_inspection(fixture: PipelineFixture) -> None:
+def test_V6_forged_vacuum_record_only_skips_the_inspection(fixture: PipelineFixture) -> None:
     fixture.arrive(1)
     fixture.run("a")
     late_file(fixture, 0)
@@ -323,7 +323,7 @@ def test_V6_forged_note_only_skips_the_inspection(fixture: PipelineFixture) -> N
     fixture.check()
 
 
-def test_V6_note_beyond_the_head_of_a_restored_log_is_not_used(fixture: PipelineFixture) -> None:
+def test_V6_vacuum_record_beyond_the_head_of_a_restored_log_is_not_used(fixture: PipelineFixture) -> None:
     fixture.arrive(1)
     fixture.run("a")
     late_file(fixture, 0)
@@ -335,7 +335,7 @@ def test_V6_note_beyond_the_head_of_a_restored_log_is_not_used(fixture: Pipeline
 def test_V6_interrupted_vacuum_continues_where_it_stopped(
     fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(maintenance, "_NOTED_EACH", 4)
+    monkeypatch.setattr(vacuum_module, "_INSPECTED_EACH", 4)
     for number in range(10):
         fixture.arrive(1)
         fixture.run(f"r{number}")
@@ -365,7 +365,7 @@ def test_I11_vacuum_of_an_old_log_does_not_touch_the_dataset_of_a_new_one(
     new.made = fixture.made
     new.run("a")
     with pytest.raises(ConflictError, match="another pipeline"):
-        maintenance.vacuum(fixture.pipeline(), log=fixture.log())
+        vacuum(fixture.pipeline(), log=fixture.log())
     new.check()
 
 
@@ -428,13 +428,13 @@ def test_attempt_deleted_by_vacuum_after_another_commit_of_its_version_does_not_
     def commit_and_vacuum(name: str) -> None:
         if name == step and engine.staged == 1:
             fixture.run(other)
-            maintenance.vacuum(fixture.pipeline(), log=fixture.log())
+            vacuum(fixture.pipeline(), log=fixture.log())
 
     engine = RowsEngine(commit_and_vacuum)
     result = fixture.run("a", engine=engine)
     assert result == fixture.run("a")
     assert (result.version, result.ranges, engine.staged) == (0, {"files": (0, 2)}, 1)
-    maintenance.vacuum(fixture.pipeline(), log=fixture.log())
+    vacuum(fixture.pipeline(), log=fixture.log())
     fixture.check()
 
 
@@ -457,7 +457,7 @@ def test_log_of_a_run_that_died_before_it_marked_its_dataset_has_no_findings(
     assert at > 0
     assert not (fixture.root / "out").exists()
     assert fixture.verdict().findings == []
-    assert maintenance.vacuum(fixture.pipeline(), log=fixture.log()).attempts == ()
+    assert vacuum(fixture.pipeline(), log=fixture.log()).attempts == ()
     fixture.run("a")
     fixture.check()
 
@@ -487,6 +487,6 @@ def test_result_of_a_run_with_an_aborted_plan_has_only_the_committed_ranges(fixt
     fixture.arrive(4)
     fixture.dies("a")
     opened = fixture.opened()
-    maintenance.abort(opened.log, opened.record, 0, reason="x")
+    abort(opened.log, opened.record, 0, reason="x")
     fixture.run("b")
     assert fixture.run("a").ranges == {"files": (2, 4)}

@@ -61,11 +61,11 @@ def joined(frames: Mapping[str, DataFrame]) -> DataFrame:
 def pipeline(root: Path, **changes: Any) -> Pipeline:
     for name in ("orders", "payments"):
         (root / name).mkdir(exist_ok=True)
-    given = {
+    arguments = {
         "name": "several", "log": str(root / "log"), "transform": union, "sinks": {"out": FilesSink(path=str(root / "out"))},
         "sources": {"orders": files(root, "orders", ORDERS), "payments": files(root, "payments", PAYMENTS)},
     }  # fmt: skip
-    return Pipeline(**{**given, **changes})
+    return Pipeline(**{**arguments, **changes})
 
 
 def put(root: Path, source: str, name: str, *lines: dict[str, Any] | str) -> None:
@@ -112,9 +112,9 @@ def run(root: Path, key: str, **changes: Any) -> None:
 
 
 def plan_of(root: Path, version: int) -> Any:
-    found = open_log(str(root / "log")).log.plan(version)
-    assert found is not None
-    return found[0]
+    plan = open_log(str(root / "log")).log.plan(version)
+    assert plan is not None
+    return plan[0]
 
 
 def test_drain_reads_all_sources_up_to_their_ends(spark: SparkSession, tmp_path: Path) -> None:
@@ -131,8 +131,8 @@ def test_bad_records_are_quarantined_with_the_name_of_their_source(tmp_path: Pat
     put(tmp_path, "orders", "0", order(1), "{broken")
     put(tmp_path, "payments", "0", payment(1), '{"order_id": "x"}', "nothing")
     run(tmp_path, "first")
-    found = [(record["source"], record["raw"]) for record in open_log(str(tmp_path / "log")).quarantined()]
-    assert sorted(found) == [("orders", "{broken"), ("payments", "nothing"), ("payments", '{"order_id": "x"}')]
+    records = [(record["source"], record["raw"]) for record in open_log(str(tmp_path / "log")).quarantined()]
+    assert sorted(records) == [("orders", "{broken"), ("payments", "nothing"), ("payments", '{"order_id": "x"}')]
     put(tmp_path, "orders", "1", "{broken")
     put(tmp_path, "payments", "1", "nothing")
     with pytest.raises(DataError, match="max_quarantined"):

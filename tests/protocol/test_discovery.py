@@ -1,4 +1,8 @@
-"""Each discovered file gets one ordinal, whatever order files appear, disappear and return in. The cost depends only on what changed."""
+"""
+Each discovered file gets one ordinal, for any order in which files appear, disappear and return.
+
+The cost depends only on the files that changed.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +38,8 @@ def newest_of(store: MemoryStore) -> Discovery:
 def tree(store: MemoryStore, ranges: tuple[KnownRange, ...]) -> list[tuple[str, str]]:
     """All keys of a tree. Each node is checked against the range that refers to it."""
     marks: list[tuple[str, str]] = []
-    for one in ranges:
-        node = CommitLog(store).perform(known.read(one))
+    for known_range in ranges:
+        node = CommitLog(store).perform(known.read(known_range))
         marks += [*node.files, *tree(store, node.ranges)]
     return sorted(marks)
 
@@ -392,7 +396,7 @@ class TestDamage:
         return keys.known(one.sha256), one
 
     @pytest.mark.parametrize("data", [None, codec.encode(KnownNode(files=(("a", "b"),))).data])
-    def test_missing_or_swapped_node(self, data: bytes | None) -> None:
+    def test_missing_or_swapped_node_is_damage(self, data: bytes | None) -> None:
         store, _ = discovered(1_000)
         at, _ = self.node(store)
         store._objects.pop(at)
@@ -401,7 +405,7 @@ class TestDamage:
         with pytest.raises(LogDamagedError, match="differs from its name"):
             self.add_late_file(store)
 
-    def test_missing_page(self) -> None:
+    def test_missing_page_is_damage(self) -> None:
         store, _ = discovered(1_000)
         store._objects.pop(keys.page(newest_of(store).pages[0].sha256))
         with pytest.raises(LogDamagedError, match="page of discovered files is missing"):
@@ -419,7 +423,7 @@ class TestDamage:
             KnownNode(files=(("a", ""),)),
         ],
     )
-    def test_node_that_is_unordered_or_differs_from_its_range(self, node: KnownNode) -> None:
+    def test_node_that_is_unordered_or_differs_from_its_range_is_damage(self, node: KnownNode) -> None:
         store, _ = discovered(1_000)
         encoded = codec.encode(node)
         store._objects[keys.known(encoded.sha256)] = encoded.data
@@ -431,7 +435,7 @@ class TestDamage:
             self.add_late_file(store)
 
     @pytest.mark.parametrize("mixed", [False, True])
-    def test_page_with_a_wrong_number_of_files(self, mixed: bool) -> None:
+    def test_page_with_a_wrong_number_of_files_is_damage(self, mixed: bool) -> None:
         store, _ = discovered(1_000)
         below = newest_of(store).pages if mixed else ()
         page = codec.encode(FilePage(files=() if mixed else (found("a", 1),), pages=(*below, *below)))

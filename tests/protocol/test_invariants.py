@@ -190,7 +190,7 @@ def test_pointer_to_a_version_that_does_not_exist_is_damage() -> None:
 def test_W11_pointer_above_a_stale_head_is_followed_by_computed_keys() -> None:
     pointer = found(RunPointer(run_key="run-0", j=0, version=0))
     position = drive(procedures.locate("run-0", EMPTY), pointer, Listed(()), Missing(), Missing(), found(PLAN))
-    assert isinstance(position, procedures.Open)
+    assert isinstance(position, procedures.OpenVersion)
     outcome = samples.outcome(PLAN)
     position = drive(procedures.locate("run-0", EMPTY), pointer, Listed(("x",)), Missing(), found(outcome), found(PLAN))
     assert isinstance(position, procedures.RunComplete)
@@ -410,12 +410,12 @@ def receipts(**changes: Any) -> Receipts:
 
 
 def test_I2_plan_after_a_commit_with_pending_publishes_is_refused() -> None:
-    assert PENDING.requires_receipts
+    assert PENDING.has_pending_publishes
     with raises_damage("I2"):  # type: ignore[attr-defined]
         PENDING.planned(samples.plan(1, previous="sha"), "plan")
     published = PENDING.published(receipts())
-    assert not published.requires_receipts
-    assert not published.planned(samples.plan(1, previous="sha"), "plan").requires_receipts
+    assert not published.has_pending_publishes
+    assert not published.planned(samples.plan(1, previous="sha"), "plan").has_pending_publishes
 
 
 @pytest.mark.parametrize("changes", [{"version": 1}, {"outcome": "other"}, {"sinks": {}}])

@@ -47,10 +47,10 @@ def drive(procedure: Procedure[object], *events: Event) -> object:
 
 def test_table_of_create_equals_the_table_of_the_protocol() -> None:
     printed = {}
-    for state, answer, after in re.findall(r"^\| (SENT|READING) \| ([a-z]+)[^|]*\| ([A-Z]+)", PROTOCOL, re.MULTILINE):
-        printed[CreateState[state], {"found": ""}.get(answer, answer)] = CreateState[after]
-    for state, answer, after in re.findall(r"^\| (READING) \| found, (\w+)[^|]*\| ([A-Z]+)", PROTOCOL, re.MULTILINE):
-        printed[CreateState[state], answer] = CreateState[after]
+    for state, reply, after in re.findall(r"^\| (SENT|READING) \| ([a-z]+)[^|]*\| ([A-Z]+)", PROTOCOL, re.MULTILINE):
+        printed[CreateState[state], {"found": ""}.get(reply, reply)] = CreateState[after]
+    for state, reply, after in re.findall(r"^\| (READING) \| found, (\w+)[^|]*\| ([A-Z]+)", PROTOCOL, re.MULTILINE):
+        printed[CreateState[state], reply] = CreateState[after]
     printed.pop((CreateState.READING, ""), None)
     assert printed == CREATE
 
@@ -97,8 +97,8 @@ def test_reads_are_repeated_until_they_have_a_reply() -> None:
 @given(
     st.lists(st.sampled_from([Created(), Exists(), Unknown(), Missing(), Found(MINE), Found(b"theirs")]), max_size=12)
 )
-def test_create_never_ends_without_proof(events: list[Event]) -> None:
-    """Whatever replies arrive, the create ends only after *created* or after it has read the object, and returns which."""
+def test_create_ends_only_after_it_knows_the_stored_bytes(events: list[Event]) -> None:
+    """For any sequence of replies, the create ends only after *created*, or after it has read the object. It returns which of them happened."""
     procedure = create("k", MINE)
     request = next(procedure)
     for event in events:

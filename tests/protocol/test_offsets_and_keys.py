@@ -44,7 +44,7 @@ def test_newer_versions_sort_first_and_an_outcome_before_its_plan(version: int) 
 
 
 @given(st.integers(0, keys.N - 2), st.text(max_size=50))
-def test_newer_pointers_sort_first_whatever_the_run_key(j: int, run_key: str) -> None:
+def test_newer_pointers_sort_first_for_every_run_key(j: int, run_key: str) -> None:
     assert keys.pointer(run_key, j + 1) < keys.pointer(run_key, j)
     assert keys.parse_newest_first(keys.pointer(run_key, j)) == j
     assert keys.pointer(run_key, j).startswith(keys.run(run_key))

@@ -208,7 +208,7 @@ def test_head_without_its_open_version_and_pending_publishes_is_closed() -> None
     plan = samples.plan()
     empty = ClosedHead(initial_offsets={"files": 0})
     assert without_pending(empty.planned(plan, codec.encode(plan).sha256)) == empty
-    assert without_pending(ClosedHead(requires_receipts=True)) == ClosedHead()
+    assert without_pending(ClosedHead(has_pending_publishes=True)) == ClosedHead()
 
 
 def stored(outcomes: list[Outcome]) -> CountingStore:

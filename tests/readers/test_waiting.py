@@ -12,7 +12,7 @@ import pytest
 from airflow_provider_streamsem import FilesSource, Limits, run_batch
 from airflow_provider_streamsem.connectors.files.source import FilesPlanner
 from airflow_provider_streamsem.errors import ConflictError, InvalidError, SourceChangedError
-from airflow_provider_streamsem.pipeline import maintenance
+from airflow_provider_streamsem.pipeline.abort import abort
 from airflow_provider_streamsem.protocol.view import ClosedHead, OpenHead
 from airflow_provider_streamsem.readers.conditions import (
     BatchCommitted,
@@ -244,7 +244,7 @@ def test_waiting_for_an_aborted_version_fails(fixture: PipelineFixture) -> None:
     fixture.arrive(1)
     fixture.dies("dead")
     opened = fixture.opened()
-    maintenance.abort(opened.log, opened.record, 0, reason="a bad file")
+    abort(opened.log, opened.record, 0, reason="a bad file")
     with pytest.raises(InvalidError, match="a bad file"):
         BatchCommitted(log=fixture.store.url, version=0).check()
 

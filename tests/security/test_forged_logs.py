@@ -16,7 +16,7 @@ from airflow_provider_streamsem.connectors.contract import SourceEnd
 from airflow_provider_streamsem.connectors.kafka.pins import RangePin
 from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError, LogDamagedError
 from airflow_provider_streamsem.limits import Limits
-from airflow_provider_streamsem.pipeline.maintenance import vacuum
+from airflow_provider_streamsem.pipeline.vacuum import vacuum
 from airflow_provider_streamsem.protocol import codec, keys
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import DataFile, Discovery, FoundFile, Outcome, Quarantine
@@ -92,7 +92,7 @@ def test_reading_a_log_builds_no_source_or_sink_of_its_spec(
 
     real = registry.lookup
     monkeypatch.setattr(registry, "lookup", lookup)
-    monkeypatch.setattr(registry, "_others", lambda kind: pytest.fail("entry points were read"))
+    monkeypatch.setattr(registry, "_entry_points", lambda kind: pytest.fail("entry points were read"))
     assert [main([name, log]) for name in ("log", "files", "doctor", "verify")] == [0, 0, 0, 0]
     assert main(["show", log, "1"]) == 0
     assert "not checked without the pipeline file: sink ice" in capsys.readouterr().out

@@ -31,8 +31,9 @@ from airflow_provider_streamsem import Dedup, FilesSink, Pipeline, open_log, rea
 from airflow_provider_streamsem.cli.main import main
 from airflow_provider_streamsem.commitlog import doctor
 from airflow_provider_streamsem.errors import StreamsemError
-from airflow_provider_streamsem.pipeline import maintenance
+from airflow_provider_streamsem.pipeline.abort import abort
 from airflow_provider_streamsem.pipeline.publish import skip
+from airflow_provider_streamsem.pipeline.vacuum import vacuum
 from airflow_provider_streamsem.protocol import keys, segments
 from airflow_provider_streamsem.protocol.codec import canonical, decode, encode, sha256
 from airflow_provider_streamsem.protocol.entries import Claim, Effects, Segment
@@ -385,7 +386,7 @@ def reads(fixture: FuzzedFixture) -> dict[str, Callable[[], object]]:
         "run": lambda: BatchCommitted(log=log, run_key="a").check(),
         "offsets": lambda: BatchCommitted(pipeline=pipeline, offsets={"files": 1}).check(),
         "freshness": lambda: Freshness(pipeline=pipeline, max_lag=1, max_age_s=1).check(),
-        "vacuum --dry-run": lambda: maintenance.vacuum(pipeline, dry_run=True),
+        "vacuum --dry-run": lambda: vacuum(pipeline, dry_run=True),
         "effects": lambda: open_log(log).log.effects(0, "table", 0),
         "claim": lambda: open_log(log).log.claim(Claim(version=0, sink="table", chunk=0, nonce="own")),
         "segment": lambda: fold(
@@ -413,9 +414,9 @@ def writes(fixture: FuzzedFixture) -> dict[str, Callable[[], object]]:
         "a run": lambda: fixture.run("c", drain=True),
         "the same run": lambda: fixture.run("b"),
         "reprocess": lambda: fixture.run("r", reprocessed=1),
-        "abort": lambda: maintenance.abort(opened.log, opened.record, 3, reason="r"),
+        "abort": lambda: abort(opened.log, opened.record, 3, reason="r"),
         "skip": lambda: skip(pipeline, 2, sink="table", reason="r", log=fixture.log()),
-        "vacuum": lambda: maintenance.vacuum(pipeline, log=fixture.log()),
+        "vacuum": lambda: vacuum(pipeline, log=fixture.log()),
     }
 
 

@@ -212,13 +212,13 @@ def test_aborted_version_fails_the_task_without_a_retry(fixture: PipelineFixture
     AirflowFailException = airflow_exception("AirflowFailException")
     AirflowSkipException = airflow_exception("AirflowSkipException")
 
-    from airflow_provider_streamsem.pipeline import maintenance
+    from airflow_provider_streamsem.pipeline.abort import abort
 
     fixture.arrive(1)
     fixture.dies("dead")
     sensor = BatchCommittedSensor(task_id="wait", log=fixture.store.url, version=0, poke_interval=0.1, **mode)
     opened = fixture.opened()
-    maintenance.abort(opened.log, opened.record, 0, reason="a bad file")
+    abort(opened.log, opened.record, 0, reason="a bad file")
     with pytest.raises(AirflowFailException, match=r"a bad file.*Do:"):
         run_sensor(sensor, run_context())
     # Airflow skips a soft_fail sensor on AirflowFailException. A failing alarm must not be skipped.

@@ -13,7 +13,8 @@ from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.files.ledger import Ledger
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
 from airflow_provider_streamsem.errors import UnavailableError
-from airflow_provider_streamsem.pipeline import maintenance, run
+from airflow_provider_streamsem.pipeline import abort, run
+from airflow_provider_streamsem.pipeline import vacuum as vacuum_module
 from airflow_provider_streamsem.pipeline.plan import plan_batch
 from airflow_provider_streamsem.protocol import codec, keys, known, machine, procedures
 from airflow_provider_streamsem.protocol.entries import Discovery, Outcome, RunPointer
@@ -176,17 +177,17 @@ def drain_checks_only_its_own_last_outcome(patch: pytest.MonkeyPatch) -> None:
 
 
 def vacuum_deletes_attempts_of_open_versions(patch: pytest.MonkeyPatch) -> None:
-    real = maintenance._LostAttempts.__call__
+    real = vacuum_module._LostAttempts.__call__
 
     def has_lost(self: Any, attempt_id: str) -> bool:
         return real(self, attempt_id) or self._outcome() is None
 
-    patch.setattr(maintenance._LostAttempts, "__call__", has_lost)
-    patch.setattr(maintenance, "range", lambda *bounds: range(*bounds[:-1], bounds[-1] + 1), raising=False)
+    patch.setattr(vacuum_module._LostAttempts, "__call__", has_lost)
+    patch.setattr(vacuum_module, "range", lambda *bounds: range(*bounds[:-1], bounds[-1] + 1), raising=False)
 
 
 def vacuum_deletes_files_that_reprocessing_runs_replaced(patch: pytest.MonkeyPatch) -> None:
-    real = maintenance.vacuum
+    real = vacuum_module.vacuum
 
     def vacuum(pipeline: Any, *, log: CommitLog, **kwargs: Any) -> Any:
         report = real(pipeline, log=log, **kwargs)
@@ -198,13 +199,13 @@ def vacuum_deletes_files_that_reprocessing_runs_replaced(patch: pytest.MonkeyPat
             version += 1
         return report
 
-    patch.setattr(maintenance, "vacuum", vacuum)
+    patch.setattr(vacuum_module, "vacuum", vacuum)
 
 
 def files_missing_from_a_listing_are_forgotten(patch: pytest.MonkeyPatch) -> None:
     real = known.compare
 
-    def compare(node: known.Opened, listed: Any, settled_ns: int) -> Any:
+    def compare(node: known.Node, listed: Any, settled_ns: int) -> Any:
         new = yield from real(node, listed, settled_ns)
         node.files = {file: True for file, was_listed in node.files.items() if was_listed}
         return new
@@ -222,7 +223,7 @@ def discovery_is_used_after_a_lost_create(patch: pytest.MonkeyPatch) -> None:
 
 
 def abort_drops_the_state(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(maintenance, "Outcome", lambda **kwargs: Outcome(**{**kwargs, "state": None}))
+    patch.setattr(abort, "Outcome", lambda **kwargs: Outcome(**{**kwargs, "state": None}))
 
 
 def reprocess_uses_the_current_deduplication_state(patch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from airflow_provider_streamsem.connectors.http.calls import Publication
 from airflow_provider_streamsem.connectors.http.sink import HttpSink
 from airflow_provider_streamsem.connectors.sql import database
 from airflow_provider_streamsem.connectors.sql.sink import JdbcSink
-from airflow_provider_streamsem.pipeline import maintenance, publish, run
+from airflow_provider_streamsem.pipeline import publish, run, vacuum
 from airflow_provider_streamsem.protocol import procedures
 from airflow_provider_streamsem.protocol.entries import Marker, Outcome, Receipt, Receipts
 from airflow_provider_streamsem.protocol.view import ClosedHead
@@ -93,7 +93,7 @@ def plan_does_not_wait_for_receipts(patch: pytest.MonkeyPatch) -> None:
 
     def read_head(version: int) -> Any:
         head = yield from real(version)
-        return replace(head, requires_receipts=False) if isinstance(head, ClosedHead) else head
+        return replace(head, has_pending_publishes=False) if isinstance(head, ClosedHead) else head
 
     patch.setattr(procedures, "read_head", read_head)
 
@@ -119,13 +119,13 @@ def last_sink_is_not_published(patch: pytest.MonkeyPatch) -> None:
 
 
 def staged_rows_are_deleted_before_the_receipts(patch: pytest.MonkeyPatch) -> None:
-    real = maintenance._SinkLocation.spent
+    real = vacuum._SinkLocation.deletable
 
-    def spent(self: Any, version: int, lost: Any) -> Any:
+    def deletable(self: Any, version: int, lost: Any) -> Any:
         all_attempts = (attempt for _, attempt in sorted(self.sink.attempts(version)))
-        return all_attempts if self._is_spent else real(self, version, lost)
+        return all_attempts if self._copies_rows else real(self, version, lost)
 
-    patch.setattr(maintenance._SinkLocation, "spent", spent)
+    patch.setattr(vacuum._SinkLocation, "deletable", deletable)
 
 
 def claim_is_not_checked(patch: pytest.MonkeyPatch) -> None:

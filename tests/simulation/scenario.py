@@ -23,7 +23,8 @@ from airflow_provider_streamsem.errors import (
     StreamsemError,
     UnavailableError,
 )
-from airflow_provider_streamsem.pipeline import maintenance
+from airflow_provider_streamsem.pipeline import vacuum
+from airflow_provider_streamsem.pipeline.abort import abort
 from airflow_provider_streamsem.pipeline.publish import skip
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import plain
@@ -222,7 +223,7 @@ class Simulation:
         record = process.log.read_pipeline()
         version = self.raw_log().open
         if record is not None and version is not None:
-            outcome = maintenance.abort(process.log, record, version, reason="requested")
+            outcome = abort(process.log, record, version, reason="requested")
             stored = self.raw_log().outcomes[version]
             require(stored["result"] == outcome.result, "abort result differs from the stored outcome", version)
 
@@ -232,7 +233,7 @@ class Simulation:
                 process.turn()
         record = process.log.read_pipeline()
         if record is not None:
-            report = maintenance.vacuum(self.pipelines[0], log=process.log)
+            report = vacuum.vacuum(self.pipelines[0], log=process.log)
             self.count["attempts vacuumed"] += len(report.attempts)
             self.scheduler.record(process.name, f"vacuumed {[attempt for _, *attempt in report.attempts]}")
 
@@ -428,7 +429,7 @@ class Simulation:
         checks.check_published(raw, len(raw.outcomes))
         for run_key, result in self.results:
             checks.check_result(raw, result, run_key)
-        maintenance.vacuum(self.pipelines[0], log=log)
+        vacuum.vacuum(self.pipelines[0], log=log)
         opened = open_log(log, pipeline=self.pipelines[0])
         verdict = verify(opened)
         require(verdict.clean, "verify", *verdict.findings)

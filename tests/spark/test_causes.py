@@ -12,7 +12,8 @@ import pytest
 from airflow_provider_streamsem import open_log
 from airflow_provider_streamsem.engine import Job
 from airflow_provider_streamsem.errors import DataError, InvalidError, StageError, StoreRefusedError
-from airflow_provider_streamsem.spark.engine import SparkEngine, _translated
+from airflow_provider_streamsem.spark.engine import SparkEngine
+from airflow_provider_streamsem.spark.failures import translated
 from tests.spark_location import Location
 
 
@@ -101,7 +102,7 @@ def test_failed_read_of_a_file_is_a_data_error_only_if_the_store_replied(
     job = SimpleNamespace(
         plan=SimpleNamespace(version=3), source=pipeline.source, pins=[SimpleNamespace(path="x.parquet")]
     )
-    assert type(_translated(error, cast(Job, job))) is expected
+    assert type(translated(error, cast(Job, job))) is expected
 
 
 @pytest.mark.spark

@@ -73,7 +73,7 @@ def test_each_id_is_written_once_over_many_batches(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucketed_rows: int, sent: bool
 ) -> None:
     monkeypatch.setattr(rules, "BUCKETED_ROWS", bucketed_rows)
-    monkeypatch.setattr(dedup_module, "_SENT_IDS", 500_000 if sent else 0)
+    monkeypatch.setattr(dedup_module, "_MAX_BROADCAST_IDS", 500_000 if sent else 0)
     for batch in range(5):
         numbers = range(batch * 10, batch * 10 + 20)
         rows = [{"shop": f"s{n % 3}", "id": n, "day": "2024-01-01", "n": batch} for n in numbers]

@@ -93,10 +93,10 @@ def test_column_metadata_changes_no_row_that_is_read(location: Location, spark: 
         location.put(f"{location.runs}.txt", "x")
 
         def transform(frame: DataFrame, text: str = text, metadata: dict[str, Any] = metadata) -> DataFrame:
-            found = frame.sparkSession.sql(text)
+            result = frame.sparkSession.sql(text)
             for name, facts in metadata.items():
-                found = found.withMetadata(name, facts)
-            return found
+                result = result.withMetadata(name, facts)
+            return result
 
         location.run(location.pipeline(source={"format": "text"}, transform=transform))
     stored = open_log(str(location.root / "log")).schema("out")
@@ -111,9 +111,9 @@ def test_column_metadata_changes_no_row_that_is_read(location: Location, spark: 
 def test_metadata_of_a_forged_schema_is_not_used() -> None:
     field = {"name": "s", "type": "string", "nullable": True, "metadata": {"EXISTS_DEFAULT": "version()"}}
     nested = {**field, "name": "n", "type": {"type": "struct", "fields": [field]}}
-    found = fields(json.dumps({"type": "struct", "fields": [field, nested]}))
-    assert "EXISTS_DEFAULT" not in json.dumps(found)
-    assert [name["name"] for name in found] == ["s", "n"]
+    columns = fields(json.dumps({"type": "struct", "fields": [field, nested]}))
+    assert "EXISTS_DEFAULT" not in json.dumps(columns)
+    assert [name["name"] for name in columns] == ["s", "n"]
     deep: Any = "string"
     for _ in range(250):
         deep = {"type": "struct", "fields": [{**field, "type": deep}]}

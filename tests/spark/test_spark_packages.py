@@ -24,8 +24,8 @@ DISK, S3 = FilesSink(path="/out"), FilesSink(path="s3://lake/out")
 
 
 def pipeline(**changes: object) -> Pipeline:
-    given: dict[str, object] = {"name": "p", "log": "/log", "source": FILES, "sinks": {"out": DISK}}
-    return Pipeline(**{**given, **changes})  # type: ignore[arg-type]
+    arguments: dict[str, object] = {"name": "p", "log": "/log", "source": FILES, "sinks": {"out": DISK}}
+    return Pipeline(**{**arguments, **changes})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -65,5 +65,5 @@ def test_missing_package_is_reported_before_anything_is_read(spark: SparkSession
 
 
 def test_packages_cannot_be_added_to_a_connect_server() -> None:
-    with pytest.raises(InvalidError, match="start the server with them"):
+    with pytest.raises(InvalidError, match="start the server with the packages"):
         SparkEngine(remote="sc://localhost:15002", packages="auto")

@@ -164,7 +164,7 @@ def test_result_of_any_division_into_batches_with_a_crash_equals_one_pass(
         frame = frame.groupBy(query.columns[0]).agg(
             *(F.max_by(column, query.newest).alias(column) for column in query.columns[1:])
         )
-    found = sorted((tuple(row) for row in frame.select(*query.columns).collect()), key=repr)
+    result = sorted((tuple(row) for row in frame.select(*query.columns).collect()), key=repr)
     expected = auctions.in_one_pass(tmp_path / "in", query.sql)
     assert expected
-    assert found == [row for row in expected if row[0] != -1]
+    assert result == [row for row in expected if row[0] != -1]

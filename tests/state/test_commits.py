@@ -29,7 +29,7 @@ from airflow_provider_streamsem import (
 )
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.errors import DataError, InvalidError, LogDamagedError, StageError, StreamsemError
-from airflow_provider_streamsem.pipeline import maintenance
+from airflow_provider_streamsem.pipeline.abort import abort
 from airflow_provider_streamsem.pipeline.opening import open_pipeline
 from airflow_provider_streamsem.readers.files import open_log
 from airflow_provider_streamsem.spark.engine import SparkEngine
@@ -137,7 +137,7 @@ def test_aborted_version_does_not_change_the_state(
     with pytest.raises(StreamsemError):
         run_batch(pipeline(tmp_path, keyed, "update"), run_key="second")
     opened = open_pipeline(pipeline(tmp_path, keyed, "update"), open_commit_log(str(tmp_path / "log")))
-    maintenance.abort(opened.log, opened.record, 1, reason="poison")
+    abort(opened.log, opened.record, 1, reason="poison")
     assert outcome(tmp_path, 1).state == outcome(tmp_path, 0).state
     run_batch(pipeline(tmp_path, keyed, "update"), run_key="third")
     assert counts(spark, tmp_path) == {"a": 2}
@@ -161,13 +161,13 @@ def test_reprocessing_replaces_the_rows_of_its_version_and_keeps_the_newest_stat
 
 def test_dedup_and_state_are_committed_together(spark: SparkSession, tmp_path: Path) -> None:
     source = FilesSource(path=str(tmp_path / "in"), format="json", schema="t timestamp, k string, id string")
-    given = pipeline(tmp_path, keyed, "update", dedup=Dedup(keys=["id"], ttl_s=3600), source=source)
+    spec = pipeline(tmp_path, keyed, "update", dedup=Dedup(keys=["id"], ttl_s=3600), source=source)
     for number, ids in enumerate((["x", "x"], ["x", "y"])):
         arrive_with_ids(tmp_path, number, ids)
-        run_batch(given, run_key=f"run {number}")
+        run_batch(spec, run_key=f"run {number}")
     assert counts(spark, tmp_path) == {"a": 2}
     assert set(outcome(tmp_path, 1).state) == {"dedup", "spark"}
-    reprocess(given, 0)
+    reprocess(spec, 0)
     assert set(outcome(tmp_path, 2).state) == {"dedup", "spark"}
 
 
@@ -184,15 +184,15 @@ def test_reprocessing_with_state_changes_no_ids_so_each_record_is_counted_once(
 ) -> None:
     """A record is in the operators' state if its id is in the deduplication state. A reprocessing run changes neither."""
     source = FilesSource(path=str(tmp_path / "in"), format="json", schema="t timestamp, k string, id string")
-    given = pipeline(tmp_path, keyed, "update", dedup=Dedup(keys=["id"], ttl_s=3600), source=source)
+    spec = pipeline(tmp_path, keyed, "update", dedup=Dedup(keys=["id"], ttl_s=3600), source=source)
     second = None if first else "id <> 'x'"
     arrive_with_ids(tmp_path, 0, ["x", "y"])
-    run_batch(given.replace(where=first), run_key="first")
+    run_batch(spec.replace(where=first), run_key="first")
     before = outcome(tmp_path, 0).state
-    reprocess(given.replace(where=second), 0)
+    reprocess(spec.replace(where=second), 0)
     assert outcome(tmp_path, 1).state == before
     arrive_with_ids(tmp_path, 1, ["x", "z"])
-    run_batch(given, run_key="second")
+    run_batch(spec, run_key="second")
     assert counts(spark, tmp_path) == {"a": 3}
 
 
@@ -288,12 +288,12 @@ def processed(events: DataFrame) -> DataFrame:
 def test_stateful_processor_keeps_its_state(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = pipeline(tmp_path, processed, "update")
+    spec = pipeline(tmp_path, processed, "update")
     for number, events in enumerate([[(1, "a"), (2, "b")], [(3, "a")], [(4, "a"), (5, "b")]]):
         arrive(tmp_path, number, events)
         if number == 1:
-            run_and_crash_after_state_write(monkeypatch, given, f"run {number}")
-        run_batch(given, run_key=f"run {number}")
+            run_and_crash_after_state_write(monkeypatch, spec, f"run {number}")
+        run_batch(spec, run_key=f"run {number}")
     assert counts(spark, tmp_path) == {"a": 3, "b": 2}
 
 
@@ -436,10 +436,10 @@ def test_upserting_sink_holds_the_newest_row_of_each_key(
     db = database_at(tmp_path / "db.sqlite", monkeypatch)
     db.run('CREATE TABLE "t" (k VARCHAR(9) PRIMARY KEY, n BIGINT)')
     sinks = {"t": JdbcSink(conn_id="db", table="t", staging=str(tmp_path / "staging"), mode="upsert", keys=["k"])}
-    given = pipeline(tmp_path, lambda events: events.groupBy("k").agg(F.count("*").alias("n")), mode, sinks=sinks)
+    spec = pipeline(tmp_path, lambda events: events.groupBy("k").agg(F.count("*").alias("n")), mode, sinks=sinks)
     written = []
     for number, events in enumerate([[(1, "a"), (1, "b")], [(2, "a")], [(3, "c")]]):
         arrive(tmp_path, number, events)
-        written.append(run_batch(given, run_key=f"run {number}").counts["written.t"])
+        written.append(run_batch(spec, run_key=f"run {number}").counts["written.t"])
     assert sorted(db.run('SELECT k, n FROM "t"')) == [("a", 2), ("b", 1), ("c", 1)]
     assert written == ([2, 1, 1] if mode == "update" else [2, 2, 3])

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from airflow_provider_streamsem import FilesSink, Pipeline, State, diff, fork, read_state, reprocess, run_batch, verify
 from airflow_provider_streamsem.cli.main import main
 from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError
-from airflow_provider_streamsem.pipeline.maintenance import vacuum
+from airflow_provider_streamsem.pipeline.vacuum import vacuum
 from tests.state.test_commits import counts, processed
 from tests.state.test_operators import arrive, keyed, pipeline
 
@@ -22,8 +22,8 @@ BATCHES = [[(1, "a"), (2, "b")], [(3, "a")], [(4, "c"), (5, "a")]]
 
 
 def forked(root: Path, transform: Any = keyed, **changes: Any) -> Pipeline:
-    given = {"log": str(root / "fork" / "log"), "sinks": {"out": FilesSink(path=str(root / "fork" / "out"))}}
-    return pipeline(root, transform, "update", **{**given, **changes})
+    arguments = {"log": str(root / "fork" / "log"), "sinks": {"out": FilesSink(path=str(root / "fork" / "out"))}}
+    return pipeline(root, transform, "update", **{**arguments, **changes})
 
 
 def tenfold(events: DataFrame) -> DataFrame:
@@ -64,8 +64,13 @@ def test_difference_lists_the_rows_and_columns_of_each_side(
     with pytest.raises(InvalidError, match="no closed version"):
         diff(spark, str(root / "fork" / "log"), str(root / "log"))
     run_batch(forked(root), run_key="run")
-    found = diff(spark, str(root / "fork" / "log"), str(root / "log"))
-    assert (found.rows.count(), found.is_comparable, found.original.rows, found.fork.rows) == (0, True, 2, 2)
+    difference = diff(spark, str(root / "fork" / "log"), str(root / "log"))
+    assert (difference.rows.count(), difference.is_comparable, difference.original.rows, difference.fork.rows) == (
+        0,
+        True,
+        2,
+        2,
+    )
     assert main(["diff", str(root / "fork" / "log"), str(root / "log")]) == 0
     reprocess(forked(root, lambda events: tenfold(events).withColumn("extra", F.lit(1))), 0)
     capsys.readouterr()

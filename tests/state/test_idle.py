@@ -1,4 +1,4 @@
-"""A batch without records closes due windows exactly once, whatever is retried."""
+"""A batch without records closes due windows exactly once, also after retries."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def run(root: Path, minute: float, key: str, spec: Pipeline | None = None) -> st
 
 
 def rows(spark: SparkSession, root: Path) -> list[tuple[float, str, int]]:
-    found = read_committed(spark, str(root / "log")).collect()
-    return sorted(((row["at"] - START).total_seconds() / 60, row["k"], row["n"]) for row in found)
+    committed = read_committed(spark, str(root / "log")).collect()
+    return sorted(((row["at"] - START).total_seconds() / 60, row["k"], row["n"]) for row in committed)
 
 
 def test_batch_without_records_closes_the_windows_that_the_watermark_has_passed(

@@ -39,11 +39,11 @@ def sliding(events: DataFrame) -> DataFrame:
 
 
 def run(root: Path, transform: Callable[[DataFrame], DataFrame], **changes: Any) -> list[RunResult]:
-    given = {"state": State(output_mode="append", partitions=2, late="quarantine"), **changes}
+    arguments = {"state": State(output_mode="append", partitions=2, late="quarantine"), **changes}
     results = []
     for number, events in enumerate(CUTS):
         arrive(root, number, events)
-        results.append(run_batch(pipeline(root, transform, "append", **given), run_key=f"run {number}"))
+        results.append(run_batch(pipeline(root, transform, "append", **arguments), run_key=f"run {number}"))
     return results
 
 

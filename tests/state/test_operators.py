@@ -82,11 +82,11 @@ CASES = [
 
 
 def pipeline(root: Path, transform: Callable[[DataFrame], DataFrame], mode: str, **changes: Any) -> Pipeline:
-    given = {
+    arguments = {
         "name": "stateful", "log": str(root / "log"), "source": FilesSource(path=str(root / "in"), format="json", schema=SCHEMA),
         "sinks": {"out": FilesSink(path=str(root / "out"))}, "transform": transform, "state": State(output_mode=mode, partitions=2),
     }  # fmt: skip
-    return Pipeline(**{**given, **changes})
+    return Pipeline(**{**arguments, **changes})
 
 
 def arrive(root: Path, number: int, events: list[tuple[int, str]]) -> None:
@@ -98,9 +98,9 @@ def arrive(root: Path, number: int, events: list[tuple[int, str]]) -> None:
 
 
 def outcome(root: Path, version: int) -> Outcome:
-    found = open_log(str(root / "log")).log.outcome(version)
-    assert found is not None
-    return found[0]
+    stored = open_log(str(root / "log")).log.outcome(version)
+    assert stored is not None
+    return stored[0]
 
 
 def rows_of(frame: DataFrame) -> list[tuple[Any, ...]]:

@@ -12,15 +12,15 @@ from airflow_provider_streamsem import State, read_state, run_batch
 from airflow_provider_streamsem.commitlog.log import open_commit_log
 from airflow_provider_streamsem.commitlog.move import move_log
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.pipeline.maintenance import vacuum
+from airflow_provider_streamsem.pipeline.vacuum import vacuum
 from tests.state.test_commits import processed
 from tests.state.test_operators import arrive, joined, keyed, pipeline
 
 pytestmark = pytest.mark.spark
 
 
-def counts(spark: SparkSession, root: Path, **given: Any) -> dict[str, int]:
-    rows = read_state(spark, str(root / "log"), **given).selectExpr("key.*", "value.*").collect()
+def counts(spark: SparkSession, root: Path, **arguments: Any) -> dict[str, int]:
+    rows = read_state(spark, str(root / "log"), **arguments).selectExpr("key.*", "value.*").collect()
     return {row["k"]: row["count"] for row in rows}
 
 

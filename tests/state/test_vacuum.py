@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_streamsem import Pipeline, State, reprocess, run_batch, verify
 from airflow_provider_streamsem.errors import InvalidError, StreamsemError
-from airflow_provider_streamsem.pipeline.maintenance import vacuum
 from airflow_provider_streamsem.pipeline.run import Run, plan_run
+from airflow_provider_streamsem.pipeline.vacuum import vacuum
 from airflow_provider_streamsem.spark.stateful import MicroBatch
 from airflow_provider_streamsem.state import operator_state
 from airflow_provider_streamsem.state_files import unneeded
@@ -91,14 +91,14 @@ def test_vacuum_that_dies_after_any_deletion_loses_no_needed_file_and_is_complet
     original = root / "log"
     state = operator_state(outcome(root, BATCHES - 3).state)
     assert state is not None
-    found = [stat.key for stat in unneeded(open_store(str(original)), state)]
+    keys = [stat.key for stat in unneeded(open_store(str(original)), state)]
     needed = {p.name for path in snapshots(root) if batches_of(path) >= state.batches for p in (path,)}
-    assert found
-    for died_after in range(len(found) + 1):
+    assert keys
+    for died_after in range(len(keys) + 1):
         copy = root / f"copy {died_after}"
         shutil.copytree(original, copy / "log")
         store = open_store(str(copy / "log"))
-        for key in found[:died_after]:
+        for key in keys[:died_after]:
             store.delete(key)
         for stat in unneeded(store, state):
             store.delete(stat.key)

@@ -79,5 +79,5 @@ def test_every_attempt_continues_exactly_the_state_that_it_names(spark: SparkSes
 @pytest.mark.prove
 @pytest.mark.timeout(3_600)
 @pytest.mark.parametrize("seed", range(1, 6))
-def test_long_walks(spark: SparkSession, tmp_path: Path, seed: int) -> None:
+def test_long_walks_keep_the_state_of_each_attempt(spark: SparkSession, tmp_path: Path, seed: int) -> None:
     assert len(walk(spark, f"file:{tmp_path}/state", seed, 150)) > 150

@@ -43,13 +43,13 @@ def test_create_that_the_file_system_refuses_writes_nothing(
     assert store.create("dir/second", b"2")
 
 
-def test_other_errors_are_unknown_answers(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_are_unknown_results(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("airflow_provider_streamsem.stores.local.os.link", failing(errno.EIO))
     with pytest.raises(UnknownAnswerError):
         store.create("k", b"1")
 
 
-def test_failed_sync_of_the_directory_is_an_unknown_answer_although_the_object_was_created(
+def test_failed_sync_of_the_directory_is_an_unknown_result_although_the_object_was_created(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.create("dir/first", b"1")

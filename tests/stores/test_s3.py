@@ -68,7 +68,7 @@ UNCLEAR = [
 
 
 @pytest.mark.parametrize("error", UNCLEAR, ids=lambda e: type(e).__name__ + str(getattr(e, "response", "")))
-def test_unclear_response_is_an_unknown_answer_and_the_store_does_not_retry(error: Exception) -> None:
+def test_unclear_response_is_an_unknown_result_and_the_store_does_not_retry(error: Exception) -> None:
     client = Client(error)
     with pytest.raises(UnknownAnswerError):
         S3Store("b", "p", client).create("k", b"x")
@@ -88,7 +88,7 @@ def test_error_for_missing_credentials_names_the_variables_and_the_connection() 
         S3Store("b", "p", Client(NoCredentialsError())).create("k", b"x")
 
 
-def test_error_names_an_endpoint_that_does_not_answer() -> None:
+def test_error_names_an_endpoint_that_does_not_respond() -> None:
     client = Client(*[EndpointConnectionError(endpoint_url="http://s3.lake:9000")] * 3)
     with pytest.raises(UnavailableError, match=r"endpoint='http://s3.lake:9000' problem='EndpointConnectionError'"):
         log(client).create("k", b"mine")
@@ -135,7 +135,7 @@ def test_create_whose_retries_are_exhausted_reports_an_unknown_result() -> None:
     assert [method for method, _ in client.sent] == ["put_object"] * 3
 
 
-def test_W7_refusal_after_an_unknown_answer_reports_an_unknown_result() -> None:
+def test_W7_refusal_of_a_retry_after_an_unknown_result_reports_an_unknown_result() -> None:
     with pytest.raises(UnavailableError, match="unknown"):
         log(Client(ReadTimeoutError(endpoint_url="x"), refused(403, "AccessDenied"))).create("k", b"mine")
 

@@ -101,9 +101,9 @@ def rows(spark: SparkSession, root: Path) -> list[tuple[Any, ...]]:
     return sorted((tuple(row) for row in frame.where("k <> 'z'").collect()), key=repr)
 
 
-def newest(found: list[tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
+def newest(rows: list[tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
     """key → the row with the largest count. Every later batch increases the count."""
-    return {key: max(row[1:] for row in found if row[0] == key) for key in {row[0] for row in found}}
+    return {key: max(row[1:] for row in rows if row[0] == key) for key in {row[0] for row in rows}}
 
 
 @pytest.mark.spark

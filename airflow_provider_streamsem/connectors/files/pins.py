@@ -30,6 +30,11 @@ class FilePin:
     identity: str
     partition_types: Mapping[str, str] = field(default_factory=dict, metadata=SPARSE)
 
+    @property
+    def file(self) -> str:
+        """The path, under the name that errors of the engine use."""
+        return self.path
+
 
 def read_pins(pins: Json, *, location: str, is_read: Callable[[str], bool]) -> tuple[FilePin, ...]:
     """

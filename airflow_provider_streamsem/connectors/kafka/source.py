@@ -34,7 +34,7 @@ from airflow_provider_streamsem.connectors.kafka.pins import RangePin, read_pins
 from airflow_provider_streamsem.connectors.kafka.starting import TOPIC, starting
 from airflow_provider_streamsem.connectors.parsing import decoders as decoding
 from airflow_provider_streamsem.connectors.parsing.decoders import Decoder
-from airflow_provider_streamsem.errors import InvalidError, RecordsMissingError, SourceChangedError
+from airflow_provider_streamsem.errors import DataError, InvalidError, RecordsMissingError, SourceChangedError
 from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.protocol.entries import Json
 from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges, between, length, position
@@ -268,6 +268,19 @@ class KafkaSource(SourceDefaults):
             return KafkaRecords(read, key=key, value=value, topics=[])
         read = read_ranges(spark, settings, pins, isolation=self.isolation)
         return KafkaRecords(read, key=self.key, value=self.value, topics=sorted({pin.topic for pin in pins}))
+
+    def explain_failure(self, messages: Sequence[str], ranges: Ranges) -> DataError | None:
+        """Return the error for a timestamp that Spark cannot read; ``None`` for other failures."""
+        if not any("ArithmeticException: long overflow" in message for message in messages):
+            return None
+        return DataError(
+            "a record in the planned ranges has a timestamp after the year 294246, which Spark cannot read, perhaps in nanoseconds instead of milliseconds; "
+            "nothing became visible",
+            ranges=dict(ranges),
+        ).advising(
+            "make the producer send milliseconds, or set message.timestamp.type=LogAppendTime on the topic. To skip the record, delete the records up to "
+            'it (kafka-delete-records.sh) and run again with on_data_loss="record_gap".'
+        )
 
     def warnings(self) -> list[str]:
         """Return a warning if credentials of a schema registry are sent without encryption."""

@@ -28,8 +28,7 @@ from airflow_provider_streamsem.errors import (
     UnavailableError,
 )
 from airflow_provider_streamsem.protocol import keys, procedures
-from airflow_provider_streamsem.protocol.entries import DataFile, Outcome, PipelineRecord, Segment
-from airflow_provider_streamsem.protocol.segments import WIDTH
+from airflow_provider_streamsem.protocol.entries import SEGMENT_WIDTH, DataFile, Outcome, PipelineRecord, Segment
 from airflow_provider_streamsem.protocol.specs import stored_spec
 from airflow_provider_streamsem.protocol.view import Head
 from airflow_provider_streamsem.stores.concurrency import THREADS, in_threads
@@ -193,10 +192,10 @@ class UpstreamLog:
         corrected = self._rolled_back(kept, first, end)
         at = first
         while at < end:
-            if at >= stop and at % WIDTH == 0 and at + WIDTH <= end:
-                replaced = self._replaced_in(at // WIDTH, end // WIDTH)
+            if at >= stop and at % SEGMENT_WIDTH == 0 and at + SEGMENT_WIDTH <= end:
+                replaced = self._replaced_in(at // SEGMENT_WIDTH, end // SEGMENT_WIDTH)
                 if replaced is not None and not any(v in batches or v < first for v in replaced):
-                    at += WIDTH
+                    at += SEGMENT_WIDTH
                     continue
             outcome = self.outcome(at, end=end)
             if not any(at in versions for versions in kept):

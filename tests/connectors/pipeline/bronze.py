@@ -53,11 +53,11 @@ class Bronze(PipelineFixture):
 
     def abort(self) -> None:
         """Leave an aborted version. The next run reads its file again."""
-        from airflow_provider_streamsem.pipeline import maintenance
+        from airflow_provider_streamsem.pipeline.abort import abort
 
         self.arrive(1)
         self.dies(f"dies-{self.made}")
-        maintenance.abort(self.log(), self.opened().record, self.opened().head + 1, reason="for the test")
+        abort(self.log(), self.opened().record, self.opened().head + 1, reason="for the test")
 
     def dies(self, *arguments: Any, **named: Any) -> None:
         """Leave an open version."""

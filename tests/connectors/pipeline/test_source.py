@@ -23,7 +23,7 @@ from airflow_provider_streamsem.errors import (
     SourceChangedError,
     UnavailableError,
 )
-from airflow_provider_streamsem.pipeline import maintenance
+from airflow_provider_streamsem.pipeline.vacuum import vacuum
 from airflow_provider_streamsem.stores.contract import open_store
 from airflow_provider_streamsem.stores.memory import open_memory_store
 from airflow_provider_streamsem.testing.stores import CountingStore
@@ -217,7 +217,7 @@ def test_vacuum_of_the_upstream_deletes_no_file_that_a_plan_needs(tmp_path: Path
     silver.dies()
     bronze.dies("loses", reprocessed=0)
     bronze.correct(0)
-    maintenance.vacuum(bronze.pipeline(), log=bronze.log(), all_versions=True)
+    vacuum(bronze.pipeline(), log=bronze.log(), all_versions=True)
     silver.run()
     assert silver.visible() == Counter(range(3))
 

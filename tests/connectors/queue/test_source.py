@@ -410,7 +410,7 @@ def test_invalid_arguments_are_refused(make: Callable[[], object]) -> None:
 
 
 def test_landing_must_not_overlap_log_or_dataset(tmp_path: Path) -> None:
-    with pytest.raises(InvalidError, match="need separate locations"):
+    with pytest.raises(InvalidError, match="separate locations"):
         PipelineFixture(tmp_path).pipeline(
             source=QueueSource(queue=SQS, landing=str(tmp_path / "out" / "x"), schema="id long")
         )

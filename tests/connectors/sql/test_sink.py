@@ -640,7 +640,7 @@ def published(db: Database, tmp_path: Path) -> PipelineFixture:
 def test_staged_rows_are_vacuumed_after_their_receipts(
     published: PipelineFixture, tmp_path: Path, db: Database
 ) -> None:
-    from airflow_provider_streamsem.pipeline.maintenance import vacuum
+    from airflow_provider_streamsem.pipeline.vacuum import vacuum
 
     pipeline = published.pipeline(sinks={"t": sink(tmp_path)})
     done = vacuum(pipeline, log=published.log())

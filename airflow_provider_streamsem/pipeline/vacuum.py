@@ -1,4 +1,4 @@
-"""Maintenance of a log: aborts a version that cannot be staged, and deletes the output of losing attempts (vacuum)."""
+"""Vacuum: deletes the output of losing attempts, and state files that no version needs (PROTOCOL.md, 6)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cache
 
 from airflow_provider_streamsem import state_files, telemetry
-from airflow_provider_streamsem.arguments import integer, text
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.contract import Sink
 from airflow_provider_streamsem.dedup import STATE, layers_dataset, stored_layers
@@ -17,77 +16,21 @@ from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import claim_datasets, find_record
 from airflow_provider_streamsem.pipeline.publish import publishing, refuse_conflicts
 from airflow_provider_streamsem.pipeline.spec import Pipeline
-from airflow_provider_streamsem.protocol import invariants, keys
+from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import canonical
-from airflow_provider_streamsem.protocol.entries import Json, Outcome, PipelineRecord
-from airflow_provider_streamsem.protocol.view import OpenHead
-from airflow_provider_streamsem.state import operator_state, watermark_after
+from airflow_provider_streamsem.protocol.entries import PipelineRecord
+from airflow_provider_streamsem.state import operator_state
 from airflow_provider_streamsem.stores.contract import ObjectStat
 
 logger = telemetry.log_of(__name__)
 
-_NOTED_EACH = 500
+_INSPECTED_EACH = 500
 """Vacuum records its progress each time that it has inspected this many versions. If its task is killed, the next vacuum continues there."""
 _LATE_MS = 86_400_000
 """
 Every vacuum inspects the versions that were closed less than this many milliseconds ago, because an attempt of such a version may still write files. Older
 versions are inspected once.
 """
-
-
-def abort(log: CommitLog, record: PipelineRecord, version: int, *, reason: str) -> Outcome:
-    """
-    Close the open version as an abort (W22). No rows of the version become visible. If the version is a batch, the next run plans its range again.
-
-    :param version: the open version
-    :param reason: why the version is aborted; stored in the outcome
-    :returns: the stored outcome. It is a *commit* if an attempt committed the version first
-    :raises InvalidError: the version is not open, or an argument is not valid
-    """
-    integer("version", version, least=0)
-    text("reason", reason)
-    head = log.find_head()
-    if not isinstance(head, OpenHead) or head.plan.version != version:
-        raise InvalidError(
-            "only the open version can be aborted",
-            given=version,
-            open=head.plan.version if isinstance(head, OpenHead) else None,
-            newest_closed=head.closed,
-            requires_receipts=head.requires_receipts,
-        )
-    return log.decide(head, aborting(log, head, reason=reason, initial_state=record.initial_state))[1]
-
-
-def aborting(log: CommitLog, head: OpenHead, *, reason: str, initial_state: Json) -> Outcome:
-    """
-    Build the outcome that aborts an open version. Does not store it.
-
-    The outcome keeps the deduplication state of the previous outcome. For a batch, it has the source hint of the plan, because for items that were deleted
-    from the source only the hint records their end offsets.
-
-    :param initial_state: the state before version 0
-    """
-    plan, before = head.plan, head.outcome
-    now_ms = log.clock.now_ms()
-    return Outcome(
-        version=plan.version,
-        result="abort",
-        plan=head.plan_sha,
-        attempt_id=None,
-        schemas={} if before is None else before.schemas,
-        newest_rollback=invariants.newest_rollback(plan, before=before, committed=False),
-        next=invariants.next_after(plan, before=head.next, committed=False),
-        hint=plan.hint if plan.kind == "batch" else head.hint,
-        markers=head.before.markers,
-        state=initial_state if before is None else before.state,
-        watermark_ms=watermark_after(initial_state) if before is None else before.watermark_ms,
-        spec=plan.spec if before is None else before.spec,
-        transform="" if before is None else before.transform,
-        decided_at_ms=now_ms,
-        duration_ms=max(0, now_ms - plan.planned_at_ms),
-        reason=reason,
-        nonce=log.clock.new_id(),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,9 +53,10 @@ def vacuum(
     pipeline: Pipeline, *, dry_run: bool = False, all_versions: bool = False, log: CommitLog | None = None
 ) -> Vacuumed:
     """
-    Delete the output of losing attempts of closed versions: files, then quarantined records, then manifests (V1 to V3). Also delete the rows that were staged
-    for sinks outside the log, once the receipts exist (V4), and the operators' state that only older versions than the newest ``state.keep_versions`` need
-    (V7).
+    Delete the output of losing attempts of closed versions: files, then quarantined records, then manifests (V1 to V3).
+
+    Also delete the rows that were staged for sinks outside the log, once the receipts exist (V4). Also delete the operators' state that only versions before
+    the newest ``state.keep_versions`` need (V7).
 
     Vacuum is safe while writers run. Once a version's outcome exists, no other attempt of the version can win. An attempt that still runs may write more
     files, which the next vacuum deletes. By default, vacuum skips the versions that an earlier vacuum inspected more than a day after they were closed (V6).
@@ -136,37 +80,37 @@ def vacuum(
     claim_datasets(pipeline, log, record, new=False)
     refuse_conflicts(pipeline, log, record.pipeline_uuid)
     locations = [_SinkLocation(pipeline, name) for name in sorted(pipeline.sinks)]
-    end = head.closed if head.requires_receipts else head.closed + 1
-    noted = _vacuumed_up_to(log)
+    end = head.closed if head.has_pending_publishes else head.closed + 1
+    inspected = _vacuumed_up_to(log)
     # If the log was restored from an older copy, the recorded progress may be above its head.
-    begin = 0 if all_versions or noted > head.closed + 1 else noted
+    begin = 0 if all_versions or inspected > head.closed + 1 else inspected
     dedup_dataset = None if pipeline.dedup is None else layers_dataset(log.store.url)
-    deleted = _Deleted(log, dry_run=dry_run)
+    deletion = _Deletion(log, dry_run=dry_run)
     inherited = {_attempt_of(file.key)[1] for layer in stored_layers(record.initial_state) for file in layer.files}
     for version in range(begin, head.closed + 1):
         lost = _LostAttempts(log, version)
         for location in locations:
-            for attempt_id in location.spent(version, lost):
-                deleted.attempt(location.name, location.sink, version, attempt_id)
+            for attempt_id in location.deletable(version, lost):
+                deletion.attempt(location.name, location.sink, version, attempt_id)
         if dedup_dataset is not None:
             for _, attempt_id in sorted(dedup_dataset.attempts(version)):
                 if lost(attempt_id) and attempt_id not in inherited:
-                    deleted.attempt(STATE, dedup_dataset, version, attempt_id)
+                    deletion.attempt(STATE, dedup_dataset, version, attempt_id)
         for prefix in (keys.quarantined(version), keys.attempts(version)):
             for stat in list(log.store.list(prefix)):
                 if lost(_attempt_of(stat.key)[1]):
-                    deleted.object(stat)
-        if not dry_run and version % _NOTED_EACH == _NOTED_EACH - 1:
-            _note(log, first_after(log, log.clock.now_ms() - _LATE_MS, begin, min(version + 1, end)))
+                    deletion.object(stat)
+        if not dry_run and version % _INSPECTED_EACH == _INSPECTED_EACH - 1:
+            _record_inspected(log, first_closed_after(log, log.clock.now_ms() - _LATE_MS, begin, min(version + 1, end)))
     for stat in _unneeded_state(pipeline, log, record, head.closed):
-        deleted.object(stat)
+        deletion.object(stat)
     if not dry_run:
-        _note(log, first_after(log, log.clock.now_ms() - _LATE_MS, begin, end))
-    return Vacuumed(attempts=tuple(deleted.attempts), keys=tuple(deleted.keys), bytes=deleted.bytes)
+        _record_inspected(log, first_closed_after(log, log.clock.now_ms() - _LATE_MS, begin, end))
+    return Vacuumed(attempts=tuple(deletion.attempts), keys=tuple(deletion.keys), bytes=deletion.bytes)
 
 
-class _Deleted:
-    """Deletes what vacuum has found, and records it. In a dry run, it only records."""
+class _Deletion:
+    """Deletes attempts and objects, and records them. In a dry run, it only records them."""
 
     def __init__(self, log: CommitLog, *, dry_run: bool) -> None:
         self._log, self._dry_run = log, dry_run
@@ -193,8 +137,8 @@ def _unneeded_state(pipeline: Pipeline, log: CommitLog, record: PipelineRecord, 
     if first is None and record.fork is not None:
         state = record.initial_state
     else:
-        found = log.outcome(first or 0)
-        state = None if found is None else found[0].state
+        outcome = log.outcome(first or 0)
+        state = None if outcome is None else outcome[0].state
     oldest = operator_state(state)
     if oldest is not None:
         yield from state_files.unneeded(log.store, oldest)
@@ -221,18 +165,18 @@ class _SinkLocation:
 
     def __init__(self, pipeline: Pipeline, name: str) -> None:
         self.name, self.sink = name, pipeline.sinks[name]
-        # A sink that copies the rows out of the staged files needs these files only until the receipts exist.
-        self._is_spent = self.sink.publishes and not publishing(pipeline, name).keeps_staged
-        is_table = self.sink.publishes and not self._is_spent
+        # A sink that copies the rows from the staged files needs these files only until the receipts exist.
+        self._copies_rows = self.sink.publishes and not publishing(pipeline, name).keeps_staged
+        is_table = self.sink.publishes and not self._copies_rows
         self._in_use = cache(publishing(pipeline, name).attempts_in_use) if is_table else set[tuple[int, str]]
 
-    def spent(self, version: int, lost: _LostAttempts) -> Iterator[str]:
+    def deletable(self, version: int, lost: _LostAttempts) -> Iterator[str]:
         """Yield the ids of the attempts of a closed version that vacuum can delete."""
         for _, attempt_id in sorted(self.sink.attempts(version)):
             if lost(attempt_id) and (version, attempt_id) in self._in_use():
-                what = "sink %s: attempt %s of version %d lost according to the log, but the table references its files. Vacuum keeps these files"
-                logger.warning(what, self.name, attempt_id, version)
-            elif lost(attempt_id) or (self._is_spent and lost.log.receipts(version) is not None):
+                message = "sink %s: attempt %s of version %d lost according to the log, but the table references its files. Vacuum keeps these files"
+                logger.warning(message, self.name, attempt_id, version)
+            elif lost(attempt_id) or (self._copies_rows and lost.log.receipts(version) is not None):
                 yield attempt_id
 
 
@@ -245,7 +189,7 @@ def _vacuumed_up_to(log: CommitLog) -> int:
     return max((_version_of(key) for key in log.list_keys(keys.VACUUMED, 1)), default=0)
 
 
-def _note(log: CommitLog, below: int) -> None:
+def _record_inspected(log: CommitLog, below: int) -> None:
     """Record that vacuum has inspected all versions below ``below``, and delete all other such records."""
     if below != _vacuumed_up_to(log):
         log.create(keys.vacuumed(below), canonical({"below": below}))
@@ -258,12 +202,12 @@ def _version_of(key: str) -> int:
     return keys.parse_newest_first(key) or 0
 
 
-def first_after(log: CommitLog, decided_ms: int, begin: int, end: int) -> int:
+def first_closed_after(log: CommitLog, decided_ms: int, begin: int, end: int) -> int:
     """Return the first version in ``[begin, end)`` that was closed after ``decided_ms`` (milliseconds UTC); ``end`` if there is none."""
 
     def is_after(version: int) -> bool:
-        found = log.outcome(version)
-        return found is None or found[0].decided_at_ms > decided_ms
+        outcome = log.outcome(version)
+        return outcome is None or outcome[0].decided_at_ms > decided_ms
 
     return bisect_left(range(end), True, lo=min(begin, end), key=is_after)
 
@@ -287,11 +231,11 @@ class _LostAttempts:
         self._outcome = cache(lambda: log.outcome(version))
 
     def __call__(self, attempt_id: str) -> bool:
-        found = self._outcome()
-        return bool(attempt_id) and found is not None and found[0].attempt_id != attempt_id
+        outcome = self._outcome()
+        return bool(attempt_id) and outcome is not None and outcome[0].attempt_id != attempt_id
 
 
 def attempts_of(log: CommitLog, sinks: Mapping[str, Sink], version: int) -> set[str]:
     """Return the ids of the attempts of a version that still have a manifest in the log or files in a dataset."""
-    found = {_attempt_of(key)[1] for key in log.list_keys(keys.attempts(version))}
-    return found.union(*({attempt for _, attempt in sink.attempts(version)} for sink in sinks.values()))
+    attempt_ids = {_attempt_of(key)[1] for key in log.list_keys(keys.attempts(version))}
+    return attempt_ids.union(*({attempt for _, attempt in sink.attempts(version)} for sink in sinks.values()))
