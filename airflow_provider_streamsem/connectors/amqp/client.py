@@ -119,8 +119,8 @@ class AmqpQueue:
         try:
             import pika
         except ImportError as error:
-            raise InvalidError(
-                "pika is not installed", accepted="pip install 'airflow-provider-streamsem[amqp]'"
+            raise InvalidError("pika is not installed").advising(
+                "run `pip install 'airflow-provider-streamsem[amqp]'`, then run again."
             ) from error
         for warning in self.warnings():
             logger.warning("%s", warning)

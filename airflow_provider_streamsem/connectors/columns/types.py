@@ -149,8 +149,8 @@ def _typed(kind: Any, column: str, left_out: list[str]) -> Any:
     if kind["type"] != "struct":
         parts = {name: kind[name] for name in ("elementType", "keyType", "valueType") if name in kind}
         if VOID in parts.values():
-            what = "the elements of an array or map have no type (void): cast the column in the transform; nothing became visible"
-            raise DataError(what, column=column)
+            what = "the elements of an array or map have no type (void); nothing became visible"
+            raise DataError(what, column=column).advising("cast the column in the transform, and run again.")
         return {**kind, **{name: _typed(part, f"{column}.{_PART[name]}", left_out) for name, part in parts.items()}}
     inside = f"{column}." if column else ""
     fields = [
@@ -160,8 +160,8 @@ def _typed(kind: Any, column: str, left_out: list[str]) -> Any:
     ]
     left_out += [f"{inside}{field['name']}" for field in kind["fields"] if field["type"] == VOID]
     if kind["fields"] and not fields:
-        what = "every column of the row, or every field of a struct, has no type (void): cast one in the transform; nothing became visible"
-        raise DataError(what, columns=left_out)
+        what = "every column of the row, or every field of a struct, has no type (void); nothing became visible"
+        raise DataError(what, columns=left_out).advising("cast one of the columns in the transform, and run again.")
     return {**kind, "fields": fields}
 
 

@@ -113,8 +113,10 @@ def write_files(frame: DataFrame, sink: _Sink, location: str) -> frozenset[str] 
     copies = partition_columns(sink.partition_by)
     reserved = sorted(name for name in by_name if name.lower() in {copy.lower() for copy in copies})
     if reserved:
-        what = "columns have names that are reserved for partition directories: rename them in the transform; nothing became visible"
-        raise DataError(what, sink=sink.path, columns=reserved, partition_by=list(sink.partition_by))
+        what = "columns have names that are reserved for partition directories; nothing became visible"
+        raise DataError(what, sink=sink.path, columns=reserved, partition_by=list(sink.partition_by)).advising(
+            "rename the columns in the transform, and run again."
+        )
     odd = [name for name in sink.partition_by if isinstance(by_name[name], _NO_PARTITION)]
     if odd:
         what = "columns of this type cannot partition a dataset; nothing became visible"

@@ -69,12 +69,11 @@ def check_columns(found: Mapping[str, Footer], wanted: Mapping[str, StructType],
         absent = set(judged[key]) if absent is None else absent & judged[key]
     if absent and missing == "refuse":
         raise DataError(
-            "the schema names columns that no file of the batch holds: they would read as null. Nothing became visible. "
-            'Correct the names; or set missing_columns="null" if files may lack the columns',
+            "the schema names columns that no file of the batch has, so that they would be null; nothing became visible",
             columns=sorted(absent),
             file=next(iter(found)),
             files=len(found),
-        )
+        ).advising('correct the names, or set missing_columns="null" if files may lack the columns; then run again.')
 
 
 def local_times(found: Mapping[str, Footer]) -> tuple[str, list[str]] | None:
@@ -184,8 +183,7 @@ def _absent(columns: Any, wanted: StructType, path: str, format: str) -> set[str
             absent.add(field.name)
         elif not _fits(held[field.name.lower()], field.dataType, field.name, absent, format):
             raise DataError(
-                "a file has a column of a type that the schema's type cannot hold: values would be changed or lost. "
-                "Nothing became visible",
+                "a file has a column of a type that the schema's type cannot hold, so that values would be changed or lost; nothing became visible",
                 file=path,
                 column=field.name,
                 found=str(held[field.name.lower()]),

@@ -63,20 +63,18 @@ def layout(path: str) -> Layout:
         name, _, value = directory.partition("=")
         if not name or not value:
             raise DataError(
-                "a directory has '=' in its name but is not of the form column=value; nothing became visible. Rename it, "
-                "or set hive_partitions=False",
+                "a directory has '=' in its name but is not of the form column=value; nothing became visible",
                 file=path,
                 directory=directory,
-            )
+            ).advising("rename the directory, or set hive_partitions=False; then run again.")
         values.append((_unescaped(name), value))
     names = [name.lower() for name, _ in values]
     if len(set(names)) < len(names) or any(name.startswith("__streamsem") for name in names):
         raise DataError(
-            "the directories of a file name one partition column twice, or a reserved column; nothing became visible. Rename "
-            "them, or set hive_partitions=False",
+            "the directories of a file name one partition column twice, or a reserved column; nothing became visible",
             file=path,
             columns=names,
-        )
+        ).advising("rename the directories, or set hive_partitions=False; then run again.")
     return Layout(base="/".join(directories[:start]), values=tuple(values))
 
 

@@ -189,19 +189,19 @@ class FileRecords:
                 field = ordered.setdefault(name.lower(), fields[name.lower()])
                 if self._source.format == "text" and field.name.lower() == "value":
                     raise DataError(
-                        "a partition column and the column of text lines are both named value; nothing became visible. Rename the "
-                        "directories, or set hive_partitions=False",
+                        "a partition column and the column of text lines are both named value; nothing became visible",
                         file=path,
                         column=name,
-                    )
+                    ).advising("rename the directories, or set hive_partitions=False; then run again.")
                 if not partitions.fits(value, field.dataType.simpleString()):
                     raise DataError(
-                        "the value of a partition column does not fit the column's type; nothing became visible. Name the column "
-                        "in the source's schema with a type that holds every value, such as string, or rename the directory",
+                        "the value of a partition column does not fit the column's type; nothing became visible",
                         file=path,
                         column=field.name,
                         type=field.dataType.simpleString(),
                         type_from="schema" if name.lower() in declared else "earlier values",
+                    ).advising(
+                        "name the column in the source's schema with a type that holds every value, such as string, or rename the directory; then run again."
                     )
         return {**ordered, **fields}
 
@@ -230,11 +230,12 @@ class FileRecords:
         (zone,) = self._spark.sql("SELECT java_method('java.time.ZoneId', 'systemDefault')").first() or ("",)
         if zone not in _UTC:
             raise DataError(
-                "an ORC file contains timestamps without a time zone, which Spark reads in the time zone of the Java process; nothing became visible. "
-                "Set -Duser.timezone=UTC in spark.driver.extraJavaOptions and spark.executor.extraJavaOptions",
+                "an ORC file contains timestamps without a time zone, which Spark reads in the time zone of the Java process; nothing became visible",
                 file=path,
                 columns=columns,
                 java_zone=zone,
+            ).advising(
+                "set -Duser.timezone=UTC in spark.driver.extraJavaOptions and spark.executor.extraJavaOptions, and run again."
             )
 
     def _grouped(self, paths: list[str]) -> list[_Group]:

@@ -175,26 +175,26 @@ class FilesSink:
         binary = [field["name"] for field in fields if field["type"] == "binary"]
         keyed = [field["name"] for field in fields if self.format == "json" and _has_other_keys(field["type"])]
         if keyed:
-            what = "JSON files cannot hold maps whose keys are not text: cast the keys in the transform; nothing became visible"
-            raise DataError(what, sink=self.path, columns=keyed)
+            what = "JSON files cannot hold maps whose keys are not strings; nothing became visible"
+            raise DataError(what, sink=self.path, columns=keyed).advising(
+                "cast the keys to string in the transform, and run again."
+            )
         zoned = [field["name"] for field in fields if self.format == "orc" and _has(field["type"], "timestamp")]
         if zoned:
-            what = (
-                "Spark returns ORC timestamps with a time zone in the time zone of the Java process that reads them; nothing became visible. "
-                "Cast them to timestamp_ntz in the transform"
+            what = "Spark returns ORC timestamps with a time zone in the time zone of the Java process that reads them; nothing became visible"
+            raise DataError(what, sink=self.path, columns=zoned).advising(
+                "cast the columns to timestamp_ntz in the transform, and run again."
             )
-            raise DataError(what, sink=self.path, columns=zoned)
         unread = sorted(name for name in _names(fields) if self.format == "orc" and ("`" in name or not name))
         if unread:
-            what = (
-                "Spark cannot read ORC columns with these names: rename them in the transform; nothing became visible"
+            what = "Spark cannot read ORC columns with these names; nothing became visible"
+            raise DataError(what, sink=self.path, columns=unread).advising(
+                "rename the columns in the transform, and run again."
             )
-            raise DataError(what, sink=self.path, columns=unread)
         if self.format == "csv" and binary:
-            raise DataError(
-                "CSV files cannot hold binary columns: convert them to text in the transform, for example with base64(column); nothing became visible",
-                sink=self.path,
-                columns=binary,
+            what = "CSV files cannot hold binary columns; nothing became visible"
+            raise DataError(what, sink=self.path, columns=binary).advising(
+                "convert the columns to text in the transform, for example with base64(column), and run again."
             )
         return schema
 

@@ -185,8 +185,10 @@ class FilesSource(SourceDefaults):
         stats = [stat for stat in self._listed(now_ms) if self._counts(stat.key)]
         for stat in stats:
             if any("\ud800" <= character <= "\udfff" for character in stat.key):
-                what = "a file name is not UTF-8, so the log cannot record it; rename the file. Nothing was written"
-                raise DataError(what, location=self.path, file=ascii(stat.key))
+                what = "a file name is not UTF-8, so the log cannot record it; nothing was written"
+                raise DataError(what, location=self.path, file=ascii(stat.key)).advising(
+                    "rename the file, and run again."
+                )
         return [_found(stat) for stat in stats]
 
     def _listed(self, now_ms: int) -> list[ObjectStat]:
@@ -241,11 +243,10 @@ class FilesSource(SourceDefaults):
         """
         self.require_location()
         if next(self._store().list("", limit=1), None) is None:
-            what = (
-                "unread files are missing, and the source's location is empty: check that it is mounted. Nothing became visible. "
-                "If it was emptied on purpose, put any file into it"
+            what = "unread files are missing, and the source's location is empty; nothing became visible"
+            raise UnavailableError(what, location=self.path).advising(
+                "check that the location is mounted, and run again. If it was emptied on purpose, put any file into it before that."
             )
-            raise UnavailableError(what, location=self.path)
 
     def require_location(self) -> None:
         """
@@ -286,7 +287,7 @@ class FilesSource(SourceDefaults):
                 raise RecordsMissingError(what, **where)
             flaw = truncation.flaw(self.format, pin.path, pin.bytes)
             if flaw:
-                raise DataError(f"{flaw}; nothing became visible", **where, format=self.format)
+                raise DataError(f"{flaw}; nothing became visible", **where, format=self.format).advising(truncation.DO)
 
     def _stats(self, paths: Sequence[str]) -> Iterable[ObjectStat | None]:
         """Return :meth:`stat` of each file, in order. Sends the requests for many files concurrently, because each takes some milliseconds."""
@@ -404,8 +405,10 @@ class FilesPlanner:
         flaws = truncation.flaws(self._source.format, first, files)
         for at, flaw in flaws.items():
             if on_data_loss == "fail":
-                what = f'{flaw}; nothing was written. With on_data_loss="record_gap" such files become gaps'
-                raise DataError(what, location=location, file=files[at - first].path, files=len(flaws))
+                what = f"{flaw}; nothing was written"
+                raise DataError(what, location=location, file=files[at - first].path, files=len(flaws)).advising(
+                    truncation.DO
+                )
             logger.warning("recording a file as a gap: %s: %s", files[at - first].path, flaw)
         missing = [at for at, file in enumerate(files, first) if at not in flaws and not self._exists(file, listed)]
         if missing:

@@ -102,10 +102,11 @@ def refuse_lines_inside_records(parsed: DataFrame, bad: str, csv: Csv, text: str
     inside = grouped.withColumn(_SETS, F.col(_SETS) != changes).where(F.col(_SETS) & ~F.col(_BAD)).select(PATH).first()
     if inside is not None:
         raise DataError(
-            "a CSV file has a record with line breaks inside quotes, and a line of it looks like a record. No rows were committed. "
-            "Put a copy without line breaks inside fields into the source under another name, delete this file, and set "
-            'on_data_loss="record_gap"',
+            "a CSV file has a record with line breaks inside quotes, and a line of it looks like a record; no rows were committed",
             file=plain_path(inside[0]),
+        ).advising(
+            "put a copy without line breaks inside fields into the source under another name, delete this file, set "
+            'on_data_loss="record_gap", and run again.'
         )
 
 

@@ -154,8 +154,8 @@ def admin_client(process: int, settings: tuple[tuple[str, str], ...]) -> Any:
     try:
         from confluent_kafka.admin import AdminClient
     except ImportError as error:
-        raise InvalidError(
-            "confluent-kafka is not installed", accepted="pip install 'airflow-provider-streamsem[kafka]'"
+        raise InvalidError("confluent-kafka is not installed").advising(
+            "run `pip install 'airflow-provider-streamsem[kafka]'`, then run again."
         ) from error
     return AdminClient(dict(settings), logger=QUIET)
 

@@ -157,11 +157,11 @@ class KafkaSink(TransactionalSink[_Open]):
         check_columns(schema, self.topic)
         control = self._control()
         if control.is_missing():
-            what = (
-                "the control topic was deleted; nothing became visible. Recreate it (one partition, cleanup.policy=compact) and run again. If the sink has "
-                "published before, that run fails before it sends a record, and its error names the marker to write into the topic"
+            what = "the control topic was deleted; nothing became visible"
+            raise DataError(what, control_topic=self.control_topic).advising(
+                "recreate the control topic (one partition, cleanup.policy=compact), and run again. If the sink has published before, that run fails before "
+                "it sends a record, and its error names the marker to write into the topic."
             )
-            raise DataError(what, control_topic=self.control_topic)
         control.check()
         return schema
 
@@ -190,15 +190,14 @@ class KafkaSink(TransactionalSink[_Open]):
         needs_s = measured.bytes / self.bytes_per_s
         if needs_s > self.transaction_timeout_s:
             raise DataError(
-                "the batch is too large for one Kafka transaction: bytes / bytes_per_s > transaction_timeout_s. Lower the pipeline's limits, or raise "
-                "transaction_timeout_s; nothing became visible",
+                "the batch is too large for one Kafka transaction: bytes / bytes_per_s > transaction_timeout_s; nothing became visible",
                 rows=measured.rows,
                 bytes=measured.bytes,
                 bytes_per_s=self.bytes_per_s,
                 needs_s=round(needs_s, 1),
                 transaction_timeout_s=self.transaction_timeout_s,
                 rows_that_fit=int(measured.rows * self.transaction_timeout_s / needs_s),
-            )
+            ).advising("lower the pipeline's limits, or raise transaction_timeout_s; then run again.")
         control, topic_partitions = (
             self._control(),
             {(topic or self.topic, at) for topic, at in measured.topic_partitions},
@@ -274,11 +273,11 @@ class KafkaSink(TransactionalSink[_Open]):
             control.ensure()
             return
         if control.is_missing():
-            what = (
-                "the control topic was deleted, and with it the marker that records whether the batch is in Kafka. Check whether the batch is in its topics. "
-                "If not, recreate the control topic (one partition, cleanup.policy=compact) and write the marker into it"
+            what = "the control topic was deleted, and with it the marker that records whether the batch is in Kafka"
+            raise batch.lost(what, control_topic=self.control_topic, key=_key(batch)).advising(
+                "check whether the batch is in its topics. If not, recreate the control topic (one partition, cleanup.policy=compact), write the expected "
+                "marker into it, and run again. If it is, or if you accept its loss, use `streamsem skip`."
             )
-            raise batch.lost(what, control_topic=self.control_topic, key=_key(batch))
         control.check()
 
     def marker_in(self, handle: _Open, batch: Batch) -> SinkMarker | None:
@@ -309,12 +308,14 @@ class KafkaSink(TransactionalSink[_Open]):
         if isinstance(cause, StreamsemError):
             return cause
         error = UnavailableError(
-            "Kafka gave no clear answer; whether Kafka committed the batch is unknown. If its transactions time out, raise transaction_timeout_s",
+            "Kafka gave no clear answer; whether Kafka committed the batch is unknown",
             version=batch.version,
             sink=batch.sink,
             bytes=sum(file.bytes for file in batch.committable.files),
             transaction_timeout_s=self.transaction_timeout_s,
             error="" if cause is None else _name(cause),
+        ).advising(
+            "run again: the next run reads the marker. If the transactions time out, raise transaction_timeout_s."
         )
         error.__cause__ = cause
         return error

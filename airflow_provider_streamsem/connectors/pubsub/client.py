@@ -99,8 +99,8 @@ class PubSubQueue:
         try:
             from google.cloud.pubsub_v1 import SubscriberClient
         except ImportError as error:
-            raise InvalidError(
-                "google-cloud-pubsub is not installed", accepted="pip install 'airflow-provider-streamsem[pubsub]'"
+            raise InvalidError("google-cloud-pubsub is not installed").advising(
+                "run `pip install 'airflow-provider-streamsem[pubsub]'`, then run again."
             ) from error
         given: dict[str, Any] = {}
         if not os.environ.get(_EMULATOR):

@@ -205,10 +205,11 @@ class QueuePlanner:
         # The order of the two requests matters: another process may write the first landing between them.
         if split_url(self._source.landing)[0] == "file" and self._files.discovered() and self._landing.newest() < 0:
             what = (
-                "the location of the landings is empty, but earlier runs found landings in it; no message was received. The directory may not be mounted. "
-                "If it was emptied on purpose, set another `landing` and another log"
+                "the location of the landings is empty, but earlier runs found landings in it; no message was received"
             )
-            raise UnavailableError(what, location=self._source.landing)
+            raise UnavailableError(what, location=self._source.landing).advising(
+                "check that the directory is mounted, and run again. If it was emptied on purpose, set another `landing` and another log."
+            )
         if hint is None:
             self._location.refuse_tables(self._clock.now_ms())  # before a message is received
         queue = self._source.queue

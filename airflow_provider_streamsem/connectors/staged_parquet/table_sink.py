@@ -115,12 +115,11 @@ class TableSink(TransactionalSink[H]):
         removed = [file.key for file in batch.committable.files if existing.get(file.key) != file.bytes]
         if removed:
             raise PublishError(
-                "staged files were deleted or changed before the table referenced them; nothing of the batch is in the table. Restore them, or skip the "
-                "version with `streamsem skip`",
+                "staged files were deleted or changed before the table referenced them; nothing of the batch is in the table",
                 location=self.location,
                 version=batch.version,
                 files=removed,
-            )
+            ).advising("restore the files and run again, or skip the version with `streamsem skip`.")
 
     def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Committable:
         """Count the rows of each file of the attempt. For a merge, also check the values of key and partition columns."""

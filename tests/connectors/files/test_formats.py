@@ -175,7 +175,7 @@ def test_column_with_the_name_of_a_partition_directory_is_refused(location: Loca
         sink={"partition_by": ["day"]},
         transform=lambda frame: frame.selectExpr("value as day", "1 as __DAY"),
     )
-    with pytest.raises(DataError, match=r"rename them.*columns=\['__DAY'\]"):
+    with pytest.raises(DataError, match=r"columns=\['__DAY'\].*rename the columns"):
         location.run(spec)
 
 
@@ -562,10 +562,10 @@ def test_missing_file_is_an_error_for_readers_with_any_session_settings(
 @pytest.mark.parametrize(
     ("sink", "column", "message"),
     [
-        ({"format": "json"}, "map(1, 'a') v", "maps whose keys are not text"),
-        ({"format": "json"}, "array(named_struct('m', map(date'2026-01-01', 'a'))) v", "maps whose keys are not text"),
-        ({"format": "orc"}, "current_timestamp() t", "ast them to timestamp_ntz"),
-        ({"format": "orc"}, "array(map('k', current_timestamp())) t", "ast them to timestamp_ntz"),
+        ({"format": "json"}, "map(1, 'a') v", "maps whose keys are not strings"),
+        ({"format": "json"}, "array(named_struct('m', map(date'2026-01-01', 'a'))) v", "maps whose keys are not strings"),
+        ({"format": "orc"}, "current_timestamp() t", "cast the columns to timestamp_ntz"),
+        ({"format": "orc"}, "array(map('k', current_timestamp())) t", "cast the columns to timestamp_ntz"),
         ({"format": "orc"}, "array(date'1582-10-10') d", "which ORC cannot store"),
         ({"format": "orc"}, "1 as `b``t`", r"columns=\['b`t'\]"),
         ({"format": "orc"}, "array(named_struct('b`t', 1)) v", r"columns=\['b`t'\]"),
