@@ -62,7 +62,7 @@ class _Open:
     """
 
     producer: Any
-    found: SinkMarker | None
+    marker: SinkMarker | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +124,9 @@ class KafkaSink(TransactionalSink[_Open]):
                 )
         arguments.integer(f"{where} transaction_timeout_s", self.transaction_timeout_s, least=1)
         arguments.integer(f"{where} bytes_per_s", self.bytes_per_s, least=1)
-        given = arguments.options(f"{where} options", self.options)
-        arguments.known_keys(f"{where} options", given, _OPTIONS)
-        object.__setattr__(self, "options", given)
+        options = arguments.options(f"{where} options", self.options)
+        arguments.known_keys(f"{where} options", options, _OPTIONS)
+        object.__setattr__(self, "options", options)
 
     @property
     def location(self) -> str:
@@ -157,8 +157,8 @@ class KafkaSink(TransactionalSink[_Open]):
         check_columns(schema, self.topic)
         control = self._control()
         if control.is_missing():
-            what = "the control topic was deleted; nothing became visible"
-            raise DataError(what, control_topic=self.control_topic).advising(
+            summary = "the control topic was deleted; nothing became visible"
+            raise DataError(summary, control_topic=self.control_topic).advising(
                 "recreate the control topic (one partition, cleanup.policy=compact), and run again. If the sink has published before, that run fails before "
                 "it sends a record, and its error names the marker to write into the topic."
             )
@@ -198,30 +198,32 @@ class KafkaSink(TransactionalSink[_Open]):
                 transaction_timeout_s=self.transaction_timeout_s,
                 rows_that_fit=int(measured.rows * self.transaction_timeout_s / needs_s),
             ).advising("lower the pipeline's limits, or raise transaction_timeout_s; then run again.")
-        control, topic_partitions = (
-            self._control(),
-            {(topic or self.topic, at) for topic, at in measured.topic_partitions},
-        )
+        self._check_topics(measured)
+
+    def _check_topics(self, measured: Measured) -> None:
+        """Check the topics and partitions of the rows, their keys and their sizes against the configuration of the topics."""
+        control = self._control()
+        topic_partitions = {(topic or self.topic, partition) for topic, partition in measured.topic_partitions}
         if any(topic is None or topic == self.control_topic for topic, _ in topic_partitions):
             raise DataError(
                 "a row has no topic, or its topic is the control topic; nothing became visible", columns=COLUMNS
             )
         topics = {str(topic) for topic, _ in topic_partitions}
         counts = control.partitions(topics)
-        for topic, at in sorted(topic_partitions, key=str):
-            if topic not in counts or (at is not None and not 0 <= at < counts[topic]):
+        for topic, partition in sorted(topic_partitions, key=str):
+            if topic not in counts or (partition is not None and not 0 <= partition < counts[topic]):
                 raise DataError(
                     "a row names a topic or partition that does not exist; nothing became visible",
                     topic=topic,
-                    partition=at,
+                    partition=partition,
                     partitions=counts.get(str(topic)),
                 )
         compacted = {topic for topic, policy in control.config(topics, "cleanup.policy").items() if "compact" in policy}
         keyless = sorted(compacted & {topic or self.topic for topic in measured.keyless})
         if keyless:
             raise DataError("a row for a compacted topic has no key; nothing became visible", topics=keyless)
-        most = [int(most) for most in control.config(topics, "max.message.bytes").values()]
-        accepted = min(int(self.options.get("message.max.bytes", _MESSAGE_MAX_BYTES)), *most) - OVERHEAD_BYTES
+        limits = [int(limit) for limit in control.config(topics, "max.message.bytes").values()]
+        accepted = min(int(self.options.get("message.max.bytes", _MESSAGE_MAX_BYTES)), *limits) - OVERHEAD_BYTES
         if measured.largest > accepted:
             raise DataError(
                 "a record is larger than the topic or the producer accepts; nothing became visible",
@@ -247,9 +249,9 @@ class KafkaSink(TransactionalSink[_Open]):
         control = self._control()
         self._check_control(control, batch, skips=skips)
         if failure is not None and _name(failure.error) in _FENCED:
-            found = self._awaited(control, batch)
-            if _is_published(found, batch):
-                yield _Open(None, found)
+            marker = self._awaited(control, batch)
+            if _is_published(marker, batch):
+                yield _Open(None, marker)
                 return
         producer = None
         try:
@@ -273,8 +275,8 @@ class KafkaSink(TransactionalSink[_Open]):
             control.ensure()
             return
         if control.is_missing():
-            what = "the control topic was deleted, and with it the marker that records whether the batch is in Kafka"
-            raise batch.lost(what, control_topic=self.control_topic, key=_key(batch)).advising(
+            summary = "the control topic was deleted, and with it the marker that records whether the batch is in Kafka"
+            raise batch.lost(summary, control_topic=self.control_topic, key=_key(batch)).advising(
                 "check whether the batch is in its topics. If not, recreate the control topic (one partition, cleanup.policy=compact), write the expected "
                 "marker into it, and run again. If it is, or if you accept its loss, use `streamsem skip`."
             )
@@ -282,13 +284,13 @@ class KafkaSink(TransactionalSink[_Open]):
 
     def marker_in(self, handle: _Open, batch: Batch) -> SinkMarker | None:
         """Return the marker that :meth:`opened` read from the control topic."""
-        return handle.found
+        return handle.marker
 
     def check_sink(self, handle: _Open, batch: Batch, found: SinkMarker | None) -> None:
         """Check that the control topic has the marker that the newest receipts name."""
-        what = "the control topic has no marker of this pipeline, but the log has receipts of sent records: the topic was deleted and recreated"
+        summary = "the control topic has no marker of this pipeline, but the log has receipts of sent records: the topic was deleted and recreated"
         if not batch.is_settled(found):
-            batch.check_marker(found, what, control_topic=self.control_topic, key=_key(batch))
+            batch.check_marker(found, summary, control_topic=self.control_topic, key=_key(batch))
 
     def commit(self, handle: _Open, batch: Batch, found: SinkMarker | None, *, skips: bool) -> bool:
         """Commit the records and the marker in one Kafka transaction."""
@@ -320,9 +322,9 @@ class KafkaSink(TransactionalSink[_Open]):
         error.__cause__ = cause
         return error
 
-    def _refused(self, batch: Batch, cause: Exception, what: str) -> PublishError:
+    def _refused(self, batch: Batch, cause: Exception, summary: str) -> PublishError:
         error = PublishError(
-            what,
+            summary,
             version=batch.version,
             sink=batch.sink,
             error=_name(cause),
@@ -389,12 +391,12 @@ class KafkaSink(TransactionalSink[_Open]):
         """
         Wait until the publisher that fenced this one has published the batch, at most ``transaction_timeout_s``. Returns the marker that was read last.
         """
-        found, deadline = None, time.monotonic() + self.transaction_timeout_s
-        while not _is_published(found, batch) and time.monotonic() < deadline:
+        marker, deadline = None, time.monotonic() + self.transaction_timeout_s
+        while not _is_published(marker, batch) and time.monotonic() < deadline:
             SYSTEM_CLOCK.sleep(_POLL_S)
             with suppress(UnavailableError):
-                found = control.marker(_key(batch), within_s=self.transaction_timeout_s)
-        return found
+                marker = control.marker(_key(batch), within_s=self.transaction_timeout_s)
+        return marker
 
 
 class _RecordRejectedError(Exception):
@@ -423,6 +425,6 @@ def _value(batch: Batch, state: str) -> str:
     return json.dumps({"version": batch.version, "state": state, "outcome": batch.outcome}, separators=(",", ":"))
 
 
-def _is_published(found: SinkMarker | None, batch: Batch) -> TypeGuard[SinkMarker]:
+def _is_published(marker: SinkMarker | None, batch: Batch) -> TypeGuard[SinkMarker]:
     """Return whether the marker belongs to this commit or to a later version."""
-    return found is not None and (found.version > batch.version or batch.is_settled(found))
+    return marker is not None and (marker.version > batch.version or batch.is_settled(marker))

@@ -17,7 +17,7 @@ from airflow_provider_streamsem import Avro, FilesSink, Json, KafkaSource, Limit
 from airflow_provider_streamsem.connections import Connection, connection, use_resolver
 from airflow_provider_streamsem.connectors.contract import Batch
 from airflow_provider_streamsem.connectors.kafka import cluster as kafka_cluster
-from airflow_provider_streamsem.connectors.kafka.client import answer, settings_of
+from airflow_provider_streamsem.connectors.kafka.client import call, settings_of
 from airflow_provider_streamsem.connectors.kafka.cluster import Partition, java_settings, parse_partition
 from airflow_provider_streamsem.connectors.kafka.limits import shared
 from airflow_provider_streamsem.connectors.kafka.sink import KafkaSink
@@ -263,7 +263,7 @@ def test_unreachable_brokers_are_reported_by_address(code: int) -> None:
     with pytest.raises(
         UnavailableError, match=r"bootstrap_servers='k1:9092,k2:9092'.*Do: check that the brokers run"
     ) as failed:
-        answer(ask, settings=settings)
+        call(ask, settings=settings)
     assert "secret-value" not in str(failed.value)
 
 
