@@ -38,5 +38,5 @@ def flaws(format: str, first: int, files: Sequence[FoundFile]) -> dict[int, str]
 
     :param first: ordinal of the first file
     """
-    found = {first + n: flaw(format, file.path, file.bytes) for n, file in enumerate(files)}
-    return {ordinal: what for ordinal, what in found.items() if what}
+    flaws_by_ordinal = {first + n: flaw(format, file.path, file.bytes) for n, file in enumerate(files)}
+    return {ordinal: reason for ordinal, reason in flaws_by_ordinal.items() if reason}

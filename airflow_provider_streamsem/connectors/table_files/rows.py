@@ -63,12 +63,12 @@ def check_read(location: str, files: Sequence[PlannedFile], read: int, **facts: 
     :param facts: fields of the error that name the table and its versions
     :raises DataError: the numbers differ. Nothing became visible
     """
-    counted = footers(location, [file for file in files if file.rows < 0 <= file.bytes])
-    rows = [counted[file.key].rows if file.key in counted else file.rows for file in files]
+    footers_by_key = footers(location, [file for file in files if file.rows < 0 <= file.bytes])
+    rows = [footers_by_key[file.key].rows if file.key in footers_by_key else file.rows for file in files]
     stated = sum(rows) - sum(file.deleted for file in files)
     if stated != read and all(number >= 0 for number in rows):
-        what = (
+        summary = (
             "the number of rows that Spark read differs from that in the metadata of the table; nothing became visible"
         )
         first = files[0].key if files else None
-        raise DataError(what, **facts, files=len(files), first_file=first, stated=stated, read=read)
+        raise DataError(summary, **facts, files=len(files), first_file=first, stated=stated, read=read)
