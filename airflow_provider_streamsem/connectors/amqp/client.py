@@ -40,8 +40,8 @@ class AmqpQueue:
     :param conn_id: an Airflow connection of type ``amqp`` or ``amqps``: host, port, login, password, and the virtual host as schema. Exactly one of ``conn_id``
         and ``host`` must be given
     :param host: ``host`` or ``host:port`` of a broker that accepts the guest user
-    :param id_from: what identifies a message. ``message_id``: the property that the producer sets; a message without it is quarantined. ``body``: the sha256 of
-        the body; of several messages with equal bodies within the dedup window, only one is read
+    :param id_from: the source of the message id. ``message_id``: the property that the producer sets; a message without it is quarantined. ``body``: the sha256
+        of the body; of several messages with equal bodies within the dedup window, only one is read
     :raises InvalidError: an argument is not valid
     """
 

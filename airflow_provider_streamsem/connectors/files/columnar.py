@@ -58,7 +58,7 @@ def check_columns(
 
     :param file_footers: path → footer
     :param expected: path → columns to read from that file
-    :param missing: what to do about a column or nested field that no file has: ``"refuse"`` raises an error, ``"null"`` accepts it, and Spark reads null
+    :param missing: how to handle a column or nested field that no file has: ``"refuse"`` raises an error, ``"null"`` accepts it, and Spark reads null
     :raises DataError: the schema's type cannot hold all values of a file's column, or no file holds a column and ``missing`` is ``"refuse"``
     """
     _refuse_mixed_units(file_footers, expected)
@@ -176,7 +176,7 @@ def _stored_types(columns: Any, expected: StructType, format: str) -> dict[str, 
 
 def _absent(columns: Any, expected: StructType, path: str, format: str) -> set[str]:
     """
-    Return the wanted columns and nested fields that a file lacks.
+    Return the expected columns and nested fields that a file lacks.
 
     :raises DataError: the schema's type cannot hold all values of a column
     """

@@ -254,7 +254,7 @@ class FileRecords:
             members.setdefault(key, []).append(path)
         root = plain_root(self._source.path)
         groups = []
-        for (base, names, has_colon, separate), group in members.items():
+        for (base, names, has_colon, separate), paths_in_group in members.items():
             options = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
             if self._source.format == "parquet":
                 options["parquet.page.verify-checksum.enabled"] = "true"
@@ -264,7 +264,7 @@ class FileRecords:
                 options |= _RAW_LOCAL
             if separate is not None:
                 options["__globPaths__"] = "false"
-            located = [root + path if separate else spark_path(self._source.path, path) for path in group]
+            located = [root + path if separate else spark_path(self._source.path, path) for path in paths_in_group]
             groups.append(_Group(StructType([_as_read(self._partitions[name]) for name in names]), options, located))
         return groups
 

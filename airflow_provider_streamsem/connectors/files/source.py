@@ -80,8 +80,8 @@ class FilesSource(SourceDefaults):
     :param lookback_days: days to subtract from the time of the listing, 0 or more; only for a ``start_after`` with fields
     :param hive_partitions: whether directories named ``column=value`` add columns to the records, as in Spark. A column has the type in ``schema``, else the
         type inferred from the first batch that had the column. ``False``: such directories are ordinary directories
-    :param missing_columns: for Parquet and ORC with a schema: what happens if no file of a batch has a column of the schema. ``"refuse"``: the batch fails.
-        ``"null"``: the column is null
+    :param missing_columns: how to handle a column of the schema that no Parquet or ORC file of a batch has. ``"refuse"``: the batch fails. ``"null"``: the
+        column is null
     :raises InvalidError: an argument is not valid
     """
 

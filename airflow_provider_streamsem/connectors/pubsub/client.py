@@ -102,14 +102,14 @@ class PubSubQueue:
             raise InvalidError("google-cloud-pubsub is not installed").advising(
                 "run `pip install 'airflow-provider-streamsem[pubsub]'`, then run again."
             ) from error
-        arguments_of_client: dict[str, Any] = {}
+        client_arguments: dict[str, Any] = {}
         if not os.environ.get(_EMULATOR):
-            arguments_of_client["credentials"] = credentials_of(self.conn_id)
+            client_arguments["credentials"] = credentials_of(self.conn_id)
             if self.endpoint is not None:
-                arguments_of_client["client_options"] = {"api_endpoint": self.endpoint}
-        client = SubscriberClient(**arguments_of_client)
+                client_arguments["client_options"] = {"api_endpoint": self.endpoint}
+        client = SubscriberClient(**client_arguments)
         try:
-            yield PubSubReceiver(self, client, arguments_of_client.get("credentials"))
+            yield PubSubReceiver(self, client, client_arguments.get("credentials"))
         finally:
             client.close()
 

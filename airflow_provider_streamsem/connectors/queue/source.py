@@ -102,7 +102,7 @@ class QueueSource(SourceDefaults):
 
     def to_json(self) -> Json:
         """Return the arguments in the form of the TOML file."""
-        given = {name: getattr(self, name) for name in _names(self) if name != "queue"}
+        given = {name: getattr(self, name) for name in _field_names(self) if name != "queue"}
         queue = {name: value for name, value in plain(self.queue).items() if value is not None}
         return {"queue": {"type": self.queue.type, **queue}, **given, "options": dict(self.options)}
 
@@ -290,8 +290,8 @@ class QueuePeek(QueuePlanner):
         return dataclasses.replace(selected, ranges={PARTITION: (first, stop + 1)}, rows=selected.rows + more)
 
 
-def _names(dataclass_or_object: Any) -> list[str]:
-    return [f.name for f in dataclasses.fields(dataclass_or_object)]
+def _field_names(owner: Any) -> list[str]:
+    return [f.name for f in dataclasses.fields(owner)]
 
 
 def _queue(where: str, given: object) -> SqsQueue | AmqpQueue | PubSubQueue:
@@ -303,7 +303,7 @@ def _queue(where: str, given: object) -> SqsQueue | AmqpQueue | PubSubQueue:
     kind = arguments.choice(f"{where}: type", given.get("type"), _QUEUES)
     queue_type: Any = _QUEUES[kind]
     rest = {name: value for name, value in given.items() if name != "type"}
-    arguments.known_keys(where, rest, _names(queue_type))
+    arguments.known_keys(where, rest, _field_names(queue_type))
     if _NEEDED[kind] not in rest:
         raise InvalidError(f"{where} lacks required arguments", missing=[_NEEDED[kind]])
     return queue_type(**rest)  # type: ignore[no-any-return]

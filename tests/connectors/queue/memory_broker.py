@@ -64,10 +64,10 @@ class Broker:
 
 class Calls:
     """
-    Numbers the calls of one process to queue and store, and does something before or after one of them.
+    Numbers the calls of one process to queue and store, and runs an action before or after one of them.
 
     :param at: number of the call, from 0
-    :param do: what to do; by default the process dies
+    :param do: the action; by default the process dies
     """
 
     def __init__(self, at: int = -1, *, after: bool = False, do: Callable[[], object] | None = None) -> None:
