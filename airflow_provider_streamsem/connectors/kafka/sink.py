@@ -174,7 +174,9 @@ class KafkaSink(TransactionalSink[_Open]):
         """
         committable = StagedSink.collect(self, version, attempt_id, accepted)
         if committable.files:
-            self._check(self._measured(committable, version))
+            measured = self._measured(committable, version)
+            self._check_transaction_size(measured)
+            self._check_topics(measured)
         return committable
 
     def _measured(self, committable: Committable, version: int) -> Measured:
@@ -186,7 +188,8 @@ class KafkaSink(TransactionalSink[_Open]):
             measured.add(rows)
         return measured
 
-    def _check(self, measured: Measured) -> None:
+    def _check_transaction_size(self, measured: Measured) -> None:
+        """Check that the sink can send the batch before the transaction times out."""
         needs_s = measured.bytes / self.bytes_per_s
         if needs_s > self.transaction_timeout_s:
             raise DataError(
@@ -198,7 +201,6 @@ class KafkaSink(TransactionalSink[_Open]):
                 transaction_timeout_s=self.transaction_timeout_s,
                 rows_that_fit=int(measured.rows * self.transaction_timeout_s / needs_s),
             ).advising("lower the pipeline's limits, or raise transaction_timeout_s; then run again.")
-        self._check_topics(measured)
 
     def _check_topics(self, measured: Measured) -> None:
         """Check the topics and partitions of the rows, their keys and their sizes against the configuration of the topics."""
