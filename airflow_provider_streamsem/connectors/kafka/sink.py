@@ -251,17 +251,19 @@ class KafkaSink(TransactionalSink[_Open]):
         control = self._control()
         self._check_control(control, batch, skips=skips)
         if failure is not None and _name(failure.error) in _FENCED:
-            marker = self._awaited(control, batch)
+            marker = self._wait_until_published(control, batch)
             if _is_published(marker, batch):
                 yield _Open(None, marker)
                 return
         producer = None
         try:
-            producer = self._fencing(batch)
+            producer = self._fencing_producer(batch)
             yield _Open(producer, control.marker(_key(batch), within_s=self.transaction_timeout_s))
         except Exception as error:
             if producer is None and self.is_refusal(error):
-                raise self._refused(batch, error, "Kafka refuses the sink's producer, which sent no records") from error
+                raise self._publish_error(
+                    batch, error, "Kafka refuses the sink's producer, which sent no records"
+                ) from error
             raise
         finally:
             _abort_quietly(producer)
@@ -305,7 +307,9 @@ class KafkaSink(TransactionalSink[_Open]):
 
     def refusal(self, batch: Batch, cause: Exception) -> StreamsemError:
         """Return an error that names Kafka's error."""
-        return self._refused(batch, cause, "Kafka refuses the batch; no record of the batch is committed in Kafka")
+        return self._publish_error(
+            batch, cause, "Kafka refuses the batch; no record of the batch is committed in Kafka"
+        )
 
     def unanswered(self, batch: Batch, cause: Exception | None) -> StreamsemError:
         """Return an error that names Kafka's error and the settings of the transaction."""
@@ -324,7 +328,7 @@ class KafkaSink(TransactionalSink[_Open]):
         error.__cause__ = cause
         return error
 
-    def _refused(self, batch: Batch, cause: Exception, summary: str) -> PublishError:
+    def _publish_error(self, batch: Batch, cause: Exception, summary: str) -> PublishError:
         error = PublishError(
             summary,
             version=batch.version,
@@ -335,7 +339,7 @@ class KafkaSink(TransactionalSink[_Open]):
         error.__cause__ = cause
         return error
 
-    def _fencing(self, batch: Batch) -> Any:
+    def _fencing_producer(self, batch: Batch) -> Any:
         """Create a producer and fence every older producer of this sink."""
         from confluent_kafka import Producer
 
@@ -389,7 +393,7 @@ class KafkaSink(TransactionalSink[_Open]):
     def _records(self, batch: Batch, state: str) -> Iterator[dict[str, Any]]:
         return records(record_batches(self.staging, batch), self.topic) if state == "applied" else iter(())
 
-    def _awaited(self, control: ControlTopic, batch: Batch) -> SinkMarker | None:
+    def _wait_until_published(self, control: ControlTopic, batch: Batch) -> SinkMarker | None:
         """
         Wait until the publisher that fenced this one has published the batch, at most ``transaction_timeout_s``. Returns the marker that was read last.
         """

@@ -177,10 +177,10 @@ class Landing:
         i = max(i, self._listed(_IDS, _ids_key))
         landed = 0
         while fresh := self._fresh(i, received):
-            data, own = self._file(i, fresh)
+            data, summary = self._next_landing(i, fresh)
             i += 1
             if self._log.create(_key(i), data).mine:
-                self._known[i] = (own,)
+                self._known[i] = (summary,)
                 landed = len(fresh)
                 break
         self._acknowledge(receiver, received)
@@ -237,7 +237,7 @@ class Landing:
             fresh.append(message)
         return fresh
 
-    def _file(self, i: int, fresh: Sequence[Message]) -> tuple[bytes, _Landed]:
+    def _next_landing(self, i: int, fresh: Sequence[Message]) -> tuple[bytes, _Landed]:
         """Return the bytes and the summary of landing ``i + 1``. Its time is at least that of landing ``i``, even if this machine's clock is behind."""
         before = next(self._back_from(i), None)
         at_ms = max(self._log.clock.now_ms(), 0 if before is None else before.at_ms)

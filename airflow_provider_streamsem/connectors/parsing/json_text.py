@@ -133,13 +133,13 @@ def with_json(frame: DataFrame, raw: str, columns: StructType, options: Mapping[
     values = {field.name: f"{into}_{n}" for n, field in enumerate(grouped.columns.fields)}
     steps = with_sql(frame, {parsed: fast.parsed(raw)})
     if grouped.has_arrays:
-        steps = with_sql(steps, {parsed: grouped.of(parsed, _CORRUPT)})
+        steps = with_sql(steps, {parsed: grouped.converted(parsed, _CORRUPT)})
     fast_values = fast.values(parsed)
     is_suspicious = fast.is_suspicious(parsed, fast_values, raw)
     exact_parse = slow.parsed(raw)
     if grouped.has_arrays:
         steps = with_sql(steps, {doubt: is_suspicious, marked: when((is_suspicious, exact_parse))})
-        steps = with_sql(steps, {marked: grouped.of(marked, _CORRUPT)})
+        steps = with_sql(steps, {marked: grouped.converted(marked, _CORRUPT)})
         is_suspicious, exact_parse = doubt, marked
     # A single step adds all columns, because Spark copies every row between two steps that parse JSON.
     steps = with_sql(

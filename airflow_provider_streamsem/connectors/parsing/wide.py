@@ -41,7 +41,7 @@ class Grouped:
         """Whether any type has enough columns for an array."""
         return bool(self._arrays)
 
-    def of(self, record: str, *others: str) -> str:
+    def converted(self, record: str, *others: str) -> str:
         """
         Return SQL that converts a record of the declared columns to a record of :attr:`columns`; null if the record is null.
 

@@ -145,7 +145,7 @@ def test_control_topic_that_cannot_be_checked_gets_no_batch(monkeypatch: pytest.
             self.is_missing()
 
     monkeypatch.setattr(KafkaSink, "_control", lambda self: UnavailableTopic())
-    monkeypatch.setattr(KafkaSink, "_fencing", lambda self, batch: calls.append("fencing"))
+    monkeypatch.setattr(KafkaSink, "_fencing_producer", lambda self, batch: calls.append("fencing"))
     monkeypatch.setattr(KafkaSink, "first_wait_s", 0.0)
     file = DataFile(key="data/0/a/x.parquet", bytes=1, rows=1, checksum="sha256:00")
     batch = Batch(

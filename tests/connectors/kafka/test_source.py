@@ -164,7 +164,7 @@ PATHS: dict[str, Callable[[], object]] = {
     "lineage": lambda: SOURCE.lineage({}),
     "control topic of the sink": lambda: SINK.resolve_schema('{"type":"struct","fields":[{"name":"value","type":"binary","nullable":true}]}'),
     "marker of the sink": lambda: SINK.marker("u", "s"),
-    "producer of the sink": lambda: SINK._fencing(BATCH),
+    "producer of the sink": lambda: SINK._fencing_producer(BATCH),
 }  # fmt: skip
 
 
