@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StringType, StructField, StructType
 
 from airflow_provider_streamsem.connectors.contract import BadRecord, ParsedRecords
+from airflow_provider_streamsem.connectors.data_files.direct_commit import PLAIN_FILES
 from airflow_provider_streamsem.connectors.files import columnar, partitions
 from airflow_provider_streamsem.connectors.files.columnar import Footer
 from airflow_provider_streamsem.connectors.files.csv_lines import Csv
@@ -45,12 +46,6 @@ _MANY = 100
 _OPEN_COST = "spark.sql.files.openCostInBytes"
 _OPEN_COST_BYTES = 1 << 18
 """The cost that Spark adds to the size of each file when it assigns files to tasks. With Spark's default of 4 MiB, 10,000 small files become 312 tasks."""
-# Hadoop stores checksums beside local files, under names that it cannot build from a name with a colon. S3A buffers blocks in local files
-# and needs the checksummed file system for them. These options therefore apply only to local paths with a colon.
-_RAW_LOCAL = {
-    "fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
-    "fs.file.impl.disable.cache": "true",
-}
 
 
 @dataclass(frozen=True)
@@ -261,7 +256,9 @@ class FileRecords:
             if names:
                 options["basePath"] = root + base
             if has_colon and root.startswith("/"):
-                options |= _RAW_LOCAL
+                # Hadoop stores checksums beside local files, under names that it cannot build from a name with a colon. S3A buffers blocks in local files
+                # and needs the checksummed file system for them. These options therefore apply only to local paths with a colon.
+                options |= PLAIN_FILES
             if separate is not None:
                 options["__globPaths__"] = "false"
             located = [root + path if separate else spark_path(self._source.path, path) for path in paths_in_group]

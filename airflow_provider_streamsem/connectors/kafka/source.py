@@ -225,10 +225,6 @@ class KafkaSource(SourceDefaults):
         """Decode the pins of a plan."""
         return read_pins(pins, is_read=self.reads)
 
-    def next_hint(self, hint: Json, pins: Sequence[RangePin], counts: Mapping[str, int]) -> Json:
-        """Return the hint of the plan unchanged. It contains the end offset and leader epoch of each partition already."""
-        return hint
-
     def check_pins(self, pins: Sequence[RangePin], *, was_read: bool) -> None:
         """
         Check that Kafka still has each pinned range, in a topic with the pinned id, and that the partition was not truncated since the plan (D5).

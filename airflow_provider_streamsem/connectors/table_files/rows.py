@@ -9,6 +9,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from airflow_provider_streamsem.connectors.data_files.direct_commit import PLAIN_FILES
 from airflow_provider_streamsem.connectors.files import columnar
 from airflow_provider_streamsem.connectors.files import pins as file_pins
 from airflow_provider_streamsem.connectors.files.columnar import Footer
@@ -22,8 +23,6 @@ _OPTIONS = {
     "parquet.page.verify-checksum.enabled": "true",
     "__globPaths__": "false",  # the paths are literal: Hadoop would interpret [ ] { } * ? in them
 }
-# Hadoop cannot name the checksum file of a local file whose name has a colon. S3A needs the file system with checksums, so only such paths get this one.
-_RAW_LOCAL = {"fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem", "fs.file.impl.disable.cache": "true"}
 
 
 def read(spark: SparkSession, location: str, files: Sequence[PlannedFile], columns: StructType) -> DataFrame:
@@ -35,7 +34,8 @@ def read(spark: SparkSession, location: str, files: Sequence[PlannedFile], colum
     root = plain_root(location)
     located = [root + file.key for file in files]
     has_colon = root.startswith("/") and any(":" in path for path in located)
-    options = {**_OPTIONS, **(_RAW_LOCAL if has_colon else {})}
+    # Hadoop cannot name the checksum file of a local file whose name has a colon. S3A needs the file system with checksums, so only such paths get this one.
+    options = {**_OPTIONS, **(PLAIN_FILES if has_colon else {})}
     return spark.read.options(**options).schema(columns).format("parquet").load(located)
 
 
