@@ -420,7 +420,7 @@ class Sink(Protocol):
 
     def claim(self, pipeline_uuid: str, log: str, *, new: bool) -> None:
         """
-        Write the ownership marker that this pipeline owns the dataset, or verify the existing mark.
+        Write the ownership marker, which names this pipeline as the owner of the dataset, or verify the existing marker.
 
         :param pipeline_uuid: uuid of the pipeline
         :param log: URL of the pipeline's log

@@ -14,24 +14,24 @@ class CountsRanges(Protocol):
 
     @property
     def counted(self) -> str:
-        """The plural noun for what :meth:`count` counts, such as ``cursor values``. ``Source.unit`` remains the noun for items."""
+        """The plural noun for the unit of :meth:`count`, such as ``cursor values``. ``Source.unit`` remains the noun for items."""
         ...
 
     def count(self, ranges: Ranges) -> int:
-        """Return the number of these in the ranges. Sends no request."""
+        """Return the length of the ranges in this unit. Sends no request."""
         ...
 
 
 def counted(source: Source) -> str:
-    """Return the plural noun for what :func:`count` counts: the source's items, unless the source is a :class:`CountsRanges`."""
+    """Return the plural noun for the unit of :func:`count`: ``Source.unit``, unless the source is a :class:`CountsRanges`."""
     return source.counted if isinstance(source, CountsRanges) else source.unit
 
 
 def count(source: Source, ranges: Ranges) -> int:
-    """Return the count of ranges: the number of offsets, unless the source is a :class:`CountsRanges`."""
+    """Return the length of ranges: the number of offsets, unless the source is a :class:`CountsRanges`."""
     return source.count(ranges) if isinstance(source, CountsRanges) else length(ranges)
 
 
 def count_gaps(source: Source, gaps: Gaps) -> int:
-    """Return the count of gaps, as :func:`count` counts ranges."""
+    """Return the total length of gaps, in the unit of :func:`count`."""
     return sum(count(source, {name: piece}) for name, pieces in gaps.items() for piece in pieces)

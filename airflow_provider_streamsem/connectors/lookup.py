@@ -98,5 +98,5 @@ def check_number_of_files(files: Sized, **where: object) -> None:
     :raises InvalidError: there are more than 1,000 files. Nothing was written
     """
     if len(files) > MOST_FILES:
-        what = "a lookup has more files than a plan can pin; nothing was written"
-        raise InvalidError(what, **where, files=len(files), accepted=MOST_FILES)
+        summary = "a lookup has more files than a plan can pin; nothing was written"
+        raise InvalidError(summary, **where, files=len(files), accepted=MOST_FILES)

@@ -1,4 +1,4 @@
-"""Tells Spark's pickler which modules executors cannot import. pyspark is imported on first use."""
+"""Configures Spark's pickler for modules that executors cannot import. pyspark is imported on first use."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def pickled_by_value(modules: Sequence[ModuleType]) -> Iterator[None]:
     """
     from pyspark import cloudpickle
 
-    known = cloudpickle.list_registry_pickle_by_value()
-    new = [module for module in modules if module.__name__ not in known]
-    for module in new:
+    registered = cloudpickle.list_registry_pickle_by_value()
+    added = [module for module in modules if module.__name__ not in registered]
+    for module in added:
         cloudpickle.register_pickle_by_value(module)
     try:
         yield
     finally:
-        for module in new:
+        for module in added:
             cloudpickle.unregister_pickle_by_value(module)

@@ -20,8 +20,10 @@ class Repinning(Protocol):
     @property
     def on_reprocess(self) -> str:
         """
-        What a run does before it plans, if a slice names ``corrected`` records whose former values it has read: ``refuse``: it fails; ``reprocess``: it
-        reprocesses the versions that read them. With ``ignore``, slices name none.
+        How a run reacts to a slice with ``corrected`` records whose former values were read by earlier versions.
+
+        ``refuse``: the run fails before it plans. ``reprocess``: the run reprocesses these versions before it plans. ``ignore``: slices have no ``corrected``
+        records.
         """
         ...
 

@@ -71,9 +71,9 @@ def staged(sink: Any, table: pyarrow.Table, version: int = 0, *, schema: str, ro
 def committed_batch(fixture: PipelineFixture, pipeline: Pipeline, name: str, version: int) -> Batch:
     """Return the batch that a sink has to publish for a committed version of a fixture's log."""
     opened = open_pipeline(pipeline, fixture.log())
-    found = opened.log.outcome(version)
-    assert found is not None
-    return batch_of(opened, found[0], found[1], name)
+    stored = opened.log.outcome(version)
+    assert stored is not None
+    return batch_of(opened, stored[0], stored[1], name)
 
 
 def check_that_commits_of_other_logs_are_refused(sink: Any, published: Batch, next: Batch) -> None:
@@ -95,7 +95,7 @@ def check_that_commits_of_other_logs_are_refused(sink: Any, published: Batch, ne
     assert sink.skip(replanned, None).result == "skipped"
     with pytest.raises(MarkerConflictError):
         sink.publish(published, None)
-    found = sink.marker(published.pipeline_uuid, published.sink)
-    assert found is not None
-    assert (found.state, found.is_of(published.version, replanned.outcome)) == ("skipped", True)
+    marker = sink.marker(published.pipeline_uuid, published.sink)
+    assert marker is not None
+    assert (marker.state, marker.is_of(published.version, replanned.outcome)) == ("skipped", True)
     assert sink.publish(of_other_log, None).result == "applied"

@@ -27,7 +27,7 @@ from airflow_provider_streamsem.stores.contract import open_store
 from airflow_provider_streamsem.stores.memory import open_memory_store
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.stores import Crash
-from tests.connectors.kafka.brokers import CalledBroker, CalledStore, Calls
+from tests.connectors.queue.memory_broker import CalledBroker, CalledStore, Calls
 from tests.integration.parts.rabbitmq import RabbitMQ
 from tests.integration.parts.server import search_path
 from tests.pipeline_fixture import PipelineFixture

@@ -40,8 +40,8 @@ class AmqpQueue:
     :param conn_id: an Airflow connection of type ``amqp`` or ``amqps``: host, port, login, password, and the virtual host as schema. Exactly one of ``conn_id``
         and ``host`` must be given
     :param host: ``host`` or ``host:port`` of a broker that accepts the guest user
-    :param id_from: what identifies a message. ``message_id``: the property that the producer sets; a message without it is quarantined. ``body``: the sha256 of
-        the body; of several messages with equal bodies within the dedup window, only one is read
+    :param id_from: the source of the message id. ``message_id``: the property that the producer sets; a message without it is quarantined. ``body``: the sha256
+        of the body; of several messages with equal bodies within the dedup window, only one is read
     :raises InvalidError: an argument is not valid
     """
 
@@ -80,32 +80,35 @@ class AmqpQueue:
 
     def lineage(self) -> tuple[str, str]:
         """Return the OpenLineage dataset ``("amqp://host:port", "virtual host/name")``."""
-        at = self._address()
-        return f"amqp://{at['host']}:{at['port']}", f"{at['virtual_host'].strip('/')}/{self.name}".lstrip("/")
+        address = self._address()
+        return (
+            f"amqp://{address['host']}:{address['port']}",
+            f"{address['virtual_host'].strip('/')}/{self.name}".lstrip("/"),
+        )
 
     def _address(self) -> dict[str, Any]:
         if self.conn_id is None:
             host, port = _host_and_port(self.host or "")
             return {"host": host, "port": port, "virtual_host": "/", "tls": False, "login": None}
-        found = connection(self.conn_id)
-        if found.conn_type not in ("amqp", "amqps"):
+        conn = connection(self.conn_id)
+        if conn.conn_type not in ("amqp", "amqps"):
             raise InvalidError(
                 "queue amqp: conn_id must name a connection of type amqp or amqps",
                 conn_id=self.conn_id,
-                given=found.conn_type,
+                given=conn.conn_type,
             )
-        tls = found.conn_type == "amqps"
+        tls = conn.conn_type == "amqps"
         return {
-            "host": found.host or "localhost", "port": found.port or (5671 if tls else 5672), "virtual_host": found.schema or "/", "tls": tls,
-            "login": (found.login, found.password) if found.login else None,
+            "host": conn.host or "localhost", "port": conn.port or (5671 if tls else 5672), "virtual_host": conn.schema or "/", "tls": tls,
+            "login": (conn.login, conn.password) if conn.login else None,
         }  # fmt: skip
 
     def warnings(self) -> list[str]:
         """Return a warning if the client sends credentials without encryption."""
-        at = self._address()
-        if at["tls"] or at["login"] is None:
+        address = self._address()
+        if address["tls"] or address["login"] is None:
             return []
-        return clear_text_warning("queue amqp", self.conn_id or "", at["host"], "use a connection of type amqps")
+        return clear_text_warning("queue amqp", self.conn_id or "", address["host"], "use a connection of type amqps")
 
     @contextmanager
     def connect(self) -> Iterator[AmqpReceiver]:
@@ -119,34 +122,34 @@ class AmqpQueue:
         try:
             import pika
         except ImportError as error:
-            raise InvalidError(
-                "pika is not installed", accepted="pip install 'airflow-provider-streamsem[amqp]'"
+            raise InvalidError("pika is not installed").advising(
+                "run `pip install 'airflow-provider-streamsem[amqp]'`, then run again."
             ) from error
         for warning in self.warnings():
             logger.warning("%s", warning)
         _keep_numbers_of_headers()
         with _translated(self.name):
-            opened = pika.BlockingConnection(self._parameters())
+            pika_connection = pika.BlockingConnection(self._parameters())
         try:
             with _translated(self.name):
-                channel = opened.channel()
+                channel = pika_connection.channel()
             yield AmqpReceiver(self, channel)
         finally:
             with suppress(Exception):  # The broker delivers unacknowledged messages again in any case.
-                opened.close()
+                pika_connection.close()
 
     def _parameters(self) -> Any:
         import ssl
 
         import pika
 
-        at = self._address()
-        given = {} if at["login"] is None else {"credentials": pika.PlainCredentials(*at["login"])}
-        if at["tls"]:
-            given["ssl_options"] = pika.SSLOptions(ssl.create_default_context(), at["host"])
+        address = self._address()
+        more = {} if address["login"] is None else {"credentials": pika.PlainCredentials(*address["login"])}
+        if address["tls"]:
+            more["ssl_options"] = pika.SSLOptions(ssl.create_default_context(), address["host"])
         return pika.ConnectionParameters(
-            host=at["host"], port=at["port"], virtual_host=at["virtual_host"], heartbeat=_HEARTBEAT_S, socket_timeout=_TIMEOUT_S,
-            stack_timeout=_TIMEOUT_S, blocked_connection_timeout=_TIMEOUT_S, **given,
+            host=address["host"], port=address["port"], virtual_host=address["virtual_host"], heartbeat=_HEARTBEAT_S, socket_timeout=_TIMEOUT_S,
+            stack_timeout=_TIMEOUT_S, blocked_connection_timeout=_TIMEOUT_S, **more,
         )  # fmt: skip
 
 
@@ -169,8 +172,8 @@ class AmqpReceiver:
         return received
 
     def _message(self, method: Any, properties: Any, body: bytes) -> Message:
-        found = properties.message_id
-        message_id = found if isinstance(found, str) and found else None
+        property_id = properties.message_id
+        message_id = property_id if isinstance(property_id, str) and property_id else None
         if self._queue.id_from == "body":
             message_id = hashlib.sha256(body).hexdigest()
         headers = {str(name): str(value) for name, value in (properties.headers or {}).items()}
@@ -192,8 +195,8 @@ class AmqpReceiver:
 
 def _host_and_port(text: str) -> tuple[str, int]:
     try:
-        found = urlsplit(f"//{text}")
-        host, port = found.hostname, found.port or _PORT
+        parsed = urlsplit(f"//{text}")
+        host, port = parsed.hostname, parsed.port or _PORT
     except ValueError:
         host, port = None, 0
     if not host:
@@ -222,8 +225,8 @@ def _keep_numbers_of_headers() -> None:
         if form is not None:
             return struct.unpack_from(form, encoded, offset + 1)[0], offset + 1 + struct.calcsize(form)
         try:
-            found: tuple[Any, int] = original(encoded, offset)
-            return found
+            decoded: tuple[Any, int] = original(encoded, offset)
+            return decoded
         except (OverflowError, ValueError, OSError):
             if encoded[offset : offset + 1] != b"T":
                 raise
@@ -256,8 +259,8 @@ def _translated(name: str) -> Iterator[None]:
             ).advising(
                 "give the user of the connection the right to read the queue, and check the queue's name and virtual host; then run again."
             ) from error
-        what = "the AMQP broker gave no clear answer; it will redeliver messages that were not landed"
-        raise UnavailableError(what, queue=name, error=type(error).__name__) from error
+        summary = "the AMQP broker gave no clear answer; it will redeliver messages that were not landed"
+        raise UnavailableError(summary, queue=name, error=type(error).__name__) from error
     except OSError as error:
-        what = "the AMQP broker cannot be reached; it will redeliver messages that were not landed"
-        raise UnavailableError(what, queue=name, error=type(error).__name__) from error
+        summary = "the AMQP broker cannot be reached; it will redeliver messages that were not landed"
+        raise UnavailableError(summary, queue=name, error=type(error).__name__) from error

@@ -31,11 +31,11 @@ def anywhere(value: Column, kind: DataType, sought: type[DataType], is_bad: Call
     :param kind: the type of ``value``; :func:`holds` must be true for it
     :param is_bad: returns the condition for one value of the sought type
     """
-    found = [is_bad(value)] if isinstance(kind, sought) else []
+    conditions = [is_bad(value)] if isinstance(kind, sought) else []
 
-    def check_each(parts: Column, inner: DataType) -> None:
+    def check_each(elements: Column, inner: DataType) -> None:
         if holds(inner, sought):
-            found.append(F.exists(parts, lambda part: anywhere(part, inner, sought, is_bad)))
+            conditions.append(F.exists(elements, lambda element: anywhere(element, inner, sought, is_bad)))
 
     if isinstance(kind, ArrayType):
         check_each(value, kind.elementType)
@@ -45,5 +45,5 @@ def anywhere(value: Column, kind: DataType, sought: type[DataType], is_bad: Call
     elif isinstance(kind, StructType):
         for field in kind.fields:
             if holds(field.dataType, sought):
-                found.append(anywhere(value.getField(field.name), field.dataType, sought, is_bad))
-    return reduce(or_, found)
+                conditions.append(anywhere(value.getField(field.name), field.dataType, sought, is_bad))
+    return reduce(or_, conditions)

@@ -26,8 +26,8 @@ def fields(schema: str) -> list[Json]:
         raise LogDamagedError(
             "a recorded schema is not a struct of plain types; nothing was read with it", invariant="R6"
         )
-    found: list[Json] = parsed["fields"]
-    return found
+    columns: list[Json] = parsed["fields"]
+    return columns
 
 
 def without_metadata(kind: Json) -> Json:
@@ -48,10 +48,10 @@ def is_plain(kind: Json) -> bool:
     if not isinstance(kind, dict):
         return isinstance(kind, str)
     if kind.get("type") == "struct":
-        parts = kind.get("fields")
-        return isinstance(parts, list) and all(
-            isinstance(part, dict) and isinstance(part.get("name"), str) and is_plain(part.get("type"))
-            for part in parts
+        fields = kind.get("fields")
+        return isinstance(fields, list) and all(
+            isinstance(field, dict) and isinstance(field.get("name"), str) and is_plain(field.get("type"))
+            for field in fields
         )
-    made_of = {"array": ("elementType",), "map": ("keyType", "valueType")}.get(str(kind.get("type")))
-    return made_of is not None and all(is_plain(kind.get(name)) for name in made_of)
+    part_names = {"array": ("elementType",), "map": ("keyType", "valueType")}.get(str(kind.get("type")))
+    return part_names is not None and all(is_plain(kind.get(name)) for name in part_names)

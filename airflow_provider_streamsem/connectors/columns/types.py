@@ -28,62 +28,64 @@ Grows = Callable[[str, str, str], bool]
 
 
 def widened(
-    recorded: Any, given: Any, column: str = "", *, grows: Grows = lambda column, recorded, wider: True, lacks: bool = False
+    recorded: Any, new: Any, column: str = "", *, grows: Grows = lambda column, recorded, wider: True, lacks: bool = False
 ) -> Any:  # fmt: skip
     """
     Return the type that holds the values of both types exactly.
 
-    * If the given type is equal, narrower (``integer`` into ``long``, ``double`` or ``decimal(12,2)``) or ``void``, the result is the recorded type.
-    * If the recorded type is ``void``, the result is the given type.
-    * If the given type is wider and of the same kind, the result is the wider type. The kinds are integers, floats (``float``, ``double``) and decimals. Of
+    * If the new type is equal, narrower (``integer`` into ``long``, ``double`` or ``decimal(12,2)``) or ``void``, the result is the recorded type.
+    * If the recorded type is ``void``, the result is the new type.
+    * If the new type is wider and of the same kind, the result is the wider type. The kinds are integers, floats (``float``, ``double``) and decimals. Of
       two decimals, the result has the larger number of digits on each side of the decimal point, at most 38 in total.
     * For arrays, maps and structs, the rule applies to each nested type. A nested value is nullable if it is nullable in either type. A struct keeps its
       fields in order and appends new fields.
 
+    :param recorded: the type of earlier batches, as the log records it
+    :param new: the type of the new batch
     :param column: path of the column for error messages, such as ``order.lines.element.price``; ``""`` for the whole row
     :param grows: returns whether the sink's format supports the change to a wider type
-    :param lacks: whether a given struct may lack recorded fields; the result then contains them
+    :param lacks: whether a new struct may lack recorded fields; the result then contains them
     :raises DataError: there is no such type, or ``grows`` refuses it; the error names the column and both types. Nothing became visible
     """
-    if given == VOID or recorded == VOID:
-        return recorded if given == VOID else given
-    rule: dict[str, Any] = {"grows": grows, "lacks": lacks}
-    kinds = {kind["type"] if isinstance(kind, dict) else kind for kind in (recorded, given)}
+    if new == VOID or recorded == VOID:
+        return recorded if new == VOID else new
+    options: dict[str, Any] = {"grows": grows, "lacks": lacks}
+    kinds = {kind["type"] if isinstance(kind, dict) else kind for kind in (recorded, new)}
     if kinds == {"struct"}:
-        return _struct(recorded, given, column, rule)
+        return _struct(recorded, new, column, options)
     if kinds == {"array"}:
-        element = widened(recorded["elementType"], given["elementType"], f"{column}.element", **rule)
-        return {**recorded, "elementType": element, "containsNull": recorded["containsNull"] or given["containsNull"]}
+        element = widened(recorded["elementType"], new["elementType"], f"{column}.element", **options)
+        return {**recorded, "elementType": element, "containsNull": recorded["containsNull"] or new["containsNull"]}
     if kinds == {"map"}:
-        key = widened(recorded["keyType"], given["keyType"], f"{column}.key", **rule)
-        value = widened(recorded["valueType"], given["valueType"], f"{column}.value", **rule)
-        may_be_null = recorded["valueContainsNull"] or given["valueContainsNull"]
+        key = widened(recorded["keyType"], new["keyType"], f"{column}.key", **options)
+        value = widened(recorded["valueType"], new["valueType"], f"{column}.value", **options)
+        may_be_null = recorded["valueContainsNull"] or new["valueContainsNull"]
         return {**recorded, "keyType": key, "valueType": value, "valueContainsNull": may_be_null}
-    wider = recorded if _holds(recorded, given) else _grown(recorded, given)
+    wider = recorded if _holds(recorded, new) else _grown(recorded, new)
     if wider is None or (wider != recorded and not grows(column, recorded, wider)):
         raise DataError(
-            "a column changed its type; nothing became visible", column=column, recorded=recorded, found=given
+            "a column changed its type; nothing became visible", column=column, recorded=recorded, found=new
         )
     return wider
 
 
-def _struct(recorded: Any, given: Any, column: str, rule: Mapping[str, Any]) -> Any:
-    old = {field["name"]: field for field in recorded["fields"]}
-    new = {field["name"]: field for field in given["fields"]}
+def _struct(recorded: Any, new: Any, column: str, options: Mapping[str, Any]) -> Any:
+    old_fields = {field["name"]: field for field in recorded["fields"]}
+    new_fields = {field["name"]: field for field in new["fields"]}
     inside = f"{column}." if column else ""
-    missing = [f"{inside}{name}" for name in old if name not in new]
-    if missing and not rule["lacks"]:
+    missing = [f"{inside}{name}" for name in old_fields if name not in new_fields]
+    if missing and not options["lacks"]:
         raise DataError("columns of earlier batches are missing; nothing became visible", columns=missing)
     fields = []
-    for name, field in old.items():
-        found = new.get(name, {**field, "nullable": True})
-        kind = widened(field["type"], found["type"], f"{inside}{name}", **rule)
-        fields.append({**field, "type": kind, "nullable": field["nullable"] or found["nullable"]})
-    fields += [{**field, "nullable": True} for name, field in new.items() if name not in old]
-    twice = more_than_once(field["name"] for field in fields) if column else []
-    if twice:
-        what = "fields of a struct differ only in upper and lower case; nothing became visible"
-        raise DataError(what, column=column, fields=twice)
+    for name, field in old_fields.items():
+        new_field = new_fields.get(name, {**field, "nullable": True})
+        kind = widened(field["type"], new_field["type"], f"{inside}{name}", **options)
+        fields.append({**field, "type": kind, "nullable": field["nullable"] or new_field["nullable"]})
+    fields += [{**field, "nullable": True} for name, field in new_fields.items() if name not in old_fields]
+    duplicates = more_than_once(field["name"] for field in fields) if column else []
+    if duplicates:
+        summary = "fields of a struct differ only in upper and lower case; nothing became visible"
+        raise DataError(summary, column=column, fields=duplicates)
     return {**recorded, "fields": fields}
 
 
@@ -103,16 +105,16 @@ def _holds(wide: Any, narrow: Any) -> bool:
     return narrow in _EXACT_IN.get(wide, ())
 
 
-def _grown(recorded: Any, given: Any) -> str | None:
+def _grown(recorded: Any, new: Any) -> str | None:
     """Return the wider type that replaces a recorded primitive type, or ``None`` if there is none."""
-    if not (isinstance(recorded, str) and isinstance(given, str)):
+    if not (isinstance(recorded, str) and isinstance(new, str)):
         return None
-    if (recorded in _DIGITS and given in _DIGITS) or (recorded, given) == ("float", "double"):
-        return given
-    both = _DECIMAL.fullmatch(recorded), _DECIMAL.fullmatch(given)
-    if both[0] and both[1]:
-        scale = max(int(both[0][2]), int(both[1][2]))
-        precision = scale + max(int(found[1]) - int(found[2]) for found in both if found)
+    if (recorded in _DIGITS and new in _DIGITS) or (recorded, new) == ("float", "double"):
+        return new
+    decimals = _DECIMAL.fullmatch(recorded), _DECIMAL.fullmatch(new)
+    if decimals[0] and decimals[1]:
+        scale = max(int(decimals[0][2]), int(decimals[1][2]))
+        precision = scale + max(int(decimal[1]) - int(decimal[2]) for decimal in decimals if decimal)
         return f"decimal({precision},{scale})" if precision <= _MOST_DIGITS else None
     return None
 
@@ -139,8 +141,8 @@ def typed(schema: str) -> tuple[str, list[str]]:
     """
     left_out: list[str] = []
     kind = json.loads(schema)
-    kept = _typed(kind, "", left_out)
-    return (json.dumps(kept, separators=(",", ":")) if left_out else schema), left_out
+    typed_schema = _typed(kind, "", left_out)
+    return (json.dumps(typed_schema, separators=(",", ":")) if left_out else schema), left_out
 
 
 def _typed(kind: Any, column: str, left_out: list[str]) -> Any:
@@ -149,8 +151,8 @@ def _typed(kind: Any, column: str, left_out: list[str]) -> Any:
     if kind["type"] != "struct":
         parts = {name: kind[name] for name in ("elementType", "keyType", "valueType") if name in kind}
         if VOID in parts.values():
-            what = "the elements of an array or map have no type (void): cast the column in the transform; nothing became visible"
-            raise DataError(what, column=column)
+            summary = "the elements of an array or map have no type (void); nothing became visible"
+            raise DataError(summary, column=column).advising("cast the column in the transform, and run again.")
         return {**kind, **{name: _typed(part, f"{column}.{_PART[name]}", left_out) for name, part in parts.items()}}
     inside = f"{column}." if column else ""
     fields = [
@@ -160,8 +162,8 @@ def _typed(kind: Any, column: str, left_out: list[str]) -> Any:
     ]
     left_out += [f"{inside}{field['name']}" for field in kind["fields"] if field["type"] == VOID]
     if kind["fields"] and not fields:
-        what = "every column of the row, or every field of a struct, has no type (void): cast one in the transform; nothing became visible"
-        raise DataError(what, columns=left_out)
+        summary = "every column of the row, or every field of a struct, has no type (void); nothing became visible"
+        raise DataError(summary, columns=left_out).advising("cast one of the columns in the transform, and run again.")
     return {**kind, "fields": fields}
 
 

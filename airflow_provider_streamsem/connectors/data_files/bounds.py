@@ -1,4 +1,4 @@
-"""Computes Delta's per-file statistics from the footer of a Parquet file. Readers skip files by them."""
+"""Computes Delta's per-file statistics from the footer of a Parquet file. With them, readers skip files."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ def delta_stats(parquet: Any, *, without: frozenset[str]) -> str:
     :param parquet: pyarrow's metadata of the file
     :param without: top-level columns without statistics: the partition columns
     """
-    found: dict[str, Any] = {"numRecords": parquet.num_rows, "minValues": {}, "maxValues": {}, "nullCount": {}}
+    stats: dict[str, Any] = {"numRecords": parquet.num_rows, "minValues": {}, "maxValues": {}, "nullCount": {}}
     for path, index in _leaves(parquet, without):
         chunks = [parquet.row_group(group).column(index).statistics for group in range(parquet.num_row_groups)]
         if not chunks or any(chunk is None for chunk in chunks):
             continue
         if all(chunk.has_null_count for chunk in chunks):
-            _put(found["nullCount"], path, sum(chunk.null_count for chunk in chunks))
+            _put(stats["nullCount"], path, sum(chunk.null_count for chunk in chunks))
         bounded = [chunk for chunk in chunks if chunk.has_min_max]
         if not bounded or any(not chunk.has_min_max and chunk.num_values > 0 for chunk in chunks):
             continue
         is_utc = "isAdjustedToUTC=true" in str(parquet.schema.column(index).logical_type)
         try:
-            least = _text(min(chunk.min for chunk in bounded), is_utc, up=False)
-            most = _text(max(chunk.max for chunk in bounded), is_utc, up=True)
+            lower = _text(min(chunk.min for chunk in bounded), is_utc, up=False)
+            upper = _text(max(chunk.max for chunk in bounded), is_utc, up=True)
         except (OverflowError, ValueError):  # Python's datetime lacks the year
             continue
-        if least is not None and most is not None:
-            _put(found["minValues"], path, least)
-            _put(found["maxValues"], path, most)
-    return json.dumps(found, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        if lower is not None and upper is not None:
+            _put(stats["minValues"], path, lower)
+            _put(stats["maxValues"], path, upper)
+    return json.dumps(stats, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def _leaves(parquet: Any, without: frozenset[str]) -> Iterator[tuple[list[str], int]]:

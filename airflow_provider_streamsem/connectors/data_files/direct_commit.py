@@ -53,15 +53,15 @@ def write(
     query = inner._jdf.queryExecution()
     output = query.analyzed().output()
     columns = {c.name(): c for c in (output.apply(i) for i in range(output.length()))} if partition_by else {}
-    given = spark.map(options)
+    java_options = spark.map(options)
     with tempfile.TemporaryDirectory(prefix="streamsem-") as directory:
         job = spark.committer("streamsem", location)
         job.setupManifestOptions(spark.list_in(directory, java_session), 0)
         # The writer runs inside a SQL execution, as in Spark's streaming sink, so that the UI shows it and listeners receive its events.
         spark.execute(
             query, java_session, query.executedPlan(), spark.formats[format](), job, spark.output(location, spark.no_locations, output),
-            java_session.sessionState().newHadoopConfWithOptions(given),
-            spark.sequence([columns[name] for name in partition_by]), spark.nothing, spark.empty, given,
+            java_session.sessionState().newHadoopConfWithOptions(java_options),
+            spark.sequence([columns[name] for name in partition_by]), spark.scala_none, spark.empty_seq, java_options,
         )  # fmt: skip
         (list_of_files,) = [path for path in Path(directory).iterdir() if not path.name.startswith(".")]
         _, *lines = list_of_files.read_text(encoding="utf-8").strip("\n").split("\n")
@@ -83,20 +83,20 @@ class _Classes:
     def __init__(self, gateway: Any) -> None:
         jvm = gateway.jvm
         execution = jvm.org.apache.spark.sql.execution
-        self.committer = _found(execution.streaming.ManifestFileCommitProtocol)
+        self.committer = _java_class(execution.streaming.ManifestFileCommitProtocol)
         try:
-            self._list = _found(execution.streaming.sinks.FileStreamSinkLog)
-            manager = _found(execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager)
+            self._list = _java_class(execution.streaming.sinks.FileStreamSinkLog)
+            manager = _java_class(execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager)
         except _MissingError:  # before 4.1
-            self._list = _found(execution.streaming.FileStreamSinkLog)
-            manager = _found(execution.streaming.FileSystemBasedCheckpointFileManager)
+            self._list = _java_class(execution.streaming.FileStreamSinkLog)
+            manager = _java_class(execution.streaming.FileSystemBasedCheckpointFileManager)
         self._list_settings = {**PLAIN_FILES, "spark.sql.streaming.checkpointFileManagerClass": manager._fqn}
-        writer = _found(execution.datasources.FileFormatWriter)
+        writer = _java_class(execution.datasources.FileFormatWriter)
         self.output = writer.OutputSpec
         packages = execution.datasources
-        self.formats = {name: _found(getattr(getattr(packages, name), kind)) for name, kind in _FORMATS.items()}
-        self.nothing = jvm.scala.Option.empty()
-        self.empty = jvm.PythonUtils.toSeq([])
+        self.formats = {name: _java_class(getattr(getattr(packages, name), kind)) for name, kind in _FORMATS.items()}
+        self.scala_none = jvm.scala.Option.empty()
+        self.empty_seq = jvm.PythonUtils.toSeq([])
         self.no_locations = jvm.PythonUtils.toScalaMap({})
         self.map = jvm.PythonUtils.toScalaMap
         self.sequence = jvm.PythonUtils.toSeq
@@ -122,11 +122,11 @@ class _Classes:
         conf = session.sessionState().conf()
         for name, value in self._list_settings.items():
             conf.setConfString(name, value)
-        return self._list(1, session, f"file://{directory}", self.nothing)
+        return self._list(1, session, f"file://{directory}", self.scala_none)
 
-    def execute(self, query: Any, *given: Any) -> None:
+    def execute(self, query: Any, *writer_arguments: Any) -> None:
         """Call the writer with all its arguments, inside one SQL execution."""
-        write = reduce(lambda handle, argument: handle.bindTo(argument), given, self._write)
+        write = reduce(lambda handle, argument: handle.bindTo(argument), writer_arguments, self._write)
         try:
             self._execution(query, self._name, self._implement(self._function, write))
         except Exception as error:
@@ -136,16 +136,21 @@ class _Classes:
                 raise
             from pyspark.errors.exceptions.captured import convert_exception
 
-            as_on_the_other_path = convert_exception(thrown.getCause())
-            raise as_on_the_other_path from None
+            spark_error = convert_exception(thrown.getCause())
+            raise spark_error from None
 
 
-def _found(given: Any) -> Any:
+def _java_class(resolved: Any) -> Any:
+    """
+    Return the argument if py4j has resolved it to a class.
+
+    :raises _MissingError: the JVM has no class of this name
+    """
     from py4j.java_gateway import JavaClass  # the Spark Connect client does not install py4j
 
-    if not isinstance(given, JavaClass):  # py4j resolves an unknown name to a package
-        raise _MissingError(str(given))
-    return given
+    if not isinstance(resolved, JavaClass):  # py4j resolves an unknown name to a package
+        raise _MissingError(str(resolved))
+    return resolved
 
 
 _classes = lru_cache(maxsize=1)(_Classes)

@@ -170,9 +170,9 @@ def _timestamp(name: str, column: str) -> str:
     A timestamp without a time zone is converted to Spark's text, such as ``2026-01-01 12:00:00.5``.
     """
     day, _, time = name.partition("~")
-    of_day = f"{time[:2]}:{time[2:4]}:{time[4:]}"
+    time_of_day = f"{time[:2]}:{time[2:4]}:{time[4:]}"
     if not time.endswith("Z"):
-        return f"{day} {of_day}"
+        return f"{day} {time_of_day}"
     try:
         midnight = datetime.combine(date.fromisoformat(day), datetime.min.time())
     except ValueError as error:
@@ -192,9 +192,8 @@ def _first_value(file: BinaryIO, name: str, format: str, column: str) -> str:
     if format == "orc":
         import pyarrow.orc
 
-        stripe = pyarrow.orc.ORCFile(file).read_stripe(
-            0
-        )  # reads all columns, because pyarrow parses a dot in a column name as a nested field
+        # Reads all columns, because pyarrow parses a dot in a column name as a nested field.
+        stripe = pyarrow.orc.ORCFile(file).read_stripe(0)
         return str(stripe.column(column)[0].as_py())
     if format == "csv":
         return str(_csv_table(file, name)[column][0].as_py())

@@ -43,8 +43,8 @@ def read_files(spark: SparkSession, paths: Sequence[str], *, format: str, schema
     except StreamsemError:
         raise
     except Exception as error:
-        what = "this Spark version cannot parse the recorded schema; no row was read"
-        raise LogDamagedError(what, invariant="R6") from error
+        summary = "this Spark version cannot parse the recorded schema; no row was read"
+        raise LogDamagedError(summary, invariant="R6") from error
     if not paths:
         return spark.createDataFrame([], columns)
     return (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date
 from typing import Protocol
@@ -40,15 +40,15 @@ _DAY_US = 86_400_000_000
 _EPOCH = date(1970, 1, 1)
 UMASK = "fs.permissions.umask-mode"
 _NO_PARTITION = (ArrayType, MapType, StructType, BinaryType, VariantType)
-_NULL_TEXT_FOUND = "streamsem: the text that stands for null in column "
-_KEY_TWICE_FOUND = "streamsem: a map with a key twice in column "
-_BAD_TEXT_FOUND = "streamsem: text that is not UTF-8 in column "
-_LOST_DAY_FOUND = "streamsem: a day that ORC lacks in column "
-_REFUSED_TEXTS = {
-    _LOST_DAY_FOUND: "a date is between 1582-10-05 and 1582-10-14, which ORC cannot store; nothing became visible",
-    _NULL_TEXT_FOUND: "a string is \\N, which represents null in CSV files, so readers would return null; nothing became visible",
-    _KEY_TWICE_FOUND: "a map has a duplicate key, and this sink would keep only one of its values; nothing became visible",
-    _BAD_TEXT_FOUND: "a string has bytes that are not UTF-8, which this sink cannot store; nothing became visible",
+_NULL_TEXT_MESSAGE = "streamsem: the text that stands for null in column "
+_DUPLICATE_KEY_MESSAGE = "streamsem: a map with a key twice in column "
+_BAD_TEXT_MESSAGE = "streamsem: text that is not UTF-8 in column "
+_LOST_DAY_MESSAGE = "streamsem: a day that ORC lacks in column "
+_REFUSAL_SUMMARIES = {
+    _LOST_DAY_MESSAGE: "a date is between 1582-10-05 and 1582-10-14, which ORC cannot store; nothing became visible",
+    _NULL_TEXT_MESSAGE: "a string is \\N, which represents null in CSV files, so readers would return null; nothing became visible",
+    _DUPLICATE_KEY_MESSAGE: "a map has a duplicate key, and this sink would keep only one of its values; nothing became visible",
+    _BAD_TEXT_MESSAGE: "a string has bytes that are not UTF-8, which this sink cannot store; nothing became visible",
 }
 _OPTIONS = {
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
@@ -101,30 +101,15 @@ def write_files(frame: DataFrame, sink: _Sink, location: str) -> frozenset[str] 
         visible
     """
     by_name = {field.name: field.dataType for field in frame.schema.fields}
-    _refuse_names_differing_in_case(frame, sink)
-    missing = [name for name in sink.partition_by if name not in by_name]
-    if missing:
-        raise DataError(
-            "the transform's result lacks partition columns; nothing became visible",
-            sink=sink.path,
-            missing=missing,
-            columns=list(by_name),
-        )
     copies = partition_columns(sink.partition_by)
-    reserved = sorted(name for name in by_name if name.lower() in {copy.lower() for copy in copies})
-    if reserved:
-        what = "columns have names that are reserved for partition directories: rename them in the transform; nothing became visible"
-        raise DataError(what, sink=sink.path, columns=reserved, partition_by=list(sink.partition_by))
-    odd = [name for name in sink.partition_by if isinstance(by_name[name], _NO_PARTITION)]
-    if odd:
-        what = "columns of this type cannot partition a dataset; nothing became visible"
-        raise DataError(what, sink=sink.path, columns=odd)
+    _refuse_names_differing_in_case(frame, sink)
+    _check_partition_columns(sink, by_name, copies)
     if sink.format in TEXT_OPTIONS or sink.partition_by:
         frame = refusing_lossy_values(frame, None if sink.format in TEXT_OPTIONS else sink.partition_by)
     if sink.format == "csv":
-        frame = _refusing(frame, StringType, _is_null_text, _NULL_TEXT_FOUND)
+        frame = _refusing(frame, StringType, _is_null_text, _NULL_TEXT_MESSAGE)
     if sink.format == "orc":
-        frame = _refusing(frame, DateType, _is_lost_day, _LOST_DAY_FOUND)
+        frame = _refusing(frame, DateType, _is_lost_day, _LOST_DAY_MESSAGE)
     for copy, name in zip(copies, sink.partition_by, strict=True):
         frame = frame.withColumn(copy, directory_value(quoted(name), by_name[name]))
     if sink.target_file_bytes is not None:
@@ -134,16 +119,44 @@ def write_files(frame: DataFrame, sink: _Sink, location: str) -> frozenset[str] 
     options = {**_OPTIONS, **TEXT_OPTIONS.get(sink.format, {}), "compression": codec}
     if not _is_on_s3(location):
         options |= direct.PLAIN_FILES  # Hadoop's checksum files are not needed, because the log stores checksums
-        options |= _modes(frame.sparkSession)
+        options |= _umask_option(frame.sparkSession)
     elif direct.is_possible(frame.sparkSession):
         # On S3, Hadoop's committers copy each file when they rename it, or send many requests.
-        with _refusals_named(sink):
+        with _naming_refusals(sink):
             return direct.write(frame, location, sink.format, partition_by=copies, options=options)
     # The location is empty, because its name contains the random id of the attempt. All modes except append first search the location for files.
     writer = frame.write.format(sink.format).mode("append").options(**options)
-    with _refusals_named(sink):
+    with _naming_refusals(sink):
         (writer.partitionBy(*copies) if copies else writer).save(location)
     return None
+
+
+def _check_partition_columns(sink: _Sink, by_name: Mapping[str, DataType], copies: Sequence[str]) -> None:
+    """
+    Refuse partition columns that are missing or have an unsupported type, and columns with the name of an encoded copy.
+
+    :param by_name: name → type of each column
+    :param copies: names of the encoded copies of the partition columns
+    :raises DataError: names the columns. Nothing became visible
+    """
+    missing = [name for name in sink.partition_by if name not in by_name]
+    if missing:
+        raise DataError(
+            "the transform's result lacks partition columns; nothing became visible",
+            sink=sink.path,
+            missing=missing,
+            columns=list(by_name),
+        )
+    reserved = sorted(name for name in by_name if name.lower() in {copy.lower() for copy in copies})
+    if reserved:
+        summary = "columns have names that are reserved for partition directories; nothing became visible"
+        raise DataError(summary, sink=sink.path, columns=reserved, partition_by=list(sink.partition_by)).advising(
+            "rename the columns in the transform, and run again."
+        )
+    unsupported = [name for name in sink.partition_by if isinstance(by_name[name], _NO_PARTITION)]
+    if unsupported:
+        summary = "columns of this type cannot partition a dataset; nothing became visible"
+        raise DataError(summary, sink=sink.path, columns=unsupported)
 
 
 def refusing_lossy_values(
@@ -163,36 +176,38 @@ def refusing_lossy_values(
 
 
 def _refused(field: StructField, keeps_maps: bool) -> Column:
-    """Return the column unchanged. Its evaluation fails for a value of which JSON would lose a part."""
+    """Return the column unchanged. Its evaluation fails for a value that JSON cannot represent completely."""
     value = quoted(field.name)
     if not keeps_maps:
-        value = _checked(value, field, MapType, _has_key_twice, _KEY_TWICE_FOUND)
-    value = _checked(value, field, StringType, lambda text: ~F.is_valid_utf8(text), _BAD_TEXT_FOUND)
+        value = _checked(value, field, MapType, _has_duplicate_key, _DUPLICATE_KEY_MESSAGE)
+    value = _checked(value, field, StringType, lambda text: ~F.is_valid_utf8(text), _BAD_TEXT_MESSAGE)
     return value.alias(field.name)
 
 
 def _checked(
-    value: Column, field: StructField, sought: type[DataType], is_bad: Callable[[Column], Column], found: str
+    value: Column, field: StructField, sought: type[DataType], is_bad: Callable[[Column], Column], message: str
 ) -> Column:
     """Return the value unchanged. Its evaluation fails if it is bad: if the value, or a value nested in it, has the sought type and ``is_bad`` is true."""
     if not holds(field.dataType, sought):
         return value
-    return F.when(anywhere(quoted(field.name), field.dataType, sought, is_bad), _refusal(found, field)).otherwise(value)
+    return F.when(anywhere(quoted(field.name), field.dataType, sought, is_bad), _refusal(message, field)).otherwise(
+        value
+    )
 
 
-def _refusal(found: str, field: StructField) -> Column:
-    return F.raise_error(F.lit(f"{found}{json.dumps(field.name)}")).cast(field.dataType)
+def _refusal(message: str, field: StructField) -> Column:
+    return F.raise_error(F.lit(f"{message}{json.dumps(field.name)}")).cast(field.dataType)
 
 
-def _has_key_twice(value: Column) -> Column:
+def _has_duplicate_key(value: Column) -> Column:
     keys = F.map_keys(value)
     return F.size(keys) > F.size(F.array_distinct(keys))
 
 
-def _refusing(frame: DataFrame, sought: type[DataType], is_bad: Callable[[Column], Column], found: str) -> DataFrame:
+def _refusing(frame: DataFrame, sought: type[DataType], is_bad: Callable[[Column], Column], message: str) -> DataFrame:
     """Return the same rows. The write fails if ``is_bad`` is true for a value of the sought type."""
     fields = frame.schema.fields
-    return frame.select(*[_checked(quoted(f.name), f, sought, is_bad, found).alias(f.name) for f in fields])
+    return frame.select(*[_checked(quoted(f.name), f, sought, is_bad, message).alias(f.name) for f in fields])
 
 
 def _is_lost_day(day: Column) -> Column:
@@ -206,23 +221,24 @@ def _is_null_text(text: Column) -> Column:
 
 
 @contextmanager
-def _refusals_named(sink: _Sink) -> Iterator[None]:
+def _naming_refusals(sink: _Sink) -> Iterator[None]:
+    """Within the block, map the error of a refused value to a ``DataError`` that names the sink and the column."""
     refused = None
     try:
         yield
     except Exception as error:
-        refused = re.search(f"({'|'.join(_REFUSED_TEXTS)})" + r'("(?:[^"\\]|\\.)*")', str(error))
+        refused = re.search(f"({'|'.join(_REFUSAL_SUMMARIES)})" + r'("(?:[^"\\]|\\.)*")', str(error))
         if refused is None:
             raise
     if refused is not None:
-        raise DataError(_REFUSED_TEXTS[refused[1]], sink=sink.path, column=json.loads(refused[2]))
+        raise DataError(_REFUSAL_SUMMARIES[refused[1]], sink=sink.path, column=json.loads(refused[2]))
 
 
-def _modes(session: SparkSession) -> dict[str, str]:
+def _umask_option(session: SparkSession) -> dict[str, str]:
     """Return the umask of this process as a Hadoop option, unless Spark's configuration sets one. With Hadoop's default, every user can read the files."""
     names = (UMASK, f"spark.hadoop.{UMASK}")
-    is_given = any(session.conf.get(name, "") for name in names)
-    return {} if is_given else {UMASK: f"{process_umask():03o}"}
+    is_set = any(session.conf.get(name, "") for name in names)
+    return {} if is_set else {UMASK: f"{process_umask():03o}"}
 
 
 def _is_on_s3(location: str) -> bool:
@@ -235,10 +251,12 @@ def _refuse_names_differing_in_case(frame: DataFrame, sink: _Sink) -> None:
 
     Spark's readers treat such columns as one, unless the session sets ``spark.sql.caseSensitive``.
     """
-    twins = more_than_once(frame.columns)
-    if twins:
-        what = "columns have the same name, or names that differ only in upper and lower case; nothing became visible"
-        raise DataError(what, sink=sink.path, columns=twins)
+    duplicates = more_than_once(frame.columns)
+    if duplicates:
+        summary = (
+            "columns have the same name, or names that differ only in upper and lower case; nothing became visible"
+        )
+        raise DataError(summary, sink=sink.path, columns=duplicates)
 
 
 def partition_columns(names: Sequence[str]) -> list[str]:
@@ -249,9 +267,9 @@ def partition_columns(names: Sequence[str]) -> list[str]:
     is never used, because readers with Hive partition discovery would replace the column's value with the text of the directory.
     """
     plain = [f"__{name}" for name in names if _PLAIN_NAME.fullmatch(name)]
-    odd = (f"__p{n}" for n in range(2 * len(names)))
-    free = (name for name in odd if name.lower() not in {used.lower() for used in plain})
-    return [f"__{name}" if _PLAIN_NAME.fullmatch(name) else next(free) for name in names]
+    numbered = (f"__p{n}" for n in range(2 * len(names)))
+    unused = (name for name in numbered if name.lower() not in {used.lower() for used in plain})
+    return [f"__{name}" if _PLAIN_NAME.fullmatch(name) else next(unused) for name in names]
 
 
 def directory_value(value: Column, kind: DataType) -> Column:
@@ -295,10 +313,10 @@ def _in_utc(value: Column) -> Column:
     The session's local time is not used, because two instants have the same local time when clocks are set back.
     """
     micros = F.unix_micros(value)
-    of_day = F.pmod(micros, F.lit(_DAY_US))
-    days = F.call_function("div", micros - of_day, F.lit(_DAY_US)).cast("int")
+    micros_of_day = F.pmod(micros, F.lit(_DAY_US))
+    days = F.call_function("div", micros - micros_of_day, F.lit(_DAY_US)).cast("int")
     midnight = F.date_add(F.lit(_EPOCH), days).cast("timestamp_ntz")
-    return midnight + F.make_dt_interval(secs=(of_day / 1_000_000).cast("decimal(18,6)"))
+    return midnight + F.make_dt_interval(secs=(micros_of_day / 1_000_000).cast("decimal(18,6)"))
 
 
 def quoted(name: str) -> Column:

@@ -42,107 +42,110 @@ def footers(location: str, format: str, pins: Sequence[FilePin]) -> dict[str, Fo
     schemas: dict[Any, Any] = {}
 
     def read(pin: FilePin) -> Footer:
-        found = _footer(dataset, ObjectStat(key=pin.path, bytes=pin.bytes, etag="", mtime_ns=0), format)
+        footer = _footer(dataset, ObjectStat(key=pin.path, bytes=pin.bytes, etag="", mtime_ns=0), format)
         # Files that differ only in the field ids of their columns have equal schemas.
-        return Footer(found.rows, schemas.setdefault(found.columns.serialize().to_pybytes(), found.columns))
+        return Footer(footer.rows, schemas.setdefault(footer.columns.serialize().to_pybytes(), footer.columns))
 
     paths = [pin.path for pin in pins]
     return dict(zip(paths, in_threads(read, pins), strict=True))
 
 
-def check_columns(found: Mapping[str, Footer], wanted: Mapping[str, StructType], *, format: str, missing: str) -> None:
+def check_columns(
+    file_footers: Mapping[str, Footer], expected: Mapping[str, StructType], *, format: str, missing: str
+) -> None:
     """
     Compare the columns of files with the schema that reads them.
 
-    :param found: path → footer
-    :param wanted: path → columns to read from that file
-    :param missing: what to do about a column or nested field that no file has: ``"refuse"`` raises an error, ``"null"`` accepts it, and Spark reads null
+    :param file_footers: path → footer
+    :param expected: path → columns to read from that file
+    :param missing: how to handle a column or nested field that no file has: ``"refuse"`` raises an error, ``"null"`` accepts it, and Spark reads null
     :raises DataError: the schema's type cannot hold all values of a file's column, or no file holds a column and ``missing`` is ``"refuse"``
     """
-    _refuse_mixed_units(found, wanted)
+    _refuse_mixed_units(file_footers, expected)
     absent: set[str] | None = None
-    judged: dict[Any, set[str]] = {}
-    for path, footer in found.items():
-        key = (footer.columns, tuple(wanted[path].names))
-        if key not in judged:
-            judged[key] = _absent(footer.columns, wanted[path], path, format)
-        absent = set(judged[key]) if absent is None else absent & judged[key]
+    absent_by_columns: dict[Any, set[str]] = {}
+    for path, footer in file_footers.items():
+        key = (footer.columns, tuple(expected[path].names))
+        if key not in absent_by_columns:
+            absent_by_columns[key] = _absent(footer.columns, expected[path], path, format)
+        absent = set(absent_by_columns[key]) if absent is None else absent & absent_by_columns[key]
     if absent and missing == "refuse":
         raise DataError(
-            "the schema names columns that no file of the batch holds: they would read as null. Nothing became visible. "
-            'Correct the names; or set missing_columns="null" if files may lack the columns',
+            "the schema names columns that no file of the batch has, so that they would be null; nothing became visible",
             columns=sorted(absent),
-            file=next(iter(found)),
-            files=len(found),
-        )
+            file=next(iter(file_footers)),
+            files=len(file_footers),
+        ).advising('correct the names, or set missing_columns="null" if files may lack the columns; then run again.')
 
 
-def local_times(found: Mapping[str, Footer]) -> tuple[str, list[str]] | None:
+def local_times(file_footers: Mapping[str, Footer]) -> tuple[str, list[str]] | None:
     """Return the first file that has timestamp columns without a time zone, and these columns; ``None`` if there is no such file."""
-    for path, footer in found.items():
+    for path, footer in file_footers.items():
         local = [column.name for column in footer.columns if _holds_local_times(column.type)]
         if local:
             return path, local
     return None
 
 
-def _holds_local_times(held: Any) -> bool:
+def _holds_local_times(stored: Any) -> bool:
     from pyarrow import types
 
-    if types.is_timestamp(held):
-        return bool(held.tz is None)
-    return types.is_nested(held) and any(_holds_local_times(held.field(n).type) for n in range(held.num_fields))
+    if types.is_timestamp(stored):
+        return bool(stored.tz is None)
+    return types.is_nested(stored) and any(_holds_local_times(stored.field(n).type) for n in range(stored.num_fields))
 
 
-def _refuse_mixed_units(found: Mapping[str, Footer], wanted: Mapping[str, StructType]) -> None:
+def _refuse_mixed_units(file_footers: Mapping[str, Footer], expected: Mapping[str, StructType]) -> None:
     """
     Refuse files that store one time column in different units, if the schema reads the column as ``long``.
 
     The values of the column would otherwise be, for example, seconds in some rows and microseconds in others.
     """
-    first: dict[str, tuple[str, str]] = {}
-    for path, footer in found.items():
-        numbers = {field.name.lower() for field in wanted[path].fields if field.dataType.typeName() == "long"}
+    first_seen: dict[str, tuple[str, str]] = {}
+    for path, footer in file_footers.items():
+        numbers = {field.name.lower() for field in expected[path].fields if field.dataType.typeName() == "long"}
         for column in footer.columns:
             unit = getattr(column.type, "unit", None)
             if unit is None or column.name.lower() not in numbers:
                 continue
-            known, other = first.setdefault(column.name.lower(), (unit, path))
-            if known != unit:
-                what = "the schema reads a time column as long, but the files store it in different units; nothing became visible"
-                raise DataError(what, file=path, column=column.name, unit=unit, other_file=other, other_unit=known)
+            first_unit, first_path = first_seen.setdefault(column.name.lower(), (unit, path))
+            if first_unit != unit:
+                summary = "the schema reads a time column as long, but the files store it in different units; nothing became visible"
+                raise DataError(
+                    summary, file=path, column=column.name, unit=unit, other_file=first_path, other_unit=first_unit
+                )
 
 
-def contradicting(found: Mapping[str, Footer]) -> tuple[str, str] | None:
+def contradicting(file_footers: Mapping[str, Footer]) -> tuple[str, str] | None:
     """Return the first file with a column that has another type in an earlier file, and that earlier file; ``None`` if there is no such file."""
-    first: dict[str, tuple[Any, str]] = {}
-    for path, footer in found.items():
+    first_seen: dict[str, tuple[Any, str]] = {}
+    for path, footer in file_footers.items():
         for column in footer.columns:
-            type, other = first.setdefault(column.name, (column.type, path))
-            if type != column.type:
-                return path, other
+            first_type, first_path = first_seen.setdefault(column.name, (column.type, path))
+            if first_type != column.type:
+                return path, first_path
     return None
 
 
-def distinct(found: Mapping[str, Footer]) -> Iterable[str]:
+def distinct(file_footers: Mapping[str, Footer]) -> Iterable[str]:
     """Return one file for each distinct set of columns."""
     files: dict[Any, str] = {}
-    for path, footer in found.items():
+    for path, footer in file_footers.items():
         files.setdefault(footer.columns, path)
     return files.values()
 
 
 def _footer(dataset: Dataset, stat: ObjectStat, format: str) -> Footer:
-    what = "a planned file cannot be read as its format; nothing became visible"
     try:
         with dataset.open(stat) as file:
-            found, counted = _parquet(file) if format == "parquet" else _orc(file)
+            footer, group_rows = _parquet(file) if format == "parquet" else _orc(file)
     except (OSError, ValueError, NotImplementedError, StoreRefusedError) as error:  # pyarrow raises all except the last
-        raise DataError(what, file=stat.key, format=format).advising(UNREADABLE_FILE) from error
-    if found.rows != counted:
-        what = "a file's footer contradicts itself about the number of rows; nothing became visible"
-        raise DataError(what, file=stat.key, footer=found.rows, row_groups=counted).advising(UNREADABLE_FILE)
-    return found
+        summary = "a planned file cannot be read as its format; nothing became visible"
+        raise DataError(summary, file=stat.key, format=format).advising(UNREADABLE_FILE) from error
+    if footer.rows != group_rows:
+        summary = "a file's footer contradicts itself about the number of rows; nothing became visible"
+        raise DataError(summary, file=stat.key, footer=footer.rows, row_groups=group_rows).advising(UNREADABLE_FILE)
+    return footer
 
 
 def _parquet(file: Any) -> tuple[Footer, int]:
@@ -160,41 +163,40 @@ def _orc(file: Any) -> tuple[Footer, int]:
     return Footer(reader.nrows, reader.schema.remove_metadata()), reader.nrows
 
 
-def _held(columns: Any, wanted: StructType, format: str) -> dict[str, Any]:
+def _stored_types(columns: Any, expected: StructType, format: str) -> dict[str, Any]:
     """
     Return lower-case name → Arrow type of a file's columns.
 
     If all columns of an ORC file are called ``_col<n>``, Spark reads them by position.
     """
     if format == "orc" and len(columns) and all(column.name.startswith("_col") for column in columns):
-        return {field.name.lower(): column.type for field, column in zip(wanted.fields, columns, strict=False)}
+        return {field.name.lower(): column.type for field, column in zip(expected.fields, columns, strict=False)}
     return {column.name.lower(): column.type for column in columns}
 
 
-def _absent(columns: Any, wanted: StructType, path: str, format: str) -> set[str]:
+def _absent(columns: Any, expected: StructType, path: str, format: str) -> set[str]:
     """
-    Return the wanted columns and nested fields that a file lacks.
+    Return the expected columns and nested fields that a file lacks.
 
     :raises DataError: the schema's type cannot hold all values of a column
     """
     absent: set[str] = set()
-    held = _held(columns, wanted, format)
-    for field in wanted.fields:
-        if field.name.lower() not in held:
+    stored = _stored_types(columns, expected, format)
+    for field in expected.fields:
+        if field.name.lower() not in stored:
             absent.add(field.name)
-        elif not _fits(held[field.name.lower()], field.dataType, field.name, absent, format):
+        elif not _fits(stored[field.name.lower()], field.dataType, field.name, absent, format):
             raise DataError(
-                "a file has a column of a type that the schema's type cannot hold: values would be changed or lost. "
-                "Nothing became visible",
+                "a file has a column of a type that the schema's type cannot hold, so that values would be changed or lost; nothing became visible",
                 file=path,
                 column=field.name,
-                found=str(held[field.name.lower()]),
+                found=str(stored[field.name.lower()]),
                 schema=field.dataType.simpleString(),
             )
     return absent
 
 
-def _fits(held: Any, wanted: DataType, name: str, absent: set[str], format: str) -> bool:
+def _fits(stored: Any, expected: DataType, name: str, absent: set[str], format: str) -> bool:
     """
     Return whether Spark reads every value of an Arrow type as this Spark type without a change.
 
@@ -203,18 +205,18 @@ def _fits(held: Any, wanted: DataType, name: str, absent: set[str], format: str)
     import pyarrow
     from pyarrow import types
 
-    if types.is_dictionary(held):
-        return _fits(held.value_type, wanted, name, absent, format)
-    if isinstance(held, pyarrow.BaseExtensionType):
-        return _fits(held.storage_type, wanted, name, absent, format)
-    kind: str = wanted.typeName()
-    inner: Any = wanted
-    if types.is_null(held):
+    if types.is_dictionary(stored):
+        return _fits(stored.value_type, expected, name, absent, format)
+    if isinstance(stored, pyarrow.BaseExtensionType):
+        return _fits(stored.storage_type, expected, name, absent, format)
+    kind: str = expected.typeName()
+    inner: Any = expected
+    if types.is_null(stored):
         return True
     if kind == "struct":
-        if not types.is_struct(held):
+        if not types.is_struct(stored):
             return False
-        fields = {held.field(n).name.lower(): held.field(n).type for n in range(held.num_fields)}
+        fields = {stored.field(n).name.lower(): stored.field(n).type for n in range(stored.num_fields)}
         absent |= {f"{name}.{field.name}" for field in inner.fields if field.name.lower() not in fields}
         return all(
             _fits(fields[field.name.lower()], field.dataType, f"{name}.{field.name}", absent, format)
@@ -222,51 +224,51 @@ def _fits(held: Any, wanted: DataType, name: str, absent: set[str], format: str)
             if field.name.lower() in fields
         )
     if kind == "array":
-        is_list = types.is_list(held) or types.is_large_list(held) or types.is_fixed_size_list(held)
-        return bool(is_list) and _fits(held.value_type, inner.elementType, f"{name}.element", absent, format)
+        is_list = types.is_list(stored) or types.is_large_list(stored) or types.is_fixed_size_list(stored)
+        return bool(is_list) and _fits(stored.value_type, inner.elementType, f"{name}.element", absent, format)
     if kind == "map":
         return (
-            bool(types.is_map(held))
-            and _fits(held.key_type, inner.keyType, f"{name}.key", absent, format)
-            and _fits(held.item_type, inner.valueType, f"{name}.value", absent, format)
+            bool(types.is_map(stored))
+            and _fits(stored.key_type, inner.keyType, f"{name}.key", absent, format)
+            and _fits(stored.item_type, inner.valueType, f"{name}.value", absent, format)
         )
-    if types.is_integer(held):
-        return _holds_integers(held, wanted, format)
-    if types.is_decimal(held):
-        whole = held.precision - held.scale
-        return kind == "decimal" and bool(inner.scale >= held.scale and inner.precision - inner.scale >= whole)
-    if types.is_floating(held):
-        return kind == "double" or (kind == "float" and bool(held.bit_width <= 32))
-    if types.is_timestamp(held):
+    if types.is_integer(stored):
+        return _holds_integers(stored, expected, format)
+    if types.is_decimal(stored):
+        whole = stored.precision - stored.scale
+        return kind == "decimal" and bool(inner.scale >= stored.scale and inner.precision - inner.scale >= whole)
+    if types.is_floating(stored):
+        return kind == "double" or (kind == "float" and bool(stored.bit_width <= 32))
+    if types.is_timestamp(stored):
         # Spark has no type for some units, such as nanoseconds. As ``long``, Spark reads the integer of a Parquet file unchanged.
         return kind in ("timestamp", "timestamp_ntz") or (kind == "long" and format == "parquet")
-    if types.is_date(held):
+    if types.is_date(stored):
         return kind in ("date", "timestamp_ntz")
-    if types.is_duration(held):
+    if types.is_duration(stored):
         # Spark reads the integer as microseconds, whatever the unit in the file.
-        return kind == "long" or (held.unit == "us" and kind.startswith(("interval", "day")))
-    if types.is_time(held):
+        return kind == "long" or (stored.unit == "us" and kind.startswith(("interval", "day")))
+    if types.is_time(stored):
         return kind == "long" or kind.startswith("time")
-    if types.is_string(held) or types.is_large_string(held):
+    if types.is_string(stored) or types.is_large_string(stored):
         return kind in ("string", "binary", "char", "varchar")
-    if types.is_binary(held) or types.is_large_binary(held) or types.is_fixed_size_binary(held):
+    if types.is_binary(stored) or types.is_large_binary(stored) or types.is_fixed_size_binary(stored):
         return kind == "binary"
-    return kind == "boolean" or not bool(types.is_boolean(held))
+    return kind == "boolean" or not bool(types.is_boolean(stored))
 
 
-def _holds_integers(held: Any, wanted: DataType, format: str) -> bool:
+def _holds_integers(stored: Any, expected: DataType, format: str) -> bool:
     from pyarrow import types
 
-    kind: str = wanted.typeName()
-    bits: int = held.bit_width
-    signed: bool = types.is_signed_integer(held)
+    kind: str = expected.typeName()
+    bits: int = stored.bit_width
+    signed: bool = types.is_signed_integer(stored)
     if kind in _SIGNED:
         return _SIGNED[kind] >= bits if signed else _SIGNED[kind] > bits
     if kind == "double":
         return bits <= (32 if signed else 16)
     if kind != "decimal":
         return False
-    inner: Any = wanted
+    inner: Any = expected
     whole: int = inner.precision - inner.scale
     if format == "parquet":  # Spark's two Parquet readers read only these combinations, and read them alike
         if not signed:

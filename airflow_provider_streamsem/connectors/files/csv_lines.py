@@ -62,7 +62,7 @@ class Csv:
 
     def __init__(self, columns: StructType, options: Mapping[str, str]) -> None:
         self._columns = columns
-        self._given = {name.lower(): text for name, text in options.items()}
+        self._options = {name.lower(): text for name, text in options.items()}
         refused = sorted(
             {
                 f.dataType.simpleString()
@@ -74,28 +74,28 @@ class Csv:
             raise InvalidError("schema has types that CSV cannot hold exactly", types=refused).advising(
                 "declare the columns as string, and convert them in the transform. No rows were committed."
             )
-        separator = self._given.get("sep", self._given.get("delimiter", ","))
+        separator = self._options.get("sep", self._options.get("delimiter", ","))
         self._separator = "\t" if separator == "\\t" else separator
-        self._quote = self._given.get("quote", '"')
-        self._escape = self._given.get("escape", self._quote)
+        self._quote = self._options.get("quote", '"')
+        self._escape = self._options.get("escape", self._quote)
         if not self._separator or len(self._quote) > 1 or len(self._escape) > 1 or self._quote == self._separator:
             raise InvalidError(
                 "CSV needs a sep of at least one character, and a quote and an escape of at most one character; quote and sep must differ",
-                given=sorted(self._given),
+                given=sorted(self._options),
             )
 
     @property
     def has_header(self) -> bool:
         """Whether the first line of each file is a header."""
-        return self._given.get("header", "false").lower() == "true"
+        return self._options.get("header", "false").lower() == "true"
 
-    def header(self, found: str) -> str:
+    def header(self, first_line: str) -> str:
         """
         Return the header line that every file must have.
 
-        It is ``found`` if that line names the columns of the schema, ignoring case. Otherwise it is the column names joined by the separator.
+        It is ``first_line`` if that line names the columns of the schema, ignoring case. Otherwise it is the column names joined by the separator.
 
-        :param found: the first line of a file
+        :param first_line: the first line of a file
         """
         dialect = {
             "delimiter": self._separator,
@@ -104,10 +104,14 @@ class Csv:
         }
         names = [f.name for f in self._columns.fields]
         try:
-            given = next(csv.reader([found], strict=True, **dialect), [])  # type: ignore[arg-type]
+            names_in_file = next(csv.reader([first_line], strict=True, **dialect), [])  # type: ignore[arg-type]
         except (csv.Error, TypeError):  # the separator has several characters
-            given = []
-        return found if [n.lower() for n in given] == [n.lower() for n in names] else self._separator.join(names)
+            names_in_file = []
+        return (
+            first_line
+            if [n.lower() for n in names_in_file] == [n.lower() for n in names]
+            else self._separator.join(names)
+        )
 
     def with_columns(self, frame: DataFrame, raw: str, into: str) -> Parsed:
         """
@@ -135,8 +139,8 @@ class Csv:
         tests += [f"{fields} IS NULL", f"size({fields}) != {len(self._columns.fields)}", f"NOT is_valid_utf8({raw})"]
         steps = with_sql(with_sql(with_sql(frame, {fields: self._split(raw)}), texts), values)
         steps = with_sql(steps, {f"{into}_bad": f"coalesce({any_of(tests)}, true)"})
-        found = {field.name: fields_at[n] for n, field in enumerate(self._columns.fields)}
-        return Parsed(steps, found, f"{into}_bad", self._reason(fields, groups, texts, values))
+        values_by_name = {field.name: fields_at[n] for n, field in enumerate(self._columns.fields)}
+        return Parsed(steps, values_by_name, f"{into}_bad", self._reason(fields, groups, texts, values))
 
     def _reason(
         self,
@@ -190,11 +194,9 @@ class Csv:
     def has_values(self, raw: str) -> str:
         """Return a condition that is true if a line is a record: it has a character that is neither a space nor a control character, or a separator."""
         is_filled = rlike(raw, r"[^\x00-\x20]")
-        return (
-            is_filled
-            if self._separator.strip(_BLANK)
-            else f"({is_filled} OR contains({raw}, {literal(self._separator)}))"
-        )
+        if self._separator.strip(_BLANK):
+            return is_filled
+        return f"({is_filled} OR contains({raw}, {literal(self._separator)}))"
 
     @property
     def _space(self) -> str:
@@ -213,11 +215,11 @@ class Csv:
         unquoted = rf"(?:(?!{separator})[^{quote}])*+"
         field = rf"{separator}({before}{quote}{inside}{quote}{after}(?={separator}|\z)|{unquoted})"
         line = f"concat({literal(self._separator)}, {raw})"
-        found = when((rlike(line, rf"^(?:{field})++\z"), f"regexp_extract_all({line}, {literal(field)}, 1)"))
-        return when((f"contains({raw}, {literal(self._quote)})", found), otherwise=plain)
+        quoted_fields = when((rlike(line, rf"^(?:{field})++\z"), f"regexp_extract_all({line}, {literal(field)}, 1)"))
+        return when((f"contains({raw}, {literal(self._quote)})", quoted_fields), otherwise=plain)
 
     def _trims(self, side: str) -> bool:
-        return self._given.get(f"ignore{side}whitespace", "false").lower() == "true"
+        return self._options.get(f"ignore{side}whitespace", "false").lower() == "true"
 
     def _texts(self, fields: str, positions: list[int], kind: DataType) -> str:
         at = f"array({', '.join(map(str, positions))})"
@@ -229,7 +231,7 @@ class Csv:
             field = f"ltrim({literal(self._space)}, {field})"
         if self._trims("trailing"):
             field = f"rtrim({literal(self._space)}, {field})"
-        null = literal(self._given.get("nullvalue", ""))
+        null = literal(self._options.get("nullvalue", ""))
         text = when((f"{field} != '' AND {field} != {null}", field))
         if not self._quote:
             return text
@@ -239,28 +241,22 @@ class Csv:
         else:
             quote, escape = re.escape(self._quote), re.escape(self._escape)
             inside = f"regexp_replace({inside}, {literal(f'{escape}([{quote}{escape}])')}, '$1')"
-        if not isinstance(
-            kind, StringType
-        ):  # Only a string can be empty. Writers that quote every field write a missing value as "".
+        # Only a string can be empty. Writers that quote every field write a missing value as "".
+        if not isinstance(kind, StringType):
             inside = when((f"{inside} != '' AND {inside} != {null}", inside))
         return when((f"startswith({field}, {literal(self._quote)})", inside), otherwise=text)
 
     def _value(self, text: str, *, kind: DataType) -> str:
-        value = exact.value(text, kind, self._given)
+        value = exact.value(text, kind, self._options)
         if not isinstance(kind, exact.FLOATS):
             return value
-        named = {self._given[option]: name for option, name in _INFINITE.items() if option in self._given}
-        return (
-            when(
-                *(
-                    (f"{text} = {literal(given)}", f"CAST('{name}' AS {type_name(kind)})")
-                    for given, name in named.items()
-                ),
-                otherwise=value,
-            )
-            if named
-            else value
-        )
+        named = {self._options[option]: name for option, name in _INFINITE.items() if option in self._options}
+        if not named:
+            return value
+        branches = [
+            (f"{text} = {literal(given)}", f"CAST('{name}' AS {type_name(kind)})") for given, name in named.items()
+        ]
+        return when(*branches, otherwise=value)
 
 
 def _is_unfit(texts: str, values: str, name: str, at: str) -> str:

@@ -26,7 +26,7 @@ class Ledger:
         self._log = log
         self._newest: Discovery | None = None
         self._newest_hint = newest_hint
-        self._kept: tuple[int, list[FoundFile]] = (0, [])
+        self._cached_block: tuple[int, list[FoundFile]] = (0, [])
 
     def newest(self) -> Discovery | None:
         """
@@ -36,7 +36,7 @@ class Ledger:
         """
         if self._newest is None:
             if self._newest_hint < 0:
-                self._newest_hint = self._listed()
+                self._newest_hint = self._newest_listed()
             if self._newest_hint >= 0:
                 self._newest = self._entry(self._newest_hint)
         return self._newest
@@ -53,18 +53,18 @@ class Ledger:
             because this listing may be older than that discovery (D2)
         """
         newest = self.newest()
-        made = self._made(newest, listed)
-        if made is None:
+        entry = self._next_entry(newest, listed)
+        if entry is None:
             return 0 if newest is None else newest.end
-        return made.end if self._create(made) else None
+        return entry.end if self._create(entry) else None
 
     def begin(self, listed: Sequence[FoundFile]) -> None:
         """Create the first discovery from a listing that has files. If there is a discovery, it stays, and the listing has no effect."""
-        made = self._made(None, listed)
-        if made is not None:
-            self._create(made)
+        entry = self._next_entry(None, listed)
+        if entry is not None:
+            self._create(entry)
 
-    def _made(self, newest: Discovery | None, listed: Sequence[FoundFile]) -> Discovery | None:
+    def _next_entry(self, newest: Discovery | None, listed: Sequence[FoundFile]) -> Discovery | None:
         """Build the discovery after ``newest`` that has the new files of a listing; ``None`` if there is nothing to record."""
         compared = self._log.perform(discovery.compare(newest, listed))
         return self._log.perform(discovery.extend(newest, compared, self._log.clock.new_id()))
@@ -92,13 +92,13 @@ class Ledger:
 
         The ledger caches the last block, because the next batch of a drain usually starts in it.
         """
-        first, kept = self._kept
-        if not first <= start < first + len(kept):
+        first, files = self._cached_block
+        if not first <= start < first + len(files):
             end = min(start + BLOCK_FILES, newest.end)
-            found = self._log.perform(discovery.files(newest.pages, start, end))
-            found += newest.recent[max(start - newest.paged, 0) : max(end - newest.paged, 0)]
-            self._kept = start, found
-        return self._kept
+            files = self._log.perform(discovery.files(newest.pages, start, end))
+            files += newest.recent[max(start - newest.paged, 0) : max(end - newest.paged, 0)]
+            self._cached_block = start, files
+        return self._cached_block
 
     def _reaching(self, end: int) -> Discovery:
         """
@@ -106,7 +106,7 @@ class Ledger:
 
         :raises LogDamagedError: there is no such discovery
         """
-        i = max(self._listed(), self._newest_hint, 0)
+        i = max(self._newest_listed(), self._newest_hint, 0)
         self._newest = self._entry(i)
         while self._newest.end < end:
             i += 1
@@ -119,17 +119,17 @@ class Ledger:
         if written.mine:
             self._newest = entry
         else:
-            newer = self._listed()
+            newer = self._newest_listed()
             self._newest = self._entry(newer) if newer > entry.i else decode(Discovery, key, written.data)
         return written.mine
 
-    def _listed(self) -> int:
+    def _newest_listed(self) -> int:
         """Return the number of the newest discovery that a listing shows; -1 if it shows none."""
         numbers = map(keys.parse_newest_first, self._log.list_keys(keys.DISCOVERED, 1))
         return max((i for i in numbers if i is not None), default=-1)
 
     def _entry(self, i: int) -> Discovery:
-        found = self._log.perform(procedures.read_entry(Discovery, keys.discovered(i)))
-        if found is None:
+        stored = self._log.perform(procedures.read_entry(Discovery, keys.discovered(i)))
+        if stored is None:
             raise LogDamagedError("a discovery is missing", invariant="I1", key=keys.discovered(i))
-        return found[0]
+        return stored[0]

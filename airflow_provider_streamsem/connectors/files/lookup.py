@@ -63,10 +63,10 @@ class FilesTable:
         :raises InvalidError: there are more than 1,000 files, or the path or a file is inside a table or dataset. Nothing was written
         """
         self._files().refuse_tables(now_ms)  # a dataset also has files that were replaced or never committed
-        found = self._files().listing(now_ms)
-        check_number_of_files(found, location=self.path)
+        files = self._files().listing(now_ms)
+        check_number_of_files(files, location=self.path)
         return plain(
-            [FilePin(file.path, file.bytes, file.identity) for file in sorted(found, key=lambda file: file.path)],
+            [FilePin(file.path, file.bytes, file.identity) for file in sorted(files, key=lambda file: file.path)],
             sparse=True,
         )
 

@@ -63,20 +63,18 @@ def layout(path: str) -> Layout:
         name, _, value = directory.partition("=")
         if not name or not value:
             raise DataError(
-                "a directory has '=' in its name but is not of the form column=value; nothing became visible. Rename it, "
-                "or set hive_partitions=False",
+                "a directory has '=' in its name but is not of the form column=value; nothing became visible",
                 file=path,
                 directory=directory,
-            )
+            ).advising("rename the directory, or set hive_partitions=False; then run again.")
         values.append((_unescaped(name), value))
     names = [name.lower() for name, _ in values]
     if len(set(names)) < len(names) or any(name.startswith("__streamsem") for name in names):
         raise DataError(
-            "the directories of a file name one partition column twice, or a reserved column; nothing became visible. Rename "
-            "them, or set hive_partitions=False",
+            "the directories of a file name one partition column twice, or a reserved column; nothing became visible",
             file=path,
             columns=names,
-        )
+        ).advising("rename the directories, or set hive_partitions=False; then run again.")
     return Layout(base="/".join(directories[:start]), values=tuple(values))
 
 
@@ -90,16 +88,16 @@ def types_of(paths: Iterable[str], recorded: Mapping[str, str]) -> dict[str, str
     :raises DataError: see :func:`layout`
     """
     types = dict(recorded)
-    known = {name.lower() for name in recorded}
+    recorded_keys = {name.lower() for name in recorded}
     spelling: dict[str, str] = {}
-    found: dict[str, str] = {}
+    inferred_types: dict[str, str] = {}
     for path in paths:
         for name, value in layout(path).values:
             key = name.lower()
-            if key not in known:
+            if key not in recorded_keys:
                 spelling.setdefault(key, name)
-                found[key] = _wider(found.get(key, "void"), _inferred(value))
-    for key, inferred in found.items():
+                inferred_types[key] = _wider(inferred_types.get(key, "void"), _inferred(value))
+    for key, inferred in inferred_types.items():
         types[spelling[key]] = "string" if inferred == "void" else inferred
     return types
 
@@ -135,8 +133,8 @@ def fits(value: str, type: str) -> bool:
     if type in ("float", "double"):
         if value in ("NaN", "Infinity", "-Infinity"):
             return True
-        most = _MAX_FLOAT if type == "float" else _MAX_DOUBLE
-        return _NUMBER.fullmatch(value) is not None and abs(float(value)) <= most
+        largest = _MAX_FLOAT if type == "float" else _MAX_DOUBLE
+        return _NUMBER.fullmatch(value) is not None and abs(float(value)) <= largest
     if type.startswith("decimal("):
         precision, scale = (int(part) for part in type[len("decimal(") : -1].split(","))
         return _fits_decimal(value, precision, scale)
@@ -151,7 +149,7 @@ def fits(value: str, type: str) -> bool:
 
 
 def _unescaped(text: str) -> str:
-    return re.sub("%([0-9a-fA-F]{2})", lambda found: chr(int(found[1], 16)), text)
+    return re.sub("%([0-9a-fA-F]{2})", lambda match: chr(int(match[1], 16)), text)
 
 
 def _inferred(value: str) -> str:
@@ -171,11 +169,11 @@ def _inferred(value: str) -> str:
     return "date" if fits(value, "date") else "string"
 
 
-def _wider(one: str, other: str) -> str:
+def _wider(first: str, second: str) -> str:
     """Return the narrowest type for the values of two inferred types, by Spark's rule for partition columns."""
-    kinds = {one, other}
-    if one == other or "void" in kinds:
-        return other if one == "void" else one
+    kinds = {first, second}
+    if first == second or "void" in kinds:
+        return second if first == "void" else first
     if kinds == {"int", "bigint"}:
         return "bigint"
     if kinds == {"int", "double"}:

@@ -43,11 +43,11 @@ def read_pins(pins: Json, *, location: str, is_read: Callable[[str], bool]) -> t
     :param is_read: returns whether the source may read a path
     :raises LogDamagedError: the pins have another form, or name a file that the source does not read
     """
-    what = "the pins of a plan are not files of the source; nothing was read"
+    summary = "the pins of a plan are not files of the source; nothing was read"
     try:
-        found = tuple(build(FilePin, pin, "pins") for pin in (pins if isinstance(pins, list) else [pins]))
+        decoded = tuple(build(FilePin, pin, "pins") for pin in (pins if isinstance(pins, list) else [pins]))
     except LogDamagedError as error:
-        raise LogDamagedError(what, invariant="R6", location=location) from error
-    if not all(is_read(pin.path) for pin in found):
-        raise LogDamagedError(what, invariant="R6", location=location)
-    return found
+        raise LogDamagedError(summary, invariant="R6", location=location) from error
+    if not all(is_read(pin.path) for pin in decoded):
+        raise LogDamagedError(summary, invariant="R6", location=location)
+    return decoded

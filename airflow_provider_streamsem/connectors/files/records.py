@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StringType, StructField, StructType
 
 from airflow_provider_streamsem.connectors.contract import BadRecord, ParsedRecords
+from airflow_provider_streamsem.connectors.data_files.direct_commit import PLAIN_FILES
 from airflow_provider_streamsem.connectors.files import columnar, partitions
 from airflow_provider_streamsem.connectors.files.columnar import Footer
 from airflow_provider_streamsem.connectors.files.csv_lines import Csv
@@ -45,12 +46,6 @@ _MANY = 100
 _OPEN_COST = "spark.sql.files.openCostInBytes"
 _OPEN_COST_BYTES = 1 << 18
 """The cost that Spark adds to the size of each file when it assigns files to tasks. With Spark's default of 4 MiB, 10,000 small files become 312 tasks."""
-# Hadoop stores checksums beside local files, under names that it cannot build from a name with a colon. S3A buffers blocks in local files
-# and needs the checksummed file system for them. These options therefore apply only to local paths with a colon.
-_RAW_LOCAL = {
-    "fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
-    "fs.file.impl.disable.cache": "true",
-}
 
 
 @dataclass(frozen=True)
@@ -114,19 +109,18 @@ class FileRecords:
         frames = []
         self._groups = self._grouped([pin.path for pin in pins])
         for group in self._groups:
-            self._group = group
             if source.format == "csv":
-                self._read_csv(spark, group.located)
+                self._read_csv(group)
             elif source.format == "json":
-                self._read_json(spark, group.located)
+                self._read_json(group)
             elif source.format == "text":
-                self._read_text(spark, group.located)
+                self._read_text(group)
             else:
                 self.bad, self.drop = None, ()
-                self.frame = self._read_columnar(spark)
-            frames.append(self._ordered(self.frame))
+                self.frame = self._read_columnar(spark, group)
+            frames.append(self._ordered(self.frame, group))
         self._refuse_contradictions(frames)
-        self.frame = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
+        self.frame = reduce(lambda merged, frame: merged.unionByName(frame, allowMissingColumns=True), frames)
 
     def _refuse_contradictions(self, frames: list[DataFrame]) -> None:
         """
@@ -138,8 +132,10 @@ class FileRecords:
         for frame in frames if len(frames) > 1 else ():
             for field in frame.schema.fields:
                 if types.setdefault(field.name.lower(), field.dataType) != field.dataType:
-                    what = "a column has one type in some planned files and another in others; nothing became visible"
-                    raise DataError(what, column=field.name, **self._contradiction())
+                    summary = (
+                        "a column has one type in some planned files and another in others; nothing became visible"
+                    )
+                    raise DataError(summary, column=field.name, **self._contradiction())
 
     def check_read(self, read: int) -> None:
         """
@@ -151,20 +147,19 @@ class FileRecords:
         if self._footers is None or read == sum(footer.rows for footer in self._footers.values()):
             return
         root = plain_root(self._source.path)
-        counted: dict[str, int] = {}
+        rows_read: dict[str, int] = {}
         for group in self._groups:
-            self._group = group
-            paths = self._read_columnar(self.frame.sparkSession).select(F.col("_metadata.file_path").alias(PATH))
+            paths = self._read_columnar(self.frame.sparkSession, group).select(F.col("_metadata.file_path").alias(PATH))
             for path, rows in paths.groupBy(PATH).count().collect():
-                counted[plain_path(path).removeprefix(root)] = rows
-        differing = [path for path, footer in self._footers.items() if counted.get(path, 0) != footer.rows]
+                rows_read[plain_path(path).removeprefix(root)] = rows
+        differing = [path for path, footer in self._footers.items() if rows_read.get(path, 0) != footer.rows]
         path = differing[0] if differing else None
         raise DataError(
             "the number of rows that Spark read differs from the footers of the planned files; nothing became visible",
             file=path or next(iter(self._footers)),
             files=len(differing) or len(self._footers),
             footer=self._footers[path].rows if path else sum(footer.rows for footer in self._footers.values()),
-            read=counted.get(path, 0) if path else read,
+            read=rows_read.get(path, 0) if path else read,
         )
 
     def _typed_partitions(self, pins: Sequence[FilePin]) -> dict[str, StructField]:
@@ -189,19 +184,19 @@ class FileRecords:
                 field = ordered.setdefault(name.lower(), fields[name.lower()])
                 if self._source.format == "text" and field.name.lower() == "value":
                     raise DataError(
-                        "a partition column and the column of text lines are both named value; nothing became visible. Rename the "
-                        "directories, or set hive_partitions=False",
+                        "a partition column and the column of text lines are both named value; nothing became visible",
                         file=path,
                         column=name,
-                    )
+                    ).advising("rename the directories, or set hive_partitions=False; then run again.")
                 if not partitions.fits(value, field.dataType.simpleString()):
                     raise DataError(
-                        "the value of a partition column does not fit the column's type; nothing became visible. Name the column "
-                        "in the source's schema with a type that holds every value, such as string, or rename the directory",
+                        "the value of a partition column does not fit the column's type; nothing became visible",
                         file=path,
                         column=field.name,
                         type=field.dataType.simpleString(),
                         type_from="schema" if name.lower() in declared else "earlier values",
+                    ).advising(
+                        "name the column in the source's schema with a type that holds every value, such as string, or rename the directory; then run again."
                     )
         return {**ordered, **fields}
 
@@ -209,14 +204,14 @@ class FileRecords:
         """Read the footers of Parquet and ORC files and check that their columns fit the schema; ``None`` for other formats."""
         if self._source.format not in ("parquet", "orc"):
             return None
-        found = columnar.footers(self._source.path, self._source.format, pins)
-        local = columnar.local_times(found) if self._source.format == "orc" else None
-        if local is not None:
-            self._check_zone(*local)
+        footers = columnar.footers(self._source.path, self._source.format, pins)
+        local_times = columnar.local_times(footers) if self._source.format == "orc" else None
+        if local_times is not None:
+            self._check_zone(*local_times)
         if self._schema is not None:
-            wanted = {path: self._data_columns(names) for path, names in self._names(found).items()}
-            columnar.check_columns(found, wanted, format=self._source.format, missing=self._source.missing_columns)
-        return found
+            expected = {path: self._data_columns(names) for path, names in self._names(footers).items()}
+            columnar.check_columns(footers, expected, format=self._source.format, missing=self._source.missing_columns)
+        return footers
 
     def _check_zone(self, path: str, columns: list[str]) -> None:
         """
@@ -230,11 +225,12 @@ class FileRecords:
         (zone,) = self._spark.sql("SELECT java_method('java.time.ZoneId', 'systemDefault')").first() or ("",)
         if zone not in _UTC:
             raise DataError(
-                "an ORC file contains timestamps without a time zone, which Spark reads in the time zone of the Java process; nothing became visible. "
-                "Set -Duser.timezone=UTC in spark.driver.extraJavaOptions and spark.executor.extraJavaOptions",
+                "an ORC file contains timestamps without a time zone, which Spark reads in the time zone of the Java process; nothing became visible",
                 file=path,
                 columns=columns,
                 java_zone=zone,
+            ).advising(
+                "set -Duser.timezone=UTC in spark.driver.extraJavaOptions and spark.executor.extraJavaOptions, and run again."
             )
 
     def _grouped(self, paths: list[str]) -> list[_Group]:
@@ -245,24 +241,27 @@ class FileRecords:
         """
         members: dict[Any, list[str]] = {}
         for path, names in self._names(paths).items():
-            where = spark_path(self._source.path, path)
+            located_path = spark_path(self._source.path, path)
+            has_colon = ":" in located_path.removeprefix("s3a:")
             # Hadoop cannot glob a path with a colon. If such a path also needs escaping, it gets its own reader, which does not glob.
-            alone = path if ":" in where.removeprefix("s3a:") and "\\" in where else None
-            key = (partitions.layout(path).base if names else "", names, ":" in where.removeprefix("s3a:"), alone)
+            separate = path if has_colon and "\\" in located_path else None
+            key = (partitions.layout(path).base if names else "", names, has_colon, separate)
             members.setdefault(key, []).append(path)
         root = plain_root(self._source.path)
         groups = []
-        for (base, names, has_colon, alone), group in members.items():
+        for (base, names, has_colon, separate), paths_in_group in members.items():
             options = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
             if self._source.format == "parquet":
                 options["parquet.page.verify-checksum.enabled"] = "true"
             if names:
                 options["basePath"] = root + base
             if has_colon and root.startswith("/"):
-                options |= _RAW_LOCAL
-            if alone is not None:
+                # Hadoop stores checksums beside local files, under names that it cannot build from a name with a colon. S3A buffers blocks in local files
+                # and needs the checksummed file system for them. These options therefore apply only to local paths with a colon.
+                options |= PLAIN_FILES
+            if separate is not None:
                 options["__globPaths__"] = "false"
-            located = [root + path if alone else spark_path(self._source.path, path) for path in group]
+            located = [root + path if separate else spark_path(self._source.path, path) for path in paths_in_group]
             groups.append(_Group(StructType([_as_read(self._partitions[name]) for name in names]), options, located))
         return groups
 
@@ -276,38 +275,33 @@ class FileRecords:
         """Return the schema's columns that the files store, which are all except ``partitions``."""
         return StructType([f for f in (self._schema or StructType()).fields if f.name.lower() not in partitions])
 
-    def _columns(self) -> StructType:
-        """Return the schema's columns that the files of the group store."""
-        return self._data_columns({field.name.lower() for field in self._group.partitions.fields})
+    def _columns(self, group: _Group) -> StructType:
+        """Return the schema's columns that the files of a group store."""
+        return self._data_columns({field.name.lower() for field in group.partitions.fields})
 
-    def _reader(self, spark: SparkSession, columns: StructType, options: Mapping[str, str]) -> DataFrameReader:
-        """Return a reader of the group's files with these columns, followed by the partition columns."""
-        schema = StructType([*columns.fields, *self._group.partitions.fields])
-        return spark.read.options(**{**options, **self._group.options}).schema(schema)
-
-    def _read_columnar(self, spark: SparkSession) -> DataFrame:
+    def _read_columnar(self, spark: SparkSession, group: _Group) -> DataFrame:
+        reader = spark.read.options(**{**self._source.options, **group.options}).format(self._source.format)
         if self._schema is not None:
-            reader = self._reader(spark, self._columns(), self._source.options)
-            return reader.format(self._source.format).load(self._group.located)
-        reader = spark.read.options(**{**self._source.options, **self._group.options}).format(self._source.format)
+            schema = StructType([*self._columns(group).fields, *group.partitions.fields])
+            return reader.schema(schema).load(group.located)
         # Without a schema, the result has the columns of all files. A column with different types in two files is an error.
-        frame = self._merged(reader.option("mergeSchema", "true"))
-        typed = {field.name.lower(): field for field in self._group.partitions.fields}
+        frame = self._merged(reader.option("mergeSchema", "true"), group)
+        typed = {field.name.lower(): field for field in group.partitions.fields}
         fields = [typed.get(field.name.lower(), field) for field in frame.schema.fields]
         if [f.dataType for f in fields] != [f.dataType for f in frame.schema.fields]:
             # Spark has inferred the types of the partition columns from the files of this batch. They differ from the types in the schema or the plan.
-            return reader.schema(StructType(fields)).load(self._group.located)
+            return reader.schema(StructType(fields)).load(group.located)
         return frame
 
-    def _merged(self, reader: DataFrameReader) -> DataFrame:
+    def _merged(self, reader: DataFrameReader, group: _Group) -> DataFrame:
         """
-        Load the files of the group with the columns of all of them.
+        Load the files of a group with the columns of all of them.
 
         :raises DataError: Spark cannot read the columns of a file, or two files have different types for a column; the error names the file
         """
         assert self._footers is not None
         try:
-            frame = reader.load(self._group.located)
+            frame = reader.load(group.located)
             frame.schema  # noqa: B018  Spark Connect merges the columns when the schema is requested
             return frame
         except Exception as error:
@@ -316,8 +310,8 @@ class FileRecords:
                 condition = "CANNOT_MERGE_SCHEMAS"
             if not condition or condition == "PATH_NOT_FOUND":
                 raise
-            what = "the columns of a planned file cannot be read, or contradict those of the other files; nothing became visible"
-            raise DataError(what, condition=condition, **self._find_unreadable_file(reader)) from error
+            summary = "the columns of a planned file cannot be read, or contradict those of the other files; nothing became visible"
+            raise DataError(summary, condition=condition, **self._find_unreadable_file(reader)) from error
 
     def _find_unreadable_file(self, reader: DataFrameReader) -> dict[str, str]:
         """Return the file whose columns Spark cannot read, else two files that contradict each other."""
@@ -334,21 +328,21 @@ class FileRecords:
         pair = columnar.contradicting(self._footers or {})
         return {"first_file": self._first} if pair is None else {"file": pair[0], "other_file": pair[1]}
 
-    def _ordered(self, frame: DataFrame) -> DataFrame:
+    def _ordered(self, frame: DataFrame, group: _Group) -> DataFrame:
         """Order the columns as Spark does: the columns of the schema, then the partition columns. Add missing partition columns as null."""
         # In Spark Connect, the columns of a frame cost a request. With a schema, they are known without the request.
         names = (
             frame.columns
             if self._schema is None
-            else [f.name for f in (*self._columns().fields, *self._group.partitions.fields)]
+            else [f.name for f in (*self._columns(group).fields, *group.partitions.fields)]
         )
-        held = {name.lower() for name in names}
-        absent = [field for key, field in self._partitions.items() if key not in held]
+        present = {name.lower() for name in names}
+        absent = [field for key, field in self._partitions.items() if key not in present]
         frame = frame.select("*", *[F.lit(None).cast(f.dataType).alias(f.name) for f in absent])
-        for read in self._group.partitions.fields:
-            field = self._partitions[read.name.lower()]
-            if field != read:
-                frame = frame.withColumn(read.name, _quoted(read.name).cast(field.dataType))
+        for requested in group.partitions.fields:
+            field = self._partitions[requested.name.lower()]
+            if field != requested:
+                frame = frame.withColumn(requested.name, _quoted(requested.name).cast(field.dataType))
         if self._schema is None:
             return frame
         names = [f.name for f in (*self._data_columns(self._partitions).fields, *self._partitions.values())]
@@ -360,37 +354,37 @@ class FileRecords:
             return 'not valid UTF-8: set the source option "encoding" if the files have another character encoding'
         return f"not a {self._source.format} record of the schema {self._source.schema}"
 
-    def _read_csv(self, spark: SparkSession, located: list[str]) -> None:
-        csv = Csv(self._columns(), self._source.options)
-        reader, partitions = spark.read.options(**self._group.options), self._group.partitions
+    def _read_csv(self, group: _Group) -> None:
+        csv = Csv(self._columns(group), self._source.options)
+        reader = self._spark.read.options(**group.options)
         encoding = self._source.encoding
-        read = partial(lines_below_headers, csv=csv, encoding=encoding) if csv.has_header else lines
-        found = read(reader, located, partitions).where(csv.has_values(RAW))
-        parsed = csv.with_columns(found, decoded(RAW, encoding), _RECORD)
+        lines_of = partial(lines_below_headers, csv=csv, encoding=encoding) if csv.has_header else lines
+        read_lines = lines_of(reader, group.located, group.partitions).where(csv.has_values(RAW))
+        parsed = csv.with_columns(read_lines, decoded(RAW, encoding), _RECORD)
         self._csv_lines.append((parsed.frame, csv))
-        self._set(parsed)
+        self._set(parsed, group)
 
-    def _read_json(self, spark: SparkSession, located: list[str]) -> None:
-        reader = spark.read.options(**self._group.options)
-        found = lines(reader, located, self._group.partitions).where(F.trim(RAW) != "")
+    def _read_json(self, group: _Group) -> None:
+        reader = self._spark.read.options(**group.options)
+        read_lines = lines(reader, group.located, group.partitions).where(F.trim(RAW) != "")
         options = {name: text for name, text in self._source.options.items() if name.lower() != ENCODING}
         text = decoded(RAW, self._source.encoding)
-        self._set(parsing.with_json(found, text, self._columns(), options, _RECORD))
+        self._set(parsing.with_json(read_lines, text, self._columns(group), options, _RECORD), group)
 
-    def _read_text(self, spark: SparkSession, located: list[str]) -> None:
-        found = lines(spark.read.options(**self._group.options), located, self._group.partitions)
+    def _read_text(self, group: _Group) -> None:
+        read_lines = lines(self._spark.read.options(**group.options), group.located, group.partitions)
         text = decoded(RAW, self._source.encoding)
-        partitions = [_quoted(field.name) for field in self._group.partitions.fields]
+        partitions = [_quoted(field.name) for field in group.partitions.fields]
         is_bad = F.expr(f"NOT is_valid_utf8({text})").alias(_BAD)
-        self.frame = found.select(F.expr(text).alias("value"), *partitions, is_bad, RAW, PATH)
+        self.frame = read_lines.select(F.expr(text).alias("value"), *partitions, is_bad, RAW, PATH)
         self._explained.append(self.frame.withColumn(_REASON, F.lit("")))
         self.bad, self.drop = F.col(_BAD), (_BAD, RAW, PATH)
 
-    def _set(self, parsed: Parsed) -> None:
-        if len(self._columns().fields) > _WIDE:
+    def _set(self, parsed: Parsed, group: _Group) -> None:
+        if len(self._columns(group).fields) > _WIDE:
             # Constraint propagation takes minutes for a plan with thousands of columns. The session is a clone that only this attempt uses.
             self._spark.conf.set("spark.sql.constraintPropagation.enabled", "false")
-        partitions = [quoted(field.name) for field in self._group.partitions.fields]
+        partitions = [quoted(field.name) for field in group.partitions.fields]
         columns = [*parsed.columns, *partitions, _BAD, RAW, PATH]
         self.frame = parsed.frame.selectExpr(*columns)
         self._explained.append(
@@ -435,7 +429,7 @@ def plain_root(location: str) -> str:
     return (f"s3a://{rest}" if scheme == "s3" else rest.rstrip("/")) + "/"
 
 
-def nothing(spark: SparkSession, source: _Source) -> ParsedRecords:
+def no_records(spark: SparkSession, source: _Source) -> ParsedRecords:
     """
     Return the columns of a source, without records. Columns of directories are missing, unless the schema names them.
 
@@ -444,18 +438,20 @@ def nothing(spark: SparkSession, source: _Source) -> ParsedRecords:
     if source.format == "text":
         return ParsedRecords(spark.createDataFrame([], "value string"))
     if source.schema is None:
-        what = "a batch has no files of this source, and its columns are unknown without a file; nothing became visible"
-        raise DataError(what, path=source.path).advising("give the source a schema, and run again.")
+        summary = (
+            "a batch has no files of this source, and its columns are unknown without a file; nothing became visible"
+        )
+        raise DataError(summary, path=source.path).advising("give the source a schema, and run again.")
     columns = parsing.struct(source.schema, "source files")
     if source.format not in ("json", "csv"):
         return ParsedRecords(spark.createDataFrame([], _nullable(columns)))
     # Parse no lines, because the parser determines which columns may be null.
-    found = spark.createDataFrame([], f"{RAW} string")
+    no_lines = spark.createDataFrame([], f"{RAW} string")
     if source.format == "csv":
-        parsed = Csv(columns, source.options).with_columns(found, RAW, _RECORD)
+        parsed = Csv(columns, source.options).with_columns(no_lines, RAW, _RECORD)
     else:
         options = {name: text for name, text in source.options.items() if name.lower() != ENCODING}
-        parsed = parsing.with_json(found, RAW, columns, options, _RECORD)
+        parsed = parsing.with_json(no_lines, RAW, columns, options, _RECORD)
     return ParsedRecords(parsed.frame.selectExpr(*parsed.columns))
 
 

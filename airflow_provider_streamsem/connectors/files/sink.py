@@ -45,7 +45,8 @@ CODECS = {
 @dataclass(frozen=True, slots=True)
 class FilesSink:
     """
-    Writes rows as files below ``path``. The log names the visible files. The mark ``path/_streamsem.json`` names the pipeline and the log that own the dataset.
+    Writes rows as files below ``path``. The log names the visible files. The ownership marker ``path/_streamsem.json`` names the pipeline and the log that own
+    the dataset.
 
     Partition columns stay in the files, with their types. Each file contains one combination of partition values, so null, an empty string and strings with
     special characters stay distinct. Timestamps are stored in microseconds (Parquet ``TIMESTAMP_MICROS``, not ``INT96``).
@@ -175,26 +176,26 @@ class FilesSink:
         binary = [field["name"] for field in fields if field["type"] == "binary"]
         keyed = [field["name"] for field in fields if self.format == "json" and _has_other_keys(field["type"])]
         if keyed:
-            what = "JSON files cannot hold maps whose keys are not text: cast the keys in the transform; nothing became visible"
-            raise DataError(what, sink=self.path, columns=keyed)
-        zoned = [field["name"] for field in fields if self.format == "orc" and _has(field["type"], "timestamp")]
+            summary = "JSON files cannot hold maps whose keys are not strings; nothing became visible"
+            raise DataError(summary, sink=self.path, columns=keyed).advising(
+                "cast the keys to string in the transform, and run again."
+            )
+        zoned = [field["name"] for field in fields if self.format == "orc" and _contains(field["type"], "timestamp")]
         if zoned:
-            what = (
-                "Spark returns ORC timestamps with a time zone in the time zone of the Java process that reads them; nothing became visible. "
-                "Cast them to timestamp_ntz in the transform"
+            summary = "Spark returns ORC timestamps with a time zone in the time zone of the Java process that reads them; nothing became visible"
+            raise DataError(summary, sink=self.path, columns=zoned).advising(
+                "cast the columns to timestamp_ntz in the transform, and run again."
             )
-            raise DataError(what, sink=self.path, columns=zoned)
-        unread = sorted(name for name in _names(fields) if self.format == "orc" and ("`" in name or not name))
-        if unread:
-            what = (
-                "Spark cannot read ORC columns with these names: rename them in the transform; nothing became visible"
+        unreadable = sorted(name for name in _names(fields) if self.format == "orc" and ("`" in name or not name))
+        if unreadable:
+            summary = "Spark cannot read ORC columns with these names; nothing became visible"
+            raise DataError(summary, sink=self.path, columns=unreadable).advising(
+                "rename the columns in the transform, and run again."
             )
-            raise DataError(what, sink=self.path, columns=unread)
         if self.format == "csv" and binary:
-            raise DataError(
-                "CSV files cannot hold binary columns: convert them to text in the transform, for example with base64(column); nothing became visible",
-                sink=self.path,
-                columns=binary,
+            summary = "CSV files cannot hold binary columns; nothing became visible"
+            raise DataError(summary, sink=self.path, columns=binary).advising(
+                "convert the columns to text in the transform, for example with base64(column), and run again."
             )
         return schema
 
@@ -233,15 +234,15 @@ class FilesSink:
         """
         prefix = keys.data_prefix(version, attempt_id)
         dataset = self._dataset()
-        found = {stat.key[len(prefix) :]: stat for stat in dataset.list(prefix) if _is_data(stat.key[len(prefix) :])}
-        missing = (accepted or frozenset()) - found.keys()
+        existing = {stat.key[len(prefix) :]: stat for stat in dataset.list(prefix) if _is_data(stat.key[len(prefix) :])}
+        missing = (accepted or frozenset()) - existing.keys()
         if missing:
-            what = "files that Spark wrote are missing from the attempt's location; nothing became visible"
-            raise StageError(what, location=self.path, version=version, missing=sorted(missing)[:3])
-        staged = [stat for name, stat in found.items() if accepted is None or name in accepted]
+            summary = "files that Spark wrote are missing from the attempt's location; nothing became visible"
+            raise StageError(summary, location=self.path, version=version, missing=sorted(missing)[:3])
+        staged = [stat for name, stat in existing.items() if accepted is None or name in accepted]
         dataset.make_durable([stat.key for stat in staged], prefix)
 
-        def counted(stat: ObjectStat) -> DataFile:
+        def data_file(stat: ObjectStat) -> DataFile:
             described = footers.describe(dataset, stat, self.format)
             values = footers.partition_values(stat.key[len(prefix) :], dataset, stat, self.format, self.partition_by)
             return DataFile(
@@ -253,9 +254,9 @@ class FilesSink:
                 stats="" if described.parquet is None else stats(described.parquet),
             )
 
-        at_once = 1 if self.format == "csv" else _FILES_AT_ONCE  # counting loads a CSV file into memory
-        with ThreadPoolExecutor(at_once) as pool:
-            files = tuple(pool.map(counted, staged))
+        threads = 1 if self.format == "csv" else _FILES_AT_ONCE  # counting loads a CSV file into memory
+        with ThreadPoolExecutor(threads) as pool:
+            files = tuple(pool.map(data_file, staged))
         return Committable(format=self.format, rows=sum(f.rows for f in files), files=files)
 
     def attempts(self, version: int | None = None) -> set[tuple[int, str]]:
@@ -299,10 +300,10 @@ class FilesSink:
 def _marked(mark: bytes | None) -> dict[str, str]:
     """Return the pipeline and the log that an ownership marker names, as fields of an error; empty values if it is unreadable."""
     try:
-        found = read_json(mark or b"{}", keys.DATASET_MARKER)
+        stored = read_json(mark or b"{}", keys.DATASET_MARKER)
     except LogDamagedError:
-        found = {}
-    named = found if isinstance(found, dict) else {}
+        stored = {}
+    named = stored if isinstance(stored, dict) else {}
     return {"marked_uuid": str(named.get("pipeline_uuid", "")), "marked_log": str(named.get("log", ""))}
 
 
@@ -313,9 +314,9 @@ def _has_other_keys(kind: Any) -> bool:
     return (kind["type"] == "map" and kind["keyType"] != "string") or any(map(_has_other_keys, _parts(kind)))
 
 
-def _has(kind: Any, sought: str) -> bool:
+def _contains(kind: Any, sought: str) -> bool:
     """Return whether a type is the named type or contains it."""
-    return kind == sought if isinstance(kind, str) else any(_has(part, sought) for part in _parts(kind))
+    return kind == sought if isinstance(kind, str) else any(_contains(part, sought) for part in _parts(kind))
 
 
 def _names(fields: Sequence[Any]) -> Iterator[str]:

@@ -80,8 +80,8 @@ class FilesSource(SourceDefaults):
     :param lookback_days: days to subtract from the time of the listing, 0 or more; only for a ``start_after`` with fields
     :param hive_partitions: whether directories named ``column=value`` add columns to the records, as in Spark. A column has the type in ``schema``, else the
         type inferred from the first batch that had the column. ``False``: such directories are ordinary directories
-    :param missing_columns: for Parquet and ORC with a schema: what happens if no file of a batch has a column of the schema. ``"refuse"``: the batch fails.
-        ``"null"``: the column is null
+    :param missing_columns: how to handle a column of the schema that no Parquet or ORC file of a batch has. ``"refuse"``: the batch fails. ``"null"``: the
+        column is null
     :raises InvalidError: an argument is not valid
     """
 
@@ -121,8 +121,8 @@ class FilesSource(SourceDefaults):
         accepted = {name.lower() for name in OPTIONS[self.format]}
         refused = sorted(name for name in self.options if name.lower() not in accepted)
         if refused:
-            what = f"{where} options contains names that this format does not accept, or that would change which records are counted"
-            raise InvalidError(what, given=refused, format=self.format, accepted=sorted(OPTIONS[self.format]))
+            summary = f"{where} options contains names that this format does not accept, or that would change which records are counted"
+            raise InvalidError(summary, given=refused, format=self.format, accepted=sorted(OPTIONS[self.format]))
         arguments.choice(f"{where} options encoding", self.encoding, ENCODINGS)
         arguments.text(f"{where} glob", self.glob, pattern=r"[^/]+", accepted="a pattern of file names, without '/'")
         if not isinstance(self.start_after, str):
@@ -139,8 +139,8 @@ class FilesSource(SourceDefaults):
     @property
     def encoding(self) -> str:
         """The character encoding of text, JSON and CSV files, one of :data:`ENCODINGS`."""
-        given = next((text for name, text in self.options.items() if name.lower() == ENCODING), ENCODINGS[0])
-        return next((known for known in ENCODINGS if known.lower() == given.lower()), given)
+        encoding = next((text for name, text in self.options.items() if name.lower() == ENCODING), ENCODINGS[0])
+        return next((known for known in ENCODINGS if known.lower() == encoding.lower()), encoding)
 
     @property
     def location(self) -> str:
@@ -182,12 +182,14 @@ class FilesSource(SourceDefaults):
         :raises UnavailableError: the directory is missing, or the store gave no clear answer. Nothing was written
         :raises DataError: a file name is not UTF-8. Nothing was written
         """
-        stats = [stat for stat in self._listed(now_ms) if self._counts(stat.key)]
+        stats = [stat for stat in self._listed(now_ms) if self._is_discovered(stat.key)]
         for stat in stats:
             if any("\ud800" <= character <= "\udfff" for character in stat.key):
-                what = "a file name is not UTF-8, so the log cannot record it; rename the file. Nothing was written"
-                raise DataError(what, location=self.path, file=ascii(stat.key))
-        return [_found(stat) for stat in stats]
+                summary = "a file name is not UTF-8, so the log cannot record it; nothing was written"
+                raise DataError(summary, location=self.path, file=ascii(stat.key)).advising(
+                    "rename the file, and run again."
+                )
+        return [_found_file(stat) for stat in stats]
 
     def _listed(self, now_ms: int) -> list[ObjectStat]:
         """Return every object below the path that sorts after ``start_after``, including objects that the source does not discover."""
@@ -200,8 +202,8 @@ class FilesSource(SourceDefaults):
         try:
             return [*self._store().list("", start_after=after)]
         except UnknownAnswerError as error:
-            what = "the source's location gave no clear answer to a listing; nothing was written"
-            raise UnavailableError(what, location=self.path) from error
+            summary = "the source's location gave no clear answer to a listing; nothing was written"
+            raise UnavailableError(summary, location=self.path) from error
 
     def refuse_tables(self, now_ms: int) -> None:
         """
@@ -211,7 +213,7 @@ class FilesSource(SourceDefaults):
         """
         tables.refuse_table(self.path)
         keys = [stat.key for stat in self._listed(now_ms)]
-        tables.refuse_tables_below(self.path, keys, [key for key in keys if self._counts(key)])
+        tables.refuse_tables_below(self.path, keys, [key for key in keys if self._is_discovered(key)])
 
     def _store(self) -> Store:
         """Open the store of the path. On local disk, a symbolic link to a file is read as that file."""
@@ -230,8 +232,8 @@ class FilesSource(SourceDefaults):
         try:
             return self._store().stat(path)
         except UnknownAnswerError as error:
-            what = "the source's location gave no clear answer; nothing became visible"
-            raise UnavailableError(what, location=self.path, file=path) from error
+            summary = "the source's location gave no clear answer; nothing became visible"
+            raise UnavailableError(summary, location=self.path, file=path) from error
 
     def refuse_empty_location(self) -> None:
         """
@@ -241,11 +243,10 @@ class FilesSource(SourceDefaults):
         """
         self.require_location()
         if next(self._store().list("", limit=1), None) is None:
-            what = (
-                "unread files are missing, and the source's location is empty: check that it is mounted. Nothing became visible. "
-                "If it was emptied on purpose, put any file into it"
+            summary = "unread files are missing, and the source's location is empty; nothing became visible"
+            raise UnavailableError(summary, location=self.path).advising(
+                "check that the location is mounted, and run again. If it was emptied on purpose, put any file into it before that."
             )
-            raise UnavailableError(what, location=self.path)
 
     def require_location(self) -> None:
         """
@@ -255,12 +256,12 @@ class FilesSource(SourceDefaults):
         """
         scheme, location = split_url(self.path)
         if scheme == "file" and not os.path.isdir(location):
-            what = "the source's directory is missing, or is not mounted; nothing became visible"
-            raise UnavailableError(what, location=self.path).advising(
+            summary = "the source's directory is missing, or is not mounted; nothing became visible"
+            raise UnavailableError(summary, location=self.path).advising(
                 "mount or create the directory, or correct the source's path; then run again."
             )
 
-    def _counts(self, key: str) -> bool:
+    def _is_discovered(self, key: str) -> bool:
         """
         Return whether the source discovers a listed file.
 
@@ -282,11 +283,11 @@ class FilesSource(SourceDefaults):
                 self.refuse_empty_location()
                 raise RecordsMissingError("a planned file is missing; nothing became visible", **where)
             if (stat.bytes, _identity(stat)) != (pin.bytes, pin.identity):
-                what = "a planned file was changed after it was planned; nothing became visible"
-                raise RecordsMissingError(what, **where)
+                summary = "a planned file was changed after it was planned; nothing became visible"
+                raise RecordsMissingError(summary, **where)
             flaw = truncation.flaw(self.format, pin.path, pin.bytes)
             if flaw:
-                raise DataError(f"{flaw}; nothing became visible", **where, format=self.format)
+                raise DataError(f"{flaw}; nothing became visible", **where, format=self.format).advising(truncation.DO)
 
     def _stats(self, paths: Sequence[str]) -> Iterable[ObjectStat | None]:
         """Return :meth:`stat` of each file, in order. Sends the requests for many files concurrently, because each takes some milliseconds."""
@@ -303,10 +304,10 @@ class FilesSource(SourceDefaults):
 
     def load(self, spark: SparkSession, pins: Sequence[FilePin]) -> Loaded:
         """Load the pinned files on Spark."""
-        from airflow_provider_streamsem.connectors.files.records import FileRecords, nothing
+        from airflow_provider_streamsem.connectors.files.records import FileRecords, no_records
 
         if not pins:
-            return nothing(spark, self)
+            return no_records(spark, self)
         return FileRecords(spark, self, pins)
 
 
@@ -320,7 +321,7 @@ def _identity(stat: ObjectStat) -> str:
     return f"etag:{stat.etag}" if stat.etag else f"mtime:{stat.mtime_ns}"
 
 
-def _found(stat: ObjectStat) -> FoundFile:
+def _found_file(stat: ObjectStat) -> FoundFile:
     return FoundFile(path=stat.key, bytes=stat.bytes, identity=_identity(stat), mtime_ns=stat.mtime_ns)
 
 
@@ -379,21 +380,21 @@ class FilesPlanner:
         if first >= last:
             return None
         per_row, recorded = _bytes_per_row(hint), partitions.recorded_types(hint)
-        most = [limits.max_bytes] if limits.max_bytes is not None else []
-        most += [limits.max_rows * per_row] if limits.max_rows is not None else []
-        files = dict(enumerate(_within(self._ledger.files(first, last), min(most, default=None)), first))
+        byte_limits = [limits.max_bytes] if limits.max_bytes is not None else []
+        byte_limits += [limits.max_rows * per_row] if limits.max_rows is not None else []
+        files = dict(enumerate(_within(self._ledger.files(first, last), min(byte_limits, default=None)), first))
         listed = end.listed if isinstance(end, ListedEnd) else {}
         gaps = self._unreadable([*files.values()], first, listed, on_data_loss)
-        read = [file for at, file in files.items() if at not in gaps]
-        types = partitions.types_of((f.path for f in read), recorded) if self._source.hive_partitions else {}
+        readable = [file for at, file in files.items() if at not in gaps]
+        types = partitions.types_of((f.path for f in readable), recorded) if self._source.hive_partitions else {}
         newest = self._ledger.newest()
         return SourceSlice(
             ranges={PARTITION: (first, first + len(files))},
             gaps={PARTITION: tuple((at, at + 1) for at in gaps)} if gaps else {},
-            pins=[FilePin(file.path, file.bytes, file.identity, types) for file in read],
+            pins=[FilePin(file.path, file.bytes, file.identity, types) for file in readable],
             hint=_hint(recorded, newest=-1 if newest is None else newest.i, bytes_per_row=per_row),
             # Rounded up: a file that is not empty has at least one row.
-            rows=-(-sum(file.bytes for file in read) // per_row),
+            rows=-(-sum(file.bytes for file in readable) // per_row),
         )
 
     def _unreadable(
@@ -404,18 +405,21 @@ class FilesPlanner:
         flaws = truncation.flaws(self._source.format, first, files)
         for at, flaw in flaws.items():
             if on_data_loss == "fail":
-                what = f'{flaw}; nothing was written. With on_data_loss="record_gap" such files become gaps'
-                raise DataError(what, location=location, file=files[at - first].path, files=len(flaws))
+                summary = f"{flaw}; nothing was written"
+                raise DataError(summary, location=location, file=files[at - first].path, files=len(flaws)).advising(
+                    truncation.DO
+                )
             logger.warning("recording a file as a gap: %s: %s", files[at - first].path, flaw)
         missing = [at for at, file in enumerate(files, first) if at not in flaws and not self._exists(file, listed)]
         if missing:
             self._source.refuse_empty_location()
             path = files[missing[0] - first].path
             if on_data_loss == "fail":
-                what = "an unread file was changed or deleted; nothing was written"
-                raise SourceChangedError(what, location=location, file=path, files=len(missing))
-            what = "recording %d files as gaps: they were changed or deleted; the first is %s"
-            logger.warning(what, len(missing), path)
+                summary = "an unread file was changed or deleted; nothing was written"
+                raise SourceChangedError(summary, location=location, file=path, files=len(missing))
+            logger.warning(
+                "recording %d files as gaps: they were changed or deleted; the first is %s", len(missing), path
+            )
         return sorted([*missing, *flaws])
 
     def _exists(self, file: FoundFile, listed: Mapping[str, tuple[int, str]]) -> bool:

@@ -35,25 +35,25 @@ def refuse_table(path: str) -> None:
     location = os.path.realpath(location) if scheme == "file" else location
     for above in range(_ABOVE + 1):
         parts = location.rstrip("/").split("/")
-        held = "/".join(parts[: len(parts) - above])
-        if len(parts) - above < 1 or not held:
+        directory = "/".join(parts[: len(parts) - above])
+        if len(parts) - above < 1 or not directory:
             return
-        where = held if scheme == "file" else f"{scheme}://{held}"
-        found = _kind_if_allowed(where)
-        if found is not None:
-            raise _refusal(where, path, f"is inside {found}")
+        where = directory if scheme == "file" else f"{scheme}://{directory}"
+        kind = _kind_if_allowed(where)
+        if kind is not None:
+            raise _refusal(where, path, f"is inside {kind}")
 
 
-def refuse_tables_below(path: str, listed: Iterable[str], counted: Sequence[str]) -> None:
+def refuse_tables_below(path: str, listed: Iterable[str], read_keys: Sequence[str]) -> None:
     """
     Refuse a path below which a file to read is inside a table or dataset.
 
     :param listed: keys of all objects below the path
-    :param counted: keys of the files that the source would read
+    :param read_keys: keys of the files that the source would read
     :raises InvalidError: names such a file and its table or dataset. Nothing was written
     """
-    roots = sorted({found["root"] for key in listed if (found := _INSIDE.fullmatch(key)) is not None and found["root"]})
-    inside = next(((root, key) for root in roots for key in counted if key.startswith(root)), None)
+    roots = sorted({match["root"] for key in listed if (match := _INSIDE.fullmatch(key)) is not None and match["root"]})
+    inside = next(((root, key) for root in roots for key in read_keys if key.startswith(root)), None)
     if inside is not None:
         root, key = inside
         raise _refusal(
@@ -61,9 +61,9 @@ def refuse_tables_below(path: str, listed: Iterable[str], counted: Sequence[str]
         )
 
 
-def _refusal(table: str, path: str, what: str, **facts: str) -> InvalidError:
+def _refusal(table: str, path: str, relation: str, **facts: str) -> InvalidError:
     return InvalidError(
-        f"the source's path {what}: the source would also read files that were replaced or never committed",
+        f"the source's path {relation}: the source would also read files that were replaced or never committed",
         path=path,
         table=table,
         **facts,

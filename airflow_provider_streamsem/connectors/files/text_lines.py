@@ -31,7 +31,7 @@ def lines(reader: DataFrameReader, located: list[str], partitions: StructType) -
     :returns: the columns :data:`RAW`, :data:`PATH`, :data:`START` (offset of the split in the file) and the partition columns
     """
     schema = StructType([StructField(RAW, StringType()), *partitions.fields])
-    return reader.schema(schema).text(located).select(RAW, *_where(partitions))
+    return reader.schema(schema).text(located).select(RAW, *_location_columns(partitions))
 
 
 def decoded(raw: str, encoding: str) -> str:
@@ -63,13 +63,13 @@ def lines_below_headers(
     """
     signs = {"sep": "\uffff", "quote": "\ufffe", "escape": "\ufffd", "comment": "\ufffc", "nullValue": "\ufffb"}
     reader = reader.options(header="true", enforceSchema="false", encoding=_BYTES, mode="FAILFAST", **signs)
-    given = {field.name.lower() for field in partitions.fields}
-    found = [name for name in reader.csv(located).columns if name.lower() not in given]
-    header = csv.header(found[0].encode(_BYTES).decode(encoding, errors="replace") if found else "")
+    partition_names = {field.name.lower() for field in partitions.fields}
+    header_names = [name for name in reader.csv(located).columns if name.lower() not in partition_names]
+    header = csv.header(header_names[0].encode(_BYTES).decode(encoding, errors="replace") if header_names else "")
     header = header.encode(encoding, errors="replace").decode(_BYTES)
     schema = StructType([StructField(header, StringType()), *partitions.fields])
     line = F.encode(_quoted(header), _BYTES).cast("string").alias(RAW)
-    return reader.schema(schema).csv(located).select(line, *_where(partitions))
+    return reader.schema(schema).csv(located).select(line, *_location_columns(partitions))
 
 
 def refuse_lines_inside_records(parsed: DataFrame, bad: str, csv: Csv, text: str) -> None:
@@ -102,14 +102,15 @@ def refuse_lines_inside_records(parsed: DataFrame, bad: str, csv: Csv, text: str
     inside = grouped.withColumn(_SETS, F.col(_SETS) != changes).where(F.col(_SETS) & ~F.col(_BAD)).select(PATH).first()
     if inside is not None:
         raise DataError(
-            "a CSV file has a record with line breaks inside quotes, and a line of it looks like a record. No rows were committed. "
-            "Put a copy without line breaks inside fields into the source under another name, delete this file, and set "
-            'on_data_loss="record_gap"',
+            "a CSV file has a record with line breaks inside quotes, and a line of it looks like a record; no rows were committed",
             file=plain_path(inside[0]),
+        ).advising(
+            "put a copy without line breaks inside fields into the source under another name, delete this file, set "
+            'on_data_loss="record_gap", and run again.'
         )
 
 
-def _where(partitions: StructType) -> list[Column]:
+def _location_columns(partitions: StructType) -> list[Column]:
     columns = [_quoted(field.name) for field in partitions.fields]
     return [F.col("_metadata.file_path").alias(PATH), F.col("_metadata.file_block_start").alias(START), *columns]
 

@@ -9,6 +9,11 @@ from airflow_provider_streamsem.protocol.entries import FoundFile
 _COLUMNAR = ("parquet", "orc")
 _ENDLESS = ("snappy", "lz4")
 _LEAST_BYTES = {"gz": 1, "bz2": 14, "zst": 1, "deflate": 1}
+DO = (
+    "put a complete copy into the source under another name (a text format: not compressed, or as gzip, bzip2 or zstd), delete the file, and run again with "
+    'on_data_loss="record_gap": the file becomes a gap, and the copy is read.'
+)
+"""Advice for a file with a flaw."""
 
 
 def flaw(format: str, path: str, size: int) -> str:
@@ -23,7 +28,7 @@ def flaw(format: str, path: str, size: int) -> str:
         return "" if size else "a file of this format cannot be empty"
     codec = path.lower().rpartition(".")[2]
     if codec in _ENDLESS:
-        return "Spark cannot detect that a file of this compression is truncated: compress it as gzip, bzip2 or zstd"
+        return "Spark cannot detect that a file of this compression is truncated"
     return "a file of this compression cannot be that small" if size < _LEAST_BYTES.get(codec, 0) else ""
 
 
@@ -33,5 +38,5 @@ def flaws(format: str, first: int, files: Sequence[FoundFile]) -> dict[int, str]
 
     :param first: ordinal of the first file
     """
-    found = {first + n: flaw(format, file.path, file.bytes) for n, file in enumerate(files)}
-    return {ordinal: what for ordinal, what in found.items() if what}
+    flaws_by_ordinal = {first + n: flaw(format, file.path, file.bytes) for n, file in enumerate(files)}
+    return {ordinal: reason for ordinal, reason in flaws_by_ordinal.items() if reason}

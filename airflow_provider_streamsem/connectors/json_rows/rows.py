@@ -50,35 +50,35 @@ def json_rows(batch: Any) -> list[dict[str, Any]]:
     Dates and timestamps become ISO 8601 strings; timestamps with a time zone are in UTC. Decimals become strings, so that no digit is lost. Binary values
     become base64. Non-finite floats become ``"NaN"``, ``"Infinity"`` or ``"-Infinity"``.
     """
-    forms = {field.name: _form(field.type) for field in batch.schema}
-    return [{name: forms[name](value) for name, value in row.items()} for row in batch.to_pylist()]
+    converters = {field.name: _converter(field.type) for field in batch.schema}
+    return [{name: converters[name](value) for name, value in row.items()} for row in batch.to_pylist()]
 
 
-def _form(kind: Any) -> Callable[[Any], Any]:
+def _converter(kind: Any) -> Callable[[Any], Any]:
     from pyarrow import types
 
-    form: Callable[[Any], Any] = _same
+    convert: Callable[[Any], Any] = _unchanged
     if types.is_floating(kind):
-        form = _number
+        convert = _number
     elif types.is_decimal(kind):
-        form = lambda value: format(value, "f")  # noqa: E731
+        convert = lambda value: format(value, "f")  # noqa: E731
     elif types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
-        form = lambda value: base64.b64encode(value).decode()  # noqa: E731
+        convert = lambda value: base64.b64encode(value).decode()  # noqa: E731
     elif types.is_timestamp(kind) or types.is_date(kind):
-        form = lambda value: value.isoformat().replace("+00:00", "Z")  # noqa: E731
+        convert = lambda value: value.isoformat().replace("+00:00", "Z")  # noqa: E731
     elif types.is_map(kind):
-        item = _form(kind.item_type)
-        form = lambda value: {key: item(found) for key, found in value}  # noqa: E731
+        item = _converter(kind.item_type)
+        convert = lambda value: {key: item(inner) for key, inner in value}  # noqa: E731
     elif types.is_list(kind) or types.is_large_list(kind):
-        element = _form(kind.value_type)
-        form = lambda value: [element(found) for found in value]  # noqa: E731
+        element = _converter(kind.value_type)
+        convert = lambda value: [element(inner) for inner in value]  # noqa: E731
     elif types.is_struct(kind):
-        parts = {field.name: _form(field.type) for field in kind}
-        form = lambda value: {name: parts[name](found) for name, found in value.items()}  # noqa: E731
-    return lambda value: None if value is None else form(value)
+        parts = {field.name: _converter(field.type) for field in kind}
+        convert = lambda value: {name: parts[name](inner) for name, inner in value.items()}  # noqa: E731
+    return lambda value: None if value is None else convert(value)
 
 
-def _same(value: Any) -> Any:
+def _unchanged(value: Any) -> Any:
     return value
 
 

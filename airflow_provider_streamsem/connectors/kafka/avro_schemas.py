@@ -89,10 +89,12 @@ class _Walk:
         """
         kind = _type(writer)
         branches = [self._resolved(branch, self._read) for branch in union]
-        own = [branch for branch in branches if _type(branch) == kind]
-        same_name = [branch for branch in own if _attributes(branch).get("name") == _attributes(writer).get("name")]
+        same_type = [branch for branch in branches if _type(branch) == kind]
+        same_name = [
+            branch for branch in same_type if _attributes(branch).get("name") == _attributes(writer).get("name")
+        ]
         promoted = [branch for branch in branches if _type(branch) in _PROMOTED.get(kind, ())]
-        return next(iter([*same_name, *own, *promoted]), None)
+        return next(iter([*same_name, *same_type, *promoted]), None)
 
     def _resolved(self, schema: Schema, types: Mapping[str, Schema]) -> Any:
         """Replace a type name by its definition."""
@@ -146,12 +148,12 @@ def _type(schema: Schema) -> str:
 
 def _unit(schema: Schema) -> tuple[Any, ...] | None:
     """Return the logical type, with the scale of a decimal. Return ``None`` if the schema has none of the logical types in ``_UNITS``."""
-    given = _attributes(schema)
-    if given.get("logicalType") not in _UNITS:
+    attributes = _attributes(schema)
+    if attributes.get("logicalType") not in _UNITS:
         return None
-    if given["logicalType"] == "decimal":
-        return "decimal", given.get("scale", 0)
-    return (given["logicalType"],)
+    if attributes["logicalType"] == "decimal":
+        return "decimal", attributes.get("scale", 0)
+    return (attributes["logicalType"],)
 
 
 def _is_exact(writer: Schema, reader: Schema) -> bool:
@@ -170,7 +172,7 @@ def _precision(schema: Schema) -> int:
 
 
 def _schema_text(schema: Schema) -> str:
-    given = _attributes(schema)
-    if given.get("logicalType") == "decimal":
-        return f"decimal({given.get('precision')},{given.get('scale', 0)})"
-    return str(given.get("logicalType") or _type(schema))
+    attributes = _attributes(schema)
+    if attributes.get("logicalType") == "decimal":
+        return f"decimal({attributes.get('precision')},{attributes.get('scale', 0)})"
+    return str(attributes.get("logicalType") or _type(schema))

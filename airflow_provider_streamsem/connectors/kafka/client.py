@@ -131,13 +131,13 @@ def settings_of(conn_id: str | None, bootstrap_servers: str | None) -> dict[str,
 
 def _check_mechanism(conn_id: str, settings: Mapping[str, str]) -> None:
     is_sasl = settings.get("security.protocol", "").upper().startswith("SASL")
-    given = [settings[name] for name in ("sasl.mechanism", "sasl.mechanisms") if name in settings]
+    mechanisms = [settings[name] for name in ("sasl.mechanism", "sasl.mechanisms") if name in settings]
     # Without an explicit mechanism, librdkafka uses GSSAPI, which runs kinit in a shell.
-    if (is_sasl and not given) or any(mechanism.upper() not in MECHANISMS for mechanism in given):
+    if (is_sasl and not mechanisms) or any(mechanism.upper() not in MECHANISMS for mechanism in mechanisms):
         raise InvalidError(
             "a kafka connection must name a supported sasl.mechanism; no client was started",
             conn_id=conn_id,
-            given=given,
+            given=mechanisms,
             accepted=list(MECHANISMS),
         )
 
@@ -154,22 +154,22 @@ def admin_client(process: int, settings: tuple[tuple[str, str], ...]) -> Any:
     try:
         from confluent_kafka.admin import AdminClient
     except ImportError as error:
-        raise InvalidError(
-            "confluent-kafka is not installed", accepted="pip install 'airflow-provider-streamsem[kafka]'"
+        raise InvalidError("confluent-kafka is not installed").advising(
+            "run `pip install 'airflow-provider-streamsem[kafka]'`, then run again."
         ) from error
     return AdminClient(dict(settings), logger=QUIET)
 
 
-def answer(ask: Any, *, missing: str = "", settings: Mapping[str, str] | None = None) -> Any:
+def call(request: Any, *, missing: str = "", settings: Mapping[str, str] | None = None) -> Any:
     """
     Call a function of a Kafka client, and map Kafka's exceptions to the errors of this package.
 
     Errors contain the name of Kafka's error, never its text, because the text may contain settings.
 
-    :param ask: a callable without arguments, or the ``result`` method of a future
+    :param request: a callable without arguments, or the ``result`` method of a future
     :param missing: name of the Kafka error for which ``None`` is returned
     :param settings: librdkafka's settings of the client; errors contain its ``bootstrap.servers``
-    :returns: the result of ``ask``; ``None`` if it failed with the error ``missing``
+    :returns: the result of ``request``; ``None`` if it failed with the error ``missing``
     :raises StoreRefusedError: authentication or authorization failed
     :raises UnavailableError: no broker answered, or the call failed for another reason
     """
@@ -179,7 +179,7 @@ def answer(ask: Any, *, missing: str = "", settings: Mapping[str, str] | None = 
 
     where = {} if settings is None else {"bootstrap_servers": settings.get("bootstrap.servers", "")}
     try:
-        return ask(timeout=TIMEOUT_S + 5) if getattr(ask, "__name__", "") == "result" else ask()
+        return request(timeout=TIMEOUT_S + 5) if getattr(request, "__name__", "") == "result" else request()
     except KafkaException as error:
         name = error_name(error)
         if name == missing:
@@ -189,14 +189,14 @@ def answer(ask: Any, *, missing: str = "", settings: Mapping[str, str] | None = 
                 "Kafka refused a request; this request wrote no records", **where, error=name
             ).advising(_DO_REFUSED) from error
         if name in _UNREACHABLE:
-            what = "no Kafka broker answered at these addresses; this request wrote no records"
-            raise UnavailableError(what, **where, error=name).advising(_DO_UNREACHABLE) from error
+            summary = "no Kafka broker answered at these addresses; this request wrote no records"
+            raise UnavailableError(summary, **where, error=name).advising(_DO_UNREACHABLE) from error
         raise UnavailableError(
             "Kafka gave no clear answer; this request wrote no records", **where, error=name
         ) from error
     except (FutureTimeoutError, TimeoutError) as error:
-        what = "Kafka did not answer in time; this request wrote no records"
-        raise UnavailableError(what, **where, seconds=TIMEOUT_S).advising(_DO_UNREACHABLE) from error
+        summary = "Kafka did not answer in time; this request wrote no records"
+        raise UnavailableError(summary, **where, seconds=TIMEOUT_S).advising(_DO_UNREACHABLE) from error
 
 
 def error_name(error: Any) -> str:

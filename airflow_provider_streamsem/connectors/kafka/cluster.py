@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from airflow_provider_streamsem.connectors.kafka.client import MECHANISMS, QUIET, TIMEOUT_S, admin_client, answer
+from airflow_provider_streamsem.connectors.kafka.client import MECHANISMS, QUIET, TIMEOUT_S, admin_client, call
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, UnavailableError
 from airflow_provider_streamsem.protocol.offsets import Ranges
 
@@ -100,13 +100,13 @@ class KafkaCluster:
     def _admin(self) -> Any:
         return admin_client(os.getpid(), tuple(sorted(self._settings.items())))
 
-    def _answer(self, ask: Any, *, missing: str = "") -> Any:
-        return answer(ask, missing=missing, settings=self._settings)
+    def _call(self, request: Any, *, missing: str = "") -> Any:
+        return call(request, missing=missing, settings=self._settings)
 
     def topic_names(self) -> list[str]:
         """Return the names of all topics, except those that start with ``__``."""
-        found = self._answer(lambda: self._admin.list_topics(timeout=TIMEOUT_S)).topics
-        return sorted(name for name in found if not name.startswith("__"))
+        topics = self._call(lambda: self._admin.list_topics(timeout=TIMEOUT_S)).topics
+        return sorted(name for name in topics if not name.startswith("__"))
 
     def partitions(self, topics: Iterable[str]) -> list[Partition]:
         """
@@ -115,27 +115,27 @@ class KafkaCluster:
         A new topic becomes known to the brokers at different times. So the method requests a missing topic again before it leaves the topic out.
         """
         names = sorted(set(topics))
-        found: list[Partition] = []
+        partitions: list[Partition] = []
         for wait_s in (*_RETRY_DELAYS_S, 0.0):
-            found += self._described(sorted(set(names) - {p.topic for p in found}))
-            if {p.topic for p in found} == set(names):
+            partitions += self._described(sorted(set(names) - {p.topic for p in partitions}))
+            if {p.topic for p in partitions} == set(names):
                 break
             time.sleep(wait_s)
-        return sorted(found)
+        return sorted(partitions)
 
     def _described(self, names: list[str]) -> list[Partition]:
         from confluent_kafka import TopicCollection
 
         if not names:
             return []
-        requested = self._answer(lambda: self._admin.describe_topics(TopicCollection(names), request_timeout=TIMEOUT_S))
-        found = []
-        for name, future in requested.items():
-            topic = self._answer(future.result, missing="UNKNOWN_TOPIC_OR_PART")
+        futures = self._call(lambda: self._admin.describe_topics(TopicCollection(names), request_timeout=TIMEOUT_S))
+        partitions = []
+        for name, future in futures.items():
+            topic = self._call(future.result, missing="UNKNOWN_TOPIC_OR_PART")
             if topic is not None:
                 topic_id = "" if str(topic.topic_id) in ("", "None", _NO_TOPIC_ID) else str(topic.topic_id)
-                found += [Partition(name, part.id, topic_id) for part in topic.partitions]
-        return found
+                partitions += [Partition(name, part.id, topic_id) for part in topic.partitions]
+        return partitions
 
     def ends(self, partitions: Iterable[Partition]) -> dict[Partition, End]:
         """Return the end offset of each partition: one past the last record that is visible at this isolation level."""
@@ -158,8 +158,10 @@ class KafkaCluster:
 
         requested = list(partitions)
         ends = self.ends(requested)
-        found = dict(self._offsets(requested, OffsetSpec.for_timestamp(at_ms)))
-        return {p: ends[p].offset if found[p].offset < 0 else min(found[p].offset, ends[p].offset) for p in requested}
+        offsets = dict(self._offsets(requested, OffsetSpec.for_timestamp(at_ms)))
+        return {
+            p: ends[p].offset if offsets[p].offset < 0 else min(offsets[p].offset, ends[p].offset) for p in requested
+        }
 
     def kept_ms(self, topics: Iterable[str]) -> dict[str, int | None]:
         """Return topic → ``retention.ms``: the age in milliseconds at which Kafka may delete a record; ``None`` if the topic deletes no record by age."""
@@ -168,13 +170,13 @@ class KafkaCluster:
         requested = {ConfigResource(ResourceType.TOPIC, name): name for name in sorted(set(topics))}
         if not requested:
             return {}
-        futures = self._answer(lambda: self._admin.describe_configs(list(requested), request_timeout=TIMEOUT_S))
-        kept: dict[str, int | None] = {}
+        futures = self._call(lambda: self._admin.describe_configs(list(requested), request_timeout=TIMEOUT_S))
+        retention_ms: dict[str, int | None] = {}
         for resource, future in futures.items():
-            config = self._answer(future.result)
+            config = self._call(future.result)
             ms = int(config["retention.ms"].value) if "delete" in config["cleanup.policy"].value else -1
-            kept[requested[resource]] = ms if ms >= 0 else None
-        return kept
+            retention_ms[requested[resource]] = ms if ms >= 0 else None
+        return retention_ms
 
     def _offsets(self, partitions: Iterable[Partition], spec: Any) -> list[tuple[Partition, Any]]:
         from confluent_kafka import IsolationLevel, TopicPartition
@@ -187,12 +189,12 @@ class KafkaCluster:
         )
         request = {TopicPartition(topic, number): spec for topic, number in requested}
         for wait_s in (*_ELECTION_WAITS_S, None):
-            futures = self._answer(
+            futures = self._call(
                 lambda: self._admin.list_offsets(request, isolation_level=level, request_timeout=TIMEOUT_S)
             )
             try:
                 return [
-                    (requested[tp.topic, tp.partition], self._answer(future.result)) for tp, future in futures.items()
+                    (requested[tp.topic, tp.partition], self._call(future.result)) for tp, future in futures.items()
                 ]
             except UnavailableError as error:
                 if wait_s is None or error.fields.get("error") not in _ELECTING:
@@ -249,7 +251,7 @@ _SAME_IN_JAVA = {
     "sasl.mechanisms": "sasl.mechanism",
     "ssl.endpoint.identification.algorithm": "ssl.endpoint.identification.algorithm",
 }
-_PLACES_IN_JAVA = {
+_FILES_IN_JAVA = {
     "ssl.ca.location": ("ssl.truststore.certificates", "ssl.truststore.type"),
     "ssl.certificate.location": ("ssl.keystore.certificate.chain", "ssl.keystore.type"),
     "ssl.key.location": ("ssl.keystore.key", "ssl.keystore.type"),
@@ -269,8 +271,8 @@ def java_settings(settings: Mapping[str, str]) -> dict[str, str]:
     for name, value in settings.items():
         if name in _SAME_IN_JAVA:
             java[_SAME_IN_JAVA[name]] = _in_java(name, value)
-        elif name in _PLACES_IN_JAVA:
-            text, kind = _PLACES_IN_JAVA[name]
+        elif name in _FILES_IN_JAVA:
+            text, kind = _FILES_IN_JAVA[name]
             java |= {text: _pem(name, value), kind: "PEM"}
         elif name == "ssl.key.password":
             java["ssl.key.password"] = value

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from airflow_provider_streamsem.connectors.contract import SinkMarker
-from airflow_provider_streamsem.connectors.kafka.client import QUIET, TIMEOUT_S, admin_client, answer
+from airflow_provider_streamsem.connectors.kafka.client import QUIET, TIMEOUT_S, admin_client, call
 from airflow_provider_streamsem.connectors.kafka.starting import TOPIC
 from airflow_provider_streamsem.errors import InvalidError, UnavailableError
 from airflow_provider_streamsem.protocol.codec import read_json
@@ -34,8 +34,8 @@ class ControlTopic:
     def _admin(self) -> Any:
         return admin_client(os.getpid(), tuple(sorted(self._settings.items())))
 
-    def _answer(self, ask: Any, *, missing: str = "") -> Any:
-        return answer(ask, missing=missing, settings=self._settings)
+    def _call(self, request: Any, *, missing: str = "") -> Any:
+        return call(request, missing=missing, settings=self._settings)
 
     def partitions(self, topics: Iterable[str]) -> dict[str, int]:
         """Return topic → number of partitions. Missing topics and invalid names are left out, and the request does not create topics."""
@@ -44,11 +44,11 @@ class ControlTopic:
         names = sorted(name for name in set(topics) if re.fullmatch(TOPIC, name) and name not in (".", ".."))
         if not names:
             return {}
-        requested = self._answer(lambda: self._admin.describe_topics(TopicCollection(names), request_timeout=TIMEOUT_S))
-        found = {
-            name: self._answer(future.result, missing="UNKNOWN_TOPIC_OR_PART") for name, future in requested.items()
+        futures = self._call(lambda: self._admin.describe_topics(TopicCollection(names), request_timeout=TIMEOUT_S))
+        descriptions = {
+            name: self._call(future.result, missing="UNKNOWN_TOPIC_OR_PART") for name, future in futures.items()
         }
-        return {name: len(topic.partitions) for name, topic in found.items() if topic is not None}
+        return {name: len(topic.partitions) for name, topic in descriptions.items() if topic is not None}
 
     def config(self, topics: Iterable[str], name: str) -> dict[str, str]:
         """Return topic → value of the topic configuration ``name``."""
@@ -57,10 +57,8 @@ class ControlTopic:
         requested = {ConfigResource(ResourceType.TOPIC, topic): topic for topic in sorted(set(topics))}
         if not requested:
             return {}
-        futures = self._answer(lambda: self._admin.describe_configs(list(requested), request_timeout=TIMEOUT_S))
-        return {
-            requested[resource]: str(self._answer(future.result)[name].value) for resource, future in futures.items()
-        }
+        futures = self._call(lambda: self._admin.describe_configs(list(requested), request_timeout=TIMEOUT_S))
+        return {requested[resource]: str(self._call(future.result)[name].value) for resource, future in futures.items()}
 
     def ensure(self) -> None:
         """
@@ -72,8 +70,8 @@ class ControlTopic:
 
         if not self.partitions([self.topic]):
             new = NewTopic(self.topic, num_partitions=1, replication_factor=-1, config=_CONFIG)
-            made = self._answer(lambda: self._admin.create_topics([new], request_timeout=TIMEOUT_S))
-            self._answer(made[self.topic].result, missing="TOPIC_ALREADY_EXISTS")
+            futures = self._call(lambda: self._admin.create_topics([new], request_timeout=TIMEOUT_S))
+            self._call(futures[self.topic].result, missing="TOPIC_ALREADY_EXISTS")
             deadline = time.monotonic() + TIMEOUT_S
             while not self.partitions([self.topic]) and time.monotonic() < deadline:
                 time.sleep(0.1)
@@ -93,13 +91,13 @@ class ControlTopic:
 
         :raises InvalidError: it does not have exactly one partition, or its ``cleanup.policy`` is not ``compact``, so that Kafka could delete markers
         """
-        found = self.partitions([self.topic]).get(self.topic)
+        partitions = self.partitions([self.topic]).get(self.topic)
         policy = self.config([self.topic], "cleanup.policy")[self.topic]
-        if found != 1 or policy != "compact":
+        if partitions != 1 or policy != "compact":
             raise InvalidError(
                 "the control topic must have one partition and cleanup.policy=compact; otherwise Kafka can delete markers, and batches would be sent twice",
                 control_topic=self.topic,
-                partitions=found,
+                partitions=partitions,
                 cleanup_policy=policy,
             )
 
@@ -129,7 +127,7 @@ class ControlTopic:
         )  # fmt: skip
         try:
             # Without this request for metadata, the consumer takes half a second longer to find the leader.
-            self._answer(lambda: consumer.list_topics(self.topic, timeout=TIMEOUT_S))
+            self._call(lambda: consumer.list_topics(self.topic, timeout=TIMEOUT_S))
             consumer.assign([TopicPartition(self.topic, 0, OFFSET_BEGINNING)])
             while time.monotonic() < deadline:
                 message = consumer.poll(0.2)
@@ -153,10 +151,12 @@ class ControlTopic:
         from confluent_kafka import IsolationLevel, TopicPartition
         from confluent_kafka.admin import OffsetSpec
 
-        at = TopicPartition(self.topic, 0)
-        futures = self._answer(
+        partition = TopicPartition(self.topic, 0)
+        futures = self._call(
             lambda: self._admin.list_offsets(
-                {at: OffsetSpec.latest()}, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=TIMEOUT_S
+                {partition: OffsetSpec.latest()},
+                isolation_level=IsolationLevel.READ_UNCOMMITTED,
+                request_timeout=TIMEOUT_S,
             )
         )
-        return int(self._answer(futures[at].result).offset)
+        return int(self._call(futures[partition].result).offset)

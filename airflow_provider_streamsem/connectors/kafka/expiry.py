@@ -38,10 +38,10 @@ def expiry(
 
 def _due_before(cluster: KafkaCluster, first: Mapping[Partition, int], at_ms: int) -> int:
     """Return the number of offsets at or above ``first`` that retention by age may delete before ``at_ms`` (milliseconds UTC)."""
-    kept_ms = cluster.kept_ms({p.topic for p in first})
+    retention_by_topic = cluster.kept_ms({p.topic for p in first})
     due = 0
-    for kept in {ms for ms in kept_ms.values() if ms is not None and ms < at_ms}:
-        of_these = [p for p in first if kept_ms[p.topic] == kept]
-        young = cluster.offsets_for_time(of_these, at_ms - kept)
-        due += sum(max(0, young[p] - first[p]) for p in of_these)
+    for retention_ms in {ms for ms in retention_by_topic.values() if ms is not None and ms < at_ms}:
+        partitions = [p for p in first if retention_by_topic[p.topic] == retention_ms]
+        young = cluster.offsets_for_time(partitions, at_ms - retention_ms)
+        due += sum(max(0, young[p] - first[p]) for p in partitions)
     return due

@@ -12,13 +12,13 @@ def joined(pieces: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     :param pieces: ranges ``[start, end)`` in ascending order, without overlap
     :returns: ranges with the same offsets, of which no range ends at the start of the next
     """
-    joined: list[tuple[int, int]] = []
+    merged: list[tuple[int, int]] = []
     for first, last in pieces:
-        if joined and joined[-1][1] == first:
-            joined[-1] = (joined[-1][0], last)
+        if merged and merged[-1][1] == first:
+            merged[-1] = (merged[-1][0], last)
         else:
-            joined.append((first, last))
-    return tuple(joined)
+            merged.append((first, last))
+    return tuple(merged)
 
 
 def shared(lags: Mapping[str, int], most: int | None) -> dict[str, int]:
@@ -35,9 +35,9 @@ def shared(lags: Mapping[str, int], most: int | None) -> dict[str, int]:
     total = sum(lags.values())
     if most is None or total <= most:
         return dict(lags)
-    taken = {name: max(1, lag * most // total) if lag else 0 for name, lag in lags.items()}
-    left = most - sum(taken.values())
+    shares = {name: max(1, lag * most // total) if lag else 0 for name, lag in lags.items()}
+    remainder = most - sum(shares.values())
     for name in sorted(lags, key=lambda name: (-lags[name], name)):  # distributes the remainder of the integer division
-        more = min(max(left, 0), lags[name] - taken[name], 1)
-        taken[name], left = taken[name] + more, left - more
-    return taken
+        more = min(max(remainder, 0), lags[name] - shares[name], 1)
+        shares[name], remainder = shares[name] + more, remainder - more
+    return shares

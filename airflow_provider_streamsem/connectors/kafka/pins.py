@@ -38,12 +38,12 @@ def read_pins(pins: Json, *, is_read: Callable[[str], bool]) -> tuple[RangePin, 
     :raises LogDamagedError: the pins have another form, or name a topic that the source does not read
     """
     try:
-        found = tuple(build(RangePin, pin, "pins") for pin in (pins if isinstance(pins, list) else [pins]))
+        decoded = tuple(build(RangePin, pin, "pins") for pin in (pins if isinstance(pins, list) else [pins]))
     except LogDamagedError as error:
-        what = "the pins of a plan are not offset ranges of Kafka partitions; nothing was read"
-        raise LogDamagedError(what, invariant="R6") from error
-    refuse_other_topics((pin.topic for pin in found), is_read=is_read)
-    return found
+        summary = "the pins of a plan are not offset ranges of Kafka partitions; nothing was read"
+        raise LogDamagedError(summary, invariant="R6") from error
+    refuse_other_topics((pin.topic for pin in decoded), is_read=is_read)
+    return decoded
 
 
 def refuse_other_topics(topics: Iterable[str], *, is_read: Callable[[str], bool]) -> None:
@@ -55,5 +55,5 @@ def refuse_other_topics(topics: Iterable[str], *, is_read: Callable[[str], bool]
     """
     others = sorted({topic for topic in topics if not is_read(topic)})
     if others:
-        what = "the log names topics that the pipeline does not read; nothing was read"
-        raise LogDamagedError(what, invariant="R6", topics=others)
+        summary = "the log names topics that the pipeline does not read; nothing was read"
+        raise LogDamagedError(summary, invariant="R6", topics=others)

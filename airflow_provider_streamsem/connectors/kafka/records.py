@@ -39,7 +39,7 @@ COLUMNS = (
 _OWN = ("topic", "partition", "offset", "timestamp", "headers", "key")
 _BAD, _RECORD_LOCATION, _DECODED = "__streamsem_bad", "__streamsem_place", "__streamsem_decoded_"
 _REASON = "__streamsem_reason"
-_OLDER = "spark.sql.sources.useV1SourceList"
+_V1_SOURCES = "spark.sql.sources.useV1SourceList"
 # With Kafka's default of 1 MiB a task waits for a fetch every few thousand records. This took a fifth of the time of a batch of 50,000 records.
 _FETCH_BYTES = 16 << 20
 
@@ -82,9 +82,8 @@ class KafkaRecords:
         key_column = parts["key"].record if "key" in parts else F.col("key")
         if "value" in parts:
             columns = [value.alias(name) for name, value in parts["value"].fields.items()]
-            columns += [F.col(name).alias(f"kafka_{name}") for name in _OWN if name != "key"] + [
-                key_column.alias("kafka_key")
-            ]
+            columns += [F.col(name).alias(f"kafka_{name}") for name in _OWN if name != "key"]
+            columns.append(key_column.alias("kafka_key"))
             _refuse_reserved_names(parts["value"].fields)
         else:
             columns = [F.col(name) for name in _OWN if name != "key"] + [key_column.alias("key"), F.col("value")]
@@ -137,13 +136,13 @@ def read_ranges(
         failOnDataLoss="true",  # A missing offset fails the task. Spark must not read other records instead.
         includeHeaders="true",
     )
-    with _newer_source(spark):
+    with _v2_source(spark):
         read = reader.load()
     return read.selectExpr(*(f"`{name}`" for name in (*_OWN, "value")))
 
 
 @contextmanager
-def _newer_source(spark: SparkSession) -> Iterator[None]:
+def _v2_source(spark: SparkSession) -> Iterator[None]:
     """
     Within the block, make Spark use its Data Source V2 for Kafka, which streaming queries also use (ADR 0014).
 
@@ -153,12 +152,12 @@ def _newer_source(spark: SparkSession) -> Iterator[None]:
     if is_remote():
         yield
         return
-    before = spark.conf.get(_OLDER)
-    spark.conf.set(_OLDER, ",".join(name for name in before.split(",") if name.strip().lower() != "kafka"))
+    before = spark.conf.get(_V1_SOURCES)
+    spark.conf.set(_V1_SOURCES, ",".join(name for name in before.split(",") if name.strip().lower() != "kafka"))
     try:
         yield
     finally:
-        spark.conf.set(_OLDER, before)
+        spark.conf.set(_V1_SOURCES, before)
 
 
 def _group(options: Mapping[str, str], pins: Sequence[RangePin]) -> dict[str, str]:
@@ -175,12 +174,13 @@ def _group(options: Mapping[str, str], pins: Sequence[RangePin]) -> dict[str, st
     histories = sorted([pin.topic, pin.topic_id, pin.partition, pin.epoch] for pin in pins)
     if any(pin.epoch < 0 or not pin.topic_id for pin in pins):  # the broker does not report them
         return {}
-    of = json.dumps([sorted(options.items()), histories])
-    return {"kafka.group.id": _named_group(hashlib.sha256(of.encode()).hexdigest())}
+    identity = json.dumps([sorted(options.items()), histories])
+    return {"kafka.group.id": _named_group(hashlib.sha256(identity.encode()).hexdigest())}
 
 
 @lru_cache(maxsize=1024)
-def _named_group(of: str) -> str:
+def _named_group(identity: str) -> str:
+    """Return a random group name. The cache returns the same name for the same identity."""
     return f"spark-kafka-relation-{secrets.token_hex(16)}"
 
 
@@ -256,18 +256,20 @@ def _avro(part: str, decoder: Avro, topics: list[str], read: DataFrame) -> _Deco
             else:
                 logger.warning("all records with this schema are quarantined: %s", reason)
                 unreadable.append(reason)
-        for number, schema in readable.items():
-            head = F.lit(b"\0" + number.to_bytes(4, "big"))
+        for schema_id, schema in readable.items():
+            prefix = F.lit(b"\0" + schema_id.to_bytes(4, "big"))
             outer = F.when(
-                F.expr(f"substring({part}, 1, 5)") == head, _from_avro(payload, schema, decoder.schema)
+                F.expr(f"substring({part}, 1, 5)") == prefix, _from_avro(payload, schema, decoder.schema)
             ).otherwise(outer)
     wrapped = read.withColumn(column, outer)
-    whole = F.col(column)["record"].isNotNull() & (F.col(column)["word"] == F.lit(word))
+    is_whole = F.col(column)["record"].isNotNull() & (F.col(column)["word"] == F.lit(word))
     # Avro strings must be UTF-8, but Spark's reader does not check it.
     kind = wrapped.schema[column].dataType
     is_text = holds(kind, StringType)
-    other = anywhere(F.col(column), kind, StringType, lambda text: ~F.is_valid_utf8(text)) if is_text else F.lit(False)
-    bad = data.isNotNull() & (~F.coalesce(whole, F.lit(False)) | F.coalesce(other, F.lit(False)))
+    is_not_utf8 = (
+        anywhere(F.col(column), kind, StringType, lambda text: ~F.is_valid_utf8(text)) if is_text else F.lit(False)
+    )
+    bad = data.isNotNull() & (~F.coalesce(is_whole, F.lit(False)) | F.coalesce(is_not_utf8, F.lit(False)))
     frame = wrapped.withColumn(f"{column}_bad", bad).withColumn(column, F.col(column)["record"])
     fields = {name: F.col(column)[name] for name in names}
     return _Decoded(frame, F.col(column), fields, F.col(f"{column}_bad"), unreadable)

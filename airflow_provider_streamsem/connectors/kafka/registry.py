@@ -64,16 +64,16 @@ def registry_of(decoder: Avro) -> Registry | None:
         return Registry(decoder.registry.rstrip("/"))
     if decoder.registry_conn_id is None:
         return None
-    found = connection(decoder.registry_conn_id)
-    if found.extra:
-        what = "the extra of the connection of a schema registry has no effect, so it must be empty; nothing became visible"
-        raise InvalidError(what, conn_id=found.conn_id, given=sorted(found.extra))
-    url = http_url(found)
+    conn = connection(decoder.registry_conn_id)
+    if conn.extra:
+        summary = "the extra of the connection of a schema registry has no effect, so it must be empty; nothing became visible"
+        raise InvalidError(summary, conn_id=conn.conn_id, given=sorted(conn.extra))
+    url = http_url(conn)
     if "?" in url or "#" in url:
-        what = "the URL of a schema registry must have no query string; nothing became visible"
-        raise InvalidError(what, conn_id=found.conn_id)
-    credentials = base64.b64encode(f"{found.login}:{found.password}".encode()).decode()
-    return Registry(url.rstrip("/"), f"Basic {credentials}" if found.login or found.password else "")
+        summary = "the URL of a schema registry must have no query string; nothing became visible"
+        raise InvalidError(summary, conn_id=conn.conn_id)
+    credentials = base64.b64encode(f"{conn.login}:{conn.password}".encode()).decode()
+    return Registry(url.rstrip("/"), f"Basic {credentials}" if conn.login or conn.password else "")
 
 
 def warnings(decoder: Avro) -> list[str]:
@@ -85,9 +85,9 @@ def warnings(decoder: Avro) -> list[str]:
     if registry is None or not registry.authorization or not registry.url.startswith("http:"):
         return []
     host = urlsplit(registry.url).hostname or ""
-    use = "set the host of the connection to the https:// URL of the registry"
+    advice = "set the host of the connection to the https:// URL of the registry"
     sent = "the credentials of connection {conn_id}"
-    return clear_text_warning("schema registry", decoder.registry_conn_id or "", host, use, sent=sent)
+    return clear_text_warning("schema registry", decoder.registry_conn_id or "", host, advice, sent=sent)
 
 
 def versions_of(registry: Registry, subjects: list[str]) -> list[SchemaVersion]:
@@ -98,25 +98,25 @@ def versions_of(registry: Registry, subjects: list[str]) -> list[SchemaVersion]:
     :raises StoreRefusedError: the registry refused the credentials
     :raises UnavailableError: the registry did not report the result of a request. Run again
     """
-    found: list[SchemaVersion] = []
+    versions: list[SchemaVersion] = []
     for subject in subjects:
         location = f"{registry.url}/subjects/{quote(subject, safe='')}/versions"
         for number in _get(registry, location):
-            answer = _get(registry, f"{location}/{int(number)}")
-            if answer and answer.get("schemaType", "AVRO") == "AVRO":
-                found.append(_version(f"{location}/{int(number)}", subject, int(number), answer))
-    if not found:
+            response = _get(registry, f"{location}/{int(number)}")
+            if response and response.get("schemaType", "AVRO") == "AVRO":
+                versions.append(_version(f"{location}/{int(number)}", subject, int(number), response))
+    if not versions:
         raise DataError(
             "the schema registry has no Avro schema for these subjects; nothing became visible", subjects=subjects
         )
-    return found
+    return versions
 
 
-def _version(location: str, subject: str, number: int, answer: Mapping[str, Any]) -> SchemaVersion:
+def _version(location: str, subject: str, number: int, response: Mapping[str, Any]) -> SchemaVersion:
     try:
-        schema = answer["schema"]
+        schema = response["schema"]
         json.loads(schema)
-        return SchemaVersion(subject, number, int(answer["id"]), schema, bool(answer.get("references")))
+        return SchemaVersion(subject, number, int(response["id"]), schema, bool(response.get("references")))
     except (KeyError, TypeError, ValueError) as error:
         raise _unavailable(location) from error
 
@@ -127,14 +127,14 @@ def _get(registry: Registry, location: str) -> Any:
     if registry.authorization:
         request.add_unredirected_header("Authorization", registry.authorization)  # never sent to another host
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
-            return json.load(answer)
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
+            return json.load(response)
     except urllib.error.HTTPError as error:
         if error.code == 404:
             return []
         if error.code in (401, 403):
-            what = "the schema registry refused a request; nothing became visible"
-            raise StoreRefusedError(what, location=location, status=error.code).advising(
+            summary = "the schema registry refused a request; nothing became visible"
+            raise StoreRefusedError(summary, location=location, status=error.code).advising(
                 "set login and password of the connection that registry_conn_id names, and give this user the right to read the subject; then run again."
             ) from None
         raise _unavailable(location) from error

@@ -99,11 +99,11 @@ class Measured:
         if "topic" in names and compute.any(compute.equal(batch.column("topic"), "")).as_py():
             raise DataError("the topic of a row is an empty string; nothing became visible", column="topic")
         if "headers" in names:
-            of_headers = [
+            header_sizes = [
                 sum(len(k.encode()) + len(v or b"") for k, v in _checked(row))
                 for row in batch.column("headers").to_pylist()
             ]
-            sizes = compute.add(sizes, pyarrow.array(of_headers, pyarrow.int64()))
+            sizes = compute.add(sizes, pyarrow.array(header_sizes, pyarrow.int64()))
         self.rows += batch.num_rows
         self.bytes += compute.sum(sizes).as_py() + _COST_BYTES * batch.num_rows
         self.largest = max(self.largest, compute.max(sizes).as_py())
@@ -122,12 +122,12 @@ def records(batches: Iterator[Any], topic: str | None) -> Iterator[dict[str, Any
     """Yield the keyword arguments of ``Producer.produce`` for each row. ``topic`` is the topic of rows that name none."""
     for batch in batches:
         for row in batch.to_pylist():
-            given: dict[str, Any] = {"topic": row.get("topic") or topic, "value": row["value"], "key": row.get("key")}
+            record: dict[str, Any] = {"topic": row.get("topic") or topic, "value": row["value"], "key": row.get("key")}
             if row.get("partition") is not None:
-                given["partition"] = row["partition"]
+                record["partition"] = row["partition"]
             if row.get("headers"):
-                given["headers"] = _headers(row["headers"])
-            yield given
+                record["headers"] = _headers(row["headers"])
+            yield record
 
 
 def _headers(row: list[dict[str, Any]] | None) -> list[tuple[str, bytes | None]]:
@@ -141,6 +141,6 @@ def _checked(row: list[dict[str, Any]] | None) -> list[tuple[str, bytes | None]]
     :raises DataError: the client would drop or truncate a header
     """
     if any(header is None or header["key"] is None or "\0" in header["key"] for header in row or ()):
-        what = "a header is null, or its name is null or contains the character NUL; nothing became visible"
-        raise DataError(what, column="headers")
+        summary = "a header is null, or its name is null or contains the character NUL; nothing became visible"
+        raise DataError(summary, column="headers")
     return _headers(row)

@@ -62,7 +62,7 @@ class _Open:
     """
 
     producer: Any
-    found: SinkMarker | None
+    marker: SinkMarker | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +124,9 @@ class KafkaSink(TransactionalSink[_Open]):
                 )
         arguments.integer(f"{where} transaction_timeout_s", self.transaction_timeout_s, least=1)
         arguments.integer(f"{where} bytes_per_s", self.bytes_per_s, least=1)
-        given = arguments.options(f"{where} options", self.options)
-        arguments.known_keys(f"{where} options", given, _OPTIONS)
-        object.__setattr__(self, "options", given)
+        options = arguments.options(f"{where} options", self.options)
+        arguments.known_keys(f"{where} options", options, _OPTIONS)
+        object.__setattr__(self, "options", options)
 
     @property
     def location(self) -> str:
@@ -157,11 +157,11 @@ class KafkaSink(TransactionalSink[_Open]):
         check_columns(schema, self.topic)
         control = self._control()
         if control.is_missing():
-            what = (
-                "the control topic was deleted; nothing became visible. Recreate it (one partition, cleanup.policy=compact) and run again. If the sink has "
-                "published before, that run fails before it sends a record, and its error names the marker to write into the topic"
+            summary = "the control topic was deleted; nothing became visible"
+            raise DataError(summary, control_topic=self.control_topic).advising(
+                "recreate the control topic (one partition, cleanup.policy=compact), and run again. If the sink has published before, that run fails before "
+                "it sends a record, and its error names the marker to write into the topic."
             )
-            raise DataError(what, control_topic=self.control_topic)
         control.check()
         return schema
 
@@ -174,7 +174,9 @@ class KafkaSink(TransactionalSink[_Open]):
         """
         committable = StagedSink.collect(self, version, attempt_id, accepted)
         if committable.files:
-            self._check(self._measured(committable, version))
+            measured = self._measured(committable, version)
+            self._check_transaction_size(measured)
+            self._check_topics(measured)
         return committable
 
     def _measured(self, committable: Committable, version: int) -> Measured:
@@ -186,43 +188,44 @@ class KafkaSink(TransactionalSink[_Open]):
             measured.add(rows)
         return measured
 
-    def _check(self, measured: Measured) -> None:
+    def _check_transaction_size(self, measured: Measured) -> None:
+        """Check that the sink can send the batch before the transaction times out."""
         needs_s = measured.bytes / self.bytes_per_s
         if needs_s > self.transaction_timeout_s:
             raise DataError(
-                "the batch is too large for one Kafka transaction: bytes / bytes_per_s > transaction_timeout_s. Lower the pipeline's limits, or raise "
-                "transaction_timeout_s; nothing became visible",
+                "the batch is too large for one Kafka transaction: bytes / bytes_per_s > transaction_timeout_s; nothing became visible",
                 rows=measured.rows,
                 bytes=measured.bytes,
                 bytes_per_s=self.bytes_per_s,
                 needs_s=round(needs_s, 1),
                 transaction_timeout_s=self.transaction_timeout_s,
                 rows_that_fit=int(measured.rows * self.transaction_timeout_s / needs_s),
-            )
-        control, topic_partitions = (
-            self._control(),
-            {(topic or self.topic, at) for topic, at in measured.topic_partitions},
-        )
+            ).advising("lower the pipeline's limits, or raise transaction_timeout_s; then run again.")
+
+    def _check_topics(self, measured: Measured) -> None:
+        """Check the topics and partitions of the rows, their keys and their sizes against the configuration of the topics."""
+        control = self._control()
+        topic_partitions = {(topic or self.topic, partition) for topic, partition in measured.topic_partitions}
         if any(topic is None or topic == self.control_topic for topic, _ in topic_partitions):
             raise DataError(
                 "a row has no topic, or its topic is the control topic; nothing became visible", columns=COLUMNS
             )
         topics = {str(topic) for topic, _ in topic_partitions}
         counts = control.partitions(topics)
-        for topic, at in sorted(topic_partitions, key=str):
-            if topic not in counts or (at is not None and not 0 <= at < counts[topic]):
+        for topic, partition in sorted(topic_partitions, key=str):
+            if topic not in counts or (partition is not None and not 0 <= partition < counts[topic]):
                 raise DataError(
                     "a row names a topic or partition that does not exist; nothing became visible",
                     topic=topic,
-                    partition=at,
+                    partition=partition,
                     partitions=counts.get(str(topic)),
                 )
         compacted = {topic for topic, policy in control.config(topics, "cleanup.policy").items() if "compact" in policy}
         keyless = sorted(compacted & {topic or self.topic for topic in measured.keyless})
         if keyless:
             raise DataError("a row for a compacted topic has no key; nothing became visible", topics=keyless)
-        most = [int(most) for most in control.config(topics, "max.message.bytes").values()]
-        accepted = min(int(self.options.get("message.max.bytes", _MESSAGE_MAX_BYTES)), *most) - OVERHEAD_BYTES
+        limits = [int(limit) for limit in control.config(topics, "max.message.bytes").values()]
+        accepted = min(int(self.options.get("message.max.bytes", _MESSAGE_MAX_BYTES)), *limits) - OVERHEAD_BYTES
         if measured.largest > accepted:
             raise DataError(
                 "a record is larger than the topic or the producer accepts; nothing became visible",
@@ -248,17 +251,19 @@ class KafkaSink(TransactionalSink[_Open]):
         control = self._control()
         self._check_control(control, batch, skips=skips)
         if failure is not None and _name(failure.error) in _FENCED:
-            found = self._awaited(control, batch)
-            if _is_published(found, batch):
-                yield _Open(None, found)
+            marker = self._wait_until_published(control, batch)
+            if _is_published(marker, batch):
+                yield _Open(None, marker)
                 return
         producer = None
         try:
-            producer = self._fencing(batch)
+            producer = self._fencing_producer(batch)
             yield _Open(producer, control.marker(_key(batch), within_s=self.transaction_timeout_s))
         except Exception as error:
             if producer is None and self.is_refusal(error):
-                raise self._refused(batch, error, "Kafka refuses the sink's producer, which sent no records") from error
+                raise self._publish_error(
+                    batch, error, "Kafka refuses the sink's producer, which sent no records"
+                ) from error
             raise
         finally:
             _abort_quietly(producer)
@@ -274,22 +279,22 @@ class KafkaSink(TransactionalSink[_Open]):
             control.ensure()
             return
         if control.is_missing():
-            what = (
-                "the control topic was deleted, and with it the marker that records whether the batch is in Kafka. Check whether the batch is in its topics. "
-                "If not, recreate the control topic (one partition, cleanup.policy=compact) and write the marker into it"
+            summary = "the control topic was deleted, and with it the marker that records whether the batch is in Kafka"
+            raise batch.lost(summary, control_topic=self.control_topic, key=_key(batch)).advising(
+                "check whether the batch is in its topics. If not, recreate the control topic (one partition, cleanup.policy=compact), write the expected "
+                "marker into it, and run again. If it is, or if you accept its loss, use `streamsem skip`."
             )
-            raise batch.lost(what, control_topic=self.control_topic, key=_key(batch))
         control.check()
 
     def marker_in(self, handle: _Open, batch: Batch) -> SinkMarker | None:
         """Return the marker that :meth:`opened` read from the control topic."""
-        return handle.found
+        return handle.marker
 
     def check_sink(self, handle: _Open, batch: Batch, found: SinkMarker | None) -> None:
         """Check that the control topic has the marker that the newest receipts name."""
-        what = "the control topic has no marker of this pipeline, but the log has receipts of sent records: the topic was deleted and recreated"
+        summary = "the control topic has no marker of this pipeline, but the log has receipts of sent records: the topic was deleted and recreated"
         if not batch.is_settled(found):
-            batch.check_marker(found, what, control_topic=self.control_topic, key=_key(batch))
+            batch.check_marker(found, summary, control_topic=self.control_topic, key=_key(batch))
 
     def commit(self, handle: _Open, batch: Batch, found: SinkMarker | None, *, skips: bool) -> bool:
         """Commit the records and the marker in one Kafka transaction."""
@@ -302,26 +307,30 @@ class KafkaSink(TransactionalSink[_Open]):
 
     def refusal(self, batch: Batch, cause: Exception) -> StreamsemError:
         """Return an error that names Kafka's error."""
-        return self._refused(batch, cause, "Kafka refuses the batch; no record of the batch is committed in Kafka")
+        return self._publish_error(
+            batch, cause, "Kafka refuses the batch; no record of the batch is committed in Kafka"
+        )
 
     def unanswered(self, batch: Batch, cause: Exception | None) -> StreamsemError:
         """Return an error that names Kafka's error and the settings of the transaction."""
         if isinstance(cause, StreamsemError):
             return cause
         error = UnavailableError(
-            "Kafka gave no clear answer; whether Kafka committed the batch is unknown. If its transactions time out, raise transaction_timeout_s",
+            "Kafka gave no clear answer; whether Kafka committed the batch is unknown",
             version=batch.version,
             sink=batch.sink,
             bytes=sum(file.bytes for file in batch.committable.files),
             transaction_timeout_s=self.transaction_timeout_s,
             error="" if cause is None else _name(cause),
+        ).advising(
+            "run again: the next run reads the marker. If the transactions time out, raise transaction_timeout_s."
         )
         error.__cause__ = cause
         return error
 
-    def _refused(self, batch: Batch, cause: Exception, what: str) -> PublishError:
+    def _publish_error(self, batch: Batch, cause: Exception, summary: str) -> PublishError:
         error = PublishError(
-            what,
+            summary,
             version=batch.version,
             sink=batch.sink,
             error=_name(cause),
@@ -330,7 +339,7 @@ class KafkaSink(TransactionalSink[_Open]):
         error.__cause__ = cause
         return error
 
-    def _fencing(self, batch: Batch) -> Any:
+    def _fencing_producer(self, batch: Batch) -> Any:
         """Create a producer and fence every older producer of this sink."""
         from confluent_kafka import Producer
 
@@ -384,16 +393,16 @@ class KafkaSink(TransactionalSink[_Open]):
     def _records(self, batch: Batch, state: str) -> Iterator[dict[str, Any]]:
         return records(record_batches(self.staging, batch), self.topic) if state == "applied" else iter(())
 
-    def _awaited(self, control: ControlTopic, batch: Batch) -> SinkMarker | None:
+    def _wait_until_published(self, control: ControlTopic, batch: Batch) -> SinkMarker | None:
         """
         Wait until the publisher that fenced this one has published the batch, at most ``transaction_timeout_s``. Returns the marker that was read last.
         """
-        found, deadline = None, time.monotonic() + self.transaction_timeout_s
-        while not _is_published(found, batch) and time.monotonic() < deadline:
+        marker, deadline = None, time.monotonic() + self.transaction_timeout_s
+        while not _is_published(marker, batch) and time.monotonic() < deadline:
             SYSTEM_CLOCK.sleep(_POLL_S)
             with suppress(UnavailableError):
-                found = control.marker(_key(batch), within_s=self.transaction_timeout_s)
-        return found
+                marker = control.marker(_key(batch), within_s=self.transaction_timeout_s)
+        return marker
 
 
 class _RecordRejectedError(Exception):
@@ -422,6 +431,6 @@ def _value(batch: Batch, state: str) -> str:
     return json.dumps({"version": batch.version, "state": state, "outcome": batch.outcome}, separators=(",", ":"))
 
 
-def _is_published(found: SinkMarker | None, batch: Batch) -> TypeGuard[SinkMarker]:
+def _is_published(marker: SinkMarker | None, batch: Batch) -> TypeGuard[SinkMarker]:
     """Return whether the marker belongs to this commit or to a later version."""
-    return found is not None and (found.version > batch.version or batch.is_settled(found))
+    return marker is not None and (marker.version > batch.version or batch.is_settled(marker))

@@ -124,9 +124,9 @@ class KafkaSource(SourceDefaults):
         arguments.choice(f"{where} isolation", self.isolation, ("read_committed", "read_uncommitted"))
         for name in ("key", "value"):
             object.__setattr__(self, name, decoding.decoder(f"{where} {name}", getattr(self, name)))
-        given = arguments.options(f"{where} options", self.options)
-        arguments.known_keys(f"{where} options", {name.lower(): value for name, value in given.items()}, OPTIONS)
-        object.__setattr__(self, "options", given)
+        options = arguments.options(f"{where} options", self.options)
+        arguments.known_keys(f"{where} options", {name.lower(): value for name, value in options.items()}, OPTIONS)
+        object.__setattr__(self, "options", options)
 
     @property
     def spark_packages(self) -> tuple[str, ...]:
@@ -169,13 +169,13 @@ class KafkaSource(SourceDefaults):
             return cluster.partitions(
                 name for name in cluster.topic_names() if re.fullmatch(self.topic_pattern or "", name)
             )
-        found = cluster.partitions(self.topics)
-        missing = sorted({*self.topics} - {p.topic for p in found})
+        partitions = cluster.partitions(self.topics)
+        missing = sorted({*self.topics} - {p.topic for p in partitions})
         if missing:
             raise SourceChangedError("topics do not exist; nothing was written", topics=missing).advising(
                 "create the topics, or correct `topics`; then run again."
             )
-        return found
+        return partitions
 
     def initial_offsets(self) -> Offsets:
         """
@@ -192,10 +192,10 @@ class KafkaSource(SourceDefaults):
             return _named(cluster.offsets_for_time(partitions, arguments.time_ms("starting", self.starting)))
         lows = cluster.lows(partitions)
         if isinstance(self.starting, Mapping):
-            given = dict(self.starting)
+            remaining = dict(self.starting)
             ends = cluster.ends(partitions)
             for p in partitions:
-                lows[p] = given.pop(f"{p.topic}-{p.number}", lows[p])
+                lows[p] = remaining.pop(f"{p.topic}-{p.number}", lows[p])
                 if lows[p] > ends[p].offset:
                     raise InvalidError(
                         "source kafka: starting names an offset above the end offset of the partition",
@@ -203,8 +203,8 @@ class KafkaSource(SourceDefaults):
                         given=lows[p],
                         end=ends[p].offset,
                     )
-            if given:
-                raise InvalidError("source kafka: starting names partitions that do not exist", given=sorted(given))
+            if remaining:
+                raise InvalidError("source kafka: starting names partitions that do not exist", given=sorted(remaining))
         return _named(lows)
 
     def offsets_for_time(self, at_ms: int) -> Offsets:
@@ -225,10 +225,6 @@ class KafkaSource(SourceDefaults):
         """Decode the pins of a plan."""
         return read_pins(pins, is_read=self.reads)
 
-    def next_hint(self, hint: Json, pins: Sequence[RangePin], counts: Mapping[str, int]) -> Json:
-        """Return the hint of the plan unchanged. It contains the end offset and leader epoch of each partition already."""
-        return hint
-
     def check_pins(self, pins: Sequence[RangePin], *, was_read: bool) -> None:
         """
         Check that Kafka still has each pinned range, in a topic with the pinned id, and that the partition was not truncated since the plan (D5).
@@ -247,15 +243,15 @@ class KafkaSource(SourceDefaults):
             pin, end = pinned[p], ends[p]
             has_new_leader = end.epoch != pin.epoch >= 0
             if end.offset < pin.end or (has_new_leader and cluster.was_truncated(p, pin.end, pin.epoch)):
-                what = "a partition was truncated below the planned end: Kafka lost records. Nothing became visible"
-                raise SourceChangedError(what, partition=p.name, range=(pin.start, pin.end), end=end.offset)
+                summary = "a partition was truncated below the planned end: Kafka lost records. Nothing became visible"
+                raise SourceChangedError(summary, partition=p.name, range=(pin.start, pin.end), end=end.offset)
         for p, pin in sorted(pinned.items()):
             if p not in existing:
-                what = "a planned topic was deleted, or deleted and recreated; nothing became visible"
-                raise RecordsMissingError(what, partition=p.name)
+                summary = "a planned topic was deleted, or deleted and recreated; nothing became visible"
+                raise RecordsMissingError(summary, partition=p.name)
             if (low := lows.get(p, 0)) > pin.start:
-                what = "Kafka no longer has the planned offsets; nothing became visible"
-                raise RecordsMissingError(what, partition=p.name, range=(pin.start, pin.end), first=low)
+                summary = "Kafka no longer has the planned offsets; nothing became visible"
+                raise RecordsMissingError(summary, partition=p.name, range=(pin.start, pin.end), first=low)
 
     def load(self, spark: SparkSession, pins: Sequence[RangePin]) -> KafkaRecords:
         """Return the records of the pinned ranges as a DataFrame. This call reads no record."""
@@ -319,9 +315,9 @@ def _hint(ends: Mapping[str, End], targets: Offsets) -> Json:
     """
     known = dict(ends)
     for name, target in targets.items():
-        at = known.get(name, End(0, -1))
+        end = known.get(name, End(0, -1))
         # The known end of a partition that is missing now may be below the target. Its epoch does not apply to later offsets.
-        known[name] = at if at.offset >= target else End(target, -1)
+        known[name] = end if end.offset >= target else End(target, -1)
     return {"ends": {name: [end.offset, end.epoch] for name, end in sorted(known.items())}}
 
 
@@ -336,8 +332,8 @@ def _present(
     first, last = unread
     if p in ends and ends[p].offset < last:
         # These offsets must not become a gap: future records of the partition will have them, and would be skipped.
-        what = "a partition ends before the end offset of the run: it was truncated, or the isolation level was changed. Nothing was written"
-        raise SourceChangedError(what, partition=p.name, range=unread, end=ends[p].offset)
+        summary = "a partition ends before the end offset of the run: it was truncated, or the isolation level was changed. Nothing was written"
+        raise SourceChangedError(summary, partition=p.name, range=unread, end=ends[p].offset)
     low = min(max(lows.get(p, first), first), last)
     return low, last if p in ends else low
 
@@ -353,7 +349,7 @@ class KafkaPlanner:
     """
     A Kafka source that is bound to a commit log.
 
-    The hint records the end offset and leader epoch of each partition when the newest plan was made: ``{"ends": {partition: [offset, epoch]}}``.
+    The hint records the end offset and leader epoch of each partition when the newest plan was created: ``{"ends": {partition: [offset, epoch]}}``.
     """
 
     def __init__(self, source: KafkaSource) -> None:
@@ -387,14 +383,14 @@ class KafkaPlanner:
         existing = self._partitions(topics, {*unread}, waits=on_data_loss != "fail")
         ends = self._cluster.ends(existing)
         lows = self._cluster.lows(existing)
-        self._check_incarnations(start, existing, on_data_loss)
-        self._check_history(start, ends, lows, known)
+        self._check_recreated_topics(start, existing, on_data_loss)
+        self._check_truncation(start, ends, lows, known)
         present = {name: _present(parse_partition(name), range, ends, lows) for name, range in unread.items()}
-        taken = shared({name: last - low for name, (low, last) in present.items()}, limits.max_rows)
+        shares = shared({name: last - low for name, (low, last) in present.items()}, limits.max_rows)
         ranges, gaps, pins = {}, {}, []
         for p in sorted(map(parse_partition, unread)):
             (first, last), (low, stop) = unread[p.name], present[p.name]
-            end_of_pin = low + taken[p.name]
+            end_of_pin = low + shares[p.name]
             missing = [(first, low)] if low > first else []
             is_missing = end_of_pin == stop < last  # the partition is missing, and so are [stop, last)
             missing += [(stop, last)] if is_missing else []
@@ -403,7 +399,7 @@ class KafkaPlanner:
                 ranges[p.name] = (first, end_of_range)
             if missing:
                 gaps[p.name] = joined(missing)
-            if taken[p.name]:
+            if shares[p.name]:
                 pins.append(RangePin(p.topic, p.topic_id, p.number, low, end_of_pin, ends[p].epoch))
         if gaps and on_data_loss == "fail":
             raise SourceChangedError("unread offsets are missing in Kafka; nothing was written", lost=gaps)
@@ -411,7 +407,7 @@ class KafkaPlanner:
             logger.warning("recording offsets as gaps, because Kafka no longer has them: %s", gaps)
         if not ranges:
             return None
-        next_hint = _hint({**known, **{p.name: at for p, at in ends.items()}}, end.offsets)
+        next_hint = _hint({**known, **{p.name: partition_end for p, partition_end in ends.items()}}, end.offsets)
         # Offsets are an upper bound of the number of records.
         return SourceSlice(ranges=ranges, gaps=gaps, pins=pins, hint=next_hint, rows=length(ranges))
 
@@ -430,28 +426,28 @@ class KafkaPlanner:
             existing = self._cluster.partitions(topics)
         return existing
 
-    def _check_incarnations(self, start: Offsets, existing: Sequence[Partition], on_data_loss: str) -> None:
+    def _check_recreated_topics(self, start: Offsets, existing: Sequence[Partition], on_data_loss: str) -> None:
         """
         Refuse a topic that was deleted and recreated, because its unread records are lost. With ``"record_gap"``, log a warning instead.
 
         :raises SourceChangedError: names the topic. Nothing was written
         """
-        known = {p.topic: p.topic_id for p in existing}
+        current_ids = {p.topic: p.topic_id for p in existing}
         read = {(p.topic, p.topic_id) for p in map(parse_partition, start)}
         for topic, topic_id in sorted(read):
-            now = known.get(topic)
-            if now is None or (topic, now) in read:
+            current_id = current_ids.get(topic)
+            if current_id is None or (topic, current_id) in read:
                 continue
             # Without an id, it may be the same topic in a cluster that started or stopped assigning topic ids. Then its records would be read twice.
-            if on_data_loss == "fail" or not topic_id or not now:
-                what = (
+            if on_data_loss == "fail" or not topic_id or not current_id:
+                summary = (
                     "a topic has another id than in the committed offsets. It was deleted and recreated, and its unread records are lost; or the cluster "
                     "started or stopped assigning topic ids. Nothing was written"
                 )
-                raise SourceChangedError(what, topic=topic, committed=topic_id, found=now)
+                raise SourceChangedError(summary, topic=topic, committed=topic_id, found=current_id)
             logger.warning("topic %s was deleted and recreated; reading the new topic from its beginning", topic)
 
-    def _check_history(
+    def _check_truncation(
         self, start: Offsets, ends: Mapping[Partition, End], lows: Mapping[Partition, int], known: Mapping[str, End]
     ) -> None:
         """
@@ -460,12 +456,20 @@ class KafkaPlanner:
         :raises SourceChangedError: names the partition. Nothing was written
         """
         for p, end in sorted(ends.items()):
-            committed, seen = position(start, p.name), known.get(p.name)
-            went_back = p.name in start and end.offset < committed
-            changed = seen is not None and end.epoch != seen.epoch >= 0 and committed > 0 and committed >= lows[p]
-            if went_back or (changed and seen is not None and self._cluster.was_truncated(p, committed, seen.epoch)):
-                what = "a partition was truncated below the committed offset: Kafka lost records. Nothing was written"
-                raise SourceChangedError(what, partition=p.name, committed=committed, end=end.offset)
+            committed, known_end = position(start, p.name), known.get(p.name)
+            is_shorter = p.name in start and end.offset < committed
+            is_truncated = is_shorter or (
+                known_end is not None
+                and end.epoch != known_end.epoch >= 0
+                and committed > 0
+                and committed >= lows[p]
+                and self._cluster.was_truncated(p, committed, known_end.epoch)
+            )
+            if is_truncated:
+                summary = (
+                    "a partition was truncated below the committed offset: Kafka lost records. Nothing was written"
+                )
+                raise SourceChangedError(summary, partition=p.name, committed=committed, end=end.offset)
 
     def lag(self, start: Offsets, hint: Json) -> int:
         """Return the number of offsets from ``start`` (inclusive) to the end."""

@@ -38,7 +38,7 @@ IDS_PER_OBJECT = 65_536
 _DIGEST_BYTES = 16
 _IDS = "_ids/"
 _MARK = "_queue.json"
-_N = 10**12
+_N = 10**12  # the prefix of a key is N - 1 - i, so that the newest landing sorts first
 _NAME = re.compile(r"\d{12}-(\d+)")
 
 
@@ -149,8 +149,8 @@ class Landing:
                 if match is not None and stat.key == key_of(int(match[1])):
                     return int(match[1])
         except UnknownAnswerError as error:
-            what = "the store of the landing gave no clear answer to a listing; nothing was landed or acknowledged"
-            raise UnavailableError(what, location=self._log.store.url) from error
+            summary = "the store of the landing gave no clear answer to a listing; nothing was landed or acknowledged"
+            raise UnavailableError(summary, location=self._log.store.url) from error
         return -1
 
     def land(self, receiver: Receiver, *, most: int, seconds: float) -> int:
@@ -177,10 +177,10 @@ class Landing:
         i = max(i, self._listed(_IDS, _ids_key))
         landed = 0
         while fresh := self._fresh(i, received):
-            data, own = self._file(i, fresh)
+            data, summary = self._next_landing(i, fresh)
             i += 1
             if self._log.create(_key(i), data).mine:
-                self._known[i] = (own,)
+                self._known[i] = (summary,)
                 landed = len(fresh)
                 break
         self._acknowledge(receiver, received)
@@ -194,10 +194,10 @@ class Landing:
 
         :raises InvalidError: it is marked as the landing of another queue
         """
-        found = self._log.read(_MARK)
-        if found is None:
+        data = self._log.read(_MARK)
+        if data is None:
             return False
-        stored, queue = read_json(found, _MARK), list(self._queue())
+        stored, queue = read_json(data, _MARK), list(self._queue())
         if stored != {"queue": queue}:
             raise InvalidError(
                 "the location of the landings belongs to another queue: messages of both queues would be mixed, and equal ids would count as duplicates; no "
@@ -217,27 +217,27 @@ class Landing:
         received: list[Message] = []
         size = 0
         while len(received) < most and size < MOST_BYTES and self._log.clock.now_ms() < until_ms:
-            more = receiver.receive(most - len(received))
-            if not more:
+            batch = receiver.receive(most - len(received))
+            if not batch:
                 break
-            received += more
-            size += sum(len(message.body) for message in more)
+            received += batch
+            size += sum(len(message.body) for message in batch)
         return received
 
     def _fresh(self, i: int, received: Sequence[Message]) -> list[Message]:
         """Return the messages whose ids are in no landing of the window up to ``i``, one for each id. Messages without an id never count as duplicates."""
-        seen = {digest for landed in self._in_window(i) for digest in landed.digests}
+        known = {digest for landed in self._in_window(i) for digest in landed.digests}
         fresh = []
         for message in received:
             if message.id is not None:
                 digest = _digest(message.id)
-                if digest in seen:
+                if digest in known:
                     continue
-                seen.add(digest)
+                known.add(digest)
             fresh.append(message)
         return fresh
 
-    def _file(self, i: int, fresh: Sequence[Message]) -> tuple[bytes, _Landed]:
+    def _next_landing(self, i: int, fresh: Sequence[Message]) -> tuple[bytes, _Landed]:
         """Return the bytes and the summary of landing ``i + 1``. Its time is at least that of landing ``i``, even if this machine's clock is behind."""
         before = next(self._back_from(i), None)
         at_ms = max(self._log.clock.now_ms(), 0 if before is None else before.at_ms)
@@ -269,11 +269,11 @@ class Landing:
 
     def _back_from(self, i: int) -> Iterator[_Landed]:
         """Yield the landings up to ``i``, the newest first. Stops at a deleted landing."""
-        while i >= 0 and (run := self._run(i)):
-            yield from reversed(run)
-            i = run[0].i - 1
+        while i >= 0 and (landings := self._ending_at(i)):
+            yield from reversed(landings)
+            i = landings[0].i - 1
 
-    def _run(self, i: int) -> tuple[_Landed, ...]:
+    def _ending_at(self, i: int) -> tuple[_Landed, ...]:
         """Return landing ``i`` and possibly some landings directly before it, in order. Empty if landing ``i`` is missing."""
         if i not in self._known:
             data = self._log.read(_ids_key(i))
@@ -292,14 +292,14 @@ class Landing:
         So objects of older landings contain more ids, and their sizes about double. A reader needs few objects for many landings, and each id is written only
         a few times.
         """
-        run = self._known[i]
-        while run[0].i > 0 and (before := self._run(run[0].i - 1)):
-            here, previous = _count(run), _count(before)
+        landings = self._known[i]
+        while landings[0].i > 0 and (before := self._ending_at(landings[0].i - 1)):
+            here, previous = _ids_in(landings), _ids_in(before)
             if previous >= 2 * max(here, 1) or here + previous > IDS_PER_OBJECT:
                 break
-            run = (*before, *run)
-        self._known[i] = run
-        self._log.create(_ids_key(i), _encoded(run))
+            landings = (*before, *landings)
+        self._known[i] = landings
+        self._log.create(_ids_key(i), _encoded(landings))
 
 
 def body_of(line: str) -> str:
@@ -345,25 +345,29 @@ def _landed(i: int, data: bytes) -> _Landed:
         ) from error
 
 
-def _count(run: Sequence[_Landed]) -> int:
-    return sum(len(landed.digests) for landed in run)
+def _ids_in(landings: Sequence[_Landed]) -> int:
+    return sum(len(landed.digests) for landed in landings)
 
 
-def _encoded(run: Sequence[_Landed]) -> bytes:
+def _encoded(landings: Sequence[_Landed]) -> bytes:
     return canonical(
-        {"landings": [[one.i, one.at_ms, base64.b64encode(b"".join(one.digests)).decode()] for one in run]}
+        {
+            "landings": [
+                [landed.i, landed.at_ms, base64.b64encode(b"".join(landed.digests)).decode()] for landed in landings
+            ]
+        }
     )
 
 
 def _decoded(i: int, data: bytes) -> tuple[_Landed, ...] | None:
     """Decode the ids of landing ``i`` and of some landings directly before it. Return ``None`` if the object is damaged."""
-    run = []
+    landings = []
     try:
         for number, at_ms, text in read_json(data, _IDS)["landings"]:
             joined = base64.b64decode(text, validate=True)
             digests = tuple(joined[at : at + _DIGEST_BYTES] for at in range(0, len(joined), _DIGEST_BYTES))
-            run.append(_Landed(int(number), int(at_ms), digests))
+            landings.append(_Landed(int(number), int(at_ms), digests))
     except (KeyError, LogDamagedError, TypeError, ValueError):
         return None
-    is_run = [landed.i for landed in run] == list(range(i - len(run) + 1, i + 1))
-    return tuple(run) if run and is_run else None
+    is_adjacent = [landed.i for landed in landings] == list(range(i - len(landings) + 1, i + 1))
+    return tuple(landings) if landings and is_adjacent else None

@@ -44,9 +44,9 @@ class Json:
 
     def __post_init__(self) -> None:
         arguments.text("json: schema", self.schema, accepted='Spark DDL, such as "id long, at timestamp"')
-        given = arguments.options("json: options", self.options)
-        arguments.known_keys("json: options", {name.lower(): value for name, value in given.items()}, _JSON_OPTIONS)
-        object.__setattr__(self, "options", given)
+        options = arguments.options("json: options", self.options)
+        arguments.known_keys("json: options", {name.lower(): value for name, value in options.items()}, _JSON_OPTIONS)
+        object.__setattr__(self, "options", options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +101,12 @@ def decoder(where: str, given: object) -> Decoder | None:
         raise InvalidError(
             f"{where} must be a Json or Avro object", given=type(given).__name__, accepted=sorted(_DECODERS)
         )
-    chosen = _DECODERS[arguments.choice(f"{where}: type", given.get("type"), _DECODERS)]
+    decoder_type = _DECODERS[arguments.choice(f"{where}: type", given.get("type"), _DECODERS)]
     rest = {name: value for name, value in given.items() if name != "type"}
-    arguments.known_keys(where, rest, list(chosen.__dataclass_fields__))
+    arguments.known_keys(where, rest, list(decoder_type.__dataclass_fields__))
     if "schema" not in rest:
         raise InvalidError(f"{where} lacks required arguments", missing=["schema"])
-    return chosen(**rest)
+    return decoder_type(**rest)
 
 
 def without_registry(given: Decoder | None) -> Decoder | None:

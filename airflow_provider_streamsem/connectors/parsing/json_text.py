@@ -10,7 +10,6 @@ every value.
 from __future__ import annotations
 
 import secrets
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
@@ -33,6 +32,7 @@ from pyspark.sql.types import (
     VarcharType,
 )
 
+from airflow_provider_streamsem.connectors.columns.names import more_than_once
 from airflow_provider_streamsem.connectors.parsing import values as exact
 from airflow_provider_streamsem.connectors.parsing import wide
 from airflow_provider_streamsem.connectors.parsing.sql_text import (
@@ -82,7 +82,7 @@ _LONG_NUMBER = r"[0-9][0-9.]{15}"  # a prefix of every such number, and twice as
 _FAR_EXPONENT = rf"[eE][+-]?[0-9]{{3,}}{_END}"
 _SURE_LENGTH = 16
 _NEAR_ZERO = r"[eE]-[0-9]|[0-9]{30}"
-_TAKEN_FOR_BASE64 = r"^(?:[0-9]+|true)\z"
+_VALID_AS_BASE64 = r"^(?:[0-9]+|true)\z"
 _NO_NUMBER = r"^(?:NaN|[-+]?Infinity|[-+]?INF)\z"
 _ENDS_ONCE = r"^[^}]*\}[ \t\r\n]*\z"
 _ESCAPE = r"\u"
@@ -104,10 +104,10 @@ def struct(ddl: str, where: str) -> StructType:
     reserved = [f.name for f in columns.fields if f.name.lower().startswith("__streamsem")]
     if reserved:
         raise InvalidError(f"{where}: schema uses names that are reserved for this package", given=reserved)
-    twins = sorted(name for name, count in Counter(name.lower() for name in columns.names).items() if count > 1)
-    if twins:
+    duplicates = more_than_once(columns.names)
+    if duplicates:
         raise InvalidError(
-            f"{where}: schema has duplicate names, or names that differ only in upper and lower case", given=twins
+            f"{where}: schema has duplicate names, or names that differ only in upper and lower case", given=duplicates
         )
     return columns
 
@@ -124,55 +124,54 @@ def with_json(frame: DataFrame, raw: str, columns: StructType, options: Mapping[
     :raises InvalidError: a column has a type that JSON cannot represent exactly
     """
     _refuse_types(columns)
-    given = {**_STRICT, **{name.lower(): text for name, text in options.items()}}
+    options = {**_STRICT, **{name.lower(): text for name, text in options.items()}}
     grouped = wide.Grouped(columns)
-    fast, slow = _Fast(columns, grouped.columns, given), _Exact(columns, grouped.columns, given)
+    fast, slow = _Fast(columns, grouped.columns, options), _Exact(columns, grouped.columns, options)
     parsed, doubt, marked, exactly, whole = (
         f"{into}_{name}" for name in ("parsed", "doubt", "marked", "exactly", "whole")
     )
     values = {field.name: f"{into}_{n}" for n, field in enumerate(grouped.columns.fields)}
     steps = with_sql(frame, {parsed: fast.parsed(raw)})
     if grouped.has_arrays:
-        steps = with_sql(steps, {parsed: grouped.of(parsed, _CORRUPT)})
-    found = fast.values(parsed)
-    is_suspicious = fast.is_suspicious(parsed, found, raw)
-    again = slow.parsed(raw)
+        steps = with_sql(steps, {parsed: grouped.converted(parsed, _CORRUPT)})
+    fast_values = fast.values(parsed)
+    is_suspicious = fast.is_suspicious(parsed, fast_values, raw)
+    exact_parse = slow.parsed(raw)
     if grouped.has_arrays:
-        steps = with_sql(steps, {doubt: is_suspicious, marked: when((is_suspicious, again))})
-        steps = with_sql(steps, {marked: grouped.of(marked, _CORRUPT)})
-        is_suspicious, again = doubt, marked
+        steps = with_sql(steps, {doubt: is_suspicious, marked: when((is_suspicious, exact_parse))})
+        steps = with_sql(steps, {marked: grouped.converted(marked, _CORRUPT)})
+        is_suspicious, exact_parse = doubt, marked
     # A single step adds all columns, because Spark copies every row between two steps that parse JSON.
     steps = with_sql(
         steps,
         {
-            **dict(zip(values.values(), found, strict=True)),
+            **dict(zip(values.values(), fast_values, strict=True)),
             doubt: is_suspicious,
-            exactly: when((is_suspicious, slow.decided(again))),
-            whole: f"{_one_value(raw, given)} AND is_valid_utf8({raw}) AND NOT ({has_unpaired_surrogate(raw)})",
+            exactly: when((is_suspicious, slow.value_and_bad(exact_parse))),
+            whole: f"{_one_value(raw, options)} AND is_valid_utf8({raw}) AND NOT ({has_unpaired_surrogate(raw)})",
         },
     )
     chosen = {
         column: when((doubt, f"{exactly}.value.{quoted(name)}"), otherwise=column) for name, column in values.items()
     }
-    found_values = grouped.values(values)
-    bad = any_of([f"NOT {whole}", f"({doubt} AND {exactly}.bad)", *_missing(found_values, columns)])
+    final_values = grouped.values(values)
+    bad = any_of([f"NOT {whole}", f"({doubt} AND {exactly}.bad)", *_missing(final_values, columns)])
     steps = with_sql(with_sql(steps, chosen), {f"{into}_bad": f"coalesce({bad}, true)"})
     done = steps.drop(parsed, doubt, marked, exactly, whole)
-    return Parsed(done, found_values, f"{into}_bad", _reason(raw, found_values, columns, given))
+    return Parsed(done, final_values, f"{into}_bad", _reason(raw, final_values, columns, options))
 
 
 class _Fast:
     """The fast pass: parses records with Spark's types. A type is replaced if a changed value could not be detected in it."""
 
-    def __init__(self, columns: StructType, grouped: StructType, given: Mapping[str, str]) -> None:
-        self._given, self._columns, self._grouped = given, columns, grouped
-        self._usable = not any(given.get(name, "false").lower() == "true" for name in _LENIENT)
-        has_decimals = any(isinstance(kind, DecimalType) for kind in _leaves(columns))
-        self._has_decimals = has_decimals
+    def __init__(self, columns: StructType, grouped: StructType, options: Mapping[str, str]) -> None:
+        self._options, self._columns, self._grouped = options, columns, grouped
+        self._is_usable = not any(options.get(name, "false").lower() == "true" for name in _LENIENT)
+        self._has_decimals = any(isinstance(kind, DecimalType) for kind in _leaves(columns))
 
     def parsed(self, raw: str) -> str:
-        parsed = _from_json(raw, self._columns, self._leaf, self._given)
-        if not self._usable:
+        parsed = _from_json(raw, self._columns, self._leaf, self._options)
+        if not self._is_usable:
             return when(("false", parsed))
         if not self._has_decimals:
             return parsed
@@ -206,7 +205,7 @@ class _Fast:
             return try_cast(leaf, kind)
         if isinstance(kind, (*exact.INTEGERS, *exact.FLOATS, BooleanType)):
             return leaf
-        return exact.value(leaf, kind, self._given)
+        return exact.value(leaf, kind, self._options)
 
     def _doubt(self, leaf: str, value: str, kind: DataType, raw: str) -> str | None:
         if isinstance(kind, exact.FLOATS):
@@ -219,8 +218,8 @@ class _Fast:
         if isinstance(kind, DecimalType):
             return f"{wrong} OR (length({leaf}) > {_SURE_LENGTH} AND contains({leaf}, '.'))"
         if isinstance(kind, BinaryType):  # numbers and `true` may also be valid base64
-            return f"{wrong} OR {rlike(leaf, _TAKEN_FOR_BASE64)}"
-        return f"{wrong} OR {_may_be_rewritten(leaf)}" if exact.own_format(kind, self._given) else wrong
+            return f"{wrong} OR {rlike(leaf, _VALID_AS_BASE64)}"
+        return f"{wrong} OR {_may_be_rewritten(leaf)}" if exact.own_format(kind, self._options) else wrong
 
 
 class _Exact:
@@ -230,17 +229,17 @@ class _Exact:
     Each number is replaced by a string of a random mark and the digits. The mark is new for each attempt, so no record can contain it.
     """
 
-    def __init__(self, columns: StructType, grouped: StructType, given: Mapping[str, str]) -> None:
-        self._given, self._columns, self._grouped = given, columns, grouped
+    def __init__(self, columns: StructType, grouped: StructType, options: Mapping[str, str]) -> None:
+        self._options, self._columns, self._grouped = options, columns, grouped
         self._mark = f"#{secrets.token_hex(6)}#"
-        self._lenient = {name for name in _LENIENT if given.get(name, "false").lower() == "true"}
+        self._lenient = {name for name in _LENIENT if options.get(name, "false").lower() == "true"}
 
     def parsed(self, raw: str) -> str:
         quoted_number = literal(f'$1"{self._mark}$2"')
         marked = f"regexp_replace({raw}, {literal(self._pattern())}, {quoted_number})"
-        return _from_json(marked, self._columns, self._leaf, self._given)
+        return _from_json(marked, self._columns, self._leaf, self._options)
 
-    def decided(self, parsed: str) -> str:
+    def value_and_bad(self, parsed: str) -> str:
         """Return SQL of a struct: ``value``, a struct of the columns, and ``bad``."""
 
         # Spark evaluates the argument of a lambda once. The lambda over an array of one element prevents that Spark parses the record for each column.
@@ -278,32 +277,32 @@ class _Exact:
         is_number = f"startswith({leaf}, {literal(self._mark)})"
         digits = f"substr({leaf}, {len(self._mark) + 1})"
         if isinstance(kind, exact.INTEGERS):
-            return when((is_number, exact.value(digits, kind, self._given)))
+            return when((is_number, exact.value(digits, kind, self._options)))
         if isinstance(kind, exact.FLOATS):
-            number = (is_number, exact.value(digits, kind, self._given))
+            number = (is_number, exact.value(digits, kind, self._options))
             if "allownonnumericnumbers" not in self._lenient:
                 return when(number)
             name = f"""replace({leaf}, '"', '')"""
             return when(number, (rlike(name, _NO_NUMBER), try_cast(f"replace({name}, 'INF', 'Infinity')", kind)))
-        if isinstance(kind, DecimalType) or exact.own_format(kind, self._given):
-            return exact.value(when((is_number, digits), otherwise=leaf), kind, self._given)
+        if isinstance(kind, DecimalType) or exact.own_format(kind, self._options):
+            return exact.value(when((is_number, digits), otherwise=leaf), kind, self._options)
         if isinstance(kind, BinaryType):
-            return when((f"{leaf} != 'true'", exact.value(leaf, kind, self._given)))
+            return when((f"{leaf} != 'true'", exact.value(leaf, kind, self._options)))
         if isinstance(kind, StringType):
             number_inside = literal(f'"{self._mark}([^"]*+)"')
             inside = f"regexp_replace({leaf}, {number_inside}, '$1')"
             has_numbers = f"contains({leaf}, {literal(self._mark)})"
             return when((is_number, digits), (has_numbers, inside), otherwise=leaf)
-        return exact.value(leaf, kind, self._given)
+        return exact.value(leaf, kind, self._options)
 
     def _wrong(self, leaf: str, value: str, kind: DataType) -> str | None:
         return None if isinstance(kind, (BooleanType, StringType)) else f"{leaf} IS NOT NULL AND {value} IS NULL"
 
 
-def _from_json(raw: str, columns: StructType, leaf: Callable[[DataType], DataType], given: Mapping[str, str]) -> str:
-    own = {**given, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+def _from_json(raw: str, columns: StructType, leaf: Callable[[DataType], DataType], options: Mapping[str, str]) -> str:
+    all_options = {**options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
     schema = ", ".join([*_fields_of(columns, leaf), f"{_CORRUPT} STRING"])
-    return f"from_json({raw}, {literal(schema)}, {map_of(own)})"
+    return f"from_json({raw}, {literal(schema)}, {map_of(all_options)})"
 
 
 def _may_be_rewritten(text: str) -> str:
@@ -381,35 +380,35 @@ def _tests(parsed: str, columns: StructType, values: Sequence[str] | None, leaf:
 
     :param values: the result of :func:`_build` for each column; ``None``: not available
     """
-    found = [f"{parsed} IS NULL", null_as_false(f"{parsed}.{_CORRUPT} IS NOT NULL")]
+    tests = [f"{parsed} IS NULL", null_as_false(f"{parsed}.{_CORRUPT} IS NOT NULL")]
     for n, field in enumerate(columns.fields):
         built = None if values is None else values[n]
-        some = _some(f"{parsed}.{quoted(field.name)}", field.dataType, leaf, test, built)
-        found += [] if some is None else [some]
-    return found
+        condition = _any_leaf(f"{parsed}.{quoted(field.name)}", field.dataType, leaf, test, built)
+        tests += [] if condition is None else [condition]
+    return tests
 
 
-def _some(parsed: str, kind: DataType, leaf: Leaf, test: Test, built: str | None = None) -> str | None:
+def _any_leaf(parsed: str, kind: DataType, leaf: Leaf, test: Test, built: str | None = None) -> str | None:
     """Return a condition that is true if the test is true for any leaf; ``None`` if it cannot be true for any leaf."""
     if isinstance(kind, StructType):
-        inside = [_some(f"{parsed}.{quoted(f.name)}", f.dataType, leaf, test) for f in kind.fields]
-        found = [some for some in inside if some is not None]
-        return any_of(found) if found else None
+        conditions_or_none = [_any_leaf(f"{parsed}.{quoted(f.name)}", f.dataType, leaf, test) for f in kind.fields]
+        conditions = [condition for condition in conditions_or_none if condition is not None]
+        return any_of(conditions) if conditions else None
     if isinstance(kind, ArrayType):
-        return _some_element(parsed, kind.elementType, leaf, test)
+        return _any_element(parsed, kind.elementType, leaf, test)
     if isinstance(kind, MapType):
         keys = f"map_keys({parsed})"
         twice = null_as_false(f"size({keys}) != size(array_distinct({keys}))")
-        some = _some_element(f"map_values({parsed})", kind.valueType, leaf, test)
-        return twice if some is None else any_of([twice, some])
+        condition = _any_element(f"map_values({parsed})", kind.valueType, leaf, test)
+        return twice if condition is None else any_of([twice, condition])
     tested = test(parsed, leaf(parsed, kind) if built is None else built, kind)
     return None if tested is None else null_as_false(tested)
 
 
-def _some_element(parsed: str, kind: DataType, leaf: Leaf, test: Test) -> str | None:
-    if _some("NULL", kind, leaf, test) is None:
+def _any_element(parsed: str, kind: DataType, leaf: Leaf, test: Test) -> str | None:
+    if _any_leaf("NULL", kind, leaf, test) is None:
         return None
-    return null_as_false(for_each("exists", parsed, lambda element: _some(element, kind, leaf, test) or "false"))
+    return null_as_false(for_each("exists", parsed, lambda element: _any_leaf(element, kind, leaf, test) or "false"))
 
 
 def _missing(values: Mapping[str, str], columns: StructType) -> list[str]:
@@ -418,14 +417,14 @@ def _missing(values: Mapping[str, str], columns: StructType) -> list[str]:
 
     :param values: name → SQL of the value
     """
-    found = []
+    conditions = []
     for field in columns.fields:
         column = values[field.name]
         if not field.nullable:
-            found.append(f"{column} IS NULL")
-        inside = _missing_inside(column, field.dataType)
-        found += [] if inside is None else [inside]
-    return found
+            conditions.append(f"{column} IS NULL")
+        condition = _missing_inside(column, field.dataType)
+        conditions += [] if condition is None else [condition]
+    return conditions
 
 
 def _missing_inside(value: str, kind: DataType) -> str | None:
@@ -434,22 +433,22 @@ def _missing_inside(value: str, kind: DataType) -> str | None:
         missing = _missing({name: f"{value}.{quoted(name)}" for name in kind.names}, kind)
         return f"({value} IS NOT NULL AND {any_of(missing)})" if missing else None
     if isinstance(kind, ArrayType):
-        elements, of = value, kind.elementType
+        elements, inner = value, kind.elementType
     elif isinstance(kind, MapType):
-        elements, of = f"map_values({value})", kind.valueType
+        elements, inner = f"map_values({value})", kind.valueType
     else:
         return None
-    if _missing_inside("NULL", of) is None:
+    if _missing_inside("NULL", inner) is None:
         return None
-    return null_as_false(for_each("exists", elements, lambda element: _missing_inside(element, of) or "false"))
+    return null_as_false(for_each("exists", elements, lambda element: _missing_inside(element, inner) or "false"))
 
 
 # --- the text as a whole
 
 
-def _reason(raw: str, values: Mapping[str, str], columns: StructType, given: Mapping[str, str]) -> str:
+def _reason(raw: str, values: Mapping[str, str], columns: StructType, options: Mapping[str, str]) -> str:
     """Return SQL of the reason why a text is not a record; see :class:`Parsed`."""
-    fields = f"from_json({raw}, 'map<string,string>', {map_of(given)})"
+    fields = f"from_json({raw}, 'map<string,string>', {map_of(options)})"
     is_null = f"array({', '.join(f'{value} IS NULL' for value in values.values())})"
     unfit = names_where(list(values), lambda name, at: f"get({is_null}, {at}) AND {fields}[{name}] IS NOT NULL")
     required = [name for name in values if not columns[name].nullable]
@@ -462,7 +461,7 @@ def has_unpaired_surrogate(raw: str) -> str:
     return f"contains({raw}, {literal(_ESCAPE)}) AND NOT {rlike(raw, _PAIRED)}"
 
 
-def _one_value(raw: str, given: Mapping[str, str]) -> str:
+def _one_value(raw: str, options: Mapping[str, str]) -> str:
     """
     Return a condition that is true if a text is one JSON value with nothing after it. Spark's reader silently drops what follows the first value.
 
@@ -470,6 +469,6 @@ def _one_value(raw: str, given: Mapping[str, str]) -> str:
     It is one value if the array has exactly two elements and the second is the word. The word is new for each attempt, so no text can contain it.
     """
     word = secrets.token_hex(16)
-    elements = f"""from_json(concat('[', {raw}, ',"{word}"]'), 'array<string>', {map_of(given)})"""
+    elements = f"""from_json(concat('[', {raw}, ',"{word}"]'), 'array<string>', {map_of(options)})"""
     exactly = null_as_false(f"size({elements}) = 2 AND element_at({elements}, -1) = '{word}'")
     return when((rlike(raw, _ENDS_ONCE), "true"), otherwise=exactly)

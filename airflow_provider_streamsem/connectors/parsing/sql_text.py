@@ -111,13 +111,13 @@ def struct_of(values: Mapping[str, str]) -> str:
     return f"struct({', '.join(f'{value} AS {quoted(name)}' for name, value in values.items())})"
 
 
-def reason_of(*known: str) -> str:
+def reason_of(*texts: str) -> str:
     """
     Return SQL of the text of a reason.
 
-    :param known: SQL of texts; a text that does not apply is null
+    :param texts: SQL of texts; a text that does not apply is null
     """
-    return f"array_join(array({', '.join(known)}), '; ')"
+    return f"array_join(array({', '.join(texts)}), '; ')"
 
 
 def names_where(names: Sequence[str], applies: Callable[[str, str], str]) -> str:
@@ -131,39 +131,39 @@ def names_where(names: Sequence[str], applies: Callable[[str, str], str]) -> str
     return f"filter(array({', '.join(map(literal, names))}), (n, i) -> {applies('n', 'i')})"
 
 
-def listed(what: str, names: str) -> str:
+def listed(label: str, names: str) -> str:
     """
     Return SQL of a text that lists names; null if there are none.
 
-    :param what: what the names have in common
+    :param label: what the names have in common
     :param names: SQL of an array of names
     """
-    return when((f"size({names}) > 0", f"concat({literal(what + ': ')}, array_join({names}, ', '))"))
+    return when((f"size({names}) > 0", f"concat({literal(label + ': ')}, array_join({names}, ', '))"))
 
 
-def map_of(given: Mapping[str, str]) -> str:
+def map_of(options: Mapping[str, str]) -> str:
     """Build a map of string literals, the form in which parsing functions accept options."""
-    return f"map({', '.join(f'{literal(name)}, {literal(text)}' for name, text in given.items())})"
+    return f"map({', '.join(f'{literal(name)}, {literal(text)}' for name, text in options.items())})"
 
 
-def for_each(function: str, values: str, of: Callable[[str], str]) -> str:
+def for_each(function: str, values: str, result_of: Callable[[str], str]) -> str:
     """
     Apply a higher-order function to an array.
 
-    :param of: receives the name of the element and returns SQL of the result
+    :param result_of: receives the name of the element and returns SQL of the result
     """
     element = _free("e", values)
-    return f"{function}({values}, {element} -> {of(element)})"
+    return f"{function}({values}, {element} -> {result_of(element)})"
 
 
-def for_each_value(values: str, of: Callable[[str], str]) -> str:
+def for_each_value(values: str, result_of: Callable[[str], str]) -> str:
     """
     Apply a function to each value of a map. The keys stay unchanged.
 
-    :param of: receives the name of the value and returns SQL of the result
+    :param result_of: receives the name of the value and returns SQL of the result
     """
     key, value = _free("k", values), _free("v", values)
-    return f"transform_values({values}, ({key}, {value}) -> {of(value)})"
+    return f"transform_values({values}, ({key}, {value}) -> {result_of(value)})"
 
 
 def _free(letter: str, text: str) -> str:

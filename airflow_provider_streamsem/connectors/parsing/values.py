@@ -39,14 +39,14 @@ _FRACTION, _EXPONENT = r"\.([0-9]*?)0*+[eE]", r"[eE]([+-]?[0-9]+)"
 _BASE64 = r"^(?:[A-Za-z0-9+/]{4})*+(?:[A-Za-z0-9+/][AQgw]==|[A-Za-z0-9+/]{2}[AEIMQUYcgkosw048]=)?\z"
 
 
-def value(text: str, kind: DataType, given: Mapping[str, str]) -> str:
+def value(text: str, kind: DataType, options: Mapping[str, str]) -> str:
     """
     Return SQL that converts a text to a value. The result is null if the type has no value that is exactly that of the text.
 
     ``docs/connectors/files-source.md`` lists the accepted forms.
 
     :param text: SQL of the text
-    :param given: options with lower-case names; ``dateFormat``, ``timestampFormat``, ``timestampNTZFormat``, ``timeZone`` and ``locale`` have an effect
+    :param options: options with lower-case names; ``dateFormat``, ``timestampFormat``, ``timestampNTZFormat``, ``timeZone`` and ``locale`` have an effect
     :returns: SQL of the value
     """
     if isinstance(kind, INTEGERS):
@@ -59,8 +59,8 @@ def value(text: str, kind: DataType, given: Mapping[str, str]) -> str:
         return when((rlike(text, r"^(?i:true|false)\z"), try_cast(text, kind)))
     if isinstance(kind, BinaryType):
         return when((rlike(text, _BASE64), f"unbase64({text})"))
-    if own_format(kind, given) is not None:
-        return _in_format(text, kind, given)
+    if own_format(kind, options) is not None:
+        return _in_format(text, kind, options)
     if isinstance(kind, DateType):
         return when((rlike(text, rf"{_DATE}\z"), try_cast(text, kind)))
     if isinstance(kind, TimestampNTZType):
@@ -69,16 +69,16 @@ def value(text: str, kind: DataType, given: Mapping[str, str]) -> str:
         return when(
             (_is_usual(text), try_cast(text, kind)),
             (rlike(text, rf"{_DATE}{_TIME}{_ZONE}\z"), try_cast(text, kind)),
-            (rlike(text, rf"{_DATE}(?:{_TIME})?\z"), _local(text, given.get("timezone"))),
+            (rlike(text, rf"{_DATE}(?:{_TIME})?\z"), _local(text, options.get("timezone"))),
         )
     assert isinstance(kind, StringType)
     return text
 
 
-def own_format(kind: DataType, given: Mapping[str, str]) -> str | None:
+def own_format(kind: DataType, options: Mapping[str, str]) -> str | None:
     """Return the name of the option with the user's format for this type; ``None`` if the user has set none, so that ISO 8601 is used."""
     name = _FORMATS.get(type(kind))
-    return name if name in given else None
+    return name if name in options else None
 
 
 def _decimal(text: str, kind: DecimalType) -> str:
@@ -118,18 +118,25 @@ def _local(text: str, zone: str | None) -> str:
 
     The result is null for a local time that daylight saving time skips.
     """
-    wall = f"TRY_CAST({text} AS TIMESTAMP_NTZ)"
+    local_time = f"TRY_CAST({text} AS TIMESTAMP_NTZ)"
     if zone is None:
         instant = f"TRY_CAST({text} AS TIMESTAMP_LTZ)"
-        return when((f"CAST({instant} AS TIMESTAMP_NTZ) = {wall}", instant))
-    utc = f"convert_timezone({literal(zone)}, 'UTC', {wall})"
-    back = f"convert_timezone('UTC', {literal(zone)}, {utc})"
-    return when((f"{back} = {wall}", f"TRY_CAST(concat(CAST({utc} AS STRING), 'Z') AS TIMESTAMP_LTZ)"))
+        return when((f"CAST({instant} AS TIMESTAMP_NTZ) = {local_time}", instant))
+    utc = f"convert_timezone({literal(zone)}, 'UTC', {local_time})"
+    round_trip = f"convert_timezone('UTC', {literal(zone)}, {utc})"
+    return when((f"{round_trip} = {local_time}", f"TRY_CAST(concat(CAST({utc} AS STRING), 'Z') AS TIMESTAMP_LTZ)"))
 
 
-def _in_format(text: str, kind: DataType, given: Mapping[str, str]) -> str:
+def _in_format(text: str, kind: DataType, options: Mapping[str, str]) -> str:
     """Convert with a user-defined format. The text is parsed as a CSV line with one column, because ``from_csv`` accepts formats."""
-    own = {name: text for name, text in given.items() if name in {*_FORMATS.values(), "timezone", "locale"}}
-    line = {"sep": "\uffff", "quote": "", "enableDateTimeParsingFallback": "false", "columnNameOfCorruptRecord": "rest"}
-    parsed = f"from_csv({text}, 'value {type_name(kind)}, rest string', {map_of({**line, **own})})"
+    format_options = {
+        name: text for name, text in options.items() if name in {*_FORMATS.values(), "timezone", "locale"}
+    }
+    csv_options = {
+        "sep": "\uffff",
+        "quote": "",
+        "enableDateTimeParsingFallback": "false",
+        "columnNameOfCorruptRecord": "rest",
+    }
+    parsed = f"from_csv({text}, 'value {type_name(kind)}, rest string', {map_of({**csv_options, **format_options})})"
     return when((f"{parsed}.rest IS NULL AND NOT contains({text}, '\uffff')", f"{parsed}.value"))

@@ -41,7 +41,7 @@ class Grouped:
         """Whether any type has enough columns for an array."""
         return bool(self._arrays)
 
-    def of(self, record: str, *others: str) -> str:
+    def converted(self, record: str, *others: str) -> str:
         """
         Return SQL that converts a record of the declared columns to a record of :attr:`columns`; null if the record is null.
 
@@ -55,13 +55,13 @@ class Grouped:
         }
         return when((f"{record} IS NOT NULL", struct_of({**single, **arrays})))
 
-    def values(self, held: Mapping[str, str]) -> dict[str, str]:
+    def values(self, columns: Mapping[str, str]) -> dict[str, str]:
         """
         Return name → SQL of the value for each declared column, in order.
 
-        :param held: name in :attr:`columns` → SQL of the column
+        :param columns: name in :attr:`columns` → SQL of the column
         """
-        found = {name: held[name] for name in self._single}
+        values = {name: columns[name] for name in self._single}
         for group, names in self._arrays.items():
-            found |= {name: f"get({held[group]}, {n})" for n, name in enumerate(names)}
-        return {field.name: found[field.name] for field in self._declared.fields}
+            values |= {name: f"get({columns[group]}, {n})" for n, name in enumerate(names)}
+        return {field.name: values[field.name] for field in self._declared.fields}

@@ -99,17 +99,17 @@ class PubSubQueue:
         try:
             from google.cloud.pubsub_v1 import SubscriberClient
         except ImportError as error:
-            raise InvalidError(
-                "google-cloud-pubsub is not installed", accepted="pip install 'airflow-provider-streamsem[pubsub]'"
+            raise InvalidError("google-cloud-pubsub is not installed").advising(
+                "run `pip install 'airflow-provider-streamsem[pubsub]'`, then run again."
             ) from error
-        given: dict[str, Any] = {}
+        client_arguments: dict[str, Any] = {}
         if not os.environ.get(_EMULATOR):
-            given["credentials"] = credentials_of(self.conn_id)
+            client_arguments["credentials"] = credentials_of(self.conn_id)
             if self.endpoint is not None:
-                given["client_options"] = {"api_endpoint": self.endpoint}
-        client = SubscriberClient(**given)
+                client_arguments["client_options"] = {"api_endpoint": self.endpoint}
+        client = SubscriberClient(**client_arguments)
         try:
-            yield PubSubReceiver(self, client, given.get("credentials"))
+            yield PubSubReceiver(self, client, client_arguments.get("credentials"))
         finally:
             client.close()
 
@@ -134,7 +134,7 @@ class PubSubReceiver:
         with _translated(self._queue.subscription):
             try:
                 # A retry inside the client could get another delivery while the first one is lost. A lost delivery is delivered again in any case.
-                answer = self._client.pull(
+                response = self._client.pull(
                     subscription=self._queue.subscription,
                     max_messages=min(most, _AT_ONCE),
                     timeout=float(self._queue.wait_s),
@@ -142,11 +142,16 @@ class PubSubReceiver:
                 )
             except DeadlineExceeded:
                 return []
-        received = [*answer.received_messages]
-        self._extend([one.ack_id for one in received])
+        received = [*response.received_messages]
+        self._extend([delivery.ack_id for delivery in received])
         return [
-            Message(id=one.message.message_id or None, body=one.message.data, headers=_headers(one), handle=one.ack_id)
-            for one in received
+            Message(
+                id=delivery.message.message_id or None,
+                body=delivery.message.data,
+                headers=_headers(delivery),
+                handle=delivery.ack_id,
+            )
+            for delivery in received
         ]
 
     def _extend(self, ack_ids: list[str]) -> None:
@@ -159,7 +164,7 @@ class PubSubReceiver:
         for at in range(0, len(handles), _AT_ONCE):
             self._request(self._client.acknowledge, [*handles[at : at + _AT_ONCE]])
 
-    def _request(self, method: Any, ack_ids: list[str], **given: Any) -> None:
+    def _request(self, method: Any, ack_ids: list[str], **more: Any) -> None:
         """
         Send a request about ack ids.
 
@@ -171,14 +176,16 @@ class PubSubReceiver:
 
         with _translated(self._queue.subscription):
             try:
-                method(subscription=self._queue.subscription, ack_ids=ack_ids, timeout=_TIMEOUT_S, **given)
+                method(subscription=self._queue.subscription, ack_ids=ack_ids, timeout=_TIMEOUT_S, **more)
             except GoogleAPICallError as error:
                 reasons = {str(key): str(reason) for key, reason in (error.metadata or {}).items() if key in ack_ids}
                 if not reasons:
                     raise
                 if not all(reason.startswith(_PERMANENT) for reason in reasons.values()):
-                    what = "Pub/Sub could not process some ack ids; it delivers their messages again"
-                    raise UnavailableError(what, subscription=self._queue.subscription, count=len(reasons)) from error
+                    summary = "Pub/Sub could not process some ack ids; it delivers their messages again"
+                    raise UnavailableError(
+                        summary, subscription=self._queue.subscription, count=len(reasons)
+                    ) from error
 
     def waiting(self) -> int:
         """
@@ -189,18 +196,18 @@ class PubSubReceiver:
         :raises UnavailableError: Cloud Monitoring has no number yet
         """
         if self._credentials is None:
-            what = "a Pub/Sub emulator does not report the number of waiting messages; no message was received"
-            raise InvalidError(what, subscription=self._queue.subscription).advising(
+            summary = "a Pub/Sub emulator does not report the number of waiting messages; no message was received"
+            raise InvalidError(summary, subscription=self._queue.subscription).advising(
                 "use sensors and `lag` with Google Cloud only. Batches need no number of waiting messages."
             )
-        answer = self._monitored()
+        response = self._monitored()
         try:
-            return int(answer["timeSeries"][0]["points"][0]["value"]["int64Value"])
+            return int(response["timeSeries"][0]["points"][0]["value"]["int64Value"])
         except (IndexError, KeyError, TypeError, ValueError) as error:
-            what = (
+            summary = (
                 "Cloud Monitoring has no number of waiting messages for the subscription yet; no message was received"
             )
-            raise UnavailableError(what, subscription=self._queue.subscription) from error
+            raise UnavailableError(summary, subscription=self._queue.subscription) from error
 
     def _monitored(self) -> Any:
         """Request the newest number of unacknowledged messages from Cloud Monitoring, and return its answer."""
@@ -208,7 +215,7 @@ class PubSubReceiver:
 
         now = datetime.fromtimestamp(SYSTEM_CLOCK.now_ms() / 1000, timezone.utc)
         name = self._queue.subscription.split("/")[-1]
-        wanted = {
+        parameters = {
             "filter": f'metric.type="{_METRIC}" AND resource.labels.subscription_id="{name}"',
             "interval.startTime": (now - timedelta(minutes=15)).isoformat(),
             "interval.endTime": now.isoformat(),
@@ -216,15 +223,15 @@ class PubSubReceiver:
         }
         with _translated(self._queue.subscription), AuthorizedSession(self._credentials) as session:
             url = f"{_MONITORING}/v3/projects/{self._queue.project}/timeSeries"
-            answer = session.get(url, params=wanted, timeout=_TIMEOUT_S)
-            if answer.status_code in (400, 401, 403, 404):
+            response = session.get(url, params=parameters, timeout=_TIMEOUT_S)
+            if response.status_code in (400, 401, 403, 404):
                 raise StoreRefusedError(
                     "Cloud Monitoring refused to report the number of waiting messages; no message was received",
                     subscription=self._queue.subscription,
-                    status=answer.status_code,
+                    status=response.status_code,
                 ).advising("give the process the permission monitoring.timeSeries.list of the project; then run again.")
-            answer.raise_for_status()
-            return answer.json()
+            response.raise_for_status()
+            return response.json()
 
 
 def _headers(received: Any) -> dict[str, str]:
@@ -264,12 +271,12 @@ def _translated(subscription: str) -> Iterator[None]:
         ) from error
     except GoogleAuthError as error:
         if isinstance(error, RefreshError) and not error.retryable:
-            what = "Google did not accept the credentials; landed messages are kept"
-            raise StoreRefusedError(what, subscription=subscription).advising(
+            summary = "Google did not accept the credentials; landed messages are kept"
+            raise StoreRefusedError(summary, subscription=subscription).advising(
                 "check the key of the connection and whether its service account is enabled; then run again."
             ) from None
-        what = "Google's authentication gave no clear answer; Pub/Sub will redeliver messages that were not landed"
-        raise UnavailableError(what, subscription=subscription, error=type(error).__name__) from None
+        summary = "Google's authentication gave no clear answer; Pub/Sub will redeliver messages that were not landed"
+        raise UnavailableError(summary, subscription=subscription, error=type(error).__name__) from None
     except (exceptions.GoogleAPIError, OSError, ValueError) as error:
-        what = "Pub/Sub gave no clear answer; it will redeliver messages that were not landed"
-        raise UnavailableError(what, subscription=subscription, error=type(error).__name__) from error
+        summary = "Pub/Sub gave no clear answer; it will redeliver messages that were not landed"
+        raise UnavailableError(summary, subscription=subscription, error=type(error).__name__) from error

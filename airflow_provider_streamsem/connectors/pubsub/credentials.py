@@ -48,15 +48,15 @@ def credentials_of(conn_id: str | None) -> Any:
 
 
 def _extra(conn_id: str) -> dict[str, Any]:
-    found = connection(conn_id)
-    if found.conn_type != "google_cloud_platform":
+    conn = connection(conn_id)
+    if conn.conn_type != "google_cloud_platform":
         raise InvalidError(
             "queue pubsub: conn_id must name a connection of type google_cloud_platform",
             conn_id=conn_id,
-            given=found.conn_type,
+            given=conn.conn_type,
         )
     # Older versions of Airflow stored each property under a longer name.
-    return {name.removeprefix(_LONG): value for name, value in found.extra.items()}
+    return {name.removeprefix(_LONG): value for name, value in conn.extra.items()}
 
 
 def _key(conn_id: str, extra: Mapping[str, Any]) -> Any:
@@ -68,8 +68,8 @@ def _key(conn_id: str, extra: Mapping[str, Any]) -> Any:
     try:
         return Path(str(extra["key_path"])).read_text()
     except (OSError, UnicodeDecodeError) as error:
-        what = "the key file that a google_cloud_platform connection names cannot be read; no message was received"
-        raise InvalidError(what, conn_id=conn_id, property="key_path") from error
+        summary = "the key file that a google_cloud_platform connection names cannot be read; no message was received"
+        raise InvalidError(summary, conn_id=conn_id, property="key_path") from error
 
 
 def _service_account(conn_id: str, key: Any) -> Any:

@@ -102,7 +102,7 @@ class QueueSource(SourceDefaults):
 
     def to_json(self) -> Json:
         """Return the arguments in the form of the TOML file."""
-        given = {name: getattr(self, name) for name in _names(self) if name != "queue"}
+        given = {name: getattr(self, name) for name in _field_names(self) if name != "queue"}
         queue = {name: value for name, value in plain(self.queue).items() if value is not None}
         return {"queue": {"type": self.queue.type, **queue}, **given, "options": dict(self.options)}
 
@@ -204,11 +204,12 @@ class QueuePlanner:
         self._location.require_location()
         # The order of the two requests matters: another process may write the first landing between them.
         if split_url(self._source.landing)[0] == "file" and self._files.discovered() and self._landing.newest() < 0:
-            what = (
-                "the location of the landings is empty, but earlier runs found landings in it; no message was received. The directory may not be mounted. "
-                "If it was emptied on purpose, set another `landing` and another log"
+            summary = (
+                "the location of the landings is empty, but earlier runs found landings in it; no message was received"
             )
-            raise UnavailableError(what, location=self._source.landing)
+            raise UnavailableError(summary, location=self._source.landing).advising(
+                "check that the directory is mounted, and run again. If it was emptied on purpose, set another `landing` and another log."
+            )
         if hint is None:
             self._location.refuse_tables(self._clock.now_ms())  # before a message is received
         queue = self._source.queue
@@ -278,19 +279,19 @@ class QueuePeek(QueuePlanner):
     ) -> SourceSlice | None:
         """Select existing landings, then the next landing without pins if the limits allow one more."""
         assert isinstance(end, PeekedEnd)
-        found = self._files.slice(start, end.landed, limits, hint, on_data_loss=on_data_loss)
+        selected = self._files.slice(start, end.landed, limits, hint, on_data_loss=on_data_loss)
         first, last = position(start, PARTITION), position(end.offsets, PARTITION)
         stop = max(first, position(end.landed.offsets, PARTITION))
-        is_whole = found is None or found.ranges[PARTITION][1] == stop
+        is_whole = selected is None or selected.ranges[PARTITION][1] == stop
         if last <= stop or not is_whole or (limits.max_files is not None and stop - first >= limits.max_files):
-            return found
-        found = found or SourceSlice(ranges={}, pins=[], hint=hint, rows=0)
+            return selected
+        selected = selected or SourceSlice(ranges={}, pins=[], hint=hint, rows=0)
         more = min(end.messages, self._source.max_messages)
-        return dataclasses.replace(found, ranges={PARTITION: (first, stop + 1)}, rows=found.rows + more)
+        return dataclasses.replace(selected, ranges={PARTITION: (first, stop + 1)}, rows=selected.rows + more)
 
 
-def _names(of: Any) -> list[str]:
-    return [f.name for f in dataclasses.fields(of)]
+def _field_names(owner: Any) -> list[str]:
+    return [f.name for f in dataclasses.fields(owner)]
 
 
 def _queue(where: str, given: object) -> SqsQueue | AmqpQueue | PubSubQueue:
@@ -300,9 +301,9 @@ def _queue(where: str, given: object) -> SqsQueue | AmqpQueue | PubSubQueue:
     if not isinstance(given, Mapping):
         raise InvalidError(f"{where} must be an SqsQueue, an AmqpQueue or a PubSubQueue", given=type(given).__name__)
     kind = arguments.choice(f"{where}: type", given.get("type"), _QUEUES)
-    chosen: Any = _QUEUES[kind]
+    queue_type: Any = _QUEUES[kind]
     rest = {name: value for name, value in given.items() if name != "type"}
-    arguments.known_keys(where, rest, _names(chosen))
+    arguments.known_keys(where, rest, _field_names(queue_type))
     if _NEEDED[kind] not in rest:
         raise InvalidError(f"{where} lacks required arguments", missing=[_NEEDED[kind]])
-    return chosen(**rest)  # type: ignore[no-any-return]
+    return queue_type(**rest)  # type: ignore[no-any-return]

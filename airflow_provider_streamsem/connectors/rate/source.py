@@ -133,14 +133,14 @@ class RateSource(SourceDefaults):
         :raises LogDamagedError: the pins are not ranges of records
         """
         try:
-            found = tuple(build(RatePin, pin, "pins") for pin in (pins if isinstance(pins, list) else [pins]))
+            decoded = tuple(build(RatePin, pin, "pins") for pin in (pins if isinstance(pins, list) else [pins]))
         except LogDamagedError as error:
             raise LogDamagedError(
                 "the pins of a plan are not ranges of records; nothing was read", invariant="R6"
             ) from error
-        if any(not 0 <= pin.start < pin.end for pin in found):
+        if any(not 0 <= pin.start < pin.end for pin in decoded):
             raise LogDamagedError("the pins of a plan are not ranges of records; nothing was read", invariant="R6")
-        return found
+        return decoded
 
     def check_pins(self, pins: Sequence[RatePin], *, was_read: bool) -> None:
         """Do nothing, because generated records never change."""

@@ -161,8 +161,8 @@ class ReplayPlanner(FilesPlanner):
         listed = self._listed()
         if self._ledger.newest() is None:
             if not listed:
-                what = "the source has no files to replay; nothing was written"
-                raise InvalidError(what, path=self._replay.path, glob=self._replay.glob).advising(
+                summary = "the source has no files to replay; nothing was written"
+                raise InvalidError(summary, path=self._replay.path, glob=self._replay.glob).advising(
                     "put the files into the directory, or correct path or glob; then run again."
                 )
             self._ledger.begin(listed)  # another process may have recorded its files first
@@ -182,8 +182,10 @@ class ReplayPlanner(FilesPlanner):
         """
         others = self._ledger.unseen(listed)
         if others:
-            what = "a file was added to a replayed directory, or was changed, after the first run; nothing was written"
-            raise SourceChangedError(what, path=self._replay.path, file=others[0].path, files=len(others)).advising(
+            summary = (
+                "a file was added to a replayed directory, or was changed, after the first run; nothing was written"
+            )
+            raise SourceChangedError(summary, path=self._replay.path, file=others[0].path, files=len(others)).advising(
                 "restore the directory and run again. To replay the changed directory, give the pipeline a new log and new datasets. "
                 "To read files as they arrive, use the files source."
             )

@@ -19,7 +19,7 @@ _AT_ONCE = 10
 """Maximum number of messages in one request, a limit of SQS."""
 _REGION = re.compile(r"https?://sqs\.([a-z0-9-]+)\.amazonaws\.com(\.cn)?/")
 _URL = r"https?://[^@\s/]+/[^@\s]+"
-_GONE = ("ReceiptHandleIsInvalid", "InvalidParameterValue", "MessageNotInflight")
+_EXPIRED_HANDLE = ("ReceiptHandleIsInvalid", "InvalidParameterValue", "MessageNotInflight")
 _TRANSIENT_CODES = ("Throttl", "RequestLimit", "Expired", "RequestTimeout", "OverLimit")
 
 
@@ -85,11 +85,11 @@ class SqsQueue:
 
         :raises InvalidError: the connection is not valid
         """
-        given = s3.S3Access() if self.conn_id is None else aws.access_of(self.conn_id, service="sqs")
-        of_url = _REGION.match(self.url)
-        region = self.region or given.region_name or (of_url[1] if of_url else None)
-        session = s3.session(dataclasses.replace(given, region_name=region))
-        yield SqsReceiver(self, session.client("sqs", endpoint_url=self.endpoint_url or given.endpoint_url))
+        access = s3.S3Access() if self.conn_id is None else aws.access_of(self.conn_id, service="sqs")
+        url_region = _REGION.match(self.url)
+        region = self.region or access.region_name or (url_region[1] if url_region else None)
+        session = s3.session(dataclasses.replace(access, region_name=region))
+        yield SqsReceiver(self, session.client("sqs", endpoint_url=self.endpoint_url or access.endpoint_url))
 
 
 class SqsReceiver:
@@ -101,7 +101,7 @@ class SqsReceiver:
 
     def receive(self, most: int) -> Sequence[Message]:
         """Receive up to ``most`` messages, at most ten, with one request."""
-        answer = self._call(
+        response = self._call(
             self._client.receive_message,
             MaxNumberOfMessages=min(most, _AT_ONCE),
             VisibilityTimeout=self._queue.visibility_timeout_s,
@@ -110,12 +110,12 @@ class SqsReceiver:
         )
         return [
             Message(
-                id=found["MessageId"],
-                body=found["Body"].encode("utf-8", "surrogatepass"),
-                headers={name: _text(value) for name, value in found.get("MessageAttributes", {}).items()},
-                handle=found["ReceiptHandle"],
+                id=message["MessageId"],
+                body=message["Body"].encode("utf-8", "surrogatepass"),
+                headers={name: _text(value) for name, value in message.get("MessageAttributes", {}).items()},
+                handle=message["ReceiptHandle"],
             )
-            for found in answer.get("Messages", [])
+            for message in response.get("Messages", [])
         ]
 
     def acknowledge(self, handles: Sequence[Any]) -> None:
@@ -124,9 +124,9 @@ class SqsReceiver:
             entries = [{"Id": str(n), "ReceiptHandle": handle} for n, handle in enumerate(handles[at : at + _AT_ONCE])]
             failed = self._call(self._client.delete_message_batch, Entries=entries).get("Failed", [])
             for entry in failed:
-                if not entry.get("Code", "").endswith(_GONE):
-                    what = "SQS did not delete a landed message; SQS delivers it again, and the next landing drops it as a duplicate"
-                    raise UnavailableError(what, queue=self._queue.url, code=entry.get("Code"))
+                if not entry.get("Code", "").endswith(_EXPIRED_HANDLE):
+                    summary = "SQS did not delete a landed message; SQS delivers it again, and the next landing drops it as a duplicate"
+                    raise UnavailableError(summary, queue=self._queue.url, code=entry.get("Code"))
 
     def waiting(self) -> int:
         """Return the approximate number of messages that are neither hidden nor delayed."""
@@ -162,13 +162,13 @@ class SqsReceiver:
                 code=code,
             ) from error
         except (NoCredentialsError, NoRegionError, PartialCredentialsError) as error:
-            what = "the process lacks credentials or a region for SQS; no message was received"
-            raise StoreRefusedError(what, queue=self._queue.url).advising(
+            summary = "the process lacks credentials or a region for SQS; no message was received"
+            raise StoreRefusedError(summary, queue=self._queue.url).advising(
                 "set the credentials and the region of the connection or of the process, then run again."
             ) from error
         except (BotoCoreError, OSError) as error:
-            what = "SQS gave no clear answer; it will redeliver messages that were not landed"
-            raise UnavailableError(what, queue=self._queue.url) from error
+            summary = "SQS gave no clear answer; it will redeliver messages that were not landed"
+            raise UnavailableError(summary, queue=self._queue.url) from error
 
 
 def _text(attribute: Mapping[str, Any]) -> str:

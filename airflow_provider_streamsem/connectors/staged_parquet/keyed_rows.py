@@ -29,11 +29,11 @@ def check_keys(fields: Sequence[Any], keys: Sequence[str]) -> None:
     missing = [name for name in keys if types and name not in types]
     if missing:
         raise DataError("the rows lack key columns; nothing became visible", missing=missing, columns=list(types))
-    odd = [name for name in keys if name in types and not _is_key(types[name])]
-    if odd:
+    unsupported = [name for name in keys if name in types and not _is_key(types[name])]
+    if unsupported:
         raise DataError(
             "key columns must be strings, integers, decimals, dates, timestamps, booleans or binary; nothing became visible",
-            columns=odd,
+            columns=unsupported,
         )
 
 
@@ -45,8 +45,8 @@ def _staged_columns(location: str, staged: Committable, columns: Sequence[str]) 
     """Read some columns of the staged files into a pyarrow table; ``None`` if there are no files."""
     import pyarrow
 
-    found = [parquet.read(columns=list(columns)) for parquet in parquet_files(location, staged)]
-    return pyarrow.concat_tables(found) if found else None
+    tables = [parquet.read(columns=list(columns)) for parquet in parquet_files(location, staged)]
+    return pyarrow.concat_tables(tables) if tables else None
 
 
 def check_values(
@@ -66,21 +66,25 @@ def check_values(
     :param null_texts: texts that would become null as a partition value
     :raises DataError: names the columns. Nothing became visible
     """
-    read = _staged_columns(location, staged, [*keys, *partition_by])
-    if read is None:
+    rows = _staged_columns(location, staged, [*keys, *partition_by])
+    if rows is None:
         return
-    null = [name for name in keys if read[name].null_count]
-    if null:
-        raise DataError("rows have nulls in key columns; nothing became visible", columns=null)
-    values = {name: read[name].unique().drop_null().to_pylist() for name in partition_by if read[name].type == "string"}
-    long = [name for name, of in values.items() if any(len(quote(f"{name}={v}", safe="=")) > _LONGEST_NAME for v in of)]
-    if long:
-        what = "a string in a partition column is too long for a directory name; nothing became visible"
-        raise DataError(what, columns=long, longest=_LONGEST_NAME)
-    lost = {name: sorted(set(null_texts).intersection(of)) for name, of in values.items()}
-    if any(lost.values()):
-        what = "a string in a partition column would become null in the table; nothing became visible"
-        raise DataError(what, columns={name: texts for name, texts in lost.items() if texts})
+    with_nulls = [name for name in keys if rows[name].null_count]
+    if with_nulls:
+        raise DataError("rows have nulls in key columns; nothing became visible", columns=with_nulls)
+    values = {name: rows[name].unique().drop_null().to_pylist() for name in partition_by if rows[name].type == "string"}
+    too_long = [
+        name
+        for name, texts in values.items()
+        if any(len(quote(f"{name}={v}", safe="=")) > _LONGEST_NAME for v in texts)
+    ]
+    if too_long:
+        summary = "a string in a partition column is too long for a directory name; nothing became visible"
+        raise DataError(summary, columns=too_long, longest=_LONGEST_NAME)
+    null_like = {name: sorted(set(null_texts).intersection(texts)) for name, texts in values.items()}
+    if any(null_like.values()):
+        summary = "a string in a partition column would become null in the table; nothing became visible"
+        raise DataError(summary, columns={name: texts for name, texts in null_like.items() if texts})
 
 
 def check_times(parquet: Any, columns: Collection[str] | None = None) -> None:
@@ -91,17 +95,17 @@ def check_times(parquet: Any, columns: Collection[str] | None = None) -> None:
     :param columns: the columns to check; ``None``: all columns
     :raises DataError: names the columns. Nothing became visible
     """
-    far = set()
+    out_of_range = set()
     for group in range(parquet.num_row_groups):
         for index in range(parquet.num_columns):
             chunk = parquet.row_group(group).column(index)
             if columns is not None and chunk.path_in_schema not in columns:
                 continue
             if not is_in_python(chunk.statistics):
-                far.add(chunk.path_in_schema)
-    if far:
-        what = "this sink cannot publish dates or times outside the years 1 to 9999; nothing became visible"
-        raise DataError(what, columns=sorted(far))
+                out_of_range.add(chunk.path_in_schema)
+    if out_of_range:
+        summary = "this sink cannot publish dates or times outside the years 1 to 9999; nothing became visible"
+        raise DataError(summary, columns=sorted(out_of_range))
 
 
 def is_in_python(statistics: Any) -> bool:
@@ -125,8 +129,8 @@ def last_of_each(location: str, batch: Batch, keys: Sequence[str]) -> Any:
     import pyarrow
 
     if batch.replaced is not None and batch.replaced.files:
-        what = "the sink cannot replace rows that were merged by key; nothing of the batch is in the table"
-        raise PublishError(what, version=batch.version)
+        summary = "the sink cannot replace rows that were merged by key; nothing of the batch is in the table"
+        raise PublishError(summary, version=batch.version)
     rows = pyarrow.Table.from_batches(list(record_batches(location, batch)))
     if rows.num_rows != batch.committable.rows:
         raise PublishError(

@@ -2,8 +2,8 @@
 Detects dates and times in Parquet files that Arrow reads as different values. delta-rs and pyiceberg read by Arrow too.
 
 Spark writes timestamps as INT96 by default. Arrow reads INT96 as nanoseconds, so years before 1678 and after 2261 overflow. Spark 2, and later versions
-with a setting, write dates before 1582 and times before 1900 in the legacy hybrid calendar. A merge would read such values and write the different
-values back.
+with a setting, write dates before 1582 and times before 1900 in the legacy hybrid calendar. A merge would read
+these different values and write them back.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ def misread_columns(file: BinaryIO) -> list[str]:
 
 def refuse_misread(table: str, batch: Batch, file: str, columns: list[str]) -> None:
     """
-    Refuse to merge into a file with such columns, because the merge would write the different values back.
+    Refuse to merge into a file with columns that Arrow misreads, because the merge would write the misread values back.
 
     :param columns: the result of :func:`misread_columns`
     :raises PublishError: ``columns`` is not empty. Nothing of the batch is in the table
     """
     if not columns:
         return
-    what = (
+    summary = (
         "a file of the table contains dates or times that the merge would change; nothing of the batch is in the table"
     )
-    raise PublishError(what, table=table, version=batch.version, file=file, columns=columns).advising(
+    raise PublishError(summary, table=table, version=batch.version, file=file, columns=columns).advising(
         "rewrite the file with Spark and the settings spark.sql.parquet.outputTimestampType=TIMESTAMP_MICROS and "
         "spark.sql.parquet.datetimeRebaseModeInWrite=CORRECTED, and run again; or skip the version with `streamsem skip`."
     )

@@ -145,7 +145,7 @@ def parquet_files(location: str, staged: Committable) -> Iterator[Any]:
         stat = dataset.stat(file.key)
         if stat is None:
             # Another publisher may have published the batch first, and vacuum may have deleted the files since.
-            what = "a staged file is missing: another publisher has published the batch, or the file was deleted"
-            raise UnavailableError(what, invariant="I6", location=location, key=file.key)
+            summary = "a staged file is missing: another publisher has published the batch, or the file was deleted"
+            raise UnavailableError(summary, invariant="I6", location=location, key=file.key)
         with dataset.open(stat) as opened:
             yield pyarrow.parquet.ParquetFile(opened)

@@ -74,11 +74,11 @@ class TableSink(TransactionalSink[H]):
     @property
     def reasons(self) -> tuple[str, ...]:
         """The reasons why the table has each record once."""
-        kept = (
+        reasons = (
             self.once.format(holds="the rows merged by key" if self.merges else "its files"),
             "rows passed to the writer = rows in the files = rows in the manifest, or the attempt is discarded",
         )
-        return (*kept, keyed_rows.LAST_STAYS) if self.merges else kept
+        return (*reasons, keyed_rows.LAST_STAYS) if self.merges else reasons
 
     @property
     def location(self) -> str:
@@ -107,27 +107,28 @@ class TableSink(TransactionalSink[H]):
 
         :raises PublishError: files are missing or have another size. Nothing of the batch is in the table
         """
-        names = [file.key for file in batch.committable.files]
-        if not names:
+        keys = [file.key for file in batch.committable.files]
+        if not keys:
             return
-        directory = posixpath.commonpath([posixpath.dirname(name) for name in names])
+        directory = posixpath.commonpath([posixpath.dirname(key) for key in keys])
         existing = {stat.key: stat.bytes for stat in self.dataset().list(f"{directory}/" if directory else "")}
-        removed = [file.key for file in batch.committable.files if existing.get(file.key) != file.bytes]
-        if removed:
+        damaged = [file.key for file in batch.committable.files if existing.get(file.key) != file.bytes]
+        if damaged:
             raise PublishError(
-                "staged files were deleted or changed before the table referenced them; nothing of the batch is in the table. Restore them, or skip the "
-                "version with `streamsem skip`",
+                "staged files were deleted or changed before the table referenced them; nothing of the batch is in the table",
                 location=self.location,
                 version=batch.version,
-                files=removed,
-            )
+                files=damaged,
+            ).advising("restore the files and run again, or skip the version with `streamsem skip`.")
 
     def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Committable:
         """Count the rows of each file of the attempt. For a merge, also check the values of key and partition columns."""
-        found = StagedSink.collect(self, version, attempt_id, accepted)
+        committable = StagedSink.collect(self, version, attempt_id, accepted)
         if self.merges:
-            keyed_rows.check_values(self.location, found, self.keys, self.partition_by, null_texts=self.null_texts)
-        return found
+            keyed_rows.check_values(
+                self.location, committable, self.keys, self.partition_by, null_texts=self.null_texts
+            )
+        return committable
 
 
 def attempts_named(paths: Iterable[str]) -> set[tuple[int, str]]:

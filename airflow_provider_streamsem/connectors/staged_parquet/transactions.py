@@ -79,18 +79,18 @@ class TransactionalSink(StagedSink, Generic[H]):
             is_refused = False
             try:
                 with self.opened(batch, failure, skips=skips) as handle:
-                    found = self.marker_in(handle, batch)
-                    if found is not None and found.version > batch.version:
+                    marker = self.marker_in(handle, batch)
+                    if marker is not None and marker.version > batch.version:
                         return None
                     if not skips:
-                        self.check_sink(handle, batch, found)
-                    if found is not None and batch.is_settled(found):
-                        return self.receipt(batch, found.state, self.detail(handle, batch))
+                        self.check_sink(handle, batch, marker)
+                    if marker is not None and batch.is_settled(marker):
+                        return self.receipt(batch, marker.state, self.detail(handle, batch))
                     table_state = self.table_state(handle)
                     is_refused = failure is not None and self._is_refused(failure, table_state)
                     if is_refused or attempt == self.tries:
                         break
-                    if self.commit(handle, batch, found, skips=skips):
+                    if self.commit(handle, batch, marker, skips=skips):
                         return self.receipt(batch, "skipped" if skips else "applied", self.detail(handle, batch))
             except Exception as error:  # the transaction may have been committed, so the loop reads the marker again
                 failed = Failure(error, table_state)

@@ -47,14 +47,14 @@ class Budget:
 
     def fits(self, files: Sequence[PlannedFile]) -> bool:
         """Return whether a batch has room for one more item, such as a version, with these files. If so, they count as part of it."""
-        after = (
+        totals = (
             (self.limits.max_files, self.files + len(files)),
             (self.limits.max_bytes, self.bytes + sum(max(file.bytes, 0) for file in files)),
             (self.limits.max_rows, self.rows + sum(map(rows_of, files))),
         )
-        if not self.is_empty and any(most is not None and found > most for most, found in after):
+        if not self.is_empty and any(limit is not None and total > limit for limit, total in totals):
             return False
-        self.files, self.bytes, self.rows = (found for _, found in after)
+        self.files, self.bytes, self.rows = (total for _, total in totals)
         self.is_empty = self.is_empty and not files
         return True
 

@@ -9,6 +9,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from airflow_provider_streamsem.connectors.data_files.direct_commit import PLAIN_FILES
 from airflow_provider_streamsem.connectors.files import columnar
 from airflow_provider_streamsem.connectors.files import pins as file_pins
 from airflow_provider_streamsem.connectors.files.columnar import Footer
@@ -22,8 +23,6 @@ _OPTIONS = {
     "parquet.page.verify-checksum.enabled": "true",
     "__globPaths__": "false",  # the paths are literal: Hadoop would interpret [ ] { } * ? in them
 }
-# Hadoop cannot name the checksum file of a local file whose name has a colon. S3A needs the file system with checksums, so only such paths get this one.
-_RAW_LOCAL = {"fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem", "fs.file.impl.disable.cache": "true"}
 
 
 def read(spark: SparkSession, location: str, files: Sequence[PlannedFile], columns: StructType) -> DataFrame:
@@ -35,7 +34,8 @@ def read(spark: SparkSession, location: str, files: Sequence[PlannedFile], colum
     root = plain_root(location)
     located = [root + file.key for file in files]
     has_colon = root.startswith("/") and any(":" in path for path in located)
-    options = {**_OPTIONS, **(_RAW_LOCAL if has_colon else {})}
+    # Hadoop cannot name the checksum file of a local file whose name has a colon. S3A needs the file system with checksums, so only such paths get this one.
+    options = {**_OPTIONS, **(PLAIN_FILES if has_colon else {})}
     return spark.read.options(**options).schema(columns).format("parquet").load(located)
 
 
@@ -63,12 +63,12 @@ def check_read(location: str, files: Sequence[PlannedFile], read: int, **facts: 
     :param facts: fields of the error that name the table and its versions
     :raises DataError: the numbers differ. Nothing became visible
     """
-    counted = footers(location, [file for file in files if file.rows < 0 <= file.bytes])
-    rows = [counted[file.key].rows if file.key in counted else file.rows for file in files]
+    footers_by_key = footers(location, [file for file in files if file.rows < 0 <= file.bytes])
+    rows = [footers_by_key[file.key].rows if file.key in footers_by_key else file.rows for file in files]
     stated = sum(rows) - sum(file.deleted for file in files)
     if stated != read and all(number >= 0 for number in rows):
-        what = (
+        summary = (
             "the number of rows that Spark read differs from that in the metadata of the table; nothing became visible"
         )
         first = files[0].key if files else None
-        raise DataError(what, **facts, files=len(files), first_file=first, stated=stated, read=read)
+        raise DataError(summary, **facts, files=len(files), first_file=first, stated=stated, read=read)

@@ -23,12 +23,12 @@ def missing(location: str, files: Sequence[F]) -> list[F]:
     """
     store = open_dataset(location)
 
-    def stat(file: F) -> ObjectStat | None:
+    def stat_of(file: F) -> ObjectStat | None:
         try:
             return store.stat(file.key)
         except UnknownAnswerError as error:
-            what = "the location of a table's files gave no clear answer; nothing became visible"
-            raise UnavailableError(what, location=location, file=file.key) from error
+            summary = "the location of a table's files gave no clear answer; nothing became visible"
+            raise UnavailableError(summary, location=location, file=file.key) from error
 
-    found = zip(files, in_threads(stat, files), strict=True)
-    return [file for file, held in found if held is None or file.bytes not in (-1, held.bytes)]
+    stats = zip(files, in_threads(stat_of, files), strict=True)
+    return [file for file, stat in stats if stat is None or file.bytes not in (-1, stat.bytes)]

@@ -34,27 +34,27 @@ def test_returned_names_are_those_of_the_files_with_the_rows(
     rows = spark.range(0, 100, 1, 3).selectExpr("id", "id % 2 AS a", "concat('v', id % 3) AS b")
     options = write.TEXT_OPTIONS.get(format, {})
     location = tmp_path / "location with ünï"
-    found = direct.write(rows, str(location), format, partition_by=partition_by, options=options)
-    assert found == names(location)
+    written = direct.write(rows, str(location), format, partition_by=partition_by, options=options)
+    assert written == names(location)
     read = spark.read.options(**options).schema("id long, a long, b string").format(format).load(str(location))
     assert sorted(map(tuple, read.select("id", "a", "b").collect())) == sorted(map(tuple, rows.collect()))
 
 
 def test_partition_columns_become_directories_in_the_given_order(spark: SparkSession, tmp_path: Path) -> None:
     rows = spark.range(4).selectExpr("id", "id % 2 AS a", "concat('v', id % 2) AS b")
-    found = direct.write(rows, str(tmp_path / "p"), "parquet", partition_by=["b", "a"], options={})
-    assert {name.rpartition("/")[0] for name in found} == {"b=v0/a=0", "b=v1/a=1"}
+    written = direct.write(rows, str(tmp_path / "p"), "parquet", partition_by=["b", "a"], options={})
+    assert {name.rpartition("/")[0] for name in written} == {"b=v0/a=0", "b=v1/a=1"}
 
 
 def test_temporary_directory_may_have_any_name(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    odd = tmp_path / "run_id=manual__2026-01-01T00:00:00+00:00 100% ü"
-    odd.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(odd))
-    found = direct.write(spark.range(3), str(tmp_path / "p"), "parquet", partition_by=[], options={})
-    assert found == names(tmp_path / "p")
-    assert list(odd.iterdir()) == []
+    temporary = tmp_path / "run_id=manual__2026-01-01T00:00:00+00:00 100% ü"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    written = direct.write(spark.range(3), str(tmp_path / "p"), "parquet", partition_by=[], options={})
+    assert written == names(tmp_path / "p")
+    assert list(temporary.iterdir()) == []
 
 
 def test_settings_of_streaming_queries_are_ignored(spark: SparkSession, tmp_path: Path) -> None:
@@ -63,8 +63,8 @@ def test_settings_of_streaming_queries_are_ignored(spark: SparkSession, tmp_path
     session.conf.set("spark.sql.streaming.fileSink.log.compactInterval", "1")
     session.conf.set("spark.sql.streaming.checkpointFileManagerClass", "no.such.Manager")
     before = settings(session)
-    found = direct.write(session.range(3), str(tmp_path / "p"), "parquet", partition_by=[], options={})
-    assert found == names(tmp_path / "p")
+    written = direct.write(session.range(3), str(tmp_path / "p"), "parquet", partition_by=[], options={})
+    assert written == names(tmp_path / "p")
     assert settings(session) == before
 
 
@@ -96,8 +96,8 @@ def test_columns_that_a_format_cannot_hold_are_a_data_error(
 
 
 def test_write_without_rows_has_no_rows(spark: SparkSession, tmp_path: Path) -> None:
-    found = direct.write(spark.range(0), str(tmp_path / "p"), "parquet", partition_by=[], options={})
-    assert found == names(tmp_path / "p")
+    written = direct.write(spark.range(0), str(tmp_path / "p"), "parquet", partition_by=[], options={})
+    assert written == names(tmp_path / "p")
     assert spark.read.schema("id long").parquet(str(tmp_path / "p")).count() == 0
 
 
@@ -112,9 +112,8 @@ def test_file_of_a_task_attempt_that_spark_did_not_accept_is_in_no_manifest(
     committable = sink.collect(0, "a", accepted)
     assert {Path(file.key).name for file in committable.files} == accepted
     assert committable.rows == 10
-    assert (
-        sink.collect(0, "a").rows > 10
-    )  # without a list of accepted files, a committer moved them there, so all count
+    # Without a list of accepted files, a committer has moved the files there, so all of them count.
+    assert sink.collect(0, "a").rows > 10
 
 
 def test_missing_accepted_file_discards_the_attempt(spark: SparkSession, tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def test_staged_files_that_were_deleted_or_truncated_are_not_added_to_the_table(
         path = Path(fixture.table) / file.key
         kept = path.read_bytes()
         path.unlink() if damage == "deleted" else path.write_bytes(kept[:-1])
-        with pytest.raises(PublishError, match="Restore them"):
+        with pytest.raises(PublishError, match="restore the files"):
             publish(fixture, later)
         path.write_bytes(kept)
     assert DeltaTable(fixture.table).version() == 1

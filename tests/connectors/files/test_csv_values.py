@@ -56,14 +56,14 @@ def test_every_field_is_its_exact_value_or_its_line_is_quarantined_unchanged(
     # A line with an odd number of quotes may begin a record with line breaks. So each such line has a separate file.
     location.put("a.csv", "".join(f"{text}\n" for text in first + [text for text in lines if text.count('"') % 2 == 0]))
     for n, text in enumerate(text for text in lines if text.count('"') % 2):
-        location.put(f"odd-{n}.csv", "".join(f"{each}\n" for each in [*first, text]))
+        location.put(f"odd-{n}.csv", "".join(f"{row_text}\n" for row_text in [*first, text]))
     source = {"format": "csv", "schema": SCHEMA, "options": {"header": str(header).lower()}}
     location.run(location.pipeline(source=source))
-    found = {row["k"]: row for row in location.rows(spark)}
+    rows = {row["k"]: row for row in location.rows(spark)}
     wrong = [
-        (FIELDS[key], found.get(key, {}).get(column, "no row"))
+        (FIELDS[key], rows.get(key, {}).get(column, "no row"))
         for key, (column, _, value) in enumerate(FIELDS)
-        if (key in found) == (value is BAD) or (value is not BAD and found[key][column] != value)
+        if (key in rows) == (value is BAD) or (value is not BAD and rows[key][column] != value)
     ]
     assert wrong == []
     bad = [text for text, (_, _, value) in zip(lines, FIELDS, strict=True) if value is BAD]

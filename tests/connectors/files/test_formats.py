@@ -164,8 +164,8 @@ def test_partition_directories_are_named_by_column_and_value(location: Location)
 
 def test_two_partition_columns_never_share_a_directory_name() -> None:
     for names in (["a b", "p0"], ["P0", "ä", "p1"], ["p0", "p1", "x.y", "_"]):
-        found = write.partition_columns(names)
-        assert len({name.lower() for name in found}) == len(names)
+        columns = write.partition_columns(names)
+        assert len({name.lower() for name in columns}) == len(names)
 
 
 def test_column_with_the_name_of_a_partition_directory_is_refused(location: Location) -> None:
@@ -175,7 +175,7 @@ def test_column_with_the_name_of_a_partition_directory_is_refused(location: Loca
         sink={"partition_by": ["day"]},
         transform=lambda frame: frame.selectExpr("value as day", "1 as __DAY"),
     )
-    with pytest.raises(DataError, match=r"rename them.*columns=\['__DAY'\]"):
+    with pytest.raises(DataError, match=r"columns=\['__DAY'\].*rename the columns"):
         location.run(spec)
 
 
@@ -452,8 +452,8 @@ def test_bytes_beside_text_in_a_nested_column_are_kept(location: Location, spark
             source={"format": "text"}, sink={"format": "json"}, transform=lambda frame: frame.selectExpr(columns)
         )
     )
-    found = read_committed(spark, str(location.root / "log")).selectExpr("hex(m.k[0].raw) raw", "m.k[0].name name")
-    assert [tuple(row) for row in found.collect()] == [("4DFC", "x")]
+    rows = read_committed(spark, str(location.root / "log")).selectExpr("hex(m.k[0].raw) raw", "m.k[0].name name")
+    assert [tuple(row) for row in rows.collect()] == [("4DFC", "x")]
 
 
 @pytest.mark.parametrize("is_nested", [False, True])
@@ -487,8 +487,8 @@ def test_non_utf8_text_keeps_its_bytes_in_parquet(location: Location, spark: Spa
     location.run(
         location.pipeline(source={"format": "text"}, transform=lambda frame: frame.selectExpr(f"{BAD_BYTES} name"))
     )
-    found = read_committed(spark, str(location.root / "log")).selectExpr("hex(name) h").collect()
-    assert [row["h"] for row in found] == ["4DFC"]
+    rows = read_committed(spark, str(location.root / "log")).selectExpr("hex(name) h").collect()
+    assert [row["h"] for row in rows] == ["4DFC"]
 
 
 @pytest.mark.parametrize(
@@ -517,8 +517,8 @@ def test_json_row_with_a_very_long_text_is_read_back(location: Location, spark: 
             source={"format": "text"}, sink={"format": "json"}, transform=lambda frame: frame.selectExpr(*columns)
         )
     )
-    found = read_committed(spark, str(location.root / "log")).selectExpr("id", "length(v) n").collect()
-    assert [tuple(row) for row in found] == [(1, 20_000_001)]
+    rows = read_committed(spark, str(location.root / "log")).selectExpr("id", "length(v) n").collect()
+    assert [tuple(row) for row in rows] == [(1, 20_000_001)]
 
 
 def test_line_that_was_changed_to_invalid_json_is_an_error_for_readers(location: Location, spark: SparkSession) -> None:
@@ -562,10 +562,14 @@ def test_missing_file_is_an_error_for_readers_with_any_session_settings(
 @pytest.mark.parametrize(
     ("sink", "column", "message"),
     [
-        ({"format": "json"}, "map(1, 'a') v", "maps whose keys are not text"),
-        ({"format": "json"}, "array(named_struct('m', map(date'2026-01-01', 'a'))) v", "maps whose keys are not text"),
-        ({"format": "orc"}, "current_timestamp() t", "ast them to timestamp_ntz"),
-        ({"format": "orc"}, "array(map('k', current_timestamp())) t", "ast them to timestamp_ntz"),
+        ({"format": "json"}, "map(1, 'a') v", "maps whose keys are not strings"),
+        (
+            {"format": "json"},
+            "array(named_struct('m', map(date'2026-01-01', 'a'))) v",
+            "maps whose keys are not strings",
+        ),
+        ({"format": "orc"}, "current_timestamp() t", "cast the columns to timestamp_ntz"),
+        ({"format": "orc"}, "array(map('k', current_timestamp())) t", "cast the columns to timestamp_ntz"),
         ({"format": "orc"}, "array(date'1582-10-10') d", "which ORC cannot store"),
         ({"format": "orc"}, "1 as `b``t`", r"columns=\['b`t'\]"),
         ({"format": "orc"}, "array(named_struct('b`t', 1)) v", r"columns=\['b`t'\]"),

@@ -52,26 +52,20 @@ class Number(str):
     """The digits of a number."""
 
 
-def strict(text: str) -> Any:
+def parse_strictly(text: str) -> Any:
     def refuse(name: str) -> None:
         raise ValueError(name)
 
-    found = json.loads(text, parse_float=Number, parse_int=Number, parse_constant=refuse)
-    json.dumps(found, ensure_ascii=False).encode()  # fails for a lone surrogate, which is not valid text
-    return found
+    parsed = json.loads(text, parse_float=Number, parse_int=Number, parse_constant=refuse)
+    json.dumps(parsed, ensure_ascii=False).encode()  # fails for a lone surrogate, which is not valid text
+    return parsed
 
 
 def expected(value: Any, kind: str) -> Any:
     """Return the value of a column of this type for a parsed value, by the rules of ``docs/connectors/files-source.md``."""
     is_number, is_text = isinstance(value, Number), isinstance(value, str) and not isinstance(value, Number)
     if kind == "string":
-        return (
-            value
-            if isinstance(value, str)
-            else {True: "true", False: "false"}.get(value, value)
-            if isinstance(value, bool)
-            else value
-        )
+        return str(value).lower() if isinstance(value, bool) else value
     if kind == "boolean":
         return value if isinstance(value, bool) else BAD
     if bits := {"long": 64, "int": 32, "smallint": 16, "tinyint": 8}.get(kind):
@@ -118,15 +112,15 @@ def expected(value: Any, kind: str) -> Any:
         return BAD
 
 
-def same(found: Any, wanted: Any) -> bool:
-    if isinstance(wanted, (dict, list)):  # JSON inside a string column
-        return bool(strict(found) == wanted)
-    return bool(found == wanted)
+def same(value: Any, expected_value: Any) -> bool:
+    if isinstance(expected_value, (dict, list)):  # JSON inside a string column
+        return bool(parse_strictly(value) == expected_value)
+    return bool(value == expected_value)
 
 
 def expected_or_bad(line: str, column: str, kind: str) -> Any:
     try:
-        value = strict(line)
+        value = parse_strictly(line)
     except (ValueError, RecursionError):
         return BAD
     return expected(value[column], kind)
@@ -148,17 +142,17 @@ def test_every_value_is_what_pythons_parser_reads_or_its_record_is_quarantined(
     deep = ", ".join(f"{name}: {kind}" for name, kind in KINDS.items())
     schema = f"k int, r struct<m: map<string, array<struct<{deep}>>>>" if nested else f"k int, {leaves}"
     location.run(location.pipeline(source={"format": "json", "schema": schema}, sink={"format": "parquet"}))
-    found: dict[int, Any] = {row["k"]: row for row in location.rows(spark)}
+    rows: dict[int, Any] = {row["k"]: row for row in location.rows(spark)}
     if nested:
-        found = {k: row["r"]["m"]["a b"][1] for k, row in found.items()}
-        assert all(isinstance(row, Row) for row in found.values())
+        rows = {k: row["r"]["m"]["a b"][1] for k, row in rows.items()}
+        assert all(isinstance(row, Row) for row in rows.values())
     wrong = []
     for k, (column, token) in enumerate(cases):
-        wanted = expected_or_bad(flat[k], column, KINDS[column])
-        if (k in found) == (wanted is BAD) or (k in found and not same(found[k][column], wanted)):
-            wrong.append((KINDS[column], token, found[k][column] if k in found else "quarantined", wanted))
+        expected_value = expected_or_bad(flat[k], column, KINDS[column])
+        if (k in rows) == (expected_value is BAD) or (k in rows and not same(rows[k][column], expected_value)):
+            wrong.append((KINDS[column], token, rows[k][column] if k in rows else "quarantined", expected_value))
     assert wrong == [], wrong
-    bad = {line for k, line in enumerate(lines) if k not in found}
+    bad = {line for k, line in enumerate(lines) if k not in rows}
     assert {record["raw"] for record in location.quarantined()} == bad
 
 

@@ -24,9 +24,9 @@ from airflow_provider_streamsem.errors import DataError
 def test_partition_columns_come_from_the_last_consecutive_partition_directories(
     path: str, base: str, values: tuple[tuple[str, str], ...]
 ) -> None:
-    found = partitions.layout(path)
-    assert found.values == values
-    assert not values or found.base == base
+    layout = partitions.layout(path)
+    assert layout.values == values
+    assert not values or layout.base == base
 
 
 @pytest.mark.parametrize("path", ["day=/a.json", "=1/a.json", "day=1/Day=2/a.json", "__streamsem_raw=1/a.json"])

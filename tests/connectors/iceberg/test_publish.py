@@ -82,7 +82,7 @@ def test_deleted_staged_files_are_not_added_to_the_table(tmp_path: Path) -> None
     (path,) = (Path(lake.sink.path) / file.key for file in batch.committable.files)
     kept = path.read_bytes()
     path.unlink()
-    with pytest.raises(PublishError, match="Restore them"):
+    with pytest.raises(PublishError, match="restore the files"):
         lake.publish(batch)
     assert lake.rows() == [1]
     path.write_bytes(kept)

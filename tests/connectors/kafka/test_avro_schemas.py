@@ -11,7 +11,7 @@ import pytest
 from airflow_provider_streamsem.connectors.kafka.avro_schemas import inexact_field
 
 
-def of(kind: Any, name: str = "v") -> str:
+def record_of(kind: Any, name: str = "v") -> str:
     return json.dumps({"type": "record", "name": "R", "fields": [{"name": name, "type": kind}]})
 
 
@@ -20,7 +20,7 @@ def logical(kind: str, unit: str, **more: Any) -> dict[str, Any]:
 
 
 MILLIS, MICROS = logical("long", "timestamp-millis"), logical("long", "timestamp-micros")
-ONCE = logical("bytes", "decimal", precision=9, scale=2)
+DECIMAL = logical("bytes", "decimal", precision=9, scale=2)
 FIXED = logical("fixed", "decimal", precision=9, scale=2, name="F", size=8)
 
 
@@ -31,32 +31,32 @@ def decimal(precision: int, scale: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("writer", "reader"),
     [
-        (MILLIS, MICROS), (MICROS, MILLIS), (logical("long", "local-timestamp-millis"), MILLIS), (MILLIS, "long"), (ONCE, "bytes"),
+        (MILLIS, MICROS), (MICROS, MILLIS), (logical("long", "local-timestamp-millis"), MILLIS), (MILLIS, "long"), (DECIMAL, "bytes"),
         (logical("int", "time-millis"), logical("long", "time-micros")), (logical("int", "date"), "long"),
         (decimal(9, 2), decimal(9, 4)), (decimal(9, 4), decimal(9, 2)), (decimal(12, 2), decimal(9, 2)), (decimal(9, 2), decimal(9, 0)),
         ("long", "double"), ("long", "float"), ("int", "float"), (["null", MILLIS], ["null", MICROS]), (MILLIS, ["null", MICROS]),
         (["null", MILLIS], MICROS), ({"type": "array", "items": MILLIS}, {"type": "array", "items": MICROS}), ("long", ["null", "double"]),
         ({"type": "map", "values": "long"}, {"type": "map", "values": "float"}), ({"type": ["null", MILLIS]}, ["null", MICROS]),
-        (FIXED, {**FIXED, "scale": 3}), ("string", ONCE), (["null", "string"], ["null", ONCE]),
+        (FIXED, {**FIXED, "scale": 3}), ("string", DECIMAL), (["null", "string"], ["null", DECIMAL]),
     ],
 )  # fmt: skip
 def test_reader_schema_that_would_change_values_is_reported_with_the_field(writer: Any, reader: Any) -> None:
-    found = inexact_field(of(writer), of(reader))
-    assert found is not None
-    assert re.match(r"v(\[\])? \(.+ is read as .+\)", found)
+    field = inexact_field(record_of(writer), record_of(reader))
+    assert field is not None
+    assert re.match(r"v(\[\])? \(.+ is read as .+\)", field)
 
 
 @pytest.mark.parametrize(
     ("writer", "reader"),
     [
-        (MILLIS, MILLIS), ("long", MILLIS), ("int", logical("int", "date")), ("bytes", ONCE), (decimal(9, 2), decimal(12, 2)), ("int", "long"),
+        (MILLIS, MILLIS), ("long", MILLIS), ("int", logical("int", "date")), ("bytes", DECIMAL), (decimal(9, 2), decimal(12, 2)), ("int", "long"),
         ("int", "double"), ("float", "double"), ("string", "bytes"), ("bytes", "string"), (logical("string", "uuid"), "string"),
         (["null", "long"], ["null", "long", "double"]), ("long", ["double", "long"]), (["null", "string"], ["string", "null"]),
         (logical("long", "of-our-own"), "long"), ("string", "long"), (FIXED, {**FIXED, "precision": 12}),
     ],
 )  # fmt: skip
 def test_schema_that_keeps_values_or_cannot_be_read_is_left_to_avro(writer: Any, reader: Any) -> None:
-    assert inexact_field(of(writer), of(reader)) is None
+    assert inexact_field(record_of(writer), record_of(reader)) is None
 
 
 def test_field_is_found_by_its_alias_and_through_named_types() -> None:
@@ -95,7 +95,7 @@ def test_unqualified_name_is_resolved_in_the_enclosing_namespace() -> None:
 
 
 def test_field_that_only_one_schema_has_is_ignored() -> None:
-    assert inexact_field(of("long", "a"), of("double", "b")) is None
+    assert inexact_field(record_of("long", "a"), record_of("double", "b")) is None
 
 
 def test_recursive_record_is_visited_once() -> None:

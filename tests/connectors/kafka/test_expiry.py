@@ -38,15 +38,15 @@ class Cluster:
 
     def offsets_for_time(self, partitions: Iterable[Partition], at_ms: int) -> dict[Partition, int]:
         """Return offsets by time. The record at offset o was written (end - 1 - o) hours ago."""
-        found = {}
+        offsets = {}
         for p in partitions:
             low, end = self.table[p]
             hours_ago = (NOW - at_ms) // HOUR
-            found[p] = min(max(end - 1 - hours_ago, low), end)
-        return found
+            offsets[p] = min(max(end - 1 - hours_ago, low), end)
+        return offsets
 
 
-def near(cluster: Cluster, start: dict[str, int], hours: int | None) -> Expiry:
+def expiry_of(cluster: Cluster, start: dict[str, int], hours: int | None) -> Expiry:
     within = None if hours is None else hours * HOUR
     return expiry(cluster, list(cluster.table), start, within_ms=within, now_ms=NOW)  # type: ignore[arg-type]
 
@@ -71,23 +71,23 @@ def test_kafka_source_declares_that_its_records_expire() -> None:
 )
 def test_unread_records_that_expire_within_the_window_are_at_risk(read: int, hours: int | None, at_risk: int) -> None:
     cluster = Cluster({"a": 10}, a0=(0, 10))
-    assert near(cluster, {"a-0@A": read}, hours) == Expiry(lost=0, at_risk=at_risk, spare=None)
+    assert expiry_of(cluster, {"a-0@A": read}, hours) == Expiry(lost=0, at_risk=at_risk, spare=None)
 
 
 def test_each_topic_is_checked_against_its_retention_and_one_without_is_safe() -> None:
     cluster = Cluster({"a": 10, "b": 5, "c": None}, a0=(0, 8), b0=(0, 8), b1=(0, 8), c0=(0, 8))
-    assert near(cluster, {}, 0).at_risk == 2 * 2
+    assert expiry_of(cluster, {}, 0).at_risk == 2 * 2
 
 
 def test_deleted_records_are_counted_as_lost_and_not_at_risk() -> None:
     cluster = Cluster({"a": 10}, a0=(4, 10), a1=(0, 10))
-    assert near(cluster, {"a-0@A": 1, "a-1@A": 10}, 0) == Expiry(lost=3, at_risk=0, spare=0)
+    assert expiry_of(cluster, {"a-0@A": 1, "a-1@A": 10}, 0) == Expiry(lost=3, at_risk=0, spare=0)
 
 
 def test_spare_is_the_smallest_distance_to_deleted_records_of_partitions_with_unread_records() -> None:
     cluster = Cluster({"a": None}, a0=(100, 500), a1=(200, 500), a2=(0, 500), a3=(400, 500))
     start = {"a-0@A": 150, "a-1@A": 230, "a-2@A": 0, "a-3@A": 500}
-    assert near(cluster, start, 0) == Expiry(lost=0, at_risk=0, spare=30)
+    assert expiry_of(cluster, start, 0) == Expiry(lost=0, at_risk=0, spare=30)
 
 
 def test_age_of_unread_records_is_read_from_the_cluster() -> None:

@@ -21,12 +21,12 @@ class Cluster:
     """
     A cluster in memory. It maps a partition to (low, end, epoch of the leader).
 
-    ``cut`` has the partitions that were truncated. Brokers know the partitions in ``late`` only at the third request.
+    ``truncated`` has the partitions that were truncated. Brokers know the partitions in ``late`` only at the third request.
     """
 
     def __init__(self, **partitions: tuple[int, int, int]) -> None:
         self.table = {Partition("a", int(name[1:]), "A"): values for name, values in partitions.items()}
-        self.cut: set[str] = set()
+        self.truncated: set[str] = set()
         self.epoch_requests: list[str] = []
         self.metadata_requests = 0
         self.late: dict[Partition, tuple[int, int, int]] = {}
@@ -45,7 +45,7 @@ class Cluster:
 
     def was_truncated(self, partition: Partition, offset: int, epoch: int) -> bool:
         self.epoch_requests.append(partition.name)
-        return partition.name in self.cut
+        return partition.name in self.truncated
 
 
 @pytest.fixture(autouse=True)
@@ -69,33 +69,35 @@ def slice_of(
     return planner.slice(start, target, limits, hint, on_data_loss="record_gap" if gap else "fail")
 
 
-def some(found: SourceSlice | None) -> SourceSlice:
-    assert found is not None
-    return found
+def required(planned: SourceSlice | None) -> SourceSlice:
+    assert planned is not None
+    return planned
 
 
 def test_new_leader_after_retention_is_reported_as_retention_and_not_as_truncation() -> None:
     cluster, hint = Cluster(p0=(500, 900, 4)), {"ends": {"a-0@A": [100, 3]}}
     with pytest.raises(SourceChangedError, match=r"lost=.*\(100, 500\)"):
         slice_of(cluster, {"a-0@A": 100}, hint=hint)
-    assert some(slice_of(cluster, {"a-0@A": 100}, hint=hint, gap=True)).gaps == {"a-0@A": ((100, 500),)}
+    assert required(slice_of(cluster, {"a-0@A": 100}, hint=hint, gap=True)).gaps == {"a-0@A": ((100, 500),)}
     assert cluster.epoch_requests == []
 
 
 def test_new_leader_is_checked_once_and_then_recorded_in_the_hint() -> None:
     cluster = Cluster(p0=(0, 150, 4), p1=(0, 50, 4))
-    found = some(slice_of(cluster, {"a-0@A": 100, "a-1@A": 50}, hint={"ends": {"a-0@A": [100, 3], "a-1@A": [50, 3]}}))
-    assert found.ranges == {"a-0@A": (100, 150)}
+    planned = required(
+        slice_of(cluster, {"a-0@A": 100, "a-1@A": 50}, hint={"ends": {"a-0@A": [100, 3], "a-1@A": [50, 3]}})
+    )
+    assert planned.ranges == {"a-0@A": (100, 150)}
     assert cluster.epoch_requests == ["a-0@A", "a-1@A"]
-    assert found.hint == {"ends": {"a-0@A": [150, 4], "a-1@A": [50, 4]}}
+    assert planned.hint == {"ends": {"a-0@A": [150, 4], "a-1@A": [50, 4]}}
     cluster.epoch_requests.clear()
-    assert slice_of(cluster, {"a-0@A": 150, "a-1@A": 50}, hint=found.hint) is None
+    assert slice_of(cluster, {"a-0@A": 150, "a-1@A": 50}, hint=planned.hint) is None
     assert cluster.epoch_requests == []
 
 
 def test_truncated_partition_stops_the_run_and_is_reported_by_name() -> None:
     cluster = Cluster(p0=(0, 150, 4))
-    cluster.cut.add("a-0@A")
+    cluster.truncated.add("a-0@A")
     with pytest.raises(SourceChangedError, match="truncated"):
         slice_of(cluster, {"a-0@A": 100}, hint={"ends": {"a-0@A": [100, 3]}})
     with pytest.raises(SourceChangedError, match="truncated"):
@@ -104,33 +106,33 @@ def test_truncated_partition_stops_the_run_and_is_reported_by_name() -> None:
 
 def test_hint_of_a_drain_records_its_target_so_that_a_deleted_topic_is_a_gap_up_to_it() -> None:
     cluster = Cluster(p0=(0, 100, 4))
-    found = some(slice_of(cluster, {"a-0@A": 0}, {"a-0@A": 100}, most=10))
-    assert found.ranges == {"a-0@A": (0, 10)}
-    assert found.hint == {"ends": {"a-0@A": [100, 4]}}
+    planned = required(slice_of(cluster, {"a-0@A": 0}, {"a-0@A": 100}, most=10))
+    assert planned.ranges == {"a-0@A": (0, 10)}
+    assert planned.hint == {"ends": {"a-0@A": [100, 4]}}
 
 
 def test_hint_of_a_plan_does_not_restore_an_older_leader() -> None:
     cluster, hint = Cluster(p0=(0, 200, 7)), {"ends": {"a-0@A": [100, 3], "a-1@A": [5, 2]}}
-    found = some(slice_of(cluster, {"a-0@A": 100, "a-1@A": 5}, hint=hint))
-    assert found.hint == {"ends": {"a-0@A": [200, 7], "a-1@A": [5, 2]}}
+    planned = required(slice_of(cluster, {"a-0@A": 100, "a-1@A": 5}, hint=hint))
+    assert planned.hint == {"ends": {"a-0@A": [200, 7], "a-1@A": [5, 2]}}
 
 
 def test_end_of_a_missing_partition_beyond_its_last_known_end_has_no_leader_epoch() -> None:
     """Records of a later leader may follow the last known end. Checked with the older epoch, they would look truncated when the partition returns."""
     cluster, hint = Cluster(p0=(0, 100, 4)), {"ends": {"a-1@A": [30, 2]}}
-    found = some(slice_of(cluster, {"a-0@A": 0, "a-1@A": 5}, {"a-0@A": 100, "a-1@A": 40}, hint=hint, gap=True))
-    assert found.gaps == {"a-1@A": ((5, 40),)}
-    assert found.hint == {"ends": {"a-0@A": [100, 4], "a-1@A": [40, -1]}}
+    planned = required(slice_of(cluster, {"a-0@A": 0, "a-1@A": 5}, {"a-0@A": 100, "a-1@A": 40}, hint=hint, gap=True))
+    assert planned.gaps == {"a-1@A": ((5, 40),)}
+    assert planned.hint == {"ends": {"a-0@A": [100, 4], "a-1@A": [40, -1]}}
     returned = Cluster(p0=(0, 100, 4), p1=(0, 60, 7))
-    assert some(slice_of(returned, {"a-0@A": 100, "a-1@A": 40}, hint=found.hint)).ranges == {"a-1@A": (40, 60)}
+    assert required(slice_of(returned, {"a-0@A": 100, "a-1@A": 40}, hint=planned.hint)).ranges == {"a-1@A": (40, 60)}
     assert returned.epoch_requests == []
 
 
 def test_outcome_has_the_hint_of_its_plan_whichever_process_commits_it() -> None:
-    found = some(slice_of(Cluster(p0=(0, 200, 7)), {"a-0@A": 100}))
+    planned = required(slice_of(Cluster(p0=(0, 200, 7)), {"a-0@A": 100}))
     source = KafkaSource(topics=["a"], bootstrap_servers="h:1")
-    assert source.next_hint(found.hint, found.pins, {"read": 90}) == found.hint
-    assert source.read_pins(plain(found.pins)) == tuple(found.pins)
+    assert source.next_hint(planned.hint, planned.pins, {"read": 90}) == planned.hint
+    assert source.read_pins(plain(planned.pins)) == tuple(planned.pins)
 
 
 def test_pins_beyond_the_end_of_a_partition_are_refused_without_an_epoch_request(
@@ -144,9 +146,9 @@ def test_pins_beyond_the_end_of_a_partition_are_refused_without_an_epoch_request
 
 
 def test_missing_offsets_do_not_count_against_the_limit() -> None:
-    taken = some(slice_of(Cluster(p0=(1_000, 2_000, 0)), {"a-0@A": 0}, gap=True, most=10))
-    assert (taken.ranges, taken.gaps) == ({"a-0@A": (0, 1_010)}, {"a-0@A": ((0, 1_000),)})
-    assert taken.pins == [RangePin("a", "A", 0, 1_000, 1_010, 0)]
+    planned = required(slice_of(Cluster(p0=(1_000, 2_000, 0)), {"a-0@A": 0}, gap=True, most=10))
+    assert (planned.ranges, planned.gaps) == ({"a-0@A": (0, 1_010)}, {"a-0@A": ((0, 1_000),)})
+    assert planned.pins == [RangePin("a", "A", 0, 1_000, 1_010, 0)]
 
 
 def test_missing_partition_is_lost_up_to_its_last_known_end() -> None:
@@ -154,9 +156,9 @@ def test_missing_partition_is_lost_up_to_its_last_known_end() -> None:
     hint, start = {"ends": {"a-0@OLD": [30, 0]}}, {"a-0@OLD": 10, "a-0@A": 0}
     with pytest.raises(SourceChangedError, match=r"\(10, 30\)"):
         slice_of(cluster, start, hint=hint)
-    taken = some(slice_of(cluster, start, hint=hint, gap=True))
-    assert (taken.ranges, taken.gaps) == ({"a-0@A": (0, 5), "a-0@OLD": (10, 30)}, {"a-0@OLD": ((10, 30),)})
-    assert taken.pins == [RangePin("a", "A", 0, 0, 5, 0)]
+    planned = required(slice_of(cluster, start, hint=hint, gap=True))
+    assert (planned.ranges, planned.gaps) == ({"a-0@A": (0, 5), "a-0@OLD": (10, 30)}, {"a-0@OLD": ((10, 30),)})
+    assert planned.pins == [RangePin("a", "A", 0, 0, 5, 0)]
 
 
 @pytest.mark.parametrize("known", [{}, {"p1": (0, 30, 0)}])
@@ -164,8 +166,8 @@ def test_partition_that_a_broker_does_not_know_yet_is_not_a_gap(known: dict[str,
     """Either the whole topic is unknown, or a partition that was added."""
     cluster = Cluster(**known)
     cluster.late[Partition("a", 0, "A")] = (0, 30, 0)
-    taken = some(slice_of(cluster, {"a-0@A": 10, "a-1@A": 30}, {"a-0@A": 30, "a-1@A": 30}, gap=True))
-    assert (taken.ranges, taken.gaps) == ({"a-0@A": (10, 30)}, {})
+    planned = required(slice_of(cluster, {"a-0@A": 10, "a-1@A": 30}, {"a-0@A": 30, "a-1@A": 30}, gap=True))
+    assert (planned.ranges, planned.gaps) == ({"a-0@A": (10, 30)}, {})
     cluster = Cluster(**known)
     with pytest.raises(SourceChangedError, match=r"\(10, 30\)"):
         slice_of(cluster, {"a-0@A": 10, "a-1@A": 30}, {"a-0@A": 30, "a-1@A": 30})
@@ -182,7 +184,7 @@ def test_target_beyond_the_end_of_a_partition_is_never_recorded_as_a_gap(gap: bo
     for most in (None, 3):
         with pytest.raises(SourceChangedError, match="ends before the end offset of the run"):
             slice_of(cluster, {"a-0@A": 10}, {"a-0@A": 30}, gap=gap, most=most)
-    assert some(slice_of(cluster, {"a-0@A": 10}, gap=gap)).ranges == {"a-0@A": (10, 15)}
+    assert required(slice_of(cluster, {"a-0@A": 10}, gap=gap)).ranges == {"a-0@A": (10, 15)}
 
 
 @pytest.mark.parametrize(("committed", "now"), [("", "A"), ("A", "")])
@@ -198,4 +200,4 @@ def test_topic_is_not_read_again_when_the_cluster_starts_or_stops_reporting_topi
 
 def test_remainder_of_rounding_is_distributed() -> None:
     cluster = Cluster(p0=(0, 1_000, 0), p1=(0, 1_000, 0), p2=(0, 1_000, 0))
-    assert some(slice_of(cluster, {}, most=100)).rows == 100
+    assert required(slice_of(cluster, {}, most=100)).rows == 100

@@ -22,18 +22,18 @@ AUTHORIZATION = "Basic " + base64.b64encode(f"reader:{PASSWORD}".encode()).decod
 
 
 class Server(BaseHTTPRequestHandler):
-    seen: ClassVar[list[str | None]] = []
+    authorizations: ClassVar[list[str | None]] = []
     redirects_to: ClassVar[str] = ""
     status: ClassVar[int] = 200
 
     def do_GET(self) -> None:
-        self.seen.append(self.headers.get("Authorization"))
+        self.authorizations.append(self.headers.get("Authorization"))
         if self.redirects_to:
             self.send_response(302)
             self.send_header("Location", self.redirects_to + self.path)
             self.end_headers()
             return
-        is_known = self.seen[-1] == AUTHORIZATION
+        is_known = self.authorizations[-1] == AUTHORIZATION
         self.send_response(self.status if is_known else 401)
         self.end_headers()
         if is_known:
@@ -48,7 +48,7 @@ class Server(BaseHTTPRequestHandler):
 def address() -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    Server.seen, Server.redirects_to, Server.status = [], "", 200
+    Server.authorizations, Server.redirects_to, Server.status = [], "", 200
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()
@@ -61,7 +61,7 @@ def test_login_and_password_of_the_connection_are_sent(address: str, monkeypatch
     assert registry is not None
     (version,) = versions_of(registry, ["orders-value"])
     assert (version.subject, version.number, version.id, version.schema) == ("orders-value", 1, 7, SCHEMA)
-    assert {*Server.seen} == {AUTHORIZATION}
+    assert {*Server.authorizations} == {AUTHORIZATION}
     assert PASSWORD not in repr(registry)
 
 
@@ -81,13 +81,13 @@ def test_server_error_of_the_registry_is_retryable(address: str) -> None:
 
 
 def test_credentials_are_not_sent_to_the_target_of_a_redirect(address: str) -> None:
-    other = ThreadingHTTPServer(("127.0.0.1", 0), type("Other", (Server,), {"seen": [], "redirects_to": ""}))
+    other = ThreadingHTTPServer(("127.0.0.1", 0), type("Other", (Server,), {"authorizations": [], "redirects_to": ""}))
     threading.Thread(target=other.serve_forever, daemon=True).start()
     Server.redirects_to = f"http://127.0.0.1:{other.server_port}"
     try:
         with pytest.raises(StreamsemError):
             versions_of(Registry(address, AUTHORIZATION), ["orders-value"])
-        assert other.RequestHandlerClass.seen == [None]  # type: ignore[attr-defined]
+        assert other.RequestHandlerClass.authorizations == [None]  # type: ignore[attr-defined]
     finally:
         other.shutdown()
         other.server_close()

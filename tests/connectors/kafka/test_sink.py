@@ -87,12 +87,12 @@ def test_batch_size_is_the_size_of_its_records_and_each_topic_partition_is_found
     ]
 
 
-OF_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+HEADERS_TYPE = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
 def test_header_with_null_value_stays_null() -> None:
     rows = pa.table(
-        {"value": ["x"], "headers": pa.array([[{"key": "a", "value": None}, {"key": "b", "value": b""}]], OF_HEADERS)}
+        {"value": ["x"], "headers": pa.array([[{"key": "a", "value": None}, {"key": "b", "value": b""}]], HEADERS_TYPE)}
     )
     Measured().add(rows.to_batches()[0])
     (record,) = records(iter(rows.to_batches()), "t")
@@ -101,7 +101,7 @@ def test_header_with_null_value_stays_null() -> None:
 
 @pytest.mark.parametrize("header", [None, {"key": None, "value": b"1"}, {"key": "a\0b", "value": b"1"}])
 def test_header_that_the_client_would_change_is_refused_before_the_commit(header: Any) -> None:
-    rows = pa.table({"value": ["x"], "headers": pa.array([[header]], OF_HEADERS)})
+    rows = pa.table({"value": ["x"], "headers": pa.array([[header]], HEADERS_TYPE)})
     with pytest.raises(DataError, match="a header is null"):
         Measured().add(rows.to_batches()[0])
 
@@ -120,9 +120,9 @@ def test_size_of_rows_with_only_a_value() -> None:
 
 
 def test_label_names_read_committed_consumers_and_the_spec_round_trips(tmp_path: Any) -> None:
-    w = PipelineFixture(tmp_path)
+    fixture = PipelineFixture(tmp_path)
     sink = KafkaSink(str(tmp_path / "staged"), topic="t", conn_id="k", options={"linger.ms": "5"})
-    pipeline = w.pipeline(sinks={"out": sink}, require="exactly_once")
+    pipeline = fixture.pipeline(sinks={"out": sink}, require="exactly_once")
     assert any("read_committed see" in reason for reason in guarantee(pipeline).reasons)
     spec = {key: value for key, value in pipeline.to_json().items() if key != "transform"}
     assert from_json(spec).sinks == pipeline.sinks
@@ -145,7 +145,7 @@ def test_control_topic_that_cannot_be_checked_gets_no_batch(monkeypatch: pytest.
             self.is_missing()
 
     monkeypatch.setattr(KafkaSink, "_control", lambda self: UnavailableTopic())
-    monkeypatch.setattr(KafkaSink, "_fencing", lambda self, batch: calls.append("fencing"))
+    monkeypatch.setattr(KafkaSink, "_fencing_producer", lambda self, batch: calls.append("fencing"))
     monkeypatch.setattr(KafkaSink, "first_wait_s", 0.0)
     file = DataFile(key="data/0/a/x.parquet", bytes=1, rows=1, checksum="sha256:00")
     batch = Batch(

@@ -17,7 +17,7 @@ from airflow_provider_streamsem import Avro, FilesSink, Json, KafkaSource, Limit
 from airflow_provider_streamsem.connections import Connection, connection, use_resolver
 from airflow_provider_streamsem.connectors.contract import Batch
 from airflow_provider_streamsem.connectors.kafka import cluster as kafka_cluster
-from airflow_provider_streamsem.connectors.kafka.client import answer, settings_of
+from airflow_provider_streamsem.connectors.kafka.client import call, settings_of
 from airflow_provider_streamsem.connectors.kafka.cluster import Partition, java_settings, parse_partition
 from airflow_provider_streamsem.connectors.kafka.limits import shared
 from airflow_provider_streamsem.connectors.kafka.sink import KafkaSink
@@ -164,7 +164,7 @@ PATHS: dict[str, Callable[[], object]] = {
     "lineage": lambda: SOURCE.lineage({}),
     "control topic of the sink": lambda: SINK.resolve_schema('{"type":"struct","fields":[{"name":"value","type":"binary","nullable":true}]}'),
     "marker of the sink": lambda: SINK.marker("u", "s"),
-    "producer of the sink": lambda: SINK._fencing(BATCH),
+    "producer of the sink": lambda: SINK._fencing_producer(BATCH),
 }  # fmt: skip
 
 
@@ -256,14 +256,14 @@ def test_invalid_connection_is_reported_without_its_text(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("code", [KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN])
 def test_unreachable_brokers_are_reported_by_address(code: int) -> None:
-    def ask() -> None:
+    def request() -> None:
         raise KafkaException(KafkaError(code))
 
     settings = {"bootstrap.servers": "k1:9092,k2:9092", "sasl.password": "secret-value"}
     with pytest.raises(
         UnavailableError, match=r"bootstrap_servers='k1:9092,k2:9092'.*Do: check that the brokers run"
     ) as failed:
-        answer(ask, settings=settings)
+        call(request, settings=settings)
     assert "secret-value" not in str(failed.value)
 
 
@@ -274,26 +274,26 @@ class ElectingAdmin:
         self.refusals = refusals
 
     def list_offsets(self, request: Any, **given: Any) -> dict[Any, Any]:
-        answers: dict[Any, Future[Any]] = {}
-        for location in request:
-            answers[location] = Future[Any]()
+        futures: dict[Any, Future[Any]] = {}
+        for partition in request:
+            futures[partition] = Future[Any]()
             if self.refusals > 0:
-                answers[location].set_exception(KafkaException(KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION)))
+                futures[partition].set_exception(KafkaException(KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION)))
             else:
-                answers[location].set_result(SimpleNamespace(offset=7))
+                futures[partition].set_result(SimpleNamespace(offset=7))
         self.refusals -= 1
-        return answers
+        return futures
 
 
-@pytest.mark.parametrize(("refusals", "answered"), [(0, True), (2, True), (9, False)])
+@pytest.mark.parametrize(("refusals", "succeeds"), [(0, True), (2, True), (9, False)])
 def test_offsets_are_requested_again_while_a_leader_is_elected(
-    monkeypatch: pytest.MonkeyPatch, refusals: int, answered: bool
+    monkeypatch: pytest.MonkeyPatch, refusals: int, succeeds: bool
 ) -> None:
     monkeypatch.setattr(kafka_cluster, "_ELECTION_WAITS_S", (0.0, 0.0))
     cluster = kafka_cluster.KafkaCluster({"bootstrap.servers": "k:9092"}, "read_committed")
     cluster._admin = ElectingAdmin(refusals)
     partition = Partition(topic="t", number=0)
-    if answered:
+    if succeeds:
         assert cluster.lows([partition]) == {partition: 7}
     else:
         with pytest.raises(UnavailableError, match="NOT_LEADER_FOR_PARTITION"):

@@ -23,7 +23,7 @@ from airflow_provider_streamsem.stores.local import LocalStore
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.stores import CountingStore, Crash, Fault, FaultyStore
-from tests.connectors.kafka.brokers import Broker, CalledBroker, CalledStore, Calls
+from tests.connectors.queue.memory_broker import Broker, CalledBroker, CalledStore, Calls
 
 HOUR_MS = 3_600_000
 DAY = Window(hours=24, messages=None)
@@ -52,11 +52,11 @@ def land(
 
 def landed(store: object) -> Counter[str]:
     """Count the ids on every line of every landed file, read without the package."""
-    found: Counter[str] = Counter()
+    ids: Counter[str] = Counter()
     for stat in store.list(""):  # type: ignore[attr-defined]
         if stat.key.endswith(".jsonl"):
-            found.update(json.loads(line)["id"] for line in store.read(stat.key).splitlines())  # type: ignore[attr-defined]
-    return found
+            ids.update(json.loads(line)["id"] for line in store.read(stat.key).splitlines())  # type: ignore[attr-defined]
+    return ids
 
 
 def once(messages: int = 5) -> Counter[str]:
@@ -101,7 +101,6 @@ def test_second_crash_at_every_call_of_the_retry_lands_each_message_once() -> No
                 with suppress(Crash):
                     land(queue, store, Calls(at, after=after))
                 queue.later()
-                queue.send()
             finish(queue, store)
             assert landed(store) == once(), (first, second)
 
@@ -135,7 +134,7 @@ def test_store_that_never_replies_leaves_every_message_in_the_queue() -> None:
 
 
 @pytest.mark.parametrize("kinds", ["the same messages", "the same and others"])
-def test_two_landers_of_the_same_messages_interleaved_at_every_call(kinds: str) -> None:
+def test_two_landers_interleaved_at_every_call_land_each_message_once(kinds: str) -> None:
     """The first lander pauses and its messages become visible again. The second lands them, then the first wakes."""
     for at, after in steps(lambda calls: land(broker(), MemoryStore(), calls)):
         queue, store = broker(), MemoryStore()
@@ -147,9 +146,9 @@ def test_two_landers_of_the_same_messages_interleaved_at_every_call(kinds: str) 
             land(queue, store)
 
         land(queue, store, Calls(at, after=after, do=other))
-        finish_expected = once(6 if kinds == "the same and others" else 5)
+        expected = once(6 if kinds == "the same and others" else 5)
         finish(queue, store)
-        assert landed(store) == finish_expected, (at, after)
+        assert landed(store) == expected, (at, after)
 
 
 def test_two_landers_interleaved_at_every_call_while_the_second_dies_at_every_call() -> None:
@@ -171,7 +170,6 @@ def test_two_landers_interleaved_at_every_call_while_the_second_dies_at_every_ca
 def test_lander_that_repeatedly_loses_the_race_lands_the_remaining_messages() -> None:
     queue, store = broker(3), MemoryStore()
     others = iter(range(3, 8))
-    log = CommitLog(store, ManualClock(START_MS), RetryPolicy(tries=4))
 
     class LosesRaces(MemoryStore):
         url = "memory://"
@@ -199,9 +197,9 @@ def test_message_with_an_expired_acknowledgement_is_redelivered_and_dropped() ->
         queue.later()
         queue.receive(3)  # another consumer has the messages now, so the first handles are no longer valid
 
-    names = Calls()
-    land(broker(2), MemoryStore(), names)
-    land(queue, store, Calls(names.names.index("acknowledge"), do=expires))
+    calls = Calls()
+    land(broker(2), MemoryStore(), calls)
+    land(queue, store, Calls(calls.names.index("acknowledge"), do=expires))
     assert len(queue.queue) == 2
     queue.later()
     assert land(queue, store) == 0
@@ -223,9 +221,8 @@ def test_unanswered_acknowledgement_does_not_fail_the_landing() -> None:
     assert land(unanswered, store) == 1
     forbidden = AcknowledgeForbidden()
     forbidden.send(message(0))
-    with pytest.raises(
-        StoreRefusedError
-    ):  # otherwise the same messages would be redelivered forever, and become records again after the window
+    # A refusal fails the landing. Otherwise the same messages would be redelivered forever, and become records again after the window.
+    with pytest.raises(StoreRefusedError):
         land(forbidden, MemoryStore())
 
 

@@ -36,14 +36,14 @@ class Client:
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
 
-    def _answer(self, **given: Any) -> None:
-        self.asked.append(given)
+    def _record(self, **given: Any) -> None:
+        self.requests.append(given)
         if self.error is not None:
             raise self.error
 
-    pull = acknowledge = modify_ack_deadline = _answer
+    pull = acknowledge = modify_ack_deadline = _record
 
 
 def receiver(error: Exception | None = None) -> PubSubReceiver:
@@ -57,17 +57,19 @@ def refused(**reasons: str) -> exceptions.GoogleAPICallError:
 
 
 def test_acknowledgements_are_sent_in_batches_of_a_thousand() -> None:
-    made = receiver()
-    made.acknowledge([str(n) for n in range(2_500)])
-    assert [len(asked["ack_ids"]) for asked in made._client.asked] == [1_000, 1_000, 500]
-    assert [id for asked in made._client.asked for id in asked["ack_ids"]] == [str(n) for n in range(2_500)]
+    pubsub_receiver = receiver()
+    pubsub_receiver.acknowledge([str(n) for n in range(2_500)])
+    assert [len(request["ack_ids"]) for request in pubsub_receiver._client.requests] == [1_000, 1_000, 500]
+    assert [id for request in pubsub_receiver._client.requests for id in request["ack_ids"]] == [
+        str(n) for n in range(2_500)
+    ]
 
 
 def test_ack_ids_that_expired_on_an_exactly_once_subscription_are_skipped() -> None:
-    made = receiver(refused(a="PERMANENT_FAILURE_INVALID_ACK_ID"))
-    made.acknowledge(["a", "b"])
-    made._extend(["a"])
-    assert [asked["ack_ids"] for asked in made._client.asked] == [["a", "b"], ["a"]]
+    pubsub_receiver = receiver(refused(a="PERMANENT_FAILURE_INVALID_ACK_ID"))
+    pubsub_receiver.acknowledge(["a", "b"])
+    pubsub_receiver._extend(["a"])
+    assert [request["ack_ids"] for request in pubsub_receiver._client.requests] == [["a", "b"], ["a"]]
 
 
 @pytest.mark.parametrize(
@@ -96,19 +98,19 @@ def test_errors_of_an_acknowledgement_are_translated_without_their_text(
     assert "s3cret" not in str(caught.value)
 
 
-def test_pull_without_an_answer_in_time_means_that_no_message_waits() -> None:
+def test_pull_that_times_out_returns_no_messages() -> None:
     assert receiver(exceptions.DeadlineExceeded("none")).receive(10) == []
 
 
 @contextmanager
-def monitoring(answer: Any, status: int = 200) -> Iterator[list[str]]:
-    """Serve one answer of Cloud Monitoring. Yields the paths that were requested."""
-    asked: list[str] = []
+def monitoring(response: Any, status: int = 200) -> Iterator[list[str]]:
+    """Serve one response of Cloud Monitoring. Yields the paths that were requested."""
+    paths: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asked.append(self.path)
-            body = json.dumps(answer).encode()
+            paths.append(self.path)
+            body = json.dumps(response).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -122,7 +124,7 @@ def monitoring(answer: Any, status: int = 200) -> Iterator[list[str]]:
     thread.start()
     before, module._MONITORING = module._MONITORING, f"http://127.0.0.1:{server.server_port}"
     try:
-        yield asked
+        yield paths
     finally:
         module._MONITORING = before
         server.shutdown()
@@ -132,15 +134,15 @@ def monitoring(answer: Any, status: int = 200) -> Iterator[list[str]]:
 
 def test_number_of_waiting_messages_is_the_newest_one_of_cloud_monitoring() -> None:
     points = [{"value": {"int64Value": "7"}}, {"value": {"int64Value": "9"}}]
-    with monitoring({"timeSeries": [{"points": points}]}) as asked:
+    with monitoring({"timeSeries": [{"points": points}]}) as paths:
         assert receiver().waiting() == 7
-    found = urlsplit(asked[0])
-    assert found.path == "/v3/projects/shop-1/timeSeries"
-    assert 'subscription_id="orders"' in parse_qs(found.query)["filter"][0]
+    url = urlsplit(paths[0])
+    assert url.path == "/v3/projects/shop-1/timeSeries"
+    assert 'subscription_id="orders"' in parse_qs(url.query)["filter"][0]
 
 
 @pytest.mark.parametrize(
-    ("answer", "status", "expected"),
+    ("response", "status", "expected"),
     [
         ({}, 200, UnavailableError),
         ({}, 500, UnavailableError),
@@ -149,9 +151,9 @@ def test_number_of_waiting_messages_is_the_newest_one_of_cloud_monitoring() -> N
     ],
 )
 def test_missing_number_of_waiting_messages_is_an_error_and_not_zero(
-    answer: Any, status: int, expected: type[Exception]
+    response: Any, status: int, expected: type[Exception]
 ) -> None:
-    with monitoring(answer, status), pytest.raises(expected):
+    with monitoring(response, status), pytest.raises(expected):
         receiver().waiting()
 
 
@@ -200,19 +202,23 @@ def key(**changes: str) -> dict[str, str]:
 def test_key_of_a_service_account_comes_from_the_connection_or_from_a_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, prefix: str
 ) -> None:
-    made = key()
-    (tmp_path / "key.json").write_text(json.dumps(made))
-    for extra in ({"keyfile_dict": json.dumps(made)}, {"keyfile_dict": made}, {"key_path": str(tmp_path / "key.json")}):
-        given = {"conn_type": "google_cloud_platform", "extra": {f"{prefix}{name}": v for name, v in extra.items()}}
-        monkeypatch.setenv("AIRFLOW_CONN_GCP", json.dumps(given))
+    service_account = key()
+    (tmp_path / "key.json").write_text(json.dumps(service_account))
+    for extra in (
+        {"keyfile_dict": json.dumps(service_account)},
+        {"keyfile_dict": service_account},
+        {"key_path": str(tmp_path / "key.json")},
+    ):
+        conn = {"conn_type": "google_cloud_platform", "extra": {f"{prefix}{name}": v for name, v in extra.items()}}
+        monkeypatch.setenv("AIRFLOW_CONN_GCP", json.dumps(conn))
         assert credentials_of("gcp").service_account_email == "a@b"
-    made_from_file = credentials_of("gcp")
+    credentials = credentials_of("gcp")
     with pytest.raises(UnavailableError, match="authentication"), module._translated(PATH):
-        made_from_file.refresh(Request())
+        credentials.refresh(Request())
 
 
 @pytest.mark.parametrize(
-    ("given", "what"),
+    ("conn", "message"),
     [
         ({"conn_type": "aws"}, "google_cloud_platform"),
         ({"conn_type": "google_cloud_platform", "extra": {"key_secret_name": "s3cret"}}, "key_secret_name"),
@@ -223,10 +229,10 @@ def test_key_of_a_service_account_comes_from_the_connection_or_from_a_file(
     ids=["type", "secret-manager", "no-file", "no-key", "no-json"],
 )
 def test_connection_that_cannot_be_used_is_refused(
-    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], what: str
+    monkeypatch: pytest.MonkeyPatch, conn: dict[str, Any], message: str
 ) -> None:
-    monkeypatch.setenv("AIRFLOW_CONN_GCP", json.dumps(given))
-    with pytest.raises(InvalidError, match=what) as caught:
+    monkeypatch.setenv("AIRFLOW_CONN_GCP", json.dumps(conn))
+    with pytest.raises(InvalidError, match=message) as caught:
         credentials_of("gcp")
     assert "s3cret" not in str(caught.value)
 

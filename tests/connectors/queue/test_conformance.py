@@ -13,7 +13,7 @@ from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.landing.messages import Message
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.conformance import SourceContract, SystemFixture
-from tests.connectors.kafka.brokers import Broker, memory_queue
+from tests.connectors.queue.memory_broker import Broker, memory_queue
 
 
 class Queue(SystemFixture):

@@ -14,7 +14,7 @@ from airflow_provider_streamsem import FilesSink, QueueSource, run_batch
 from airflow_provider_streamsem.connectors.landing.messages import Message
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.spark.engine import SparkEngine
-from tests.connectors.kafka.brokers import Broker, memory_queue
+from tests.connectors.queue.memory_broker import Broker, memory_queue
 from tests.pipeline_fixture import PipelineFixture
 
 pytestmark = pytest.mark.spark
@@ -59,12 +59,12 @@ def test_bodies_become_columns_and_invalid_ones_are_quarantined_with_their_ids(f
     messages.append(Message(id=None, body=GOOD["plain"]))
     result = run(fixture, messages, schema="id long, name string")
     assert (result.counts["read"], result.counts["quarantined"]) == (12, 8)
-    found = {row.pop("queue_message_id"): row for row in rows(fixture)}
-    assert {name: (row.get("id"), row.get("name")) for name, row in found.items()} == {
+    by_id = {row.pop("queue_message_id"): row for row in rows(fixture)}
+    assert {name: (row.get("id"), row.get("name")) for name, row in by_id.items()} == {
         "plain": (1, "a"), "pretty": (2, "b\nc"), "separators": (3, "\u2028\u0085☃"), "missing": (None, None),
     }  # fmt: skip
-    assert {row["queue_headers"]["h"] for row in found.values()} == set(GOOD)
-    assert all(row["queue_received_at"].startswith("2023-11-14T22:13:20") for row in found.values())
+    assert {row["queue_headers"]["h"] for row in by_id.values()} == set(GOOD)
+    assert all(row["queue_received_at"].startswith("2023-11-14T22:13:20") for row in by_id.values())
     bad = {record["message_id"]: (record["raw"], record["encoding"]) for record in fixture.opened().quarantined()}
     assert bad == {
         **{name: (body.decode(), "utf-8") for name, body in BAD.items() if name != "binary"},

@@ -37,7 +37,7 @@ from airflow_provider_streamsem.stores.memory import open_memory_store
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import Crash
-from tests.connectors.kafka.brokers import Broker, CalledBroker, CalledStore, Calls, connected, memory_queue
+from tests.connectors.queue.memory_broker import Broker, CalledBroker, CalledStore, Calls, connected, memory_queue
 from tests.pipeline_fixture import PipelineFixture
 
 _NAMES = count()
@@ -101,7 +101,6 @@ def test_messages_are_landed_acknowledged_and_committed_once(tmp_path: Path) -> 
 def test_crash_at_every_call_to_queue_landing_and_log_gives_each_message_one_record(tmp_path: Path) -> None:
     """A run commits a batch, messages wait, and the next run is killed. The same run is retried, then others follow."""
     complete_run = QueueFixture(tmp_path / "complete")
-    names: list[str] = []
 
     def prepare(fixture: QueueFixture) -> QueueFixture:
         fixture.send(3)
@@ -273,12 +272,12 @@ def test_due_work_is_what_a_run_plans(tmp_path: Path, messages: int, most: int |
     queue_fixture.run("creates the log")
     queue_fixture.send(messages)
     spec = queue_fixture.pipeline(limits=Limits(max_files=most))
-    found = waiting(spec, clock=ManualClock())
+    due = waiting(spec, clock=ManualClock())
     result = queue_fixture.fixture.run("a", pipeline=spec)
-    assert found.is_due == (result.status == "committed") == bool(messages)
-    assert (found.lag, found.unit) == (-(-messages // 4), "landings")
+    assert due.is_due == (result.status == "committed") == bool(messages)
+    assert (due.lag, due.unit) == (-(-messages // 4), "landings")
     if messages:
-        assert (found.ranges, found.rows) == (result.ranges, min(messages, 4))
+        assert (due.ranges, due.rows) == (result.ranges, min(messages, 4))
 
 
 def test_due_work_includes_landings_that_are_in_no_plan(tmp_path: Path) -> None:
@@ -323,7 +322,7 @@ def test_landing_that_became_empty_receives_no_message(tmp_path: Path) -> None:
     (tmp_path / "in").rename(tmp_path / "away")
     (tmp_path / "in").mkdir()
     queue_fixture.send(1)
-    with pytest.raises(UnavailableError, match="may not be mounted"):
+    with pytest.raises(UnavailableError, match="check that the directory is mounted"):
         queue_fixture.run("b")
     assert queue_fixture.broker.deliveries == 1
     (tmp_path / "in").rmdir()

@@ -93,8 +93,8 @@ def test_batch_of_few_records_has_no_empty_file(spark: Any, tmp_path: Path) -> N
 def test_timestamp_is_the_time_at_which_the_planner_counts_the_record(spark: Any) -> None:
     for source, first in ((RateSource(rows_per_second=7), 0), (RateSource(rows_per_second=10**9), 10**16)):
         frame = source.load(spark, [RatePin(first, first + 20)]).frame
-        found = frame.selectExpr("value", "unix_millis(timestamp) ms").collect()
-        assert {row["value"]: row["ms"] for row in found} == {
+        rows = frame.selectExpr("value", "unix_millis(timestamp) ms").collect()
+        assert {row["value"]: row["ms"] for row in rows} == {
             n: source.arrived_at_ms(n) for n in range(first, first + 20)
         }
 

@@ -34,9 +34,9 @@ def replay(fixture: PipelineFixture, **changes: Any) -> Pipeline:
 
 @pytest.fixture
 def fixture(tmp_path: Path) -> PipelineFixture:
-    made = PipelineFixture(tmp_path)
-    made.arrive(ARRIVED)
-    return made
+    pipeline_fixture = PipelineFixture(tmp_path)
+    pipeline_fixture.arrive(ARRIVED)
+    return pipeline_fixture
 
 
 def planned(fixture: PipelineFixture) -> list[str]:
@@ -199,8 +199,8 @@ def test_poll_of_a_recorded_directory_needs_no_further_discovery(fixture: Pipeli
     fixture.run("a", pipeline=replay(fixture))
     store = CountingStore(fixture.store)
     fixture.run("b", pipeline=replay(fixture), store=store)
-    found = [method for method, key in store.keys if "/discovered/" in f"/{key}"]
-    assert found == ["read"]
+    methods = [method for method, key in store.keys if "/discovered/" in f"/{key}"]
+    assert methods == ["read"]
 
 
 def test_large_directory_is_recorded_once_in_the_order_of_its_paths(tmp_path: Path) -> None:
@@ -215,9 +215,9 @@ def test_large_directory_is_recorded_once_in_the_order_of_its_paths(tmp_path: Pa
     end = planner.poll(None)
     assert end.offsets == {"files": 451}
     clock.sleep(3_600)
-    found = planner.slice({"files": 451}, planner.poll(None), Limits(max_files=2), None, on_data_loss="fail")
-    assert found is not None
-    assert [pin.path for pin in found.pins] == ["0451.txt", "0452.txt"]
+    batch = planner.slice({"files": 451}, planner.poll(None), Limits(max_files=2), None, on_data_loss="fail")
+    assert batch is not None
+    assert [pin.path for pin in batch.pins] == ["0451.txt", "0452.txt"]
     assert planner.lag({"files": 451}, None) == 149
 
 

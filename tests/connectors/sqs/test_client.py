@@ -54,10 +54,11 @@ class SqsFixture:
             source=QueueSource(queue=self.queue, landing=str(self.fixture.root / "in"), schema="id long", **source)
         )
 
-    def left(self) -> tuple[int, int]:
+    def message_counts(self) -> tuple[int, int]:
+        """Return the number of visible messages and of messages in flight."""
         names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
-        found = self.client.get_queue_attributes(QueueUrl=self.url, AttributeNames=names)["Attributes"]
-        return int(found[names[0]]), int(found[names[1]])
+        attributes = self.client.get_queue_attributes(QueueUrl=self.url, AttributeNames=names)["Attributes"]
+        return int(attributes[names[0]]), int(attributes[names[1]])
 
     def check(self) -> None:
         assert self.fixture.verdict().findings == []
@@ -68,9 +69,9 @@ def test_messages_received_with_boto3_are_committed_once_and_deleted(tmp_path: P
     queue_fixture = SqsFixture(tmp_path, sqs)
     queue_fixture.send(25)
     assert queue_fixture.fixture.run("a", pipeline=queue_fixture.pipeline(max_messages=20)).counts["read"] == 20
-    assert queue_fixture.left() == (5, 0)
+    assert queue_fixture.message_counts() == (5, 0)
     assert queue_fixture.fixture.run("b", pipeline=queue_fixture.pipeline()).counts["read"] == 5
-    assert queue_fixture.left() == (0, 0)
+    assert queue_fixture.message_counts() == (0, 0)
     queue_fixture.check()
 
 
@@ -86,12 +87,12 @@ def test_landed_message_that_was_not_deleted_is_redelivered_and_dropped(
     with monkeypatch.context() as broken:
         broken.setattr(SqsReceiver, "acknowledge", unanswered)
         queue_fixture.fixture.run("a", pipeline=queue_fixture.pipeline())
-    assert queue_fixture.left() == (0, 3)
+    assert queue_fixture.message_counts() == (0, 3)
     time.sleep(2.1)
     queue_fixture.send(1)
-    assert queue_fixture.left() == (4, 0)
+    assert queue_fixture.message_counts() == (4, 0)
     assert queue_fixture.fixture.run("b", pipeline=queue_fixture.pipeline()).counts["read"] == 1
-    assert queue_fixture.left() == (0, 0)
+    assert queue_fixture.message_counts() == (0, 0)
     queue_fixture.check()
 
 
@@ -115,7 +116,7 @@ def test_attributes_and_bodies_are_landed_unchanged(tmp_path: Path, sqs: Any) ->
     queue_fixture.pipeline().source.open(queue_fixture.fixture.log(), None).poll(None)
     (file,) = (tmp_path / "in").glob("*.jsonl")
     landed = [json.loads(line) for line in file.read_bytes().split(b"\n")[:-1]]
-    assert [one["body"] for one in landed] == ["a\r\n\u2028b ☃"]
+    assert [message["body"] for message in landed] == ["a\r\n\u2028b ☃"]
     assert landed[0]["headers"] == {"kind": "ä", "raw": "/w=="}
 
 
@@ -130,8 +131,8 @@ def test_landing_on_s3_is_one_file_with_its_ids_below_one_mark(tmp_path: Path, s
         )
         assert queue_fixture.fixture.run(f"run-{n}", pipeline=spec).counts["read"] == messages
     prefix = location.removeprefix("s3://lake/")
-    found = [item["Key"] for item in boto3.client("s3").list_objects_v2(Bucket="lake", Prefix=prefix)["Contents"]]
-    assert [key.removeprefix(prefix) for key in found] == [
+    keys = [item["Key"] for item in boto3.client("s3").list_objects_v2(Bucket="lake", Prefix=prefix)["Contents"]]
+    assert [key.removeprefix(prefix) for key in keys] == [
         "/999999999998-1.jsonl", "/999999999999-0.jsonl", "/_ids/999999999998-1.json", "/_ids/999999999999-0.json", "/_queue.json",
     ]  # fmt: skip
     queue_fixture.check()
@@ -144,7 +145,7 @@ def test_fifo_queue_is_landed_too(tmp_path: Path, sqs: Any) -> None:
     queue_fixture.send(12, MessageGroupId="g")
     for n in range(3):
         queue_fixture.fixture.run(f"run-{n}", pipeline=queue_fixture.pipeline())
-    assert queue_fixture.left() == (0, 0)
+    assert queue_fixture.message_counts() == (0, 0)
     queue_fixture.check()
 
 

@@ -40,7 +40,7 @@ class MemorySink(TransactionalSink["MemorySink"]):
 
     def __init__(self, *script: str, marker: SinkMarker | None = OLDER, reopens: bool = True) -> None:
         self.script = [*script]
-        self.found = marker
+        self.stored_marker = marker
         self.rows: list[int] = []
         self.reads = 0
         self.table_version = 0
@@ -56,7 +56,7 @@ class MemorySink(TransactionalSink["MemorySink"]):
 
     def marker_in(self, handle: MemorySink, batch: Batch) -> SinkMarker | None:
         self.reads += 1
-        return self.found
+        return self.stored_marker
 
     def check_sink(self, handle: MemorySink, batch: Batch, found: SinkMarker | None) -> None:
         if not batch.is_settled(found):
@@ -65,12 +65,12 @@ class MemorySink(TransactionalSink["MemorySink"]):
     def commit(self, handle: MemorySink, batch: Batch, found: SinkMarker | None, *, skips: bool) -> bool:
         step = self.script.pop(0) if self.script else "applied"
         if step in ("applied", "applied, and the reply is lost"):
-            assert self.found == found, "the commit is conditional on the marker"
+            assert self.stored_marker == found, "the commit is conditional on the marker"
             self._apply(batch)
         if step in ("another publisher applies it", "another publisher applies it, and the table is altered"):
             self._apply(batch)
         if step == "a newer version is published":
-            self.found = NEWER
+            self.stored_marker = NEWER
         if step.endswith("altered"):
             raise TABLE_REFUSES
         if step.startswith("refused"):
@@ -81,7 +81,7 @@ class MemorySink(TransactionalSink["MemorySink"]):
         return step == "applied"
 
     def _apply(self, batch: Batch) -> None:
-        self.found = SinkMarker(batch.version, "applied", batch.outcome)
+        self.stored_marker = SinkMarker(batch.version, "applied", batch.outcome)
         self.rows.append(batch.version)
 
     def table_state(self, handle: MemorySink) -> object:

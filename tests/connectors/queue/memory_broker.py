@@ -40,20 +40,22 @@ class Broker:
         self.queue += [Waiting(message) for message in messages]
 
     def receive(self, most: int) -> Sequence[Message]:
-        found = [one for one in self.queue if one.hidden_until <= self.now][: min(most, 3)]
-        for one in found:
+        delivered = [waiting for waiting in self.queue if waiting.hidden_until <= self.now][: min(most, 3)]
+        for waiting in delivered:
             self.deliveries += 1
-            one.hidden_until, one.handle = self.now + self.timeout, f"{one.message.id}/{self.deliveries}"
+            waiting.hidden_until, waiting.handle = self.now + self.timeout, f"{waiting.message.id}/{self.deliveries}"
         return [
-            Message(id=one.message.id, body=one.message.body, headers=one.message.headers, handle=one.handle)
-            for one in found
+            Message(
+                id=waiting.message.id, body=waiting.message.body, headers=waiting.message.headers, handle=waiting.handle
+            )
+            for waiting in delivered
         ]
 
     def acknowledge(self, handles: Sequence[Any]) -> None:
-        self.queue = [one for one in self.queue if one.handle not in handles]
+        self.queue = [waiting for waiting in self.queue if waiting.handle not in handles]
 
     def waiting(self) -> int:
-        return sum(one.hidden_until <= self.now for one in self.queue)
+        return sum(waiting.hidden_until <= self.now for waiting in self.queue)
 
     def later(self) -> None:
         """Make all delivered and unacknowledged messages visible again."""
@@ -62,10 +64,10 @@ class Broker:
 
 class Calls:
     """
-    Numbers the calls of one process to queue and store, and does something before or after one of them.
+    Numbers the calls of one process to queue and store, and runs an action before or after one of them.
 
     :param at: number of the call, from 0
-    :param do: what to do; by default the process dies
+    :param do: the action; by default the process dies
     """
 
     def __init__(self, at: int = -1, *, after: bool = False, do: Callable[[], object] | None = None) -> None:
@@ -99,8 +101,8 @@ class CalledBroker:
         self._broker, self._calls = broker, calls
 
     def receive(self, most: int) -> Sequence[Message]:
-        found: Sequence[Message] = self._calls.call("receive", lambda: self._broker.receive(most))
-        return found
+        messages: Sequence[Message] = self._calls.call("receive", lambda: self._broker.receive(most))
+        return messages
 
     def acknowledge(self, handles: Sequence[Any]) -> None:
         self._calls.call("acknowledge", lambda: self._broker.acknowledge(handles))
@@ -120,8 +122,8 @@ class CalledStore:
         return bool(self._calls.call(f"{self._name}create", lambda: self._store.create(key, data)))
 
     def read(self, key: str) -> bytes | None:
-        found: bytes | None = self._calls.call(f"{self._name}read", lambda: self._store.read(key))
-        return found
+        data: bytes | None = self._calls.call(f"{self._name}read", lambda: self._store.read(key))
+        return data
 
     def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[Any]:
         return iter(self._calls.call(f"{self._name}list", lambda: [*self._store.list(prefix, limit, start_after)]))
