@@ -1,9 +1,9 @@
-# Every target sets up what it needs: a virtual environment from PyPI, and Java from PyPI where the machine has none.
+# Every target installs its requirements: a virtual environment from PyPI, and Java from PyPI if the machine has none.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 RUN = JAVA_HOME="$$($(BIN)/python tools/java_home.py)" PYSPARK_PYTHON="$(CURDIR)/$(BIN)/python" PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python
 
-# Tracing slows tests of the protocol down several times. These tests alone reach every branch of it.
+# Tracing makes tests of the protocol several times slower. These tests alone reach every branch of the protocol.
 TRACED := tests/protocol tests/golden tests/readers tests/security/test_forged_logs.py \
 	$(addprefix tests/pipeline/test_,announcement.py gaps.py publish.py reprocess.py run.py store_failures.py)
 PYTEST = $(RUN) -m pytest -m 'not prove and not integration' -n 2 --dist worksteal
@@ -15,7 +15,7 @@ INTEGRATION = $(LONG) $(filter-out $(LONG),$(wildcard tests/integration/test_*.p
 .DEFAULT_GOAL := help
 .PHONY: help demo test check docs integration prove chaos bench release clean
 
-help:  ## say what the targets do
+help:  ## list the targets
 	@grep -E '^[a-z.]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 .venv/ready: pyproject.toml constraints.txt
@@ -32,7 +32,7 @@ help:  ## say what the targets do
 demo: .venv/spark.jsa  ## run the quickstart DAG on a year of flights, kill it twice, and check every row (2 minutes on two cores)
 	@$(RUN) -m demo.quickstart
 
-test: .venv/ready  ## lint, types, architecture, and every test but the long ones; ARGS=tests/cli runs only those
+test: .venv/ready  ## lint, types, architecture, and every test except the long ones; ARGS=tests/cli runs only the tests of that folder
 	$(MAKE) --no-print-directory -j 2 check .venv/spark.jsa
 ifdef ARGS
 	$(PYTEST) $(ARGS)
@@ -47,30 +47,30 @@ check: .venv/ready  ## format, lint, types, layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-integration: .venv/spark.jsa  ## the same promises on real parts: Kafka, an S3 server (S3=minio for another), a Spark cluster, Spark Connect
+integration: .venv/spark.jsa  ## tests on real servers: Kafka, an S3 server (S3=minio selects MinIO), databases, queues, a Spark cluster, Spark Connect
 	$(RUN) -m tests.integration.parts.install $${S3:-versitygw}
 	$(RUN) -m pytest -m 'integration and not prove' -n 2 --dist loadfile --no-loadscope-reorder --durations 15 $(INTEGRATION) $(ARGS)
 
-prove: .venv/spark.jsa  ## the long tests: real Spark killed at random, a real scheduler, new examples for the properties
+prove: .venv/spark.jsa  ## the long tests: real Spark killed at random, a real scheduler, new random examples for the property tests
 	$(RUN) -m tests.integration.parts.install
 	$(RUN) -m pytest -m prove $(ARGS)
 	STREAMSEM_ROUNDS=50 $(RUN) -m pytest -m 'not prove and not integration' -n 2 --dist worksteal --cov --cov-report= --cov-fail-under=85 --ignore=tests/model --ignore=tests/simulation
 	HYPOTHESIS_PROFILE=new $(RUN) -m pytest tests/protocol
 	STREAMSEM_ROUNDS=50 $(RUN) -m pytest -m integration -k 'concurrent or late' tests/integration
 
-chaos: .venv/spark.jsa  ## faults at random under a real Kafka, S3 and Spark: ARGS="--subject all --faults 20"; under a real Airflow: ON=airflow_chaos ARGS="--database postgres"
+chaos: .venv/spark.jsa  ## inject random faults into a real Kafka, S3 and Spark: ARGS="--subject all --faults 20"; into a real Airflow: ON=airflow_chaos ARGS="--database postgres"
 	$(RUN) -m tests.integration.parts.install
 	$(RUN) -m tests.$${ON:-chaos} $(ARGS)
 
 docs: .venv/ready  ## build the documentation as a site in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
-bench: .venv/ready  ## measure costs and ratios; prints tables, and stores results and plots of the documentation
+bench: .venv/ready  ## run the benchmarks, print tables, and store the results and plots of the documentation
 	$(RUN) -m benchmarks $(ARGS)
 	$(RUN) -m tools.plots
 
 release: .venv/ready  ## build the distributions, check their contents and metadata, and try the wheel in an empty environment
 	$(RUN) -m tools.release
 
-clean:  ## remove what the targets made
+clean:  ## remove all files that the targets created
 	rm -rf .venv .parts .demo build dist *.egg-info .coverage* .hypothesis .pytest_cache .mypy_cache .ruff_cache

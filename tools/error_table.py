@@ -293,15 +293,17 @@ TABLES: dict[str, list[Row]] = {
 
 _HEAD = """# Errors
 
+This page lists the errors of a run: the cause, the class of the error, whether Airflow retries the task, and what to
+do. Every message says what happened, what is true now and, after `Do:`, what to do. A message names columns, files,
+hosts and settings, but no values of records and no secrets.
+
+- **Retried: no.** A retry cannot help. The task fails at once, even if it has `retries` left.
+- **Retried: yes.** The task fails, and Airflow tries it again according to its `retries`. A retry duplicates no rows.
+
+In both cases the failed batch commits no rows, unless the message says that its version is committed. Earlier batches
+of the same run stay committed. Remove the cause. Then clear the task, or wait for the next run.
+
 `python -m tools.error_table` generates this page. A test triggers each cause.
-
-Every message says what is true now and, after `Do:`, what to do. It names columns, files, hosts and settings, and no values of records and no secrets.
-
-- **Retried: no.** A retry cannot help. The task fails at once, whatever its `retries` are.
-- **Retried: yes.** The task fails, and Airflow tries it again according to its `retries`. A retry duplicates nothing.
-
-In both cases the failed batch commits no rows, unless the message says that its version is committed. Earlier batches of the same run stay committed. Remove
-the cause. Then clear the task, or wait for the next run.
 """
 
 

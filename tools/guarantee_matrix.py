@@ -215,9 +215,10 @@ PROOFS: Mapping[str, tuple[str, ...]] = {
 }
 HEAD = """# Guarantees
 
-`python -m tools.guarantee_matrix` generates this page with the code that computes the guarantee of a pipeline.
-`streamsem explain PIPELINE.toml` prints the guarantee of a pipeline, and every run logs it. `require="exactly_once"`
-refuses a pipeline with a weaker guarantee when the DAG is parsed.
+This page lists the guarantee of each source with each sink, and the reasons. `streamsem explain PIPELINE.toml` prints
+the guarantee of a pipeline, and every run logs it. A pipeline with `require="exactly_once"` and a weaker guarantee is
+refused when the DAG is parsed. `python -m tools.guarantee_matrix` generates this page with the code that computes the
+guarantee of a pipeline.
 
 | label | of every record that is read |
 |---|---|
@@ -229,7 +230,7 @@ refuses a pipeline with a weaker guarantee when the DAG is parsed.
 
 A transform does not change the label, because the output of one attempt is committed as a whole. The engine counts
 rows when it reads and when it writes them. If Spark repeats a part of a shuffle and gets other rows, the attempt is
-discarded (Spark 4.1 and newer; ADR 0015).
+discarded (Spark 4.1 and newer; [ADR 0015](../adr/0015-nondeterministic-shuffles.md)).
 """
 
 
