@@ -67,7 +67,7 @@ def _chaos(directory: Path) -> Path:
     """Draw the duplicates and losses of each trial of chaos-faults.csv, with the number of its faults."""
     with (PAGES / "chaos-faults.csv").open(newline="") as file:
         faults = [*csv.DictReader(file)]
-    number = Counter(row["trial"] for row in faults)
+    number = Counter(row["trial"] for row in faults if not row["what_was_done"].startswith("not injected"))
     trials = [trial for trial in _TRIALS if number[trial]]
     figure, axes = _figure(2 * len(trials))
     for n, effect in enumerate(("duplicates", "losses")):

@@ -62,11 +62,11 @@ def log_table(name: str, rows: list[Json], *, now_ms: int) -> Table:
 
 def _result(row: Json) -> str:
     """Return the result of a version, and the relation of its rows to those of other versions."""
-    if row["is_rolled_back"]:
+    if row.get("is_rolled_back"):
         return f"{row['result']}, rolled back"
-    if row["rolls_back_to"] is not None:
+    if row.get("rolls_back_to") is not None:
         return f"rollback to {row['rolls_back_to']}"
-    return row["result"] if row["replaces"] is None else f"{row['result']}, replaces {row['replaces']}"
+    return row["result"] if row.get("replaces") is None else f"{row['result']}, replaces {row['replaces']}"
 
 
 def _written(row: Json) -> list[str]:

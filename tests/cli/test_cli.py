@@ -618,6 +618,27 @@ def test_entry_that_is_nested_too_deep_is_reported_as_damage_without_a_traceback
             assert "Traceback" not in err
 
 
+def test_rollback_removes_later_versions_and_log_shows_it(
+    fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    toml, log = str(fixture.root / "p.toml"), str(fixture.root / "log")
+    fixture.arrive(2)
+    fixture.run("more", drain=True)
+    head = fixture.opened().head
+    code, out, _ = run(capsys, "rollback", toml, "0", "--json")
+    document = json.loads(out)
+    assert (code, document["version"], document["to"]) == (0, head + 1, 0)
+    assert document["offsets"] == fixture.opened().view(version=0).next
+    code, out, _ = run(capsys, "rollback", toml, "0")
+    assert (code, out.splitlines()[0]) == (0, "the pipeline is at version 0 already; nothing was written")
+    rows = json.loads(run(capsys, "log", log, "--json")[1])["versions"]
+    assert (rows[0]["rolls_back_to"], rows[1]["is_rolled_back"], rows[-1]["is_rolled_back"]) == (0, True, False)
+    shown = run(capsys, "log", log)[1]
+    assert "rollback to 0" in shown
+    assert "commit, rolled back" in shown
+    assert run(capsys, "verify", toml)[0] == 0
+
+
 def test_quarantine_prints_records_reasons_and_locations(
     fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:

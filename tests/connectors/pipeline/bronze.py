@@ -51,6 +51,12 @@ class Bronze(PipelineFixture):
         fixed = self.pipeline(transform=lambda rows: [{"id": row["id"] + by} for row in rows])
         return int(self.run(f"fix-{version}-{by}", reprocessed=version, pipeline=fixed).version)
 
+    def roll_back(self, version: int) -> None:
+        """Roll back to a version."""
+        from airflow_provider_streamsem import rollback
+
+        rollback(self.pipeline(), version, log=self.log())
+
     def abort(self) -> None:
         """Leave an aborted version. The next run reads its file again."""
         from airflow_provider_streamsem.pipeline.abort import abort

@@ -30,6 +30,41 @@ def read_pair(root: Path, **source: Any) -> tuple[Bronze, Silver]:
     return bronze, silver
 
 
+class TestRollback:
+    """The upstream rolls back versions that were read. Their rows are removed, as by a reprocessing run without rows."""
+
+    def test_run_that_refuses_corrections_fails_and_names_its_versions(self, tmp_path: Path) -> None:
+        bronze, silver = read_pair(tmp_path)
+        bronze.roll_back(0)
+        with pytest.raises(SourceChangedError, match="streamsem reprocess") as raised:
+            silver.run("next")
+        assert raised.value.fields["versions"] == [1]
+        silver.run("fix", reprocessed=1)
+        assert silver.visible() == Counter(range(3))
+        bronze.run("again", drain=True)
+        silver.run("next", drain=True)
+        silver.check()
+
+    def test_run_that_reprocesses_replaces_its_rows_and_reads_the_new_versions_once(self, tmp_path: Path) -> None:
+        bronze, silver = read_pair(tmp_path, on_reprocess="reprocess")
+        bronze.roll_back(0)
+        bronze.run("again", drain=True)
+        silver.run("next", drain=True)
+        silver.check()
+        silver.run("idle", drain=True)
+        silver.check()
+
+    def test_versions_that_were_rolled_back_before_they_were_read_have_no_rows(self, tmp_path: Path) -> None:
+        bronze, silver = pair(tmp_path)
+        bronze.commit(3)
+        bronze.roll_back(0)
+        bronze.run("again", drain=True)
+        bronze.roll_back(4)
+        bronze.run("and again", drain=True)
+        silver.run("first", drain=True)
+        silver.check()
+
+
 class TestRefuse:
     def test_run_fails_and_names_the_versions_to_reprocess(self, tmp_path: Path) -> None:
         bronze, silver = read_pair(tmp_path)
