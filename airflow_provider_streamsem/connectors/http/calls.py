@@ -278,9 +278,11 @@ class Publication:
         may_close = self._effects.may_close and self._released != (at.chunk, at.number)
         if found is None and not may_close:
             raise UnavailableError(
-                "another publisher has claimed a chunk of the batch and has not recorded its result. If that publisher has died, a retry of the run that "
-                "committed the version, or `streamsem skip`, records the chunk as unknown",
+                "another publisher has claimed a chunk of the batch and has not recorded its result, so this publisher makes no call",
                 **self._where(at),
+            ).advising(
+                "run again later, when that publisher has ended. If it has died, retry the run that committed the version, or use `streamsem skip`: "
+                "both record the chunk as unknown."
             )
         return found or self._effects.record(at.chunk, at.number, done=0, unknown=at.rows)
 

@@ -256,9 +256,11 @@ class HttpSink(StagedSink):
         found = address(connection(self.conn_id or ""), self.endpoint)
         if self.key_header.lower() in {name.lower() for name in found.headers}:
             raise InvalidError(
-                "the connection must not set the header of the idempotency key",
+                "the connection sets the header of the idempotency key; no call was made",
                 conn_id=self.conn_id,
                 header=self.key_header,
+            ).advising(
+                "remove the header from the extra of the connection, or set another `key_header` of the sink; then run again."
             )
         return found
 

@@ -72,8 +72,10 @@ def iceberg_schema(schema: str, partition_by: Sequence[str]) -> Schema:
     try:
         return Schema(*fields)
     except ValueError as error:
-        what = "an Iceberg table cannot hold these columns together, because two of them have one path: rename one in the transform; nothing became visible"
-        raise DataError(what, columns=sorted(field.name for field in fields), problem=str(error)) from None
+        what = "an Iceberg table cannot hold these columns together, because two of them have one path; nothing became visible"
+        raise DataError(what, columns=sorted(field.name for field in fields), problem=str(error)).advising(
+            "rename one of the columns in the transform, then run again."
+        ) from None
 
 
 def _partitions(kind: IcebergType) -> bool:

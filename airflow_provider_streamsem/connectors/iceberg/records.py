@@ -77,7 +77,9 @@ class IcebergRecords:
         mapping = None if any(_has_id(column) for column in columns) else self._mapping
         if mapping is None and not any(_has_id(column) for column in columns):
             what = "a planned file has no field ids, and the Iceberg table has no name mapping, so its columns are unknown; nothing became visible"
-            raise DataError(what, file=files[0].key).advising("set the table property schema.name-mapping.default.")
+            raise DataError(what, file=files[0].key).advising(
+                "set the table property schema.name-mapping.default, then run again."
+            )
         stored: list[dict[str, Any]] = []
         selected = []
         absent = set()

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 _ROLLED_BACK = (
     "the Iceberg table was rolled back to a snapshot from before the newest version of this pipeline was published"
 )
+_EQUALITY_DELETES = "the Iceberg table has equality deletes, as Flink writes them, and pyiceberg cannot plan its files"
+_DO_COMPACT = "compact the table, for example with Spark's procedure rewrite_data_files and delete-file-threshold 1; then run again."
 _NEW_TABLE = {
     "commit.manifest-merge.enabled": "true",  # otherwise each version adds a manifest that readers must open
     "write.metadata.delete-after-commit.enabled": "true",  # keeps the newest hundred metadata files
@@ -166,9 +168,8 @@ class IcebergSink(TableSink[_Open]):
         with self._opened() as catalog:
             table = self._read(catalog, refusal=InvalidError)
             if table is not None and iceberg_files.has_equality_deletes(table):
-                raise InvalidError(
-                    f"{_EQUALITY_DELETES}, so the version cannot be reprocessed; nothing was written", table=self.table
-                )
+                what = f"{_EQUALITY_DELETES}, so the version cannot be reprocessed; nothing was written"
+                raise InvalidError(what, table=self.table).advising(_DO_COMPACT)
             changed = [] if table is None else self._changed(table, replaced)[0]
         if changed:
             what = "another writer rewrote or deleted files of this version in the Iceberg table, so the version cannot be reprocessed; nothing was written"
@@ -307,13 +308,15 @@ class IcebergSink(TableSink[_Open]):
             columns = iceberg_columns.iceberg_schema(wanted, self.partition_by)
             self._check_merge(table, columns)
         except (ConflictError, DataError) as error:
-            raise PublishError(
+            refusal = PublishError(
                 "the Iceberg table was changed after the batch was staged and no longer accepts its rows; nothing of the batch is in it",
                 table=self.table,
                 version=batch.version,
                 problem=error.summary,
                 **{name: value for name, value in error.fields.items() if name not in ("table", "version")},
-            ) from error
+            )
+            has_specific_advice = error.do != type(error).do
+            raise (refusal.advising(error.do) if has_specific_advice else refusal) from error
         with commit.update_schema() as update:  # no change if the table has all columns
             update.union_by_name(columns)
         if table.name_mapping() is None:
@@ -335,7 +338,7 @@ class IcebergSink(TableSink[_Open]):
             return []
         if iceberg_files.has_equality_deletes(table):
             what = f"{_EQUALITY_DELETES}, so the reprocessing run cannot replace files; nothing of it is in the table"
-            raise PublishError(what, table=self.table, version=batch.version)
+            raise PublishError(what, table=self.table, version=batch.version).advising(_DO_COMPACT)
         changed, current_output = self._changed(table, replaced)
         if changed:
             raise PublishError(
@@ -408,9 +411,8 @@ class IcebergSink(TableSink[_Open]):
         if self.merges:
             iceberg_merge.check_writable(table)
             if iceberg_files.has_equality_deletes(table):
-                raise DataError(
-                    f"{_EQUALITY_DELETES}, so rows cannot be merged; nothing became visible", table=self.table
-                )
+                what = f"{_EQUALITY_DELETES}, so rows cannot be merged; nothing became visible"
+                raise DataError(what, table=self.table).advising(_DO_COMPACT)
         given = {field.name for field in columns.fields}
         lacking = [field.name for field in table.schema().fields if field.name not in given]
         if self.merges and given and lacking:
@@ -427,12 +429,6 @@ class IcebergSink(TableSink[_Open]):
         """Return the URI of a key. The spelling is always the same, because Iceberg compares URIs as text."""
         scheme, rest = split_url(self.path)
         return f"{scheme}://{rest}/{key}".rstrip("/")
-
-
-_EQUALITY_DELETES = (
-    "the Iceberg table has equality deletes, as Flink writes them, and pyiceberg cannot plan its files: compact the table, for example with Spark's "
-    "procedure rewrite_data_files and delete-file-threshold 1"
-)
 
 
 def _key(pipeline_uuid: str, sink: str) -> str:

@@ -282,7 +282,9 @@ def open_upstream(log: CommitLog, sink: str | None) -> tuple[UpstreamLog, Head]:
         )
     sinks = stored_sinks(stored_spec(log.read_spec(head.spec)))
     if sink is None and len(sinks) > 1:
-        raise InvalidError("the upstream has several sinks: set `sink` of the source", accepted=sorted(sinks))
+        raise InvalidError(
+            "the upstream has several sinks, and `sink` of the source is not set", accepted=sorted(sinks)
+        ).advising("set `sink` of the source to the name of one of them, then run again.")
     name = sink or next(iter(sinks))
     if name not in sinks:
         raise InvalidError("the upstream has no such sink", given=name, accepted=sorted(sinks))

@@ -209,11 +209,11 @@ def make_markers(connection: sa.Connection, table: sa.Table) -> None:
         problem = f"{type(error).__name__} {code_of(error)}".strip()
     if not exists():
         raise UnavailableError(
-            "the marker table is missing and could not be created; nothing became visible. Create it with the statement in docs/connectors/sql-sink.md",
+            "the marker table is missing and could not be created; nothing became visible",
             table=table.name,
             schema=table.schema,
             problem=problem,
-        )
+        ).advising("create the table with the statement in docs/connectors/sql-sink.md, then run again.")
 
 
 def read_marker(connection: sa.Connection, table: sa.Table, pipeline_uuid: str, sink: str) -> SinkMarker | None:

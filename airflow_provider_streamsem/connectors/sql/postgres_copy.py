@@ -59,12 +59,14 @@ def check(connection: sa.Connection, schema: str | None, name: str) -> None:
     for relname, kind, persistence, has_rule in parts or [(name, "", "", False)]:
         if kind not in ("r", "p") or persistence != "p":
             raise DataError(
-                "the sink's tables and their partitions must be ordinary or partitioned tables, and neither unlogged nor temporary; nothing became visible",
+                "a table of the sink, or a partition of it, is not an ordinary or partitioned table, or it is unlogged or temporary; nothing became visible",
                 table=name,
                 schema=schema,
                 found=relname,
                 relkind=kind,
                 relpersistence=persistence,
+            ).advising(
+                "use ordinary or partitioned tables, and convert unlogged ones with ALTER TABLE ... SET LOGGED; then run again."
             )
         if has_rule:
             raise DataError(

@@ -138,7 +138,7 @@ def _end_by_lag(connection: sa.Connection, target: Target, cursor: Cursor, lag: 
 
     if lag is None:
         raise InvalidError(
-            "this database does not show which transactions are open, so the source needs `lag`; nothing was written",
+            "this database does not show which transactions are open, and `lag` of the source is not set; nothing was written",
             table=target.name,
             dialect=target.dialect,
         ).advising(

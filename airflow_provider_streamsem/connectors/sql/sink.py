@@ -252,9 +252,11 @@ class JdbcSink(TransactionalSink[_Open]):
             is_unique = True
         if not is_set or set_twice != [True, False] or not is_unique:
             raise DataError(
-                "this database cannot store markers safely: its driver must report how many rows an update changed, and it must enforce primary keys; "
+                "this database cannot store markers safely: its driver does not report how many rows an update changed, or it does not enforce primary keys; "
                 "nothing became visible",
                 table=self.markers,
+            ).advising(
+                "use a driver that reports the number of changed rows, and a database that enforces primary keys; then run again."
             )
 
     def stats(self, parquet: Any) -> str:
