@@ -204,8 +204,13 @@ async def _cancel_rest() -> None:
 
 
 async def _open(access: Access, problems: list[Exception]) -> Any:
+    """
+    Connect to the first server that answers.
+
+    :param problems: the client adds the errors that it reports outside of a call
+    """
     try:
-        from nats.aio.client import Client, RawCredentials
+        from nats.aio.client import Client
     except ImportError as error:
         raise InvalidError(
             "nats-py is not installed", accepted="pip install 'airflow-provider-streamsem[nats]'"
@@ -214,6 +219,28 @@ async def _open(access: Access, problems: list[Exception]) -> Any:
 
     async def record(problem: Exception) -> None:
         problems.append(problem)
+
+    options = _security_options(access, connection)
+    try:
+        opening = connection.connect(
+            servers=[f"{'tls' if access.tls else 'nats'}://{server}" for server in access.servers],
+            name="streamsem", error_cb=record, allow_reconnect=False, connect_timeout=_SERVER_TIMEOUT_S, max_reconnect_attempts=1,
+            reconnect_time_wait=1, **options,
+        )  # fmt: skip
+        await asyncio.wait_for(opening, TIMEOUT_S)
+        _require_tls(access, connection)
+    except StreamsemError:
+        await _close(connection)
+        raise
+    except Exception as error:
+        await _close(connection)
+        raise _connection_error(access, error, problems) from None
+    return connection
+
+
+def _security_options(access: Access, connection: Any) -> dict[str, Any]:
+    """Return the client's arguments for TLS and credentials."""
+    from nats.aio.client import RawCredentials
 
     def secret(value: str) -> Any:
         """Return a callback, which the client calls after the TLS handshake. Without TLS it fails before the secret is sent."""
@@ -231,28 +258,18 @@ async def _open(access: Access, problems: list[Exception]) -> Any:
         options["token"] = secret(access.token)
     if access.creds:
         options["user_credentials"] = RawCredentials(access.creds)
-    try:
-        opening = connection.connect(
-            servers=[f"{'tls' if access.tls else 'nats'}://{server}" for server in access.servers],
-            name="streamsem", error_cb=record, allow_reconnect=False, connect_timeout=_SERVER_TIMEOUT_S, max_reconnect_attempts=1,
-            reconnect_time_wait=1, **options,
-        )  # fmt: skip
-        await asyncio.wait_for(opening, TIMEOUT_S)
-        _require_tls(access, connection)
-    except StreamsemError:
-        await _close(connection)
-        raise
-    except Exception as error:
-        await _close(connection)
-        where = {"servers": list(access.servers), "error": type(error).__name__}
-        texts = " ".join(str(each).lower() for each in (error, *problems))
-        if "authorization" in texts or "authentication" in texts or "credentials" in texts:
-            raise StoreRefusedError("NATS did not accept the credentials; nothing was read", **where).advising(
-                _REFUSED_ADVICE
-            ) from None
-        summary = "no NATS server answered at these addresses; nothing was read"
-        raise UnavailableError(summary, **where).advising(_UNREACHABLE_ADVICE) from None
-    return connection
+    return options
+
+
+def _connection_error(access: Access, error: Exception, problems: list[Exception]) -> StreamsemError:
+    """Return the error for a failed connection: the servers refused the credentials, or no server answered."""
+    where = {"servers": list(access.servers), "error": type(error).__name__}
+    texts = " ".join(str(problem).lower() for problem in (error, *problems))
+    if "authorization" in texts or "authentication" in texts or "credentials" in texts:
+        summary = "NATS did not accept the credentials; nothing was read"
+        return StoreRefusedError(summary, **where).advising(_REFUSED_ADVICE)
+    summary = "no NATS server answered at these addresses; nothing was read"
+    return UnavailableError(summary, **where).advising(_UNREACHABLE_ADVICE)
 
 
 def _require_tls(access: Access, connection: Any) -> None:
