@@ -76,23 +76,25 @@ def test_late_or_repeated_batch_never_restores_an_old_value(lake: Lake) -> None:
 def test_concurrent_publishers_and_one_paused_before_its_commit_in_every_round(lake: Lake) -> None:
     lake.publish(valued(lake, 0, {0: 0}))
     for version in range(1, 2 * ROUNDS + 1, 2):
-        slept, later = (
+        paused_batch, later = (
             valued(lake, version, {0: version, version: version}),
             valued(lake, version + 1, {0: version + 1}),
         )
-        sleeps = [True]
+        pauses = [True]
 
-        def others_publish(step: str, slept: Any = slept, later: Any = later, sleeps: list[bool] = sleeps) -> None:
-            if step == "before commit_table" and sleeps:
-                sleeps.clear()
-                assert lake.publish(slept) is not None
-                if slept.version % 4 == 1:
+        def others_publish(
+            step: str, paused_batch: Any = paused_batch, later: Any = later, pauses: list[bool] = pauses
+        ) -> None:
+            if step == "before commit_table" and pauses:
+                pauses.clear()
+                assert lake.publish(paused_batch) is not None
+                if paused_batch.version % 4 == 1:
                     assert lake.publish(later) is not None
 
         Steps.hook = others_publish
-        lake.publish(slept)
+        lake.publish(paused_batch)
         Steps.hook = None
-        assert not sleeps
+        assert not pauses
         gate = threading.Barrier(2)
 
         def enter(later: Any = later, gate: Any = gate) -> None:
@@ -243,12 +245,12 @@ def test_vacuum_deletes_no_file_of_a_table_with_hashed_file_paths(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "given",
+    "arguments",
     [{"mode": "upsert"}, {"keys": ["k"]}, {"mode": "upsert", "keys": ["k", "l"]}, {"mode": "upsert", "keys": ["k.l"]}],
 )
-def test_mode_and_keys_that_do_not_match_are_refused(given: Any) -> None:
+def test_mode_and_keys_that_do_not_match_are_refused(arguments: Any) -> None:
     with pytest.raises(InvalidError):
-        IcebergSink("/table", "lake.rows", **given)
+        IcebergSink("/table", "lake.rows", **arguments)
 
 
 @pytest.mark.parametrize("year", [9999, 1999])
@@ -272,8 +274,8 @@ def test_merge_that_would_change_timestamps_of_other_rows_is_refused(lake: Lake,
         assert caught.value.fields["columns"] == ["at"]
     else:
         lake.publish(batch)
-        found = lake.table().scan(row_filter="id == 2").to_arrow()["at"].to_pylist()
-        assert found == [at.replace(year=1999)]
+        times = lake.table().scan(row_filter="id == 2").to_arrow()["at"].to_pylist()
+        assert times == [at.replace(year=1999)]
 
 
 def test_merge_with_deleted_staged_rows_names_the_files(lake: Lake) -> None:
