@@ -93,8 +93,8 @@ class KinesisPlanner:
     """
     A Kinesis source that is bound to a commit log.
 
-    The hint records when the newest plan was made, and of each shard the end, the next offset to read, and a time before which no record at or above that
-    offset arrived: ``{"at_ms": 1767225600000, "shards": {partition: [end, offset, since_ms]}}``.
+    The hint records when the newest plan was made. For each shard it records the end, the next offset to read, and a time before which no record at or above
+    that offset arrived: ``{"at_ms": 1767225600000, "shards": {partition: [end, offset, since_ms]}}``.
 
     :param stream: name of the stream
     :param requests: returns the object that sends requests to the stream

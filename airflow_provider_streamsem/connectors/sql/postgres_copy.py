@@ -39,8 +39,8 @@ def check(connection: sa.Connection, schema: str | None, name: str) -> None:
     """
     Check that a crash of the server cannot remove rows from the table, and that ``COPY`` writes all rows into it.
 
-    :raises DataError: the table or a partition of it is unlogged (emptied after a server crash), temporary or foreign, or has a rule for ``INSERT``, which
-        ``COPY`` ignores. Nothing became visible
+    :raises DataError: the table or a partition of it is unlogged (emptied after a server crash), temporary or foreign. Or it has a rule for ``INSERT``,
+        which ``COPY`` ignores. Nothing became visible
     """
     rows = (
         _cursor(connection)

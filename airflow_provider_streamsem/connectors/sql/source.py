@@ -1,9 +1,9 @@
 """
 The JDBC source: reads the rows of a database table in the order of a cursor column (extra ``jdbc``).
 
-The planner finds the end of the source (:mod:`settled`), cuts a range of the cursor into parts, and pins the number of rows of each part. On Postgres it also
-pins a digest of the row versions. Executors read the parts through SQLAlchemy into Arrow (:mod:`executor_read`). The source detects rows that change or are
-deleted between plan and commit. It does not detect rows that are deleted before they are planned.
+The planner finds the end of the source (:mod:`settled`), and cuts a range of the cursor into parts. It pins the number of rows of each part. On Postgres it
+also pins a digest of the row versions. Executors read the parts through SQLAlchemy into Arrow (:mod:`executor_read`). The source detects rows that change or
+are deleted between plan and commit. It does not detect rows that are deleted before they are planned.
 """
 
 from __future__ import annotations
@@ -236,8 +236,8 @@ class JdbcSource(SourceDefaults):
 
     def check_pins(self, pins: Sequence[JdbcPin], *, was_read: bool) -> None:
         """
-        Check that the ranges have the pinned number of rows, and on Postgres the pinned digest. A row version never has an earlier digest again, so the same
-        digest before and after a read shows that the read found the planned rows.
+        Check that the ranges have the pinned number of rows, and on Postgres the pinned digest. An earlier digest never returns. So
+        an equal digest before and after a read shows that the read found the planned rows.
 
         With ``changes="follow"`` rows may have moved to greater cursor values. Then only additional rows are an error.
 
