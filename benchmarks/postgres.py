@@ -97,7 +97,7 @@ def measure(server: Postgres, location: Path) -> None:
             target = sql_columns.named(connection, sink.table)
             assert target is not None
             with connection.begin():
-                sink._settle(connection)
+                sink._configure_transaction(connection)
                 sink._write_rows(connection, target, batch.schema, record_batches(sink.location, batch), batch.root)
 
     copies, publishes, without_marker = [], [], []

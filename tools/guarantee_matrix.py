@@ -106,8 +106,8 @@ SOURCE_PROOFS: Mapping[str, tuple[str, ...]] = {
     "Postgres": (
         "tests/integration/test_jdbc_source.py::test_row_that_commits_after_a_later_row_is_read",
         "tests/integration/test_jdbc_source.py::test_transaction_that_began_before_the_poll_and_writes_after_it_is_read",
-        "tests/integration/test_jdbc_source.py::test_row_of_a_prepared_transaction_is_held_back_until_it_ends",
-        "tests/integration/test_jdbc_source.py::test_concurrent_transactions_in_any_order_lose_and_double_no_row",
+        "tests/integration/test_jdbc_source.py::test_row_of_a_prepared_transaction_is_not_read_until_it_ends",
+        "tests/integration/test_jdbc_source.py::test_concurrent_transactions_in_any_order_lose_and_duplicate_no_row",
         "tests/integration/test_jdbc_source.py::test_row_that_changes_after_its_plan_fails_the_check",
     ),
     "Postgres, changed rows": (
@@ -123,7 +123,7 @@ SOURCE_PROOFS: Mapping[str, tuple[str, ...]] = {
         "tests/integration/test_nats.py::test_messages_that_retention_deleted_fail_the_run_or_become_a_gap",
         "tests/integration/test_nats.py::test_server_restored_from_an_older_copy_is_detected",
         "tests/connectors/nats/test_reading.py::test_retention_during_the_read_fails_it_unless_all_deleted_messages_were_read",
-        "tests/connectors/nats/test_reading.py::test_replica_that_lacks_messages_of_the_leader_is_awaited_and_then_an_error",
+        "tests/connectors/nats/test_reading.py::test_replica_that_lags_behind_the_leader_is_awaited_and_then_fails_the_read",
     ),
     "SQS, AMQP, Pub/Sub": (
         "tests/connectors/queue/test_source.py::test_crash_at_every_call_to_queue_landing_and_log_gives_each_message_one_record",
@@ -145,7 +145,7 @@ SOURCE_PROOFS: Mapping[str, tuple[str, ...]] = {
     "Delta": (
         "tests/connectors/delta/test_source.py::test_runs_in_new_processes_plan_each_file_once_at_every_limit",
         "tests/connectors/delta/test_source.py::test_version_that_changes_rows_is_refused_by_name_or_skipped_as_a_whole",
-        "tests/connectors/delta/test_source.py::test_history_from_an_older_copy_is_refused_also_when_it_has_grown_again",
+        "tests/connectors/delta/test_source.py::test_history_from_an_older_copy_is_refused_even_if_it_has_grown_again",
         "tests/connectors/delta/test_source.py::test_versions_without_entries_fail_the_run_or_become_a_gap",
         "tests/integration/test_delta_source.py::test_rows_are_those_of_sparks_own_reader",
     ),
@@ -156,7 +156,7 @@ SOURCE_PROOFS: Mapping[str, tuple[str, ...]] = {
     "Iceberg": (
         "tests/connectors/iceberg/test_source.py::test_runs_in_new_processes_plan_each_file_once_at_every_limit",
         "tests/connectors/iceberg/test_source.py::test_snapshot_that_changes_rows_is_refused_by_name_or_skipped",
-        "tests/connectors/iceberg/test_source.py::test_branch_that_was_rolled_back_is_refused_also_when_it_has_grown_again",
+        "tests/connectors/iceberg/test_source.py::test_branch_that_was_rolled_back_is_refused_even_if_it_has_grown_again",
         "tests/connectors/iceberg/test_source.py::test_unread_snapshots_that_expired_fail_the_run_or_become_a_gap",
         "tests/integration/test_iceberg_source.py::test_rows_are_those_of_sparks_own_reader",
     ),

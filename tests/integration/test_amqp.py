@@ -73,8 +73,8 @@ class Queue:
         self._do(act)
 
     def left(self) -> int:
-        found: int = self._do(lambda channel: channel.queue_declare(self.name, passive=True)).method.message_count
-        return found
+        messages: int = self._do(lambda channel: channel.queue_declare(self.name, passive=True)).method.message_count
+        return messages
 
     def pipeline(self, **source: Any) -> Pipeline:
         arguments = {"landing": str(self.fixture.root / "in"), "schema": "id long", **source}
@@ -105,8 +105,8 @@ def test_inspection_receives_no_message(queue: Queue) -> None:
     queue.run("creates the log")
     queue.send(7)
     for _ in range(2):
-        found = waiting(queue.pipeline(), clock=ManualClock())
-        assert (found.is_due, found.rows, found.lag) == (True, 7, 1)
+        waiting_messages = waiting(queue.pipeline(), clock=ManualClock())
+        assert (waiting_messages.is_due, waiting_messages.rows, waiting_messages.lag) == (True, 7, 1)
     assert queue.left() == 7
     assert not [*(queue.fixture.root / "in").iterdir()]
     queue.run("a")

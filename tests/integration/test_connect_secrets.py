@@ -72,5 +72,5 @@ def test_password_of_a_database_is_not_in_the_event_log_of_a_connect_server(tmp_
         with psycopg.connect(postgres.dsn, autocommit=True) as connection:
             connection.execute("CREATE TABLE orders (id bigserial PRIMARY KEY, v int)")
             connection.execute("INSERT INTO orders (v) VALUES (1), (2)")
-        found = {"conn_type": "postgres", "host": "127.0.0.1", "port": postgres.port, "login": "postgres", "password": PASSWORD, "schema": "postgres"}  # fmt: skip
-        run_and_check(tmp_path, "orders", "DB", found, PASSWORD)
+        connection_fields = {"conn_type": "postgres", "host": "127.0.0.1", "port": postgres.port, "login": "postgres", "password": PASSWORD, "schema": "postgres"}  # fmt: skip
+        run_and_check(tmp_path, "orders", "DB", connection_fields, PASSWORD)

@@ -94,8 +94,8 @@ def test_rows_of_every_type_and_unusual_partition_are_equal_in_spark_delta_rs_an
 
         import_extension("delta")
         duckdb.sql("SET TimeZone = 'UTC'")
-        seen = duckdb.sql(f"SELECT * FROM delta_scan('{table}') ORDER BY id").to_arrow_table().to_pylist()
-        assert [comparable(row) for row in seen] == [comparable(row) for row in rows]
+        duckdb_rows = duckdb.sql(f"SELECT * FROM delta_scan('{table}') ORDER BY id").to_arrow_table().to_pylist()
+        assert [comparable(row) for row in duckdb_rows] == [comparable(row) for row in rows]
     assert verify(f"{lake}/log").clean
 
 
@@ -103,11 +103,11 @@ def test_rows_of_every_type_and_unusual_partition_are_equal_in_spark_delta_rs_an
 def test_rows_merged_by_key_are_equal_in_spark_and_delta_rs(
     spark: SparkSession, s3_server: S3Server, lake: str, table: str, arrivals: Path
 ) -> None:
-    """The rows have every type and unusual partition values. A third of them comes twice, with another partition and price."""
-    odd = [part for part in PARTS if part != "__HIVE_DEFAULT_PARTITION__"]
-    first = [{**record(n), "p": odd[n % len(odd)]} for n in range(60)]
+    """The rows have every type and unusual partition values. A third of them is written twice, with another partition and price."""
+    partitions = [part for part in PARTS if part != "__HIVE_DEFAULT_PARTITION__"]
+    first = [{**record(n), "p": partitions[n % len(partitions)]} for n in range(60)]
     (arrivals / "first.json").write_text("".join(json.dumps(row) + "\n" for row in first))
-    again = [{**record(n), "p": odd[(n + 1) % len(odd)], "price": "1.0000"} for n in range(40, 80)]
+    again = [{**record(n), "p": partitions[(n + 1) % len(partitions)], "price": "1.0000"} for n in range(40, 80)]
     (arrivals / "again.json").write_text("".join(json.dumps(row) + "\n" for row in again))
     sink = DeltaSink(table, partition_by=["p", "day"], mode="upsert", keys=["id"])
     pipeline = pipeline_to(table, f"{lake}/log", arrivals, sinks={"table": sink})
@@ -327,8 +327,8 @@ def test_two_concurrent_publishing_processes_add_each_version_once(
     for process in processes:
         process.stdin.close()
         assert process.wait(30) == 0
-    counted = Counter(row["id"] for row in spark_rows(spark, table))
-    assert counted == Counter({n: ROUNDS + 1 for n in range(5)})
+    ids = Counter(row["id"] for row in spark_rows(spark, table))
+    assert ids == Counter({n: ROUNDS + 1 for n in range(5)})
 
 
 @pytest.mark.parametrize("mode", ["append", "upsert"])

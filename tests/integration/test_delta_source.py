@@ -23,13 +23,13 @@ AT = "CASE WHEN id % 2 = 0 THEN timestamp'2024-02-29T20:00:01.5Z' END"
 
 
 def append(spark: SparkSession, table: str, start: int, end: int) -> None:
-    odd = F.element_at(F.array(*[F.lit(value) for value in ODD]), (F.col("id") % len(ODD) + 1).cast("int"))
+    partition = F.element_at(F.array(*[F.lit(value) for value in ODD]), (F.col("id") % len(ODD) + 1).cast("int"))
     rows = spark.range(start, end, numPartitions=1).select(
         "id",
-        odd.alias("p"),
+        partition.alias("p"),
         F.expr(DAY).alias("day"),
         F.expr(AT).alias("at"),
-        F.struct("id", odd.alias("b")).alias("n"),
+        F.struct("id", partition.alias("b")).alias("n"),
     )
     rows.write.format("delta").mode("append").partitionBy("p", "day", "at").save(table.replace("s3://", "s3a://"))
 
@@ -71,8 +71,11 @@ def test_changes_are_those_of_sparks_own_reader(spark: SparkSession, tmp_path: P
     spark.sql(f"INSERT INTO delta.`{table}` VALUES (50, null)")
     source = DeltaSource(path=table, starting=0, changes="read")
     slices = Progress(source).all()
-    assert [found.pins[0].reader for found in slices if isinstance(found.pins[0], TablePin)] == ["delta", "parquet"]
-    before, after = (source.load(spark, source.read_pins(_json(found.pins))).frame for found in slices)
+    assert [planned.pins[0].reader for planned in slices if isinstance(planned.pins[0], TablePin)] == [
+        "delta",
+        "parquet",
+    ]
+    before, after = (source.load(spark, source.read_pins(_json(planned.pins))).frame for planned in slices)
     assert before.columns == ["id", "p", "_change_type", "_commit_version", "_commit_timestamp"]
     own = spark.read.format("delta").option("readChangeFeed", "true")
     assert counted(before) == counted(own.option("startingVersion", "0").option("endingVersion", "3").load(table))

@@ -214,7 +214,7 @@ def test_crash_at_every_step_over_rest_then_retry_publishes_once(
 def test_rows_merged_by_key_are_equal_for_pyiceberg_spark_and_duckdb(
     catalog: RestCatalog, spark: SparkSession, arrivals: Path, tmp_path: Path
 ) -> None:
-    """A third of the rows comes a second time, in another partition and with another value."""
+    """A third of the rows is written a second time, in another partition and with another value."""
     location = {"type": "rest", "uri": catalog.url}
     sink = IcebergSink(
         str(tmp_path / "table"),

@@ -25,9 +25,9 @@ ROWS = f"id, {ODD} AS p, CASE WHEN id % 3 != 0 THEN date'1969-12-30' END AS day,
 
 @pytest.fixture(scope="module")
 def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestCatalog]:
-    made = RestCatalog(tmp_path_factory.mktemp("iceberg"))
-    with running(made):
-        yield made
+    server = RestCatalog(tmp_path_factory.mktemp("iceberg"))
+    with running(server):
+        yield server
 
 
 def rows(pipeline: Pipeline, spark: SparkSession, columns: str) -> list[str]:

@@ -22,9 +22,9 @@ pytestmark = pytest.mark.integration
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[Postgres]:
     with home_for_others() as home:
-        made = Postgres(home / "server")
-        with running(made):
-            yield made
+        server = Postgres(home / "server")
+        with running(server):
+            yield server
 
 
 class Dimension(LookupFixture):
@@ -58,8 +58,8 @@ def system(postgres: Postgres, monkeypatch: pytest.MonkeyPatch) -> Dimension:
     with psycopg.connect(postgres.dsn, autocommit=True) as connection:
         if not connection.execute("SELECT FROM pg_roles WHERE rolname = 'reader'").fetchall():
             connection.execute("CREATE ROLE reader LOGIN PASSWORD 'hunter2'")
-    found: dict[str, Any] = {"conn_type": "postgres", "host": "127.0.0.1", "port": postgres.port, "login": "reader", "password": "hunter2", "schema": "postgres"}  # fmt: skip
-    monkeypatch.setenv("AIRFLOW_CONN_DB", json.dumps(found))
+    connection_fields: dict[str, Any] = {"conn_type": "postgres", "host": "127.0.0.1", "port": postgres.port, "login": "reader", "password": "hunter2", "schema": "postgres"}  # fmt: skip
+    monkeypatch.setenv("AIRFLOW_CONN_DB", json.dumps(connection_fields))
     return Dimension(postgres.dsn)
 
 

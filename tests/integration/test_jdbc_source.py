@@ -54,17 +54,17 @@ UTC = datetime.timezone.utc
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[Postgres]:
     with home_for_others() as home:
-        made = Postgres(home / "server")
-        with running(made):
-            yield made
+        server = Postgres(home / "server")
+        with running(server):
+            yield server
 
 
 @pytest.fixture(scope="module")
 def mariadb() -> Iterator[MariaDB]:
     with home_for_others() as home:
-        made = MariaDB(home / "server")
-        with running(made):
-            yield made
+        server = MariaDB(home / "server")
+        with running(server):
+            yield server
 
 
 @dataclass
@@ -119,14 +119,14 @@ def table(postgres: Postgres, monkeypatch: pytest.MonkeyPatch) -> Table:
     with psycopg.connect(postgres.dsn, autocommit=True) as connection:
         if not connection.execute("SELECT FROM pg_roles WHERE rolname = 'reader'").fetchall():
             connection.execute("CREATE ROLE reader LOGIN PASSWORD 'hunter2'")
-    found = {"conn_type": "postgres", "host": "127.0.0.1", "port": postgres.port, "login": "reader", "password": "hunter2", "schema": "postgres"}  # fmt: skip
-    monkeypatch.setenv("AIRFLOW_CONN_DB", json.dumps(found))
+    connection_fields = {"conn_type": "postgres", "host": "127.0.0.1", "port": postgres.port, "login": "reader", "password": "hunter2", "schema": "postgres"}  # fmt: skip
+    monkeypatch.setenv("AIRFLOW_CONN_DB", json.dumps(connection_fields))
     return Table(postgres.dsn, name, JdbcSource(conn_id="db", table=name, cursor="id", wait_s=0))
 
 
 @pytest.fixture
 def no_margin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read times up to now: no session of these tests is between the time of ``now()`` and the lock of its transaction."""
+    """Disable the safety margin of the bound: in these tests, no session is between the time of ``now()`` and the lock of its transaction."""
     monkeypatch.setattr(settled, "_BEGIN_US", 0)
 
 
@@ -168,8 +168,8 @@ class TestPostgresSerial(SourceContract):
 class TestPostgresPair(SourceContract):
     @pytest.fixture
     def system(self, table: Table) -> Table:
-        found = PairTable(table.dsn, table.name, table.source)
-        return found.create(
+        pair = PairTable(table.dsn, table.name, table.source)
+        return pair.create(
             "at timestamp(3), id bigint, v bigint, PRIMARY KEY (at, id)", cursor=("at", "id"), utc_offset="+02:00"
         )
 
@@ -202,7 +202,7 @@ def test_row_that_commits_after_a_later_row_is_read(any_cursor: Table) -> None:
     assert reader.read() == []
 
 
-def test_row_of_an_aborted_transaction_holds_nothing_back(any_cursor: Table) -> None:
+def test_row_of_an_aborted_transaction_delays_no_other_row(any_cursor: Table) -> None:
     reader = Reader(any_cursor)
     with any_cursor.session() as first, any_cursor.session() as second:
         any_cursor.insert(first, 1)
@@ -213,7 +213,7 @@ def test_row_of_an_aborted_transaction_holds_nothing_back(any_cursor: Table) -> 
     assert reader.read() == [2]
 
 
-def test_row_of_a_subtransaction_is_held_back_until_its_transaction_ends(any_cursor: Table) -> None:
+def test_row_of_a_subtransaction_is_not_read_until_its_transaction_ends(any_cursor: Table) -> None:
     reader = Reader(any_cursor)
     with any_cursor.session() as first:
         any_cursor.insert(first, 1)
@@ -229,7 +229,7 @@ def test_row_of_a_subtransaction_is_held_back_until_its_transaction_ends(any_cur
     assert reader.read() == [1, 3, 4]
 
 
-def test_row_of_a_prepared_transaction_is_held_back_until_it_ends(any_cursor: Table) -> None:
+def test_row_of_a_prepared_transaction_is_not_read_until_it_ends(any_cursor: Table) -> None:
     reader = Reader(any_cursor)
     with any_cursor.session() as first:
         any_cursor.insert(first, 1)
@@ -241,7 +241,7 @@ def test_row_of_a_prepared_transaction_is_held_back_until_it_ends(any_cursor: Ta
     assert reader.read() == [1, 2]
 
 
-def test_transaction_that_is_prepared_during_the_wait_is_waited_for(any_cursor: Table) -> None:
+def test_poll_waits_for_a_transaction_that_is_prepared_during_the_wait(any_cursor: Table) -> None:
     reader = Reader(any_cursor)
     with any_cursor.session() as first:
         any_cursor.insert(first, 1)
@@ -296,8 +296,8 @@ def test_old_transaction_of_the_same_user_limits_times_to_its_begin(
     table: Table, no_margin: None, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table.create("at timestamptz NOT NULL DEFAULT now(), v bigint", cursor="at")
-    found = {"conn_type": "postgres", "host": "127.0.0.1", "port": postgres.port, "login": "postgres", "schema": "postgres"}  # fmt: skip
-    monkeypatch.setenv("AIRFLOW_CONN_DB", json.dumps(found))
+    connection_fields = {"conn_type": "postgres", "host": "127.0.0.1", "port": postgres.port, "login": "postgres", "schema": "postgres"}  # fmt: skip
+    monkeypatch.setenv("AIRFLOW_CONN_DB", json.dumps(connection_fields))
     reader = Reader(table)
     table.add([1])
     with table.session() as old:
@@ -311,7 +311,7 @@ def test_old_transaction_of_the_same_user_limits_times_to_its_begin(
 
 
 @pytest.mark.parametrize("kind", ["serial", "now", "clock"])
-def test_concurrent_transactions_in_any_order_lose_and_double_no_row(table: Table, kind: str) -> None:
+def test_concurrent_transactions_in_any_order_lose_and_duplicate_no_row(table: Table, kind: str) -> None:
     cursor, column = CURSORS[kind]
     table.create(f"{column}, v bigint", cursor=cursor, wait_s=30)
     table.run(f"CREATE INDEX ON t ({cursor})")
@@ -410,8 +410,8 @@ def test_replica_is_refused(table: Table, postgres: Postgres, monkeypatch: pytes
             for path in (home / "r").rglob("*"):
                 shutil.chown(path, "postgres")
         with running(replica := Postgres(home / "r")):
-            found = {"conn_type": "postgres", "host": "127.0.0.1", "port": replica.port, "login": "postgres", "schema": "postgres"}  # fmt: skip
-            monkeypatch.setenv("AIRFLOW_CONN_DB", json.dumps(found))
+            connection_fields = {"conn_type": "postgres", "host": "127.0.0.1", "port": replica.port, "login": "postgres", "schema": "postgres"}  # fmt: skip
+            monkeypatch.setenv("AIRFLOW_CONN_DB", json.dumps(connection_fields))
             with pytest.raises(InvalidError, match="replica"):
                 Reader(table).read()
 
@@ -442,22 +442,22 @@ def test_start_at_the_end_reads_only_later_rows_and_waits_for_open_transactions(
 
 
 def test_start_at_a_time_reads_rows_from_then_on_inclusive(table: Table) -> None:
-    found = PairTable(table.dsn, table.name, table.source)
-    found.create("at timestamp, id int, v bigint", cursor=("at", "id"), utc_offset="-01:00", starting="2026-01-01T01:00:03Z")  # fmt: skip
+    pair = PairTable(table.dsn, table.name, table.source)
+    pair.create("at timestamp, id int, v bigint", cursor=("at", "id"), utc_offset="-01:00", starting="2026-01-01T01:00:03Z")  # fmt: skip
     for id in range(6):
-        found.add([id])
-    assert Reader(found).read() == [3, 4, 5]
+        pair.add([id])
+    assert Reader(pair).read() == [3, 4, 5]
 
 
 def test_equal_times_stay_in_one_batch_and_a_pair_splits_them(table: Table) -> None:
-    found = PairTable(table.dsn, table.name, table.source)
-    found.create("at timestamp, id bigint, v bigint", cursor="at")
-    found.add(range(3))
-    found.add(range(3, 8))
-    reader = Reader(found)
+    pair = PairTable(table.dsn, table.name, table.source)
+    pair.create("at timestamp, id bigint, v bigint", cursor="at")
+    pair.add(range(3))
+    pair.add(range(3, 8))
+    reader = Reader(pair)
     assert [reader.read(max_rows=4) for _ in range(3)] == [[0, 1, 2], [3, 4, 5, 6, 7], []]
-    found.source = replace(found.source, cursor=("at", "id"))
-    reader = Reader(found)
+    pair.source = replace(pair.source, cursor=("at", "id"))
+    reader = Reader(pair)
     assert [reader.read(max_rows=4) for _ in range(3)] == [[0, 1, 2, 3], [4, 5, 6, 7], []]
 
 
@@ -524,7 +524,9 @@ def test_server_that_was_killed_between_plan_and_read_fails_the_run_which_a_retr
     assert sorted(row.v for row in spark.read.parquet(*files).collect()) == [0, 1, 2, 3]
 
 
-def test_missing_index_is_a_warning_and_an_index_is_none(table: Table, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_index_causes_a_warning_and_an_index_causes_none(
+    table: Table, caplog: pytest.LogCaptureFixture
+) -> None:
     table.create("id bigserial, v bigint")
     Reader(table).read()
     assert "no index of table" in caplog.text
@@ -644,8 +646,8 @@ class MySqlTable(SystemFixture):
 @pytest.fixture
 def mysql(mariadb: MariaDB, monkeypatch: pytest.MonkeyPatch) -> MySqlTable:
     monkeypatch.setattr(ssl.SSLContext, "load_default_certs", lambda *_: None)
-    found = {"conn_type": "mysql", "host": "127.0.0.1", "port": mariadb.port, "login": "me", "password": "hunter2", "schema": "test"}  # fmt: skip
-    monkeypatch.setenv("AIRFLOW_CONN_DB", json.dumps(found))
+    connection_fields = {"conn_type": "mysql", "host": "127.0.0.1", "port": mariadb.port, "login": "me", "password": "hunter2", "schema": "test"}  # fmt: skip
+    monkeypatch.setenv("AIRFLOW_CONN_DB", json.dumps(connection_fields))
     return MySqlTable(mariadb.port, JdbcSource(conn_id="db", table=f"t{uuid.uuid4().hex[:8]}", cursor="at", lag=60))
 
 

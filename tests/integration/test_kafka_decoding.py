@@ -69,11 +69,11 @@ def test_json_values_become_columns_and_invalid_ones_are_quarantined_with_their_
         (2, None, name, 0, 6, "k"),
         (None, None, name, 0, 7, "k"),
     ]
-    found = quarantined(topics)
-    assert [(r["topic"], r["partition"], r["offset"], r["encoding"]) for r in found] == [
+    bad_records = quarantined(topics)
+    assert [(r["topic"], r["partition"], r["offset"], r["encoding"]) for r in bad_records] == [
         (name, 0, n, "utf-8" if n < 5 else "base64") for n in range(1, 6)
     ]
-    assert [r["raw"] for r in found[:4]] == bad[:4]
+    assert [r["raw"] for r in bad_records[:4]] == bad[:4]
 
 
 @pytest.mark.parametrize("value", [None, Json("id long, user string")], ids=["binary", "json"])

@@ -54,7 +54,7 @@ class Orders:
         """Add records. Returns their sequence numbers."""
         data = [json.dumps({"id": id}).encode() for id in ids]
         self.sent += ids
-        return [self.put_data(one, key) for one in data]
+        return [self.put_data(record, key) for record in data]
 
     def put_data(self, data: bytes, key: str = LOW) -> str:
         number: str = self.client.put_record(StreamName=self.name, Data=data, PartitionKey="k", ExplicitHashKey=key)[
@@ -76,8 +76,13 @@ class Orders:
         self.server.wait_for(self.name)
 
     def source(self, **changes: Any) -> KinesisSource:
-        given = {"stream": self.name, "endpoint_url": self.server.url, "region": "us-east-1", "value": Json("id long")}
-        return KinesisSource(**given | changes)
+        arguments = {
+            "stream": self.name,
+            "endpoint_url": self.server.url,
+            "region": "us-east-1",
+            "value": Json("id long"),
+        }
+        return KinesisSource(**arguments | changes)
 
     def pipeline(self, **changes: Any) -> Pipeline:
         source = self.source(**changes.pop("source", {}))
@@ -121,11 +126,11 @@ def planner_of(source: KinesisSource, now_ms: int | None = None) -> Any:
 
 def sliced(source: KinesisSource, limits: Limits | None = None) -> SourceSlice:
     planner = planner_of(source)
-    found: SourceSlice | None = planner.slice(
+    planned: SourceSlice | None = planner.slice(
         source.initial_offsets(), planner.poll(None), limits or Limits(), None, on_data_loss="fail"
     )
-    assert found is not None
-    return found
+    assert planned is not None
+    return planned
 
 
 def aggregate(records: Iterable[tuple[str, bytes]]) -> bytes:
@@ -137,10 +142,10 @@ def aggregate(records: Iterable[tuple[str, bytes]]) -> bytes:
     def varint(value: int) -> bytes:
         return bytes([value & 0x7F | 0x80]) + varint(value >> 7) if value > 0x7F else bytes([value])
 
-    given = [*records]
-    keys = sorted({key for key, _ in given})
+    user_records = [*records]
+    keys = sorted({key for key, _ in user_records})
     message = b"".join(field(1, key.encode()) for key in keys)
-    for key, data in given:
+    for key, data in user_records:
         message += field(3, varint(1 << 3) + varint(keys.index(key)) + field(3, data))
     return b"\xf3\x89\x9a\xc2" + message + hashlib.md5(message).digest()
 
@@ -186,7 +191,7 @@ def test_shards_that_are_created_during_a_drain_are_left_for_the_next_run(orders
 
 
 def test_expired_records_fail_the_run_or_become_a_gap_and_an_idle_stream_does_not(orders: Orders) -> None:
-    """Retention deletes records that were read, then records that were not read."""
+    """Retention deletes records that were read, and later records that were not read."""
     orders.server.set_clock(-23)
     stale = Orders(orders.server, orders.root)
     stale.put(0)
@@ -317,9 +322,9 @@ def test_rows_of_an_aggregated_record(orders: Orders, spark: SparkSession, aggre
     number = orders.put_data(data)
     source = orders.source(value=None, aggregation=aggregation)
     rows = source.load(spark, sliced(source).pins).frame.orderBy("sub_sequence_number").collect()
-    found = [(row["partition_key"], bytes(row["data"]), row["sub_sequence_number"]) for row in rows]
+    actual = [(row["partition_key"], bytes(row["data"]), row["sub_sequence_number"]) for row in rows]
     split = [("a", b"x", 0), ("b", b"y", 1), ("a", b"z", 2)]
-    assert found == (split if records == 3 else [("k", data, 0)])
+    assert actual == (split if records == 3 else [("k", data, 0)])
     assert {(row["stream"], row["shard_id"], row["sequence_number"]) for row in rows} == {
         (orders.name, "shardId-000000000000", number)
     }
@@ -347,9 +352,9 @@ def test_pipeline_starts_at_the_named_position(orders: Orders) -> None:
     for starting, offset in expected.items():
         found = orders.source(starting=starting).initial_offsets()[name]
         assert offset is None or found == offset
-    given = orders.source(starting={shard: numbers[1]})
-    assert given.initial_offsets() == {name: int(numbers[1])}
-    [pin] = sliced(given).pins
+    source = orders.source(starting={shard: numbers[1]})
+    assert source.initial_offsets() == {name: int(numbers[1])}
+    [pin] = sliced(source).pins
     assert (pin.first, pin.last) == (int(numbers[1]), int(numbers[1]))
 
 
@@ -368,31 +373,31 @@ def test_requests_of_a_batch(orders: Orders) -> None:
     wide.put(2)
     orders.server.requests()
     wide.run("b")
-    found = orders.server.requests()
+    requests = orders.server.requests()
     polls, checks = 1, 1  # the check after the read lists the shards too
-    assert found["DescribeStreamSummary"] == found["ListShards"] == polls + checks
+    assert requests["DescribeStreamSummary"] == requests["ListShards"] == polls + checks
     ends, oldest, read = 3, 1, 1
-    assert found["GetShardIterator"] == ends + oldest + read
-    assert found["GetRecords"] == ends + oldest + read
+    assert requests["GetShardIterator"] == ends + oldest + read
+    assert requests["GetRecords"] == ends + oldest + read
 
 
 def test_end_of_a_busy_shard_is_found_without_reading_its_records(
     orders: Orders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Records of two hours before now are unread. The end is the record of the last seconds."""
+    """Records that are up to two hours old are unread. The end is a record of the last seconds."""
     orders.server.set_clock(-2)
     busy = Orders(orders.server, orders.root)
     first = busy.put(*range(40))
     orders.server.set_clock(0)
     last = busy.put(40)
-    monkeypatch.setattr(stream, "_LOOK_RECORDS", 5)
-    monkeypatch.setattr(stream, "_LOOK_PAGES", 1)
+    monkeypatch.setattr(stream, "_PROBE_RECORDS", 5)
+    monkeypatch.setattr(stream, "_PROBE_PAGES", 1)
     requests = KinesisStream(busy.name, busy.source().settings())
     [shard] = requests.listing().shards
     orders.server.requests()
     for known in (0, int(first[0]) + 1):
         assert requests.end(shard, known, now_ms=SYSTEM_CLOCK.now_ms(), retention_h=24).offset == int(last[0]) + 1
-        # One page from the known end, one look at the last ten seconds, and one read of them.
+        # One page from the known end, one request for the last ten seconds, and one read of them.
         assert orders.server.requests() == {"GetShardIterator": 3, "GetRecords": 3}
 
 

@@ -58,7 +58,7 @@ class Roles:
         for name in POLICIES:
             server.create_account(name, f"secret-of-{name}")
         for bucket in BUCKETS.values():
-            statements = [one for name in POLICIES for one in self._statements(name, bucket)]
+            statements = [statement for name in POLICIES for statement in self._statements(name, bucket)]
             policy = {"Version": "2012-10-17", "Statement": statements}
             self.root.put_bucket_policy(Bucket=bucket, Policy=json.dumps(policy))
 

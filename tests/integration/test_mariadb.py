@@ -142,7 +142,7 @@ def stepping(monkeypatch: pytest.MonkeyPatch) -> Callable[[Steps], None]:
                     return OperationalError(2013, "Lost connection to MySQL server during query")
 
                 work = originals[owner, name]
-                return steps.take(name, lambda: work(self, *arguments, **named), connection._force_close, lost)
+                return steps.call(name, lambda: work(self, *arguments, **named), connection._force_close, lost)
 
             monkeypatch.setattr(owner, name, call)
 
@@ -150,12 +150,12 @@ def stepping(monkeypatch: pytest.MonkeyPatch) -> Callable[[Steps], None]:
 
 
 @pytest.mark.parametrize(
-    ("mode", "what"),
+    ("mode", "run_kind"),
     [
         ("upsert", "batch"),
         *(
-            pytest.param(mode, what, marks=pytest.mark.prove)  # Postgres and SQLite run each of them in the gate
-            for mode, what in (
+            pytest.param(mode, run_kind, marks=pytest.mark.prove)  # Postgres and SQLite run each of them in the gate
+            for mode, run_kind in (
                 ("append", "batch"),
                 ("replace_version", "batch"),
                 ("replace_version", "reprocess"),
@@ -165,7 +165,7 @@ def stepping(monkeypatch: pytest.MonkeyPatch) -> Callable[[Steps], None]:
     ],
 )
 def test_crash_or_lost_reply_at_any_call_leaves_every_row_once(
-    mode: str, what: str, db: Database, tmp_path: Path, stepping: Callable[[Steps], None]
+    mode: str, run_kind: str, db: Database, tmp_path: Path, stepping: Callable[[Steps], None]
 ) -> None:
     def scenario(steps: Steps, name: str) -> None:
         database = Database(db.port, f"t{uuid.uuid4().hex[:8]}")
@@ -173,11 +173,11 @@ def test_crash_or_lost_reply_at_any_call_leaves_every_row_once(
         sink = database.sink(tmp_path / name, mode)
         first = staged(sink, pyarrow.table({"id": [1, 2]}), 0, schema=IDS)
         publish(sink, first)
-        reprocessed = {"root": 0, "replaced": first.committable} if what == "reprocess" else {}
+        reprocessed = {"root": 0, "replaced": first.committable} if run_kind == "reprocess" else {}
         batch = staged(sink, pyarrow.table({"id": [3, 4]}), 1, schema=IDS, **reprocessed)
 
         def publish_or_skip() -> Receipt | None:
-            return sink.skip(batch, None) if what == "skip" else publish(sink, batch)  # type: ignore[arg-type]
+            return sink.skip(batch, None) if run_kind == "skip" else publish(sink, batch)  # type: ignore[arg-type]
 
         stepping(steps)
         with suppress(Crash, StreamsemError):
@@ -186,8 +186,8 @@ def test_crash_or_lost_reply_at_any_call_leaves_every_row_once(
         for _ in range(2):
             receipt = publish_or_skip()
             assert receipt is not None, steps
-            assert receipt.result == ("skipped" if what == "skip" else "applied"), steps
-        expected = {"batch": [1, 2, 3, 4], "skip": [1, 2], "reprocess": [3, 4]}[what]
+            assert receipt.result == ("skipped" if run_kind == "skip" else "applied"), steps
+        expected = {"batch": [1, 2, 3, 4], "skip": [1, 2], "reprocess": [3, 4]}[run_kind]
         assert sorted(row[0] for row in database.run("SELECT id FROM t ")) == expected, steps
         assert publish(sink, first) is None
 
@@ -258,14 +258,14 @@ def test_key_0_stays_0_in_an_auto_increment_column(db: Database, tmp_path: Path)
 def test_non_strict_server_refuses_values_that_do_not_fit(
     db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: str, kind: str, value: Any
 ) -> None:
-    real = database._be_strict
+    real = database._set_strict_mode
 
     def be_strict_on_a_non_strict_server(connection: sqlalchemy.Connection) -> None:
         with connection.begin():
             connection.execute(sqlalchemy.text("SET SESSION sql_mode = ''"))
         real(connection)
 
-    monkeypatch.setattr(database, "_be_strict", be_strict_on_a_non_strict_server)
+    monkeypatch.setattr(database, "_set_strict_mode", be_strict_on_a_non_strict_server)
     db.run(f"CREATE TABLE t (c {column})")
     sink = db.sink(tmp_path)
     batch = staged(sink, pyarrow.table({"c": [value]}), schema=schema_of(c=kind))
@@ -308,9 +308,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_unsuitable_table_or_columns_are_refused_before_the_commit(what: str, db: Database, tmp_path: Path) -> None:
-    mode, columns, kind = REFUSED[what]
+@pytest.mark.parametrize("case", REFUSED)
+def test_unsuitable_table_or_columns_are_refused_before_the_commit(case: str, db: Database, tmp_path: Path) -> None:
+    mode, columns, kind = REFUSED[case]
     db.run(f"CREATE TABLE t ({columns}")
     schema = schema_of(**{"id": "long", kind: "long"}) if "%" in kind else schema_of(id=kind)
     with pytest.raises(DataError, match="nothing became visible"):
@@ -326,11 +326,11 @@ ALTERED = {
 }
 
 
-@pytest.mark.parametrize("what", ALTERED)
+@pytest.mark.parametrize("case", ALTERED)
 def test_table_altered_after_the_commit_gets_no_rows_if_values_would_change(
-    what: str, db: Database, tmp_path: Path
+    case: str, db: Database, tmp_path: Path
 ) -> None:
-    mode, change = ALTERED[what]
+    mode, change = ALTERED[case]
     db.run("CREATE TABLE t (id bigint PRIMARY KEY, v bigint, m decimal(10,2), s varchar(20))")
     sink = db.sink(tmp_path, mode)
     rows = pyarrow.table({"id": [1, 2], "v": [7, 7], "m": [Decimal("1.55"), Decimal("2.45")], "s": ["a ", "b"]})

@@ -56,8 +56,8 @@ class Stream:
         self.nats.publish(f"{self.name}.{subject}", [json.dumps({"id": id}).encode() for id in ids], **headers)
 
     def source(self, **changes: Any) -> NatsSource:
-        given = {"stream": self.name, "servers": self.nats.address_of_clients, "value": Json("id long"), **changes}
-        return NatsSource(**given)
+        arguments = {"stream": self.name, "servers": self.nats.address_of_clients, "value": Json("id long"), **changes}
+        return NatsSource(**arguments)
 
     def pipeline(self, source: dict[str, Any] | None = None, **changes: Any) -> Pipeline:
         spec = Pipeline(
@@ -124,11 +124,11 @@ def test_columns_are_those_of_the_message(stream: Stream, streamsem_spark: Spark
     stream.nats.publish(f"{stream.name}.us", [b"", b"\xff"])
     source = stream.source(value=None)
     planned = source.open(CommitLog(MemoryStore()), None)
-    found = planned.slice(source.initial_offsets(), planned.poll(None), Limits(), None, on_data_loss="fail")
-    assert found is not None
+    slice_ = planned.slice(source.initial_offsets(), planned.poll(None), Limits(), None, on_data_loss="fail")
+    assert slice_ is not None
     streamsem_spark.conf.set("spark.sql.session.timeZone", "America/New_York")
     try:
-        frame = source.load(streamsem_spark, found.pins).frame
+        frame = source.load(streamsem_spark, slice_.pins).frame
         rows = frame.selectExpr("*", "unix_micros(timestamp) AS micros").collect()
     finally:
         streamsem_spark.conf.unset("spark.sql.session.timeZone")
@@ -153,8 +153,8 @@ def test_data_that_cannot_be_decoded_is_quarantined_and_empty_data_has_null_fiel
         (0, 1, f"{stream.name}.eu"), (None, 2, f"{stream.name}.eu"),
     ]  # fmt: skip
     (file,) = (stream.root / "log").glob("quarantine/**/*.json*")
-    found = [json.loads(line) for line in file.read_text().splitlines()]
-    assert sorted((one["sequence"], one["raw"], one["encoding"]) for one in found) == [
+    bad_records = [json.loads(line) for line in file.read_text().splitlines()]
+    assert sorted((record["sequence"], record["raw"], record["encoding"]) for record in bad_records) == [
         (3, "no json", "utf-8"), (4, "/w==", "base64"),
     ]  # fmt: skip
 
@@ -331,8 +331,8 @@ def test_expiry_counts_deleted_and_endangered_messages(nats: NatsServer, tmp_pat
         (7, 60_000, (0, 0, 2)),
         (11, None, (0, 0, None)),
     ):
-        found = stream.source().expiry({partition: offset}, within_ms=within_ms, now_ms=now_ms + 1000)
-        assert (found.lost, found.at_risk, found.spare) == expected
+        expiry = stream.source().expiry({partition: offset}, within_ms=within_ms, now_ms=now_ms + 1000)
+        assert (expiry.lost, expiry.at_risk, expiry.spare) == expected
 
 
 def test_messages_larger_than_a_request_are_read(nats: NatsServer, tmp_path: Path) -> None:
@@ -430,10 +430,10 @@ def test_server_killed_during_the_read_fails_the_attempt_and_the_retry_reads_eve
     spec = stream.pipeline()
     log = CommitLog(MemoryStore())
     planner = spec.source.open(log, None)
-    found = planner.slice(spec.source.initial_offsets(), planner.poll(None), Limits(), None, on_data_loss="fail")
-    assert found is not None
+    planned = planner.slice(spec.source.initial_offsets(), planner.poll(None), Limits(), None, on_data_loss="fail")
+    assert planned is not None
     source = stream.source()
-    read = Reading(access=source.access(), domain=None, subject=None, pins=tuple(found.pins), tasks=1)
+    read = Reading(access=source.access(), domain=None, subject=None, pins=tuple(planned.pins), tasks=1)
     batches = read._part(read.parts[0])
     assert next(batches).num_rows == 50
     own_server.kill()
@@ -471,14 +471,20 @@ def test_least_privilege_suffices_and_refusals_show_no_secret(tmp_path: Path, mo
             ("WRONG", "reader", "s3cret-wrong"),
             ("NOBODY", "nobody", "s3cret-nobody"),
         ):
-            given = {"conn_type": "nats", "host": host, "port": int(port), "login": login, "password": password}
-            monkeypatch.setenv(f"AIRFLOW_CONN_{name}", json.dumps(given))
+            connection_fields = {
+                "conn_type": "nats",
+                "host": host,
+                "port": int(port),
+                "login": login,
+                "password": password,
+            }
+            monkeypatch.setenv(f"AIRFLOW_CONN_{name}", json.dumps(connection_fields))
         spec = Pipeline(
             name="orders", log=str(tmp_path / "log"), source=NatsSource(stream="ORDERS", conn_id="reader", value=Json("id long")),
             sinks={"out": FilesSink(path=str(tmp_path / "out"), format="parquet")},
         )  # fmt: skip
-        for conn_id, what in (("wrong", "did not accept the credentials"), ("nobody", "denied the user a request")):
-            with pytest.raises(StoreRefusedError, match=what) as caught:
+        for conn_id, message in (("wrong", "did not accept the credentials"), ("nobody", "denied the user a request")):
+            with pytest.raises(StoreRefusedError, match=message) as caught:
                 run_batch(spec.replace(source=NatsSource(stream="ORDERS", conn_id=conn_id)), run_key="a")
             assert "s3cret" not in str(caught.value)
         assert run_batch(spec, run_key="a").counts["read"] == 1
@@ -492,20 +498,26 @@ TOKEN = 'authorization { token: "s3cret-token" }'
 def test_token_over_tls_is_accepted_and_is_never_sent_to_a_server_without_tls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = certificates.make(tmp_path / "certificates")
+    pem = certificates.make(tmp_path / "certificates")
     key = tmp_path / "certificates" / "server.key"
-    key.write_bytes(made.server.read_bytes())
-    tls = f'tls {{ cert_file: "{made.server}", key_file: "{key}", ca_file: "{made.authority}", verify: true }}'
+    key.write_bytes(pem.server.read_bytes())
+    tls = f'tls {{ cert_file: "{pem.server}", key_file: "{key}", ca_file: "{pem.authority}", verify: true }}'
     files = {
-        "tls_ca_file": str(made.authority),
-        "tls_cert_file": str(made.client),
-        "tls_key_file": str(made.client_key),
+        "tls_ca_file": str(pem.authority),
+        "tls_cert_file": str(pem.client),
+        "tls_key_file": str(pem.client_key),
     }
     for name, configuration in (("plain", TOKEN), ("tls", f"{TOKEN}\n{tls}")):
         server = NatsServer(tmp_path / name, configuration)
         host, _, port = server.address_of_clients.partition(":")
-        given = {"conn_type": "nats", "host": host, "port": int(port), "password": "s3cret-token", "extra": files}
-        monkeypatch.setenv("AIRFLOW_CONN_SAFE", json.dumps(given))
+        connection_fields = {
+            "conn_type": "nats",
+            "host": host,
+            "port": int(port),
+            "password": "s3cret-token",
+            "extra": files,
+        }
+        monkeypatch.setenv("AIRFLOW_CONN_SAFE", json.dumps(connection_fields))
         source = NatsSource(stream="NONE", conn_id="safe")
         with running(server):
             if name == "plain":
@@ -525,8 +537,8 @@ def test_credentials_file_is_accepted_and_only_the_driver_needs_it(
     creds = tmp_path / "user.creds"
     creds.write_text(operator.credentials())
     host, _, port = server.address_of_clients.partition(":")
-    given = {"conn_type": "nats", "host": host, "port": int(port), "extra": {"creds_file": str(creds)}}
-    monkeypatch.setenv("AIRFLOW_CONN_CREDS", json.dumps(given))
+    connection_fields = {"conn_type": "nats", "host": host, "port": int(port), "extra": {"creds_file": str(creds)}}
+    monkeypatch.setenv("AIRFLOW_CONN_CREDS", json.dumps(connection_fields))
     source = NatsSource(stream="NONE", conn_id="creds")
     with running(server):
         access = source.access()

@@ -138,10 +138,10 @@ def test_every_value_of_every_type_arrives_unchanged(mode: str, db: Database, tm
     assert publish(sink, staged(sink, table, schema=schema)) == Receipt(result="applied", rows=rows)
     for name in VALUES:
         expected = [*READ_OTHERWISE.get(name, VALUES[name][3])]
-        found = [row[0] for row in psycopg_rows(db, f'{name} %s "é')]
-        found = [bytes(value) if isinstance(value, memoryview) else value for value in found]
-        assert found == [*expected, *[None] * (rows - len(expected))], name
-        assert [str(v) for v in found[:2]] == [str(v) for v in [*expected, None][:2]], name
+        stored = [row[0] for row in psycopg_rows(db, f'{name} %s "é')]
+        stored = [bytes(value) if isinstance(value, memoryview) else value for value in stored]
+        assert stored == [*expected, *[None] * (rows - len(expected))], name
+        assert [str(v) for v in stored[:2]] == [str(v) for v in [*expected, None][:2]], name
 
 
 def psycopg_rows(db: Database, column: str) -> list[Any]:
@@ -347,9 +347,9 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_unsuitable_table_or_columns_are_refused_before_the_commit(what: str, db: Database, tmp_path: Path) -> None:
-    mode, statement, kind = REFUSED[what]
+@pytest.mark.parametrize("case", REFUSED)
+def test_unsuitable_table_or_columns_are_refused_before_the_commit(case: str, db: Database, tmp_path: Path) -> None:
+    mode, statement, kind = REFUSED[case]
     db.run(statement)
     with pytest.raises(DataError, match="nothing became visible"):
         resolve_schema(db.sink(tmp_path, mode), schema_of(id=kind))
@@ -411,9 +411,9 @@ ALTERED = {
 }
 
 
-@pytest.mark.parametrize("what", ALTERED)
+@pytest.mark.parametrize("case", ALTERED)
 def test_table_altered_after_the_commit_gets_no_rows_if_values_would_change(
-    what: str, db: Database, tmp_path: Path
+    case: str, db: Database, tmp_path: Path
 ) -> None:
     db.run("CREATE TABLE t (m numeric(10,2), d double precision, u timestamptz, s varchar(9))")
     sink = db.sink(tmp_path)
@@ -422,7 +422,7 @@ def test_table_altered_after_the_commit_gets_no_rows_if_values_would_change(
         {"m": [Decimal("1.55")], "d": [0.1], "u": pyarrow.array([at], pyarrow.timestamp("us", "UTC")), "s": ["ab"]}
     )
     batch = staged(sink, rows, schema=schema_of(m="decimal(10,2)", d="double", u="timestamp", s="string"))
-    db.run(f"ALTER TABLE t {ALTERED[what]}")
+    db.run(f"ALTER TABLE t {ALTERED[case]}")
     with pytest.raises(PublishError, match="was altered after the commit"):
         publish(sink, batch)
     assert db.run("SELECT * FROM t") == []
@@ -602,11 +602,11 @@ def test_commit_is_synchronous_even_if_the_role_disables_it(
 ) -> None:
     db.run("CREATE TABLE t (id bigint)")
     db.run("ALTER ROLE postgres SET synchronous_commit = off")
-    seen = []
+    settings = []
     real = jdbc.postgres_copy.append
 
     def append(connection: Any, *arguments: Any) -> None:
-        seen.append(connection.exec_driver_sql("SHOW synchronous_commit").scalar())
+        settings.append(connection.exec_driver_sql("SHOW synchronous_commit").scalar())
         real(connection, *arguments)
 
     try:
@@ -615,7 +615,7 @@ def test_commit_is_synchronous_even_if_the_role_disables_it(
         publish(sink, staged(sink, pyarrow.table({"id": [1]}), schema=IDS))
     finally:
         db.run("ALTER ROLE postgres RESET synchronous_commit")
-    assert seen == ["on", "on"]
+    assert settings == ["on", "on"]
 
 
 def test_rows_that_spark_staged_are_written_with_an_airflow_connection(
@@ -647,8 +647,8 @@ def test_rows_that_spark_staged_are_written_with_an_airflow_connection(
         run_batch(pipeline, run_key="a", drain=True, engine=SparkEngine())
         verdict = verify(pipeline)
     assert verdict.findings == []
-    found = db.run("SELECT id, s, at AT TIME ZONE 'UTC', d, m, tags, o, mp, x, _streamsem_version FROM t ORDER BY id")
+    rows = db.run("SELECT id, s, at AT TIME ZONE 'UTC', d, m, tags, o, mp, x, _streamsem_version FROM t ORDER BY id")
     at = datetime.datetime(2020, 2, 29, 23, 59, 59, 999_999)
-    assert found[0][:2] == (0, None)
-    assert found[3] == (3, "", at, datetime.date(2020, 1, 2), Decimal("0.75"), [3, None], {"a": 3, "at": at.isoformat() + "+00:00"}, {"k": 3}, b"\x00\xff", 0)  # fmt: skip
-    assert [row[0] for row in found] == [*range(1_000)]
+    assert rows[0][:2] == (0, None)
+    assert rows[3] == (3, "", at, datetime.date(2020, 1, 2), Decimal("0.75"), [3, None], {"a": 3, "at": at.isoformat() + "+00:00"}, {"k": 3}, b"\x00\xff", 0)  # fmt: skip
+    assert [row[0] for row in rows] == [*range(1_000)]

@@ -65,8 +65,8 @@ class Subscription:
         sent = PublisherClient.publish(self.publisher, topic=self.topic, messages=messages)
         return [*sent.message_ids]
 
-    def send(self, messages: int, **given: str) -> None:
-        self.put(*(json.dumps({"id": n}).encode() for n in range(self.sent, self.sent + messages)), **given)
+    def send(self, messages: int, **attributes: str) -> None:
+        self.put(*(json.dumps({"id": n}).encode() for n in range(self.sent, self.sent + messages)), **attributes)
         self.sent += messages
 
     def redeliver(self, *handles: str) -> None:
@@ -75,8 +75,8 @@ class Subscription:
 
     def left(self) -> int:
         """Return the number of messages that can be delivered now. They stay undelivered."""
-        found = self.subscriber.pull(subscription=self.path, max_messages=1000, timeout=5)
-        handles = [one.ack_id for one in found.received_messages]
+        response = self.subscriber.pull(subscription=self.path, max_messages=1000, timeout=5)
+        handles = [message.ack_id for message in response.received_messages]
         if handles:
             self.redeliver(*handles)
         return len(handles)
@@ -121,7 +121,7 @@ def test_attributes_ids_and_bodies_are_landed_unchanged(orders: Subscription) ->
     ids = orders.put("a\r\n\u2028b ☃".encode(), kind="ä") + orders.put(b"\xff", key="k")
     orders.pipeline().source.open(orders.fixture.log(), None).poll(None)
     assert orders.left() == 0
-    landed = {one["id"]: one for one in orders.landed()}
+    landed = {message["id"]: message for message in orders.landed()}
     assert sorted(landed) == sorted(ids)
     first, second = landed[ids[0]], landed[ids[1]]
     assert (first["body"], first["headers"]["kind"]) == ("a\r\n\u2028b ☃", "ä")
@@ -158,12 +158,12 @@ def test_expired_ack_id_is_ignored_and_its_message_is_dropped_at_the_next_delive
         receive = slow.receive
 
         def expires(most: int) -> Any:
-            found = receive(most)
-            if found:
-                orders.redeliver(*(message.handle for message in found))
+            deliveries = receive(most)
+            if deliveries:
+                orders.redeliver(*(message.handle for message in deliveries))
                 time.sleep(0.1)
                 assert orders.left() == 2  # another consumer gets them, under new ack ids
-            return found
+            return deliveries
 
         slow.receive = expires  # type: ignore[method-assign]
         assert landing.land(slow, most=2, seconds=60) == 2
@@ -176,10 +176,10 @@ def test_expired_ack_id_is_ignored_and_its_message_is_dropped_at_the_next_delive
 def test_ack_deadline_is_extended_beyond_that_of_the_subscription(orders: Subscription) -> None:
     orders.send(2)
     with orders.queue.connect() as receiver:
-        found = receiver.receive(10)
+        deliveries = receiver.receive(10)
         time.sleep(11)
         assert receiver.receive(10) == []
-        receiver.acknowledge([message.handle for message in found])
+        receiver.acknowledge([message.handle for message in deliveries])
     assert orders.left() == 0
 
 
@@ -189,7 +189,7 @@ def test_messages_with_an_ordering_key_are_landed_in_order(emulator: None, tmp_p
         orders.send(1, key="k")
     for n in range(4):
         orders.run(f"run-{n}")
-    assert [json.loads(one["body"])["id"] for one in orders.landed()] == [0, 1, 2]
+    assert [json.loads(message["body"])["id"] for message in orders.landed()] == [0, 1, 2]
     orders.check()
 
 
@@ -245,9 +245,9 @@ def test_crash_at_every_call_of_a_landing_gives_each_message_one_record(emulator
             receive = PubSubReceiver.receive
 
             def recorded(self: PubSubReceiver, most: int, to: list[Any] = delivered, receive: Any = receive) -> Any:
-                found = receive(self, most)
-                to += [message.handle for message in found]
-                return found
+                deliveries = receive(self, most)
+                to += [message.handle for message in deliveries]
+                return deliveries
 
             orders.send(4)
             PubSubReceiver.receive = recorded  # type: ignore[method-assign]

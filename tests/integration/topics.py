@@ -121,7 +121,7 @@ class Topics:
         )
         partitions = self.admin.list_topics(timeout=TIMEOUT_S).topics[self.name(topic)].partitions
         consumer.assign([TopicPartition(self.name(topic), p, 0) for p in partitions])
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         left = len(partitions)
         while left:
             message = consumer.poll(TIMEOUT_S)
@@ -129,9 +129,9 @@ class Topics:
             if message.error():
                 left -= 1
             else:
-                found[message.value().decode()] += 1
+                counts[message.value().decode()] += 1
         consumer.close()
-        return found
+        return counts
 
     def until(self, condition: Callable[[], Any], seconds: float = TIMEOUT_S) -> None:
         deadline = time.monotonic() + seconds
@@ -169,6 +169,6 @@ class Topics:
     def check(self, expected: Counter[str]) -> None:
         """Check that exactly the expected values are visible, and that the log is clean."""
         assert verify(str(self.location / "log")).findings == []
-        seen = self.values()
-        assert seen - expected == Counter(), "duplicated"
-        assert expected - seen == Counter(), "lost"
+        actual = self.values()
+        assert actual - expected == Counter(), "duplicated"
+        assert expected - actual == Counter(), "lost"

@@ -105,10 +105,10 @@ def test_metrics_are_pushed_once_and_unknown_ones_are_reported_and_not_pushed_ag
         assert sum((Counter({c.body["page"]: c.body["increment"]}) for c in counters.calls), Counter()) == expected
         assert (receipt(0).result, receipt(0).rows) == ("applied", 2)
         # The endpoint increments its counter, and its reply is lost. The effect is unknown, so the call is not repeated.
-        counters.answers = lambda call: "lost" if call.body["page"] == "home" else 200
+        counters.reply_to = lambda call: "lost" if call.body["page"] == "home" else 200
         arrive_views("b.json", home=4, about=1)
         assert run_dag(push, "second").state == "success"
-        counters.answers = lambda call: 200
+        counters.reply_to = lambda call: 200
         assert run_dag(push, "second", clear=["push"]).state == "success"
         expected += Counter({"home": 4, "about": 1})
         assert sum((Counter({c.body["page"]: c.body["increment"]}) for c in counters.calls), Counter()) == expected

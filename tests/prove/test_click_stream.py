@@ -112,9 +112,9 @@ def test_each_click_of_five_million_is_counted_once_although_some_are_late_repea
         GROUP BY ALL HAVING window_ms + 600000 <= {watermark_ms} ORDER BY ALL
     """).fetchall()
     files = [file.path for file in opened.files()]
-    found = duckdb.sql(
+    differences = duckdb.sql(
         f"SELECT epoch_ms(window_start) AS window_ms, page, clicks FROM read_parquet({files}) ORDER BY ALL"
     ).fetchall()
-    assert len(found) >= 16_000
-    assert found == expected
+    assert len(differences) >= 16_000
+    assert differences == expected
     assert verify(str(tmp_path / "log")).clean

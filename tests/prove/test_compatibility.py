@@ -21,9 +21,9 @@ TESTS = ["tests/operators", "tests/hooks", "tests/sensors", "tests/triggers", "t
 
 def interpreter(version: str) -> str | None:
     """Find a Python of this version on the path or in pyenv."""
-    found = shutil.which(f"python{version}")
-    if found is not None and subprocess.run([found, "--version"], capture_output=True, check=False).returncode == 0:
-        return found
+    path = shutil.which(f"python{version}")
+    if path is not None and subprocess.run([path, "--version"], capture_output=True, check=False).returncode == 0:
+        return path
     installed = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}"))
     return str(installed[-1]) if installed else None
 

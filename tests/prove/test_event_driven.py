@@ -49,8 +49,8 @@ def test_runs_that_a_watcher_starts_read_each_range_once_although_the_triggerer_
     triggerer = airflow.components["triggerer"]
 
     def events(name: str) -> list[dict[str, Any]]:
-        found = airflow.request("GET", "/assets/events?limit=100&order_by=timestamp")["asset_events"]
-        return [event for event in found if event["name"] == name]
+        listed = airflow.request("GET", "/assets/events?limit=100&order_by=timestamp")["asset_events"]
+        return [event for event in listed if event["name"] == name]
 
     def committed(version: int) -> bool:
         return (tmp_path / "log" / "pipeline.json").exists() and open_log(str(tmp_path / "log")).head >= version

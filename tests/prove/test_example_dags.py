@@ -36,9 +36,9 @@ pytestmark = [pytest.mark.prove, pytest.mark.airflow, pytest.mark.timeout(1_800)
 def preparation(name: str) -> str:
     """Return the indented commands in the docstring of an example."""
     text = ast.get_docstring(ast.parse((ROOT / "dags" / f"streamsem_{name}.py").read_text()))
-    found = re.search(r":\n\n((?:    .*\n)+)", text or "")
-    assert found is not None, "the docstring of the DAG's file has no command"
-    return textwrap.dedent(found[1])
+    commands = re.search(r":\n\n((?:    .*\n)+)", text or "")
+    assert commands is not None, "the docstring of the DAG's file has no command"
+    return textwrap.dedent(commands[1])
 
 
 class Examples:

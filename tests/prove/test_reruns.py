@@ -86,8 +86,8 @@ class Runs:
         return self.airflow.result(self.name, run, TASK)
 
     def runs(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.airflow.request("GET", f"/dags/{self.name}/dagRuns?limit=100")["dag_runs"]
-        return found
+        dag_runs: list[dict[str, Any]] = self.airflow.request("GET", f"/dags/{self.name}/dagRuns?limit=100")["dag_runs"]
+        return dag_runs
 
     def steps(self) -> list[dict[str, Any]]:
         file = self.location / "steps.jsonl"
@@ -115,7 +115,7 @@ def runs(request: pytest.FixtureRequest, home: Path, airflow: Airflow) -> Iterat
     runs = Runs(home, request.param, airflow)
     airflow.until("the DAG is there", lambda: airflow.request("GET", f"/dags/{runs.name}"), 120)
     yield runs
-    runs.release()  # a failed test must leave no held task to the next tests
+    runs.release()  # a failed test must not leave a task that waits to the next tests
 
 
 def dag(name: str) -> pytest.MarkDecorator:
@@ -186,7 +186,7 @@ def test_cleared_run_is_reprocessed_if_the_task_has_rerun_reprocess(runs: Runs) 
 @dag("concurrent")
 def test_three_concurrent_runs_commit_a_version_once_and_both_schedulers_run_tasks(runs: Runs) -> None:
     schedulers = {part.pid for part in runs.airflow.schedulers}
-    seen: set[int] = set()
+    busy_schedulers: set[int] = set()
     for n in range(8):
         runs.fixture.arrive(6)
         names = [f"{n}-{i}" for i in range(3)]
@@ -198,10 +198,10 @@ def test_three_concurrent_runs_commit_a_version_once_and_both_schedulers_run_tas
         runs.release()
         assert [runs.wait(name) for name in names] == ["success"] * 3
         runs.fixture.check()
-        seen = {pid for step in runs.steps() for pid in step["ancestors"]} & schedulers
-        if seen == schedulers:
+        busy_schedulers = {pid for step in runs.steps() for pid in step["ancestors"]} & schedulers
+        if busy_schedulers == schedulers:
             break
-    assert seen == schedulers
+    assert busy_schedulers == schedulers
 
 
 @dag("pooled")

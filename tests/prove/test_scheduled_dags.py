@@ -46,8 +46,8 @@ def test_dag_of_the_readme_reads_arriving_files_in_scheduled_runs_and_idles_with
     airflow = Airflow(tmp_path / "airflow", folder)
 
     def runs() -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = airflow.request("GET", "/dags/orders/dagRuns")["dag_runs"]
-        return [run for run in found if run["run_type"] == "scheduled" and run["state"] in ("success", "failed")]
+        dag_runs: list[dict[str, Any]] = airflow.request("GET", "/dags/orders/dagRuns")["dag_runs"]
+        return [run for run in dag_runs if run["run_type"] == "scheduled" and run["state"] in ("success", "failed")]
 
     log = f"{tmp_path}/lake/_streamsem/orders"
 

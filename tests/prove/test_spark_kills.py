@@ -94,8 +94,8 @@ def test_spark_drivers_killed_and_stopped_at_random_lose_and_duplicate_no_rows(t
     assert victim.wait(10) == -signal.SIGKILL or victim.returncode == 0
     assert start(tmp_path, "rest").wait(300) == 0
     expected = Counter(range(FILES * ROWS))
-    found = visible(tmp_path)
-    assert found == expected, (
-        f"seed {seed}: lost {sum((expected - found).values())}, duplicated {sum((found - expected).values())}"
+    actual = visible(tmp_path)
+    assert actual == expected, (
+        f"seed {seed}: lost {sum((expected - actual).values())}, duplicated {sum((actual - expected).values())}"
     )
     assert verify(str(tmp_path / "log")).findings == []

@@ -84,12 +84,12 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 
 def spark_jvms(shell: Shell) -> list[psutil.Process]:
     """Return the JVMs of the tasks of the shell's Airflow."""
-    found = []
+    jvms = []
     for process in psutil.Process(shell.process.pid).children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             if "org.apache.spark.deploy.SparkSubmit" in process.cmdline():
-                found.append(process)
-    return found
+                jvms.append(process)
+    return jvms
 
 
 def until(description: str, condition: Callable[[], object], seconds: float) -> None:
@@ -101,10 +101,12 @@ def until(description: str, condition: Callable[[], object], seconds: float) -> 
 
 def ids(log: Path) -> Counter[int]:
     """Return how often each id is in the visible files, read without Spark."""
-    found: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
     for file in open_log(str(log)).files():
-        found.update(pyarrow.parquet.read_table(file.path.removeprefix("file://"), partitioning=None)["id"].to_pylist())
-    return found
+        counts.update(
+            pyarrow.parquet.read_table(file.path.removeprefix("file://"), partitioning=None)["id"].to_pylist()
+        )
+    return counts
 
 
 @pytest.mark.prove

@@ -189,13 +189,13 @@ def idempotency_key_changes_with_each_try(patch: pytest.MonkeyPatch) -> None:
 
 
 def at_most_once_call_is_repeated(patch: pytest.MonkeyPatch) -> None:
-    real = Publication._answer
+    real = Publication._call_result
 
-    def answer(self: Publication, endpoint: Any, call: Any) -> Any:
+    def call_result(self: Publication, endpoint: Any, call: Any) -> Any:
         result = real(self, endpoint, call)
         return real(self, endpoint, call) if result.kind == "unclear" else result
 
-    patch.setattr(Publication, "_answer", answer)
+    patch.setattr(Publication, "_call_result", call_result)
 
 
 def later_rounds_use_the_first_claim(patch: pytest.MonkeyPatch) -> None:

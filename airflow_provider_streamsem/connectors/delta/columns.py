@@ -1,5 +1,5 @@
 """
-The columns of a Delta table, as a source reads them: their logical and physical names, and the text of partition values.
+Describes the columns of a Delta table to read: their logical and physical names, their types, and the text of partition values.
 
 With column mapping, a data file and a partition value have the physical name of a column, which never changes. Renaming a column changes its logical name.
 """
@@ -19,7 +19,7 @@ CHANGE_COLUMNS = ("_change_type", "_commit_version", "_commit_timestamp")
 _PHYSICAL = "delta.columnMapping.physicalName"
 _FEATURES = ("columnMapping", "deletionVectors", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck")
 _NEWEST_READER = 3
-_MARKS = ("nullable", "containsNull", "valueContainsNull")
+_NULLABILITY = ("nullable", "containsNull", "valueContainsNull")
 _ZONE = re.compile(r".*(Z|[+-][0-9]{2}:?[0-9]{2})")
 
 
@@ -58,19 +58,19 @@ def columns_of(table: Any, location: str, *, reads_changes: bool) -> Columns:
     if metadata.configuration.get("delta.columnMapping.mode", "none") not in ("none", "name"):
         features.add("columnMapping by id")
     if features:
-        what = "the Delta table has features that this source cannot read; nothing was written"
-        raise SourceChangedError(what, table=location, version=table.version(), features=sorted(features)).advising(
+        summary = "the Delta table has features that this source cannot read; nothing was written"
+        raise SourceChangedError(summary, table=location, version=table.version(), features=sorted(features)).advising(
             "copy the rows into a table without these features, for example with Spark, and read that table."
         )
     partition_by = tuple(metadata.partition_columns)
-    odd = [f["name"] for f in fields if f["name"] in partition_by and f["type"] == "binary"]
-    taken = [f["name"] for f in fields if reads_changes and f["name"].lower() in CHANGE_COLUMNS]
-    for what, names in (
-        ("the Delta table has binary partition columns, which this source cannot read", odd),
-        ("the Delta table has columns with the names of the columns of its change data feed", taken),
+    binary = [f["name"] for f in fields if f["name"] in partition_by and f["type"] == "binary"]
+    reserved = [f["name"] for f in fields if reads_changes and f["name"].lower() in CHANGE_COLUMNS]
+    for summary, names in (
+        ("the Delta table has binary partition columns, which this source cannot read", binary),
+        ("the Delta table has columns with the names of the columns of its change data feed", reserved),
     ):
         if names:
-            raise SourceChangedError(f"{what}; nothing was written", table=location, columns=names).advising(
+            raise SourceChangedError(f"{summary}; nothing was written", table=location, columns=names).advising(
                 "rename the columns or change their type, and run again."
             )
     has_feed = metadata.configuration.get("delta.enableChangeDataFeed", "").lower() == "true"
@@ -99,10 +99,12 @@ def spark_type(kind: Any, *, physical: bool) -> Any:
         return [spark_type(item, physical=physical) for item in kind]
     if not isinstance(kind, dict):
         return kind
-    found = {name: True if name in _MARKS else spark_type(part, physical=physical) for name, part in kind.items()}
+    converted = {
+        name: True if name in _NULLABILITY else spark_type(part, physical=physical) for name, part in kind.items()
+    }
     if "metadata" in kind:
-        found |= {"name": physical_name(kind) if physical else kind["name"], "metadata": {}}
-    return found
+        converted |= {"name": physical_name(kind) if physical else kind["name"], "metadata": {}}
+    return converted
 
 
 def _pinned(kind: Any) -> Any:
@@ -111,10 +113,10 @@ def _pinned(kind: Any) -> Any:
         return [_pinned(item) for item in kind]
     if not isinstance(kind, dict):
         return kind
-    found = {name: _pinned(part) for name, part in kind.items()}
+    pinned = {name: _pinned(part) for name, part in kind.items()}
     if "metadata" in kind:
-        found["metadata"] = {name: text for name, text in kind["metadata"].items() if name == _PHYSICAL}
-    return found
+        pinned["metadata"] = {name: text for name, text in kind["metadata"].items() if name == _PHYSICAL}
+    return pinned
 
 
 def partition_text(value: Any) -> str | None:
@@ -133,6 +135,6 @@ def with_zone(value: str | None, kind: Any) -> str | None:
     return f"{value}Z" if value is not None and kind == "timestamp" and not _ZONE.fullmatch(value) else value
 
 
-def differ(partition: Sequence[str], columns: Columns) -> bool:
-    """Return whether the partition columns of a file, by physical names, are not those of the table."""
+def has_other_partitions(partition: Sequence[str], columns: Columns) -> bool:
+    """Return whether a file has other partition columns than the table, by their physical names."""
     return {*partition} != {*columns.partition_keys}

@@ -1,7 +1,7 @@
 """
-The files that a Delta source reads: those of the table at one version, and those of an entry of the table's log.
+Lists the files that a Delta source reads, as pins: the files of the table at one version, or of one entry of the table's log.
 
-A file is described by its pin. This module reads no data file.
+This module reads no data file.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from urllib.parse import unquote
 
 from airflow_provider_streamsem.connectors.delta.columns import (
     Columns,
-    differ,
     fields_of,
+    has_other_partitions,
     partition_text,
     physical_name,
 )
 from airflow_provider_streamsem.connectors.delta.history import Entry
 from airflow_provider_streamsem.connectors.delta.pins import Change, FilePin, is_inside
-from airflow_provider_streamsem.connectors.delta.table import kind_of
+from airflow_provider_streamsem.connectors.delta.table import error_class
 from airflow_provider_streamsem.errors import SourceChangedError
 from airflow_provider_streamsem.protocol.codec import sha256
 from airflow_provider_streamsem.stores.contract import normalised
 
 
-def at_version(
+def of_version(
     table: Any, columns: Columns, location: str, *, committed_ms: int, change: Change
 ) -> list[tuple[FilePin, int]]:
     """
@@ -43,7 +43,7 @@ def at_version(
     actions = pyarrow.table(table.get_add_actions(flatten=False))
     names = ["path", "size_bytes", "num_records", "modification_time", *(["partition"] if columns.partition_by else [])]
     deleted = deleted_rows(table, location)
-    found = []
+    pins = []
     for add in actions.select(names).to_pylist():
         values = add.get("partition") or {}
         pin = FilePin(
@@ -56,9 +56,9 @@ def at_version(
             committed_ms=committed_ms,
             change=change,
         )
-        found.append((pin, add["modification_time"]))
-    _refuse_outside((pin.path for pin, _ in found), location, table.version())
-    return sorted(found, key=lambda item: item[0].path)
+        pins.append((pin, add["modification_time"]))
+    _refuse_outside((pin.path for pin, _ in pins), location, table.version())
+    return sorted(pins, key=lambda item: item[0].path)
 
 
 def deleted_rows(table: Any, location: str) -> dict[str, Any]:
@@ -77,17 +77,17 @@ def deleted_rows(table: Any, location: str) -> dict[str, Any]:
     try:
         vectors = pyarrow.table(table.deletion_vectors())
     except Exception as error:
-        what = (
+        summary = (
             "a deletion vector of the Delta table cannot be read, for example because of VACUUM; nothing became visible"
         )
         facts = {"table": location, "version": table.version(), "problem": type(error).__name__}
-        raise kind_of(error, SourceChangedError)(what, **facts) from error
-    found = {}
+        raise error_class(error, SourceChangedError)(summary, **facts) from error
+    deleted = {}
     for file in vectors.to_batches():
         for uri, kept in zip(file["filepath"], file["selection_vector"], strict=True):
             key = unquote(uri.as_py()).removeprefix("file://").removeprefix(root)
-            found[key] = numpy.flatnonzero(~kept.values.to_numpy(zero_copy_only=False))
-    return {key: rows for key, rows in found.items() if len(rows)}
+            deleted[key] = numpy.flatnonzero(~kept.values.to_numpy(zero_copy_only=False))
+    return {key: rows for key, rows in deleted.items() if len(rows)}
 
 
 def digest_of_deleted(table: Any, location: str) -> str:
@@ -106,8 +106,8 @@ def of_entry(entry: Entry, location: str, *, changes: str, committed_ms: int) ->
     """
     facts = {"table": location, "version": entry.version, "operation": entry.operation or "unknown"}
     if entry.changes_rows and changes == "refuse":
-        what = "a version of the Delta table changes, deletes or restores rows; nothing was written"
-        raise SourceChangedError(what, **facts).advising(
+        summary = "a version of the Delta table changes, deletes or restores rows; nothing was written"
+        raise SourceChangedError(summary, **facts).advising(
             'set changes="skip" to ignore such versions. Or set changes="read" in a new pipeline, with delta.enableChangeDataFeed on the table.'
         )
     if entry.changes_rows and changes == "skip":
@@ -133,14 +133,16 @@ def check(entry: Entry, pins: Sequence[FilePin], columns: Columns, location: str
     """
     facts = {"table": location, "version": entry.version, "operation": entry.operation or "unknown"}
     if pins and entry.changes_rows and not columns.has_feed:
-        what = "a version of the Delta table changes rows, and the table has no change data feed; nothing was written"
-        raise SourceChangedError(what, **facts).advising(
+        summary = (
+            "a version of the Delta table changes rows, and the table has no change data feed; nothing was written"
+        )
+        raise SourceChangedError(summary, **facts).advising(
             "set delta.enableChangeDataFeed=true on the table, and start a new pipeline after this version."
         )
-    lacking = next((pin.path for pin in pins if differ([*pin.partition], columns)), None)
-    if lacking is not None:
-        what = "a file of the Delta table has other partition columns than the table; nothing was written"
-        raise SourceChangedError(what, **facts, file=lacking)
+    mismatched = next((pin.path for pin in pins if has_other_partitions([*pin.partition], columns)), None)
+    if mismatched is not None:
+        summary = "a file of the Delta table has other partition columns than the table; nothing was written"
+        raise SourceChangedError(summary, **facts, file=mismatched)
 
 
 def _pin(action: Mapping[str, Any], entry: Entry, change: Change, committed_ms: int) -> FilePin:
@@ -161,9 +163,9 @@ def _pin(action: Mapping[str, Any], entry: Entry, change: Change, committed_ms: 
 def _refuse_outside(paths: Iterable[str], location: str, version: int) -> None:
     for path in paths:
         if not is_inside(path):
-            what = (
+            summary = (
                 "a file of the Delta table is outside the table's location, as in a shallow clone; nothing was written"
             )
-            raise SourceChangedError(what, table=location, version=version, file=path).advising(
+            raise SourceChangedError(summary, table=location, version=version, file=path).advising(
                 "read the table from which it was cloned, or a deep clone."
             )

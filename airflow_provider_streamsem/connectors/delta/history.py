@@ -61,21 +61,23 @@ def parse(version: int, data: bytes, location: str) -> Entry:
     """
     try:
         actions = [json.loads(line) for line in data.splitlines() if line.strip()]
-        found = {kind: [a[kind] for a in actions if kind in a] for kind in ("add", "remove", "cdc", "commitInfo")}
-        information = found["commitInfo"][0] if found["commitInfo"] else {}
+        actions_by_kind = {
+            kind: [a[kind] for a in actions if kind in a] for kind in ("add", "remove", "cdc", "commitInfo")
+        }
+        commit_info = actions_by_kind["commitInfo"][0] if actions_by_kind["commitInfo"] else {}
         return Entry(
             version=version,
             digest=sha256(data),
-            operation=str(information.get("operation", "")),
-            in_commit_ms=information.get("inCommitTimestamp"),
+            operation=str(commit_info.get("operation", "")),
+            in_commit_ms=commit_info.get("inCommitTimestamp"),
             defines_table=any("metaData" in action or "protocol" in action for action in actions),
-            added=[add for add in found["add"] if add["dataChange"]],
-            removed=[remove for remove in found["remove"] if remove["dataChange"]],
-            feed=found["cdc"],
+            added=[add for add in actions_by_kind["add"] if add["dataChange"]],
+            removed=[remove for remove in actions_by_kind["remove"] if remove["dataChange"]],
+            feed=actions_by_kind["cdc"],
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        what = "an entry of the Delta table's log is damaged; nothing was written"
-        raise SourceChangedError(what, table=location, version=version) from error
+        summary = "an entry of the Delta table's log is damaged; nothing was written"
+        raise SourceChangedError(summary, table=location, version=version) from error
 
 
 class History:
@@ -95,7 +97,7 @@ class History:
 
         :raises UnavailableError: the store gave no clear answer
         """
-        data = self._asked(lambda: self._store.read(f"_delta_log/{version:020d}.json"))
+        data = self._request(lambda: self._store.read(f"_delta_log/{version:020d}.json"))
         return None if data is None else parse(version, data, self._location)
 
     def entries(self, start: int, end: int) -> Iterator[tuple[int, Entry | None]]:
@@ -106,7 +108,7 @@ class History:
 
     def oldest(self) -> int:
         """Return the oldest version that has an entry; 0 if there is none."""
-        return next((version for version, _ in self._listed(0, _PAGE)), 0)
+        return next((version for version, _ in self._list_entries(0, _PAGE)), 0)
 
     def times(self, start: int) -> list[tuple[int, int]]:
         """
@@ -114,7 +116,7 @@ class History:
 
         A time is the modification time of the entry, or that of an older entry if that is later, as in Delta's own readers.
         """
-        listed = list(self._listed(start))
+        listed = list(self._list_entries(start))
         return [*zip((v for v, _ in listed), accumulate((ms for _, ms in listed), max), strict=True)]
 
     def first_at(self, at_ms: int, *, in_commit: bool) -> tuple[int, bool]:
@@ -122,7 +124,7 @@ class History:
         Find the first version that was committed at or after a time.
 
         :param at_ms: milliseconds UTC
-        :param in_commit: whether the entries have their own timestamps. Then a search reads some of them
+        :param in_commit: whether the entries have their own timestamps. If so, the search reads some of the entries
         :returns: the version, one past the newest if all are older; and whether it is the oldest entry of the log
         """
         times = self.times(0)
@@ -130,19 +132,26 @@ class History:
         while low < high:
             middle = (low + high) // 2
             entry = self.entry(times[middle][0]) if in_commit else None
-            own = None if entry is None else entry.in_commit_ms
-            low, high = (low, middle) if (times[middle][1] if own is None else own) >= at_ms else (middle + 1, high)
-        return (times[low][0] if low < len(times) else times[-1][0] + 1 if times else 0), low == 0
+            committed_ms = times[middle][1]
+            if entry is not None and entry.in_commit_ms is not None:
+                committed_ms = entry.in_commit_ms
+            if committed_ms >= at_ms:
+                high = middle
+            else:
+                low = middle + 1
+        if low < len(times):
+            return times[low][0], low == 0
+        return (times[-1][0] + 1 if times else 0), low == 0
 
-    def _listed(self, start: int, limit: int | None = None) -> Iterator[tuple[int, int]]:
+    def _list_entries(self, start: int, limit: int | None = None) -> Iterator[tuple[int, int]]:
         after = f"_delta_log/{start - 1:020d}.json~" if start else ""
-        for stat in self._asked(lambda: list(self._store.list("_delta_log/", limit, after))):
-            if found := _ENTRY.fullmatch(stat.key):
-                yield int(found[1]), stat.mtime_ns // 1_000_000
+        for stat in self._request(lambda: list(self._store.list("_delta_log/", limit, after))):
+            if match := _ENTRY.fullmatch(stat.key):
+                yield int(match[1]), stat.mtime_ns // 1_000_000
 
-    def _asked(self, request: Any) -> Any:
+    def _request(self, request: Any) -> Any:
         try:
             return request()
         except UnknownAnswerError as error:
-            what = "the location of the Delta table gave no clear answer; nothing was written"
-            raise UnavailableError(what, table=self._location) from error
+            summary = "the location of the Delta table gave no clear answer; nothing was written"
+            raise UnavailableError(summary, table=self._location) from error

@@ -10,7 +10,7 @@ from airflow_provider_streamsem.connectors.delta.columns import columns_of
 from airflow_provider_streamsem.connectors.delta.pins import FilePin, TablePin, read_pins
 from airflow_provider_streamsem.connectors.delta.planner import table_pin
 from airflow_provider_streamsem.connectors.delta.source import DeltaSource
-from airflow_provider_streamsem.connectors.delta.table import at_version, existing
+from airflow_provider_streamsem.connectors.delta.table import open_at_version, open_existing
 from airflow_provider_streamsem.connectors.lookup import check_number_of_files, checking_pin
 from airflow_provider_streamsem.connectors.table_files.stored import missing
 from airflow_provider_streamsem.errors import LogDamagedError, SourceChangedError
@@ -42,8 +42,8 @@ class DeltaTable:
     """
     A lookup table in Delta. The plan of a batch pins the newest version of the table: its id, its columns, and its files, at most 1,000.
 
-    Spark needs no Delta package. The rows of a pin exist until VACUUM deletes a file of the version. A version with deletion vectors also needs the table's
-    log to go back to it.
+    Spark needs no Delta package. The rows of a pin exist until VACUUM deletes a file of the version. A version with deletion vectors can be read only while
+    the table's log still describes it.
 
     :param path: location of the table: an absolute path, ``file:///path`` or ``s3://bucket/prefix``
     :raises InvalidError: an argument is not valid
@@ -75,38 +75,38 @@ class DeltaTable:
         :raises SourceChangedError: there is no table, it cannot be read, or it lacks a file. Nothing was written
         :raises InvalidError: the version has more than 1,000 files. Nothing was written
         """
-        held = existing(self.path)
-        columns = columns_of(held.table, self.path, reads_changes=False)
-        version: int = held.table.version()
-        listed = files.at_version(held.table, columns, self.path, committed_ms=0, change="")
-        found = tuple(file for file, _ in listed)
-        check_number_of_files(found, table=self.path, version=version)
-        if lost := missing(self.path, found):
-            what = "a file of the newest version of the Delta table is missing; nothing was written"
+        cached = open_existing(self.path)
+        columns = columns_of(cached.table, self.path, reads_changes=False)
+        version: int = cached.table.version()
+        listed = files.of_version(cached.table, columns, self.path, committed_ms=0, change="")
+        pinned_files = tuple(file for file, _ in listed)
+        check_number_of_files(pinned_files, table=self.path, version=version)
+        if missing_files := missing(self.path, pinned_files):
+            summary = "a file of the newest version of the Delta table is missing; nothing was written"
             raise SourceChangedError(
-                what, table=self.path, version=version, file=lost[0].key, files=len(lost)
+                summary, table=self.path, version=version, file=missing_files[0].key, files=len(missing_files)
             ).advising("restore the file, or restore the table to a version whose files exist; then run again.")
-        deleted = files.digest_of_deleted(held.table, self.path) if any(file.deleted for file in found) else ""
-        pinned = table_pin(held.table.metadata().id, version, version + 1, columns, "parquet")
-        held.keep()
-        return plain(SnapshotPin(pinned, found, deleted))
+        deleted = files.digest_of_deleted(cached.table, self.path) if any(file.deleted for file in pinned_files) else ""
+        pinned = table_pin(cached.table.metadata().id, version, version + 1, columns, "parquet")
+        cached.keep()
+        return plain(SnapshotPin(pinned, pinned_files, deleted))
 
     def check_pin(self, pin: Json) -> None:
         """Check that the table is the pinned one, and that each file of the version exists with its size. Sends one request for each file."""
-        found = self._read(pin)
+        snapshot = self._read(pin)
         with checking_pin():
-            self._source().check_pins([found.table, *found.files], was_read=False)
-            if not found.deleted:
+            self._source().check_pins([snapshot.table, *snapshot.files], was_read=False)
+            if not snapshot.deleted:
                 return
-            version = found.table.start
-            if files.digest_of_deleted(at_version(self.path, version), self.path) != found.deleted:
-                what = "the deletion vectors of a version of the Delta table were changed after it was planned; nothing became visible"
-                raise SourceChangedError(what, table=self.path, version=version)
+            version = snapshot.table.start
+            if files.digest_of_deleted(open_at_version(self.path, version), self.path) != snapshot.deleted:
+                summary = "the deletion vectors of a version of the Delta table were changed after it was planned; nothing became visible"
+                raise SourceChangedError(summary, table=self.path, version=version)
 
     def load(self, spark: SparkSession, pin: Json) -> DataFrame:
         """Return the rows of the pinned version."""
-        found = self._read(pin)
-        return self._source().load(spark, [found.table, *found.files]).frame
+        snapshot = self._read(pin)
+        return self._source().load(spark, [snapshot.table, *snapshot.files]).frame
 
     def _source(self) -> DeltaSource:
         return DeltaSource(path=self.path)
@@ -117,17 +117,17 @@ class DeltaTable:
 
         :raises LogDamagedError: the pin has another form, or names a file outside the table
         """
-        what = "the pin of a lookup is not a version of a Delta table; nothing was read"
+        summary = "the pin of a lookup is not a version of a Delta table; nothing was read"
         try:
-            found: SnapshotPin = build(SnapshotPin, pin, "pin")
+            snapshot: SnapshotPin = build(SnapshotPin, pin, "pin")
             read_pins([pin["table"], *pin["files"]], table=self.path)
         except LogDamagedError as error:
-            raise LogDamagedError(what, invariant="R6", table=self.path) from error
-        table = found.table
+            raise LogDamagedError(summary, invariant="R6", table=self.path) from error
+        table = snapshot.table
         if (
             table.reader != "parquet"
             or not 0 <= table.start == table.end - 1
-            or any(file.change for file in found.files)
+            or any(file.change for file in snapshot.files)
         ):
-            raise LogDamagedError(what, invariant="R6", table=self.path)
-        return found
+            raise LogDamagedError(summary, invariant="R6", table=self.path)
+        return snapshot

@@ -1,7 +1,7 @@
 """
 Merges rows into a Delta table by key (extra ``delta``). delta-rs rewrites the files that contain the keys, in one entry of the table's log.
 
-For a merge, the publisher reads the batch into memory and writes its rows a second time. To append a batch, it does neither.
+For a merge, the publisher reads the batch into memory and writes its rows a second time. Appending a batch needs neither.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from airflow_provider_streamsem.connectors.contract import Batch
+from airflow_provider_streamsem.connectors.delta.requirements import is_append_only
 from airflow_provider_streamsem.connectors.staged_parquet.keyed_rows import last_of_each
 from airflow_provider_streamsem.connectors.staged_parquet.old_times import is_near, misread_columns, refuse_misread
 from airflow_provider_streamsem.errors import DataError, PublishError
@@ -37,13 +38,15 @@ def check_columns(fields: Sequence[Any], partition_by: Sequence[str]) -> None:
     :param fields: columns in Delta's form
     :raises DataError: names the columns. Nothing became visible
     """
-    odd = [f["name"] for f in fields if f["name"] in partition_by and f["type"] not in _PARTITION_TYPES]
-    if odd:
-        what = "columns of this type cannot partition a Delta table that is merged by key; nothing became visible"
-        raise DataError(what, columns=odd, accepted=list(_PARTITION_TYPES))
-    own = [field["name"] for field in fields if field["name"].startswith(_OWN_COLUMNS)]
-    if own:
-        raise DataError("columns have names that delta-rs reserves for merges; nothing became visible", columns=own)
+    unsupported = [f["name"] for f in fields if f["name"] in partition_by and f["type"] not in _PARTITION_TYPES]
+    if unsupported:
+        summary = "columns of this type cannot partition a Delta table that is merged by key; nothing became visible"
+        raise DataError(summary, columns=unsupported, accepted=list(_PARTITION_TYPES))
+    reserved = [field["name"] for field in fields if field["name"].startswith(_OWN_COLUMNS)]
+    if reserved:
+        raise DataError(
+            "columns have names that delta-rs reserves for merges; nothing became visible", columns=reserved
+        )
 
 
 def unmergeable(table: Any) -> list[str]:
@@ -52,10 +55,10 @@ def unmergeable(table: Any) -> list[str]:
 
     These are ``delta.appendOnly``, columns and nested fields that must not be null, and column names that the merge itself uses.
     """
-    only = ["delta.appendOnly"] if table.metadata().configuration.get("delta.appendOnly", "").lower() == "true" else []
+    append_only = ["delta.appendOnly"] if is_append_only(table) else []
     fields = json.loads(table.schema().to_json())["fields"]
-    full = [f"{field['name']}: NOT NULL" for field in fields if not _may_be_null(field)]
-    return [*only, *full, *(field["name"] for field in fields if field["name"].startswith(_OWN_COLUMNS))]
+    not_null = [f"{field['name']}: NOT NULL" for field in fields if not _may_be_null(field)]
+    return [*append_only, *not_null, *(field["name"] for field in fields if field["name"].startswith(_OWN_COLUMNS))]
 
 
 def _may_be_null(kind: Any) -> bool:
@@ -80,14 +83,14 @@ def merge(table: Any, location: str, batch: Batch, keys: Sequence[str], properti
     """
     rows = last_of_each(location, batch, keys)
     _refuse_old_times(table, location, batch, keys, rows)
-    same = " AND ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in keys)
+    condition = " AND ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in keys)
     values = {f"t.{quoted(name)}": f"s.{quoted(name)}" for name in rows.schema.names}
     before = table.version()
     types = {field["name"]: field["type"] for field in json.loads(table.schema().to_json())["fields"]}
     # delta-rs skips files by their bounds only if the merge is not streamed. Bounds of decimals (floats) and times (milliseconds) are not exact.
     streamed = any(types[name] not in _EXACTLY_BOUND for name in keys)
     merger = table.merge(
-        rows, same, source_alias="s", target_alias="t", commit_properties=properties, streamed_exec=streamed
+        rows, condition, source_alias="s", target_alias="t", commit_properties=properties, streamed_exec=streamed
     )
     merger.when_matched_update(values).when_not_matched_insert(values).execute()
     return bool(table.version() > before)
@@ -117,8 +120,8 @@ def _refuse_old_times(table: Any, location: str, batch: Batch, keys: Sequence[st
     def misread(path: str) -> list[str]:
         stat = dataset.stat(unquote(path))
         if stat is None:
-            what = "a file of the Delta table was not found below the table's path, so the merge cannot be checked; nothing of the batch is in the table"
-            raise PublishError(what, table=location, version=batch.version, file=path)
+            summary = "a file of the Delta table was not found below the table's path, so the merge cannot be checked; nothing of the batch is in the table"
+            raise PublishError(summary, table=location, version=batch.version, file=path)
         with dataset.open(stat) as opened:
             return misread_columns(opened)
 
@@ -129,9 +132,9 @@ def _refuse_old_times(table: Any, location: str, batch: Batch, keys: Sequence[st
 
 def _may_hold(file: dict[str, Any], bounds: dict[str, dict[str, Any]]) -> bool:
     """Return whether a file may contain a key of the batch, according to the file's bounds in the table's log."""
-    for key, found in bounds.items():
+    for key, batch_bounds in bounds.items():
         least, most = file.get(f"min.{key}"), file.get(f"max.{key}")
-        if least is not None and most is not None and (most < found["min"] or least > found["max"]):
+        if least is not None and most is not None and (most < batch_bounds["min"] or least > batch_bounds["max"]):
             return False
     return True
 

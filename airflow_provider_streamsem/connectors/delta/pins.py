@@ -82,17 +82,17 @@ def read_pins(pins: Json, *, table: str) -> tuple[Pin, ...]:
     :param table: location of the table, for errors
     :raises LogDamagedError: the pins have another form, or name a file outside the table
     """
-    what = "the pins of a plan are not those of a Delta table; nothing was read"
+    summary = "the pins of a plan are not those of a Delta table; nothing was read"
     if pins == []:
         return ()
     try:
-        given = list(pins) if isinstance(pins, list) else [pins]
-        first = build(TablePin, given[0], "pins")
-        files = [build(FilePin, pin, "pins") for pin in given[1:]]
+        items = list(pins) if isinstance(pins, list) else [pins]
+        first = build(TablePin, items[0], "pins")
+        files = [build(FilePin, pin, "pins") for pin in items[1:]]
     except LogDamagedError as error:
-        raise LogDamagedError(what, invariant="R6", table=table) from error
+        raise LogDamagedError(summary, invariant="R6", table=table) from error
     if not _is_schema(first.schema) or not all(is_inside(file.path) for file in files):
-        raise LogDamagedError(what, invariant="R6", table=table)
+        raise LogDamagedError(summary, invariant="R6", table=table)
     return (first, *files)
 
 
@@ -104,10 +104,10 @@ def is_inside(path: str) -> bool:
 
 def _is_schema(text: str) -> bool:
     try:
-        found = json.loads(text)
+        parsed = json.loads(text)
     except ValueError:
         return False
-    return isinstance(found, dict) and isinstance(found.get("fields"), list)
+    return isinstance(parsed, dict) and isinstance(parsed.get("fields"), list)
 
 
 def split(pins: Sequence[Pin]) -> tuple[TablePin, list[FilePin]]:

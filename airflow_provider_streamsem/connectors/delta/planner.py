@@ -13,7 +13,7 @@ from airflow_provider_streamsem.connectors.delta import files
 from airflow_provider_streamsem.connectors.delta.columns import Columns, columns_of
 from airflow_provider_streamsem.connectors.delta.history import Entry, History
 from airflow_provider_streamsem.connectors.delta.pins import FilePin, TablePin
-from airflow_provider_streamsem.connectors.delta.table import CachedTable, at_version, existing
+from airflow_provider_streamsem.connectors.delta.table import CachedTable, open_at_version, open_existing
 from airflow_provider_streamsem.connectors.table_files.batches import Budget, adjacent, rows_of
 from airflow_provider_streamsem.connectors.table_files.stored import missing
 from airflow_provider_streamsem.errors import SourceChangedError
@@ -68,9 +68,9 @@ class DeltaPlanner:
 
     def poll(self, hint: Json) -> SourceEnd:
         """Return one past the newest version of the table, and 0 for the snapshot."""
-        held = existing(self._path)
-        table_id, newest = held.table.metadata().id, held.table.version()
-        held.keep()
+        cached = open_existing(self._path)
+        table_id, newest = cached.table.metadata().id, cached.table.version()
+        cached.keep()
         return SourceEnd({f"{SNAPSHOT}{table_id}": 0, f"{VERSIONS}{table_id}": newest + 1})
 
     def slice(
@@ -83,20 +83,20 @@ class DeltaPlanner:
         :raises SourceChangedError: the table was recreated or its history rewritten; a version cannot be read; or, with ``"fail"``, a version or file is
             missing. Nothing was written
         """
-        held = existing(self._path)
-        table_id: str = held.table.metadata().id
+        cached = open_existing(self._path)
+        table_id: str = cached.table.metadata().id
         self._check_table(start, table_id)
         first = position(start, f"{VERSIONS}{table_id}")
         last = position(end.offsets, f"{VERSIONS}{table_id}")
-        self._check_history(held, first, last, hint)
-        left = -position(start, f"{SNAPSHOT}{table_id}")
-        found = None
-        if left:
-            found = self._of_snapshot(held, table_id, first - 1, left, limits, on_data_loss)
+        self._check_history(cached, first, last, hint)
+        unread_files = -position(start, f"{SNAPSHOT}{table_id}")
+        planned = None
+        if unread_files:
+            planned = self._of_snapshot(cached, table_id, first - 1, unread_files, limits, on_data_loss)
         elif last > first:
-            found = self._of_versions(held, table_id, (first, last), limits, on_data_loss)
-        held.keep()
-        return found
+            planned = self._of_versions(cached, table_id, (first, last), limits, on_data_loss)
+        cached.keep()
+        return planned
 
     def _check_table(self, start: Offsets, table_id: str) -> None:
         """
@@ -106,13 +106,13 @@ class DeltaPlanner:
         """
         known = {name.partition("@")[2] for name in start}
         if table_id not in known:
-            what = "the Delta table has another id than in the committed offsets: it was deleted and recreated, or replaced. Nothing was written"
+            summary = "the Delta table has another id than in the committed offsets: it was deleted and recreated, or replaced. Nothing was written"
             facts = {"table": self._path, "committed": sorted(known), "found": table_id}
-            raise SourceChangedError(what, **facts).advising(
+            raise SourceChangedError(summary, **facts).advising(
                 "restore the former table and run again. To read the new table, use a new log."
             )
 
-    def _check_history(self, held: CachedTable, first: int, last: int, hint: Json) -> None:
+    def _check_history(self, cached: CachedTable, first: int, last: int, hint: Json) -> None:
         """
         Refuse a table whose history is not the one that was read.
 
@@ -120,58 +120,63 @@ class DeltaPlanner:
         :param last: end of the versions to read, exclusive
         :raises SourceChangedError: the table has lost versions that were read, or a version now has another entry. Nothing was written
         """
-        newest: int = held.table.version()
+        newest: int = cached.table.version()
         version, digest = (hint.get("version"), hint.get("entry")) if isinstance(hint, dict) else (None, None)
         went_back = max(first, last) > newest + 1
         if not went_back and type(version) is int and digest:
             entry = self._history.entry(version) if version <= newest else None
             went_back = version > newest or (entry is not None and entry.digest != digest)
         if went_back:
-            what = (
+            summary = (
                 "the Delta table lacks versions that were read, or has other versions with their numbers: its log was restored from an older copy. "
                 "Nothing was written"
             )
-            raise SourceChangedError(what, table=self._path, next=first, newest=newest, read=version).advising(
+            raise SourceChangedError(summary, table=self._path, next=first, newest=newest, read=version).advising(
                 "restore the newest copy of the table's log and run again. To read the table in its current state, use a new log."
             )
 
     def _of_snapshot(
-        self, held: CachedTable, table_id: str, version: int, left: int, limits: Limits, on_data_loss: str
+        self, cached: CachedTable, table_id: str, version: int, unread_files: int, limits: Limits, on_data_loss: str
     ) -> SourceSlice:
-        """Select the next files of the initial snapshot."""
-        columns, listed = self._files_of_snapshot(held, version)
-        if left > len(listed):
-            what = "the initial snapshot has fewer files than when the pipeline started; nothing was written"
-            facts = {"table": self._path, "version": version, "left": left, "files": len(listed)}
-            raise SourceChangedError(what, **facts)
+        """
+        Select the next files of the initial snapshot.
+
+        :param version: version of the table that the snapshot shows
+        :param unread_files: number of its files that are not read yet
+        """
+        columns, listed = self._files_of_snapshot(cached, version)
+        if unread_files > len(listed):
+            summary = "the initial snapshot has fewer files than when the pipeline started; nothing was written"
+            facts = {"table": self._path, "version": version, "left": unread_files, "files": len(listed)}
+            raise SourceChangedError(summary, **facts)
         budget = Budget(limits)
-        taken = [*takewhile(lambda pin: budget.fits([pin]), (pin for pin, _ in listed[-left:]))]
-        lost = self._missing(taken, on_data_loss)
-        gaps = tuple((at - left, at - left + 1) for at, pin in enumerate(taken) if pin.path in lost)
+        selected = [*takewhile(lambda pin: budget.fits([pin]), (pin for pin, _ in listed[-unread_files:]))]
+        lost = self._missing(selected, on_data_loss)
+        gaps = tuple((at - unread_files, at - unread_files + 1) for at, pin in enumerate(selected) if pin.path in lost)
         name = f"{SNAPSHOT}{table_id}"
         entry = self._history.entry(version)
         return SourceSlice(
-            ranges={name: (-left, len(taken) - left)},
+            ranges={name: (-unread_files, len(selected) - unread_files)},
             gaps={name: gaps} if gaps else {},
-            pins=[table_pin(table_id, version, version + 1, columns, "parquet"), *(p for p in taken if p.path not in lost)],
+            pins=[table_pin(table_id, version, version + 1, columns, "parquet"), *(p for p in selected if p.path not in lost)],
             hint=_hint(entry),
             rows=budget.rows,
         )  # fmt: skip
 
-    def _files_of_snapshot(self, held: CachedTable, version: int) -> tuple[Columns, list[tuple[FilePin, int]]]:
+    def _files_of_snapshot(self, cached: CachedTable, version: int) -> tuple[Columns, list[tuple[FilePin, int]]]:
         if self._snapshot is None or self._snapshot[0] != version:
-            table = held.table if held.table.version() == version else at_version(self._path, version)
+            table = cached.table if cached.table.version() == version else open_at_version(self._path, version)
             reads = self._changes == "read"
             columns = columns_of(table, self._path, reads_changes=reads)
             committed_ms = self._committed_ms(version) if reads else 0
-            listed = files.at_version(
+            listed = files.of_version(
                 table, columns, self._path, committed_ms=committed_ms, change="insert" if reads else ""
             )
             self._snapshot = version, columns, listed
         return self._snapshot[1:]
 
     def _of_versions(
-        self, held: CachedTable, table_id: str, unread: tuple[int, int], limits: Limits, on_data_loss: str
+        self, cached: CachedTable, table_id: str, unread: tuple[int, int], limits: Limits, on_data_loss: str
     ) -> SourceSlice:
         """
         Select the next versions. They have the same columns, so they end before an entry that changes the columns.
@@ -180,7 +185,7 @@ class DeltaPlanner:
         """
         first = unread[0]
         selected = self._select(unread, limits, on_data_loss)
-        columns = self._columns_of(held, selected, first)
+        columns = self._columns_of(cached, selected, first)
         for entry in selected.entries:
             try:
                 files.check(entry, selected.pins[entry.version], columns, self._path)
@@ -191,12 +196,12 @@ class DeltaPlanner:
                 break
         planned = [pin for pins in selected.pins.values() for pin in pins]
         lost = self._missing(planned, on_data_loss)
-        without = {pin.version for pin in planned if pin.path in lost} | {*selected.lost}
+        gap_versions = {pin.version for pin in planned if pin.path in lost} | {*selected.lost}
         name = f"{VERSIONS}{table_id}"
-        gaps: Gaps = {name: adjacent(without)} if without else {}
+        gaps: Gaps = {name: adjacent(gap_versions)} if gap_versions else {}
         if gaps:
             logger.warning("recording versions of the Delta table %s as gaps: %s", self._path, gaps)
-        pins = [pin for pin in planned if pin.version not in without]
+        pins = [pin for pin in planned if pin.version not in gap_versions]
         reader = "delta" if self._changes == "read" and any(pin.deleted for pin in pins) else "parquet"
         return SourceSlice(
             ranges={name: (first, selected.end)},
@@ -247,27 +252,27 @@ class DeltaPlanner:
         :raises SourceChangedError: the entry is missing, or the source refuses the version. Nothing was written
         """
         if entry is None:
-            what = "unread versions of the Delta table are missing: their entries were deleted from its log. Nothing was written"
-            raise SourceChangedError(what, table=self._path, version=version, oldest=oldest)
+            summary = "unread versions of the Delta table are missing: their entries were deleted from its log. Nothing was written"
+            raise SourceChangedError(summary, table=self._path, version=version, oldest=oldest)
         if entry.changes_rows and self._changes == "skip":
             logger.warning("skipping version %d of the Delta table %s: %s changes rows", version, self._path, entry.operation)  # fmt: skip
         committed_ms = committed_ms if entry.in_commit_ms is None else entry.in_commit_ms
         return files.of_entry(entry, self._path, changes=self._changes, committed_ms=committed_ms)
 
-    def _columns_of(self, held: CachedTable, selected: _Selected, first: int) -> Columns:
+    def _columns_of(self, cached: CachedTable, selected: _Selected, first: int) -> Columns:
         """
         Return the columns of the table at the end of the selected versions. Opens the table at this version if they are not known.
 
         :param first: the first selected version
         """
         version, known = selected.end - 1, self._columns
-        is_known = known is not None and known[0] == first - 1 and not selected.lost
-        if known is not None and is_known and not any(entry.defines_table for entry in selected.entries):
+        is_unchanged = not selected.lost and not any(entry.defines_table for entry in selected.entries)
+        if known is not None and known[0] == first - 1 and is_unchanged:
             columns = known[1]
         else:
             # Without an entry there are no rows, and the table cannot be opened at a version whose entries are missing.
-            is_newest = held.table.version() == version or not selected.entries
-            table: Any = held.table if is_newest else at_version(self._path, version)
+            is_newest = cached.table.version() == version or not selected.entries
+            table: Any = cached.table if is_newest else open_at_version(self._path, version)
             columns = columns_of(table, self._path, reads_changes=self._changes == "read")
         self._columns = version, columns
         return columns
@@ -278,18 +283,18 @@ class DeltaPlanner:
 
         :raises SourceChangedError: with ``"fail"``, a file is missing. Nothing was written
         """
-        found = missing(self._path, pins)
-        if found and on_data_loss == "fail":
-            what = "an unread file of the Delta table is missing, for example because of VACUUM; nothing was written"
-            facts = {"table": self._path, "version": found[0].version, "file": found[0].key}
-            raise SourceChangedError(what, **facts, files=len(found))
-        return {pin.path for pin in found}
+        missing_files = missing(self._path, pins)
+        if missing_files and on_data_loss == "fail":
+            summary = "an unread file of the Delta table is missing, for example because of VACUUM; nothing was written"
+            facts = {"table": self._path, "version": missing_files[0].version, "file": missing_files[0].key}
+            raise SourceChangedError(summary, **facts, files=len(missing_files))
+        return {pin.path for pin in missing_files}
 
     def _committed_ms(self, version: int) -> int:
         entry = self._history.entry(version)
         if entry is not None and entry.in_commit_ms is not None:
             return entry.in_commit_ms
-        return next((ms for found, ms in self._history.times(version) if found == version), 0)
+        return next((ms for listed, ms in self._history.times(version) if listed == version), 0)
 
     def lag(self, start: Offsets, hint: Json) -> int:
         """Return the number of unread versions, plus the number of unread files of the snapshot."""
@@ -304,13 +309,13 @@ class DeltaPlanner:
         return min(self._unread_times(start), default=None)
 
     def _unread_times(self, start: Offsets) -> list[int]:
-        held = existing(self._path)
-        table_id = held.table.metadata().id
-        first, left = position(start, f"{VERSIONS}{table_id}"), -position(start, f"{SNAPSHOT}{table_id}")
-        times = [ms for version, ms in self._history.times(first) if version <= held.table.version()]
-        if left:
-            times += [ms for _, ms in self._files_of_snapshot(held, first - 1)[1][-left:]]
-        held.keep()
+        cached = open_existing(self._path)
+        table_id = cached.table.metadata().id
+        first, unread_files = position(start, f"{VERSIONS}{table_id}"), -position(start, f"{SNAPSHOT}{table_id}")
+        times = [ms for version, ms in self._history.times(first) if version <= cached.table.version()]
+        if unread_files:
+            times += [ms for _, ms in self._files_of_snapshot(cached, first - 1)[1][-unread_files:]]
+        cached.keep()
         return times
 
 

@@ -60,7 +60,7 @@ class DeltaRecords:
         if table.reader == "delta":
             self.frame = self._feed()
         elif not files:
-            self.frame = nothing(spark, table.schema, reads_changes=reads_changes).frame
+            self.frame = without_rows(spark, table.schema, reads_changes=reads_changes).frame
         else:
             kinds = {file.change: None for file in files}
             frames = [self._read([file for file in files if file.change == kind]) for kind in kinds]
@@ -82,7 +82,7 @@ class DeltaRecords:
             rows.check_read(self._location, self._files, read, table=self._location, versions=versions)
 
     def _read(self, files: Sequence[FilePin]) -> DataFrame:
-        """Read files with the same kind of change."""
+        """Read files that all have the same :attr:`FilePin.change`."""
         fields = fields_of(self._table.schema)
         stored = [field for field in fields if field["name"] not in self._table.partition_by]
         columns = _struct(stored, physical=True)
@@ -100,17 +100,19 @@ class DeltaRecords:
         return frame.select(*selected)
 
     def _without_deleted(self, frame: DataFrame, root: str) -> DataFrame:
-        """Remove the rows that deletion vectors remove."""
+        """Drop the rows that deletion vectors mark as deleted."""
         if not self._deleted:
             return frame
         import numpy
         import pyarrow
 
-        paths = numpy.repeat([root + key for key in self._deleted], [len(found) for found in self._deleted.values()])
+        paths = numpy.repeat(
+            [root + key for key in self._deleted], [len(row_numbers) for row_numbers in self._deleted.values()]
+        )
         numbers = numpy.concatenate([*self._deleted.values()])
         deleted = self._spark.createDataFrame(pyarrow.table({_PATH: paths, _ROW: numbers.astype("int64")}))
-        known = frame.withColumns({_PATH: rows.plain_path(), _ROW: F.col("_metadata.row_index")})
-        return known.join(F.broadcast(deleted), [_PATH, _ROW], "left_anti").drop(_ROW)
+        numbered = frame.withColumns({_PATH: rows.plain_path(), _ROW: F.col("_metadata.row_index")})
+        return numbered.join(F.broadcast(deleted), [_PATH, _ROW], "left_anti").drop(_ROW)
 
     def _with_values(
         self, frame: DataFrame, files: Sequence[FilePin], root: str
@@ -123,19 +125,19 @@ class DeltaRecords:
         types = {physical_name(f): f["type"] for f in fields_of(self._table.schema)}
         names = [*files[0].partition, *([_VERSION, _TIME] if files[0].change else [])]
 
-        def of(file: FilePin) -> tuple[str | None, ...]:
-            given = {**file.partition, _VERSION: str(file.version), _TIME: str(file.committed_ms)}
-            return tuple(with_zone(given[name], types.get(name)) for name in names)
+        def values_of(file: FilePin) -> tuple[str | None, ...]:
+            texts = {**file.partition, _VERSION: str(file.version), _TIME: str(file.committed_ms)}
+            return tuple(with_zone(texts[name], types.get(name)) for name in names)
 
-        held = {root + file.key: of(file) for file in files}
-        if len({*held.values()}) == 1:
-            only = next(iter(held.values()))
+        values_by_path = {root + file.key: values_of(file) for file in files}
+        if len({*values_by_path.values()}) == 1:
+            only = next(iter(values_by_path.values()))
             return frame, {name: F.lit(value).cast("string") for name, value in zip(names, only, strict=True)}
         columns = [f"__streamsem_value_{at}" for at in range(len(names))]
         schema = ", ".join(f"{name} string" for name in [_PATH, *columns])
-        known = self._spark.createDataFrame([(path, *row) for path, row in held.items()], schema)
+        values_frame = self._spark.createDataFrame([(path, *row) for path, row in values_by_path.items()], schema)
         frame = frame if _PATH in frame.columns else frame.withColumn(_PATH, rows.plain_path())
-        joined = frame.join(F.broadcast(known), _PATH)
+        joined = frame.join(F.broadcast(values_frame), _PATH)
         return joined, {name: F.col(column) for name, column in zip(names, columns, strict=True)}
 
     def _feed(self) -> DataFrame:
@@ -157,12 +159,12 @@ class DeltaRecords:
         except Exception as error:  # a classic session raises a JVM error for a missing class
             if not any(condition in str(error) for condition in _NO_PACKAGE):
                 raise
-            what = (
+            summary = (
                 "the planned versions of the Delta table change rows by deletion vectors. Reading them needs Spark's Delta package, "
                 "which Spark does not have or which is not enabled; nothing became visible"
             )
             versions = (self._table.start, self._table.end)
-            raise DataError(what, table=self._location, versions=versions).advising(
+            raise DataError(summary, table=self._location, versions=versions).advising(
                 "add io.delta:delta-spark_2.13 in the version for your Spark to spark.jars.packages, and set "
                 "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension and "
                 "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog; then run again."
@@ -170,7 +172,7 @@ class DeltaRecords:
         return reduce(DataFrame.unionByName, frames)
 
 
-def nothing(spark: SparkSession, schema: str, *, reads_changes: bool) -> ParsedRecords:
+def without_rows(spark: SparkSession, schema: str, *, reads_changes: bool) -> ParsedRecords:
     """
     Return the columns of a table, without rows.
 
@@ -191,6 +193,6 @@ def _struct(fields: Sequence[Mapping[str, Any]], *, physical: bool) -> StructTyp
 
 def _logical(field: Mapping[str, Any], value: Column | None) -> Column:
     """Return a column under its logical name and type. ``value`` is its partition value as text, if it is a partition column."""
-    wanted = _struct([field], physical=False).fields[0]
-    given = F.col(quoted(physical_name(dict(field)))) if value is None else value
-    return given.cast(wanted.dataType).alias(wanted.name)
+    target = _struct([field], physical=False).fields[0]
+    stored = F.col(quoted(physical_name(dict(field)))) if value is None else value
+    return stored.cast(target.dataType).alias(target.name)

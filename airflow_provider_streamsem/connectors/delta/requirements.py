@@ -68,11 +68,11 @@ def unwritable(table: Any) -> list[str]:
     requirements = set(protocol.writer_features or ()) | set(protocol.reader_features or ())
     requirements -= _FEATURES
     version = (protocol.min_reader_version, protocol.min_writer_version)
-    if any(found > known for found, known in zip(version, _NEWEST_PROTOCOL, strict=True)):
+    if any(actual > newest for actual, newest in zip(version, _NEWEST_PROTOCOL, strict=True)):
         requirements.add(f"protocol version {version}")
     if protocol.min_writer_version == _WITH_IDENTITY:
         requirements.add("identityColumns")
-    # A retention time of transaction identifiers is refused too. After it, a late publisher would find no marker and publish its batch twice.
+    # A retention time of transaction identifiers is refused too. After that time, a late publisher would find no marker and publish its batch twice.
     requirements |= {name for name, value in metadata.configuration.items() if not _is_accepted(name, value)}
     for path, field in _fields(_schema(table)):
         name = ".".join(path)
@@ -148,9 +148,9 @@ class Requirements:
         fields = list(_fields(_schema(table)))
         lengths = []
         for path, field in fields:
-            found = _length(field["metadata"].get(_TEXT_LENGTH, ""))
-            if found is not None and len(path) == 1:
-                lengths.append((path[0], *found))
+            length = _length(field["metadata"].get(_TEXT_LENGTH, ""))
+            if length is not None and len(path) == 1:
+                lengths.append((path[0], *length))
         return cls(tuple(path for path, field in fields if not field["nullable"]), tuple(lengths))
 
     def check_columns(self, names: Sequence[str]) -> None:
@@ -160,14 +160,14 @@ class Requirements:
         :param names: columns of the rows; empty for a batch without rows
         :raises DataError: names the missing columns. Nothing became visible
         """
-        lacking = sorted({path[0] for path in self.never_null if len(path) == 1} - {*names}) if names else []
-        if lacking:
-            what = "the rows lack columns that are NOT NULL in the Delta table; nothing became visible"
-            raise DataError(what, columns=lacking)
+        missing = sorted({path[0] for path in self.never_null if len(path) == 1} - {*names}) if names else []
+        if missing:
+            summary = "the rows lack columns that are NOT NULL in the Delta table; nothing became visible"
+            raise DataError(summary, columns=missing)
 
     def check_values(self, location: str, staged: Committable) -> None:
         """
-        Refuse staged files with values that the table does not accept. Nulls are counted by the footers, or by reading a file whose footer has no counts.
+        Refuse staged files with values that the table does not accept. Nulls are counted from the footers. A file whose footer has no counts is read.
 
         :param location: location of the staged files
         :raises DataError: names the columns. Nothing became visible
@@ -175,22 +175,22 @@ class Requirements:
         if not staged.rows or not (self.never_null or self.lengths):
             return
         dataset = open_dataset(location)
-        null, long = set[str](), set[str]()
+        with_nulls, misfits = set[str](), set[str]()
         for file in staged.files:
-            null |= {".".join(path) for path in _with_nulls(dataset, file.key, self.never_null)}
-            long |= _of_other_length(dataset, file.key, self.lengths)
-        if null:
-            what = "rows have nulls in columns that are NOT NULL in the Delta table; nothing became visible"
-            raise DataError(what, table=location, columns=sorted(null))
-        if long:
-            what = "text is longer than VARCHAR(n), or not exactly as long as CHAR(n), in the Delta table; nothing became visible"
-            accepted = {name: f"{kind}({most})" for name, kind, most in self.lengths if name in long}
-            raise DataError(what, table=location, columns=accepted)
+            with_nulls |= {".".join(path) for path in _with_nulls(dataset, file.key, self.never_null)}
+            misfits |= _with_other_length(dataset, file.key, self.lengths)
+        if with_nulls:
+            summary = "rows have nulls in columns that are NOT NULL in the Delta table; nothing became visible"
+            raise DataError(summary, table=location, columns=sorted(with_nulls))
+        if misfits:
+            summary = "text is longer than VARCHAR(n), or not exactly as long as CHAR(n), in the Delta table; nothing became visible"
+            accepted = {name: f"{kind}({length})" for name, kind, length in self.lengths if name in misfits}
+            raise DataError(summary, table=location, columns=accepted)
 
 
 def _length(kind: str) -> tuple[str, int] | None:
-    found = re.fullmatch(r"(char|varchar)\((\d+)\)", kind)
-    return None if found is None else (found[1], int(found[2]))
+    match = re.fullmatch(r"(char|varchar)\((\d+)\)", kind)
+    return None if match is None else (match[1], int(match[2]))
 
 
 def _with_nulls(dataset: Dataset, key: str, paths: Sequence[tuple[str, ...]]) -> set[tuple[str, ...]]:
@@ -199,27 +199,27 @@ def _with_nulls(dataset: Dataset, key: str, paths: Sequence[tuple[str, ...]]) ->
 
     if not paths:
         return set()
-    found = set()
+    paths_with_nulls = set()
     with dataset.open(_existing(dataset, key)) as opened:
         file = pyarrow.parquet.ParquetFile(opened)
         columns = {name.name for name in file.schema_arrow}
         for path in paths:
             if path[0] not in columns:
-                found.add(path)
+                paths_with_nulls.add(path)
                 continue
-            count = _counted(file.metadata, path)
+            count = _null_count(file.metadata, path)
             if count is None:
                 values = file.read(columns=[path[0]])[path[0]]
                 for name in path[1:]:
                     values = pc.struct_field(values, name)  # null if the struct is null
                 count = values.null_count
             if count:
-                found.add(path)
-    return found
+                paths_with_nulls.add(path)
+    return paths_with_nulls
 
 
-def _counted(parquet: Any, path: tuple[str, ...]) -> int | None:
-    """Count the nulls of a column by the footer; ``None`` if the footer has no counts for the column, or if the column is not a leaf."""
+def _null_count(parquet: Any, path: tuple[str, ...]) -> int | None:
+    """Return the number of nulls of a column from the footer; ``None`` if the footer has no counts for the column, or if it is not a leaf column."""
     if any("." in name for name in path):
         return None
     names = [parquet.schema.column(at).path for at in range(parquet.num_columns)]
@@ -234,7 +234,7 @@ def _counted(parquet: Any, path: tuple[str, ...]) -> int | None:
     return sum(int(chunk.null_count) for chunk in chunks)
 
 
-def _of_other_length(dataset: Dataset, key: str, lengths: Sequence[tuple[str, str, int]]) -> set[str]:
+def _with_other_length(dataset: Dataset, key: str, lengths: Sequence[tuple[str, str, int]]) -> set[str]:
     import pyarrow
     import pyarrow.compute as pc
     import pyarrow.parquet
@@ -246,11 +246,11 @@ def _of_other_length(dataset: Dataset, key: str, lengths: Sequence[tuple[str, st
         file = pyarrow.parquet.ParquetFile(opened)
         existing = {field.name for field in file.schema_arrow}
         for batch in file.iter_batches(columns=[name for name, _, _ in lengths if name in existing]):
-            for name, kind, most in lengths:
+            for name, kind, length in lengths:
                 if name in existing:
                     bounds = pc.min_max(pc.utf8_length(batch[name].cast(pyarrow.string())))
-                    least, longest = bounds["min"].as_py(), bounds["max"].as_py()
-                    if longest is not None and (longest > most or (kind == "char" and least != most)):
+                    shortest, longest = bounds["min"].as_py(), bounds["max"].as_py()
+                    if longest is not None and (longest > length or (kind == "char" and shortest != length)):
                         wrong.add(name)
     return wrong
 

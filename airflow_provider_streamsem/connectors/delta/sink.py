@@ -1,7 +1,7 @@
 """
 The Delta sink: writes rows to a Delta table (extra ``delta``). The files that Spark staged become the data files of the table.
 
-Publishing commits one entry of the table's log, and writes no data. Only for rows that are merged by key, it writes data
+Publishing commits one entry of the table's log. It writes no data, unless it merges rows by key
 (:mod:`airflow_provider_streamsem.connectors.delta.merge`).
 
 The marker is a transaction identifier of the table (Delta protocol, *Transaction Identifiers*). One entry contains the files and the identifier
@@ -30,7 +30,7 @@ from airflow_provider_streamsem.connectors.delta.table import (
     checked_path,
     create,
     is_transient,
-    take,
+    open_newest,
 )
 from airflow_provider_streamsem.connectors.staged_parquet import keyed_rows
 from airflow_provider_streamsem.connectors.staged_parquet.table_sink import TableSink, attempts_named
@@ -71,11 +71,11 @@ class _Open:
     """
     The handle of one try.
 
-    :param held: the opened table; ``None`` if there is no table
+    :param cached: the opened table; ``None`` if there is no table
     :param entry: number of the entry that this try has committed; ``None`` if it has committed none
     """
 
-    held: CachedTable | None
+    cached: CachedTable | None
     entry: int | None = None
 
 
@@ -126,16 +126,16 @@ class DeltaSink(TableSink[_Open]):
         lacking = sorted(set(self.partition_by) - {field["name"] for field in fields})
         if fields and lacking:
             raise DataError("the rows lack partition columns; nothing became visible", missing=lacking)
-        held = take(self.path, refusal=DataError)
-        if held is not None:
-            table = held.table
+        cached = open_newest(self.path, refusal=DataError)
+        if cached is not None:
+            table = cached.table
             self._check_partitions(table)
             if problems := self._problems(table):
-                what = "the Delta table has requirements for writers that this sink does not satisfy; nothing became visible"
-                raise DataError(what, table=self.path, requires=problems)
+                summary = "the Delta table has requirements for writers that this sink does not satisfy; nothing became visible"
+                raise DataError(summary, table=self.path, requires=problems)
             Requirements.of(table).check_columns([field["name"] for field in fields])
-            fields = self._as_in(table, fields)
-            held.keep()
+            fields = self._with_table_types(table, fields)
+            cached.keep()
         keyed_rows.check_keys(fields, self.keys)
         if self.merges:
             delta_merge.check_columns(fields, self.partition_by)
@@ -143,23 +143,23 @@ class DeltaSink(TableSink[_Open]):
 
     def attempts_in_use(self) -> set[tuple[int, str]]:
         """Return ``(version, attempt_id)`` of the attempts whose files the table references."""
-        held = take(self.path)
-        return set() if held is None else attempts_named(held.table.get_add_actions()["path"].to_pylist())
+        cached = open_newest(self.path)
+        return set() if cached is None else attempts_named(cached.table.get_add_actions()["path"].to_pylist())
 
     def check_reprocess(self, replaced: Committable | None) -> None:
         """Check that the table allows removing rows, and still has the files that the reprocessing run replaces."""
         if replaced is None or not replaced.files:
             return
-        held = take(self.path, refusal=InvalidError)
-        if held is None:
+        cached = open_newest(self.path, refusal=InvalidError)
+        if cached is None:
             return
-        if is_append_only(held.table):
-            what = "the Delta table accepts only appends (delta.appendOnly=true), so its versions cannot be reprocessed; nothing was written"
-            raise InvalidError(what, table=self.path)
-        if missing := _missing(held.table, replaced.files):
-            what = "another writer rewrote or deleted files of this version in the Delta table, so the version cannot be reprocessed; nothing was written"
-            raise InvalidError(what, table=self.path, files=missing)
-        held.keep()
+        if is_append_only(cached.table):
+            summary = "the Delta table accepts only appends (delta.appendOnly=true), so its versions cannot be reprocessed; nothing was written"
+            raise InvalidError(summary, table=self.path)
+        if missing := _missing_files(cached.table, replaced.files):
+            summary = "another writer rewrote or deleted files of this version in the Delta table, so the version cannot be reprocessed; nothing was written"
+            raise InvalidError(summary, table=self.path, files=missing)
+        cached.keep()
 
     def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Committable:
         """
@@ -167,19 +167,19 @@ class DeltaSink(TableSink[_Open]):
 
         An empty string is refused as a partition value. Delta has no representation for it, and some readers return null.
         """
-        found = TableSink.collect(self, version, attempt_id, accepted)
-        empty = sorted({name for file in found.files for name, value in file.partition.items() if value == ""})
+        staged = TableSink.collect(self, version, attempt_id, accepted)
+        empty = sorted({name for file in staged.files for name, value in file.partition.items() if value == ""})
         if empty:
             raise DataError(
                 "an empty string cannot be a partition value of a Delta table, because some readers return it as null; nothing became visible",
                 table=self.path,
                 columns=empty,
             )
-        held = take(self.path, refusal=DataError)
-        if held is not None:
-            Requirements.of(held.table).check_values(self.path, found)
-            held.keep()
-        return found
+        cached = open_newest(self.path, refusal=DataError)
+        if cached is not None:
+            Requirements.of(cached.table).check_values(self.path, staged)
+            cached.keep()
+        return staged
 
     def stats(self, parquet: Any) -> str:
         """
@@ -199,51 +199,52 @@ class DeltaSink(TableSink[_Open]):
 
         :raises MarkerLostError: the table was restored. RESTORE keeps the transaction identifiers but removes the rows
         """
-        held = take(self.path)
+        cached = open_newest(self.path)
         app = f"{pipeline_uuid}/{sink}"
-        found = None if held is None else _marker(held, app)
-        if held is None or found is None:
+        marker = None if cached is None else _marker(cached, app)
+        if cached is None or marker is None:
             return None
-        restored = held.restored_since(app)
+        restored = cached.restored_since(app)
         if restored is not None:
-            raise MarkerLostError(_restored(found.version, restored), table=self.path, sink=sink)
-        return found
+            raise MarkerLostError(_restored(marker.version, restored), table=self.path, sink=sink)
+        return marker
 
     @contextmanager
     def opened(self, batch: Batch, failure: Failure | None, *, skips: bool) -> Iterator[_Open]:
         """Open the current table, if there is one."""
-        yield _Open(take(self.path, refusal=PublishError))
+        yield _Open(open_newest(self.path, refusal=PublishError))
 
     def marker_in(self, handle: _Open, batch: Batch) -> SinkMarker | None:
         """Read the marker from the table's transaction identifiers."""
-        return None if handle.held is None else _marker(handle.held, _app(batch))
+        return None if handle.cached is None else _marker(handle.cached, _app(batch))
 
     def check_sink(self, handle: _Open, batch: Batch, found: SinkMarker | None) -> None:
         """Check that the table has the pipeline's transaction identifier and was not restored."""
-        what = "has no transaction identifier of this pipeline: it was deleted and recreated, or replaced"
-        what = "is missing: it was deleted or renamed" if handle.held is None else what
         if not batch.is_settled(found):
-            truth = f"the log has receipts of rows in the Delta table, but the table {what}"
-            batch.check_marker(found, truth, table=self.path)
-        if handle.held is not None and found is not None:
-            self._check_not_restored(batch, handle.held, found)
+            problem = "has no transaction identifier of this pipeline: it was deleted and recreated, or replaced"
+            if handle.cached is None:
+                problem = "is missing: it was deleted or renamed"
+            summary = f"the log has receipts of rows in the Delta table, but the table {problem}"
+            batch.check_marker(found, summary, table=self.path)
+        if handle.cached is not None and found is not None:
+            self._check_not_restored(batch, handle.cached, found)
 
     def commit(self, handle: _Open, batch: Batch, found: SinkMarker | None, *, skips: bool) -> bool:
         """Commit one entry with the files or merged rows, the marker, and the removal of the files that reprocessing replaces."""
-        handle.held = held = handle.held or create(self.path, _fields(batch.schema), self.partition_by)
+        handle.cached = cached = handle.cached or create(self.path, _fields(batch.schema), self.partition_by)
         app = _app(batch)
-        entry = held.table.version() + 1  # retries of deltalake are disabled, so it commits this entry or fails
-        if not self._committed(held.table, batch, app, skipped=skips):
+        entry = cached.table.version() + 1  # retries of deltalake are disabled, so it commits this entry or fails
+        if not self._commit_entry(cached.table, batch, app, skipped=skips):
             return False
-        held.committed(_marks(batch, app, skipped=skips), app, entry)
-        held.keep()
+        cached.record_commit(_marks(batch, app, skipped=skips), app, entry)
+        cached.keep()
         handle.entry = entry
         return True
 
     def detail(self, handle: _Open, batch: Batch) -> Json:
         """Return the version of the table that contains the marker."""
-        assert handle.held is not None
-        return {"table_version": handle.held.table.version() if handle.entry is None else handle.entry}
+        assert handle.cached is not None
+        return {"table_version": handle.cached.table.version() if handle.entry is None else handle.entry}
 
     def table_state(self, handle: _Open) -> object:
         """
@@ -251,7 +252,7 @@ class DeltaSink(TableSink[_Open]):
 
         If another writer's entry has caused the failure, the version differs at the next try. On the same version, the commit fails again.
         """
-        return -1 if handle.held is None else handle.held.table.version()
+        return -1 if handle.cached is None else handle.cached.table.version()
 
     def is_refusal(self, error: Exception) -> bool:
         """Return ``True`` for every error that does not come from the store."""
@@ -259,29 +260,29 @@ class DeltaSink(TableSink[_Open]):
 
     def refusal(self, batch: Batch, cause: Exception) -> StreamsemError:
         """Return an error that names the type of the cause."""
-        what = "the Delta table refuses the batch; nothing of it is in the table"
-        error = PublishError(what, table=self.path, version=batch.version, problem=type(cause).__name__)
+        summary = "the Delta table refuses the batch; nothing of it is in the table"
+        error = PublishError(summary, table=self.path, version=batch.version, problem=type(cause).__name__)
         error.__cause__ = cause
         return error
 
     def unanswered(self, batch: Batch, cause: Exception | None) -> StreamsemError:
         """Return an error that names the table and the number of tries."""
-        what = "the Delta table gave no clear answer; whether the batch is in it is unknown"
-        error = UnavailableError(what, table=self.path, version=batch.version, tries=self.tries)
+        summary = "the Delta table gave no clear answer; whether the batch is in it is unknown"
+        error = UnavailableError(summary, table=self.path, version=batch.version, tries=self.tries)
         error.__cause__ = cause
         return error
 
-    def _check_not_restored(self, batch: Batch, held: CachedTable, found: SinkMarker) -> None:
+    def _check_not_restored(self, batch: Batch, cached: CachedTable, found: SinkMarker) -> None:
         """
         Refuse a restored table. RESTORE keeps the transaction identifiers but removes the rows.
 
         :raises MarkerLostError: the table was restored
         """
-        restored = held.restored_since(_app(batch))
+        restored = cached.restored_since(_app(batch))
         if restored is not None:
             raise batch.lost(_restored(found.version, restored), table=self.path)
 
-    def _committed(self, table: Any, batch: Batch, app: str, *, skipped: bool) -> bool:
+    def _commit_entry(self, table: Any, batch: Batch, app: str, *, skipped: bool) -> bool:
         """Commit the entry, and return whether it was committed. If the table lacks columns, commit only the columns and return ``False``."""
         from deltalake import CommitProperties, Schema
         from deltalake.transaction import Transaction
@@ -289,7 +290,7 @@ class DeltaSink(TableSink[_Open]):
         marks = [Transaction(name, number) for name, number in _marks(batch, app, skipped=skipped).items()]
         actions: list[Any] = []
         if not skipped:
-            if not self._ready(table, batch):
+            if not self._prepare(table, batch):
                 return False
             self.check_staged(batch)
             actions = [] if self.merges else self._changes(table, batch)
@@ -301,11 +302,11 @@ class DeltaSink(TableSink[_Open]):
         table.create_write_transaction(actions, "append", schema, list(self.partition_by), commit_properties=properties)
         return True
 
-    def _ready(self, table: Any, batch: Batch) -> bool:
+    def _prepare(self, table: Any, batch: Batch) -> bool:
         """
-        Check the table again, because other writers may have changed it since the batch was staged. Returns whether it has all columns.
+        Check the table again, because other writers may have changed it since the batch was staged. Add missing columns in a separate entry.
 
-        Missing columns are added in a separate entry.
+        :returns: whether the table had all columns, so that the batch can be committed to it
         """
         from deltalake import CommitProperties
         from deltalake.schema import Field
@@ -320,7 +321,7 @@ class DeltaSink(TableSink[_Open]):
         try:
             self._check_partitions(table)
             Requirements.of(table).check_values(self.path, batch.committable)
-            new = self._lacking(table, batch)
+            missing_columns = self._missing_columns(table, batch)
         except (ConflictError, DataError) as error:
             raise PublishError(
                 "the Delta table was changed after the batch was staged and no longer accepts its rows; nothing of the batch is in it",
@@ -328,19 +329,19 @@ class DeltaSink(TableSink[_Open]):
                 problem=error.summary,
                 **{"table": self.path, **error.fields},
             ) from error
-        if new:
+        if missing_columns:
             table.alter.add_columns(
-                [Field.from_json(json.dumps(field)) for field in new],
+                [Field.from_json(json.dumps(field)) for field in missing_columns],
                 commit_properties=CommitProperties(max_commit_retries=0),
             )
-        return not new
+        return not missing_columns
 
     def _changes(self, table: Any, batch: Batch) -> list[Any]:
         """Return the actions that add the staged files, and remove the files that a reprocessing run replaces."""
         from deltalake.transaction import AddAction, RemoveAction
 
         now_ms = SYSTEM_CLOCK.now_ms()
-        come = [
+        added = [
             AddAction(file.key, file.bytes, dict(file.partition), now_ms, True, file.stats)
             for file in batch.committable.files
         ]
@@ -348,7 +349,7 @@ class DeltaSink(TableSink[_Open]):
             RemoveAction(file.key, True, now_ms, size=file.bytes, partition_values=dict(file.partition))
             for file in self._files_to_replace(table, batch)
         ]
-        return [*come, *removed]
+        return [*added, *removed]
 
     def _files_to_replace(self, table: Any, batch: Batch) -> Sequence[DataFile]:
         """
@@ -358,9 +359,9 @@ class DeltaSink(TableSink[_Open]):
         """
         files = () if batch.replaced is None else batch.replaced.files
         if files and is_append_only(table):
-            what = "the Delta table accepts only appends (delta.appendOnly=true), but the reprocessing run must replace rows; nothing of the batch is in it"
-            raise PublishError(what, table=self.path, version=batch.version)
-        if missing := _missing(table, files):
+            summary = "the Delta table accepts only appends (delta.appendOnly=true), but the reprocessing run must replace rows; nothing of the batch is in it"
+            raise PublishError(summary, table=self.path, version=batch.version)
+        if missing := _missing_files(table, files):
             raise PublishError(
                 "another writer rewrote or deleted files in the Delta table that the reprocessing run replaces, so publishing could duplicate their rows; "
                 "nothing of the batch is in the table",
@@ -370,7 +371,7 @@ class DeltaSink(TableSink[_Open]):
             )
         return files
 
-    def _as_in(self, table: Any, fields: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _with_table_types(self, table: Any, fields: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """
         Return the columns with the types of the table.
 
@@ -381,13 +382,13 @@ class DeltaSink(TableSink[_Open]):
         for field in fields:
             known = existing.get(field["name"].lower())
             if known is not None and known["name"] != field["name"]:
-                what = "a column's name is spelled differently in the Delta table; nothing became visible"
-                raise DataError(what, table=self.path, column=field["name"], found=known["name"])
-            kind = field["type"] if known is None else self._held(known, field["type"])
+                summary = "a column's name is spelled differently in the Delta table; nothing became visible"
+                raise DataError(summary, table=self.path, column=field["name"], found=known["name"])
+            kind = field["type"] if known is None else self._type_in_table(known, field["type"])
             fitted.append({**field, "type": kind})
         return fitted
 
-    def _held(self, known: dict[str, Any], given: Any) -> Any:
+    def _type_in_table(self, known: dict[str, Any], given: Any) -> Any:
         try:
             return widened(_nullable(known["type"]), given, known["name"], grows=_never, lacks=not self.merges)
         except DataError as error:
@@ -399,7 +400,7 @@ class DeltaSink(TableSink[_Open]):
                 found=error.fields.get("recorded", known["type"]),
             ) from error
 
-    def _lacking(self, table: Any, batch: Batch) -> list[dict[str, Any]]:
+    def _missing_columns(self, table: Any, batch: Batch) -> list[dict[str, Any]]:
         """
         Return the columns and struct fields that the table lacks.
 
@@ -407,9 +408,9 @@ class DeltaSink(TableSink[_Open]):
         """
         fields = _fields(batch.schema)
         existing = {field["name"]: field for field in _columns(table)}
-        for field, fitted in zip(fields, self._as_in(table, fields), strict=True):
+        for field, fitted in zip(fields, self._with_table_types(table, fields), strict=True):
             # The files are already written, and no reader casts them. So the types must be equal: the reverse direction is checked too.
-            self._held(field, fitted["type"])
+            self._type_in_table(field, fitted["type"])
         return [new for field in fields if (new := _added(existing.get(field["name"]), field)) is not None]
 
     def _problems(self, table: Any) -> list[str]:
@@ -417,13 +418,13 @@ class DeltaSink(TableSink[_Open]):
         return [*unwritable(table), *(delta_merge.unmergeable(table) if self.merges else [])]
 
     def _check_partitions(self, table: Any) -> None:
-        found = list(table.metadata().partition_columns)
-        if found != list(self.partition_by):
+        partition_columns = list(table.metadata().partition_columns)
+        if partition_columns != list(self.partition_by):
             raise ConflictError(
                 "the Delta table has other partition columns than the sink",
                 table=self.path,
                 partition_by=list(self.partition_by),
-                found=found,
+                found=partition_columns,
             )
 
 
@@ -446,9 +447,9 @@ def _marks(batch: Batch, app: str, *, skipped: bool) -> dict[str, int]:
     return {**marks, f"{app}#skipped": batch.version} if skipped else marks
 
 
-def _marker(held: CachedTable, app: str) -> SinkMarker | None:
+def _marker(cached: CachedTable, app: str) -> SinkMarker | None:
     """Build the marker from the table's transaction numbers."""
-    version, outcome, skipped = (held.transaction(name) for name in (app, f"{app}#outcome", f"{app}#skipped"))
+    version, outcome, skipped = (cached.transaction(name) for name in (app, f"{app}#outcome", f"{app}#skipped"))
     if version is None:
         return None
     state = "skipped" if skipped == version else "applied"
@@ -462,12 +463,12 @@ def _fields(schema: str) -> list[dict[str, Any]]:
     :raises DataError: a column has a type that Delta does not have, or two names differ only in case. Nothing became visible
     """
     fields: list[dict[str, Any]] = [_nullable(field) for field in json.loads(schema)["fields"]]
-    odd = [field["name"] for field in fields if not _is_known(field["type"])]
-    if odd:
-        raise DataError("columns have types that Delta does not have; nothing became visible", columns=odd)
-    twice = more_than_once(field["name"] for field in fields)
-    if twice:
-        raise DataError("columns differ only in upper and lower case; nothing became visible", columns=twice)
+    unsupported = [field["name"] for field in fields if not _is_known(field["type"])]
+    if unsupported:
+        raise DataError("columns have types that Delta does not have; nothing became visible", columns=unsupported)
+    duplicates = more_than_once(field["name"] for field in fields)
+    if duplicates:
+        raise DataError("columns differ only in upper and lower case; nothing became visible", columns=duplicates)
     return fields
 
 
@@ -504,12 +505,12 @@ def _never(column: str, recorded: str, wider: str) -> bool:
 
 def _with_types(schema: str, fields: Sequence[dict[str, Any]]) -> str:
     """Return the schema with the types of these columns; the same text if the types are unchanged."""
-    given = json.loads(schema)
+    original = json.loads(schema)
     types = [field["type"] for field in fields]
-    if all(bare(field["type"]) == bare(kind) for field, kind in zip(given["fields"], types, strict=True)):
+    if all(bare(field["type"]) == bare(kind) for field, kind in zip(original["fields"], types, strict=True)):
         return schema
-    typed = [{**field, "type": kind} for field, kind in zip(given["fields"], types, strict=True)]
-    return json.dumps({**given, "fields": typed}, separators=(",", ":"))
+    typed = [{**field, "type": kind} for field, kind in zip(original["fields"], types, strict=True)]
+    return json.dumps({**original, "fields": typed}, separators=(",", ":"))
 
 
 def _added(existing: dict[str, Any] | None, field: dict[str, Any]) -> dict[str, Any] | None:
@@ -532,7 +533,7 @@ def _added_type(existing: Any, kind: Any) -> Any:
     return {**existing, **added_parts} if added_parts else None
 
 
-def _missing(table: Any, files: Sequence[DataFile]) -> list[str]:
+def _missing_files(table: Any, files: Sequence[DataFile]) -> list[str]:
     """Return the files that a table no longer references."""
     existing = set(table.file_uris()) if files else set()
     return [file.key for file in files if not any(uri.endswith(f"/{file.key}") for uri in existing)]

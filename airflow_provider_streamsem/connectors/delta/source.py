@@ -23,7 +23,7 @@ from airflow_provider_streamsem.connectors.delta.columns import Columns, columns
 from airflow_provider_streamsem.connectors.delta.history import History
 from airflow_provider_streamsem.connectors.delta.pins import Pin, read_pins, split
 from airflow_provider_streamsem.connectors.delta.planner import SNAPSHOT, VERSIONS, DeltaPlanner
-from airflow_provider_streamsem.connectors.delta.table import CachedTable, at_version, checked_path, existing
+from airflow_provider_streamsem.connectors.delta.table import CachedTable, checked_path, open_at_version, open_existing
 from airflow_provider_streamsem.connectors.table_files.stored import missing
 from airflow_provider_streamsem.errors import DataError, InvalidError, RecordsMissingError, SourceChangedError
 from airflow_provider_streamsem.protocol.entries import Json
@@ -46,8 +46,8 @@ class DeltaSource(SourceDefaults):
 
     :param path: location of the table: an absolute path, ``file:///path`` or ``s3://bucket/prefix``
     :param starting: where a new pipeline starts. ``earliest``: a snapshot of the table, then the versions after it. ``latest``: the versions after the
-        newest one. An integer: this version, inclusive, without a snapshot. A timestamp with a time zone: the first version that was committed then or later;
-        the snapshot, if the table's log does not go back that far
+        newest one. An integer: this version, inclusive, without a snapshot. A timestamp with a time zone: the first version that was committed then or later.
+        If the table's log does not go back that far: as ``earliest``
     :param changes: what to do with a version that updates, deletes or restores rows. ``refuse``: the run fails. ``skip``: the version is ignored as a whole,
         with rows that it may have inserted. ``read``: read the table's change data feed, with the columns ``_change_type``, ``_commit_version`` and
         ``_commit_timestamp``
@@ -112,13 +112,13 @@ class DeltaSource(SourceDefaults):
         """Return the location, and whether the change data feed is read. The table's id is not included, because the offsets contain it."""
         return {"type": "delta", "path": normalised(self.path), "change_feed": self.changes == "read"}
 
-    def columns(self, held: CachedTable) -> Columns:
+    def columns(self, cached: CachedTable) -> Columns:
         """
         Return the columns of an opened table.
 
         :raises SourceChangedError: the table has features that this source cannot read. Nothing was written
         """
-        return columns_of(held.table, self.path, reads_changes=self.changes == "read")
+        return columns_of(cached.table, self.path, reads_changes=self.changes == "read")
 
     def initial_offsets(self) -> Offsets:
         """
@@ -129,44 +129,43 @@ class DeltaSource(SourceDefaults):
         """
         if self.starting not in ("earliest", "latest") and type(self.starting) is not int:
             return self.offsets_for_time(arguments.time_ms("starting", self.starting))
-        held = existing(self.path)
-        self.columns(held)
-        end = held.table.version() + 1
+        cached = open_existing(self.path)
+        self.columns(cached)
+        end = cached.table.version() + 1
         if type(self.starting) is int and self.starting > end:
-            what = "source delta: starting is a version that the table does not have"
-            raise InvalidError(what, table=self.path, given=self.starting, newest=end - 1)
-        offsets = self._at_snapshot(held) if self.starting == "earliest" else {}
+            summary = "source delta: starting is a version that the table does not have"
+            raise InvalidError(summary, table=self.path, given=self.starting, newest=end - 1)
+        offsets = self._at_snapshot(cached) if self.starting == "earliest" else {}
         start = self.starting if type(self.starting) is int else end
-        found = {f"{VERSIONS}{held.table.metadata().id}": int(start), **offsets}
-        held.keep()
-        return found
+        offsets = {f"{VERSIONS}{cached.table.metadata().id}": int(start), **offsets}
+        cached.keep()
+        return offsets
 
     def offsets_for_time(self, at_ms: int) -> Offsets:
         """
         Return the offsets of the first version that was committed at or after ``at_ms`` (milliseconds UTC).
 
-        If the table's log does not go back that far, they are those of a snapshot of the table. If no version is that new, they are the end.
+        If the table's log does not go back that far, return the offsets of a snapshot of the table. If no version is that new, return the end.
 
         :raises SourceChangedError: there is no table, or this source cannot read it. Nothing was written
         """
-        held = existing(self.path)
-        self.columns(held)
-        properties = held.table.metadata().configuration
+        cached = open_existing(self.path)
+        self.columns(cached)
+        properties = cached.table.metadata().configuration
         in_commit = properties.get("delta.enableInCommitTimestamps", "").lower() == "true"
         start, is_oldest = History(self.path).first_at(at_ms, in_commit=in_commit)
-        is_oldest = is_oldest and not (
-            start == 0 and self.changes == "read"
-        )  # a snapshot lacks the changes of the first versions
-        start = held.table.version() + 1 if is_oldest else start
-        offsets = self._at_snapshot(held) if is_oldest else {}
-        found = {f"{VERSIONS}{held.table.metadata().id}": start, **offsets}
-        held.keep()
-        return found
+        offsets = {}
+        # A snapshot lacks the changes of the first versions, so a change data feed is read from version 0.
+        reads_from_0 = start == 0 and self.changes == "read"
+        if is_oldest and not reads_from_0:
+            start, offsets = cached.table.version() + 1, self._at_snapshot(cached)
+        cached.keep()
+        return {f"{VERSIONS}{cached.table.metadata().id}": start, **offsets}
 
-    def _at_snapshot(self, held: CachedTable) -> dict[str, int]:
+    def _at_snapshot(self, cached: CachedTable) -> dict[str, int]:
         """Return the offset before the first file of a snapshot of the table, by partition; empty if the table has no files."""
-        number = len(held.table.file_uris())
-        return {f"{SNAPSHOT}{held.table.metadata().id}": -number} if number else {}
+        number = len(cached.table.file_uris())
+        return {f"{SNAPSHOT}{cached.table.metadata().id}": -number} if number else {}
 
     def open(self, log: CommitLog, hint: Json) -> DeltaPlanner:
         """Bind the source to a commit log."""
@@ -191,19 +190,25 @@ class DeltaSource(SourceDefaults):
         if not pins:
             return
         table, planned = split(pins)
-        held = existing(self.path)
-        table_id, newest = held.table.metadata().id, held.table.version()
+        cached = open_existing(self.path)
+        table_id, newest = cached.table.metadata().id, cached.table.version()
         if table_id != table.table_id or newest < table.end - 1:
-            what = "the Delta table was recreated, or restored from an older copy, after its versions were planned; nothing became visible"
+            summary = "the Delta table was recreated, or restored from an older copy, after its versions were planned; nothing became visible"
             facts = {"planned_id": table.table_id, "found_id": table_id, "planned_versions": (table.start, table.end)}
-            raise SourceChangedError(what, table=self.path, **facts, newest=newest)
-        held.keep()
+            raise SourceChangedError(summary, table=self.path, **facts, newest=newest)
+        cached.keep()
         if was_read:
             return
-        if found := missing(self.path, planned):
-            what = "a planned file of the Delta table is missing, for example because of VACUUM; nothing became visible"
+        if missing_files := missing(self.path, planned):
+            summary = (
+                "a planned file of the Delta table is missing, for example because of VACUUM; nothing became visible"
+            )
             raise RecordsMissingError(
-                what, table=self.path, version=found[0].version, file=found[0].key, files=len(found)
+                summary,
+                table=self.path,
+                version=missing_files[0].version,
+                file=missing_files[0].key,
+                files=len(missing_files),
             )
 
     def load(self, spark: SparkSession, pins: Sequence[Pin]) -> Loaded:
@@ -212,22 +217,22 @@ class DeltaSource(SourceDefaults):
 
         :raises DataError: the versions need Spark's Delta package, and Spark does not have it. Nothing became visible
         """
-        from airflow_provider_streamsem.connectors.delta.records import DeltaRecords, nothing
+        from airflow_provider_streamsem.connectors.delta.records import DeltaRecords, without_rows
 
         reads_changes = self.changes == "read"
         if not pins:
-            held = existing(self.path)
-            columns = self.columns(held)
-            held.keep()
-            return nothing(spark, columns.schema, reads_changes=reads_changes)
+            cached = open_existing(self.path)
+            columns = self.columns(cached)
+            cached.keep()
+            return without_rows(spark, columns.schema, reads_changes=reads_changes)
         table, planned = split(pins)
         deleted = {}
         if table.reader == "parquet" and any(pin.deleted for pin in planned):
-            deleted = files.deleted_rows(at_version(self.path, planned[0].version), self.path)
+            deleted = files.deleted_rows(open_at_version(self.path, planned[0].version), self.path)
             for pin in planned:
                 if len(deleted.get(pin.key, ())) != pin.deleted:
-                    what = (
+                    summary = (
                         "a deletion vector of the Delta table was changed after it was planned; nothing became visible"
                     )
-                    raise DataError(what, table=self.path, version=pin.version, file=pin.key)
+                    raise DataError(summary, table=self.path, version=pin.version, file=pin.key)
         return DeltaRecords(spark, self.path, table, planned, reads_changes=reads_changes, deleted=deleted)

@@ -1,8 +1,8 @@
 """
 Opens Delta tables, and caches them between the batches of one process (extra ``delta``).
 
-Opening a table reads every entry of its log since the last checkpoint, and so does reading a transaction identifier. A cached table is updated with
-only the entries that were committed since.
+Opening a table reads every entry of its log since the last checkpoint, and so does reading a transaction identifier. The update of a cached table
+reads only the entries that were committed since.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from airflow_provider_streamsem.stores.dataset import open_dataset
 
 OWN_ENTRY = "streamsem"
 """Key in the commit information of an entry. Its value is the application id of the transaction identifier that the entry sets."""
-_MOST_KEPT = 8
-_MOST_ENTRIES = 1000
+_MAX_CACHED = 8
+_MAX_ENTRIES = 1000
 _NO_PERMISSION = re.compile(r"\b40[13]\b|AccessDenied|PermissionDenied|Forbidden|Unauthenticated|Unauthorized")
-_OF_THE_STORE = re.compile(
+_STORE_FAILURE = re.compile(
     r"object ?store|Generic \w+ error|error sending request|timed? ?out|connection|throttl|SlowDown|Too ?Many ?Requests|\b(429|50[0-9])\b",
     re.IGNORECASE,
 )
-_kept: dict[str, CachedTable] = {}
+_cache: dict[str, CachedTable] = {}
 _lock = Lock()
 
 
 class CachedTable:
     """
-    An opened table at one version. One caller at a time uses it; the cache holds it in between.
+    An opened table at one version. One caller at a time uses it. Between two callers it is in the cache.
 
     :param path: location of the table
     :param options: storage options with which the table was opened
@@ -72,17 +72,17 @@ class CachedTable:
         at: int = self.table.version()
         if self._own_entry >= at:
             return None
-        for limit in (1, _MOST_ENTRIES):
+        for limit in (1, _MAX_ENTRIES):
             restored: dict[int, int] = {}
             for entry in self.table.history(limit):
                 if entry.get(OWN_ENTRY) == app:
-                    return _lost_by(restored, at, own=entry["version"])
+                    return _restore_before(restored, at, own=entry["version"])
                 if entry.get("operation") == "RESTORE":
                     to = str((entry.get("operationParameters") or {}).get("version")).strip('"')
                     restored[entry["version"]] = int(to) if to.isdecimal() else -1  # by time, not by version
         return None
 
-    def committed(self, marks: Mapping[str, int], app: str, entry: int) -> None:
+    def record_commit(self, marks: Mapping[str, int], app: str, entry: int) -> None:
         """
         Cache the transaction identifiers that the caller's entry has set.
 
@@ -103,11 +103,11 @@ class CachedTable:
         """
         self._newest = self._newest_known()
         with _lock:
-            _kept.pop(self._path, None)
+            _cache.pop(self._path, None)
             if self._newest is not None:
-                _kept[self._path] = self
-            for path in list(_kept)[:-_MOST_KEPT]:
-                del _kept[path]
+                _cache[self._path] = self
+            for path in list(_cache)[:-_MAX_CACHED]:
+                del _cache[path]
 
     def is_current(self, options: Mapping[str, str]) -> bool:
         """
@@ -128,16 +128,16 @@ class CachedTable:
         return open_dataset(self._path).stat(f"_delta_log/{number:020d}.json")
 
 
-def _lost_by(restored: Mapping[int, int], at: int, *, own: int) -> int | None:
+def _restore_before(restored: Mapping[int, int], at: int, *, own: int) -> int | None:
     """
-    Return the RESTORE entry because of which version ``at`` of the table lacks the rows of the entry ``own``; ``None`` if it has these rows.
+    Return the RESTORE entry that removed the rows of the entry ``own``, as of version ``at`` of the table; ``None`` if the table has these rows.
 
     :param restored: number of each RESTORE entry after ``own`` → the version of the table that it restored. That version may be a RESTORE entry too
     """
-    while by := max((entry for entry in restored if entry <= at), default=None):
-        at = restored[by]
+    while restore := max((entry for entry in restored if entry <= at), default=None):
+        at = restored[restore]
         if at < own:
-            return by
+            return restore
     return None
 
 
@@ -145,21 +145,21 @@ def is_transient(error: BaseException) -> bool:
     """
     Return whether a deltalake error comes from the store and the same request may succeed later: I/O errors, timeouts, throttling.
 
-    A denied permission is not transient. deltalake reports a failure of the store during a commit as a failed commit. Only the message distinguishes
-    the two.
+    A denied permission is not transient. deltalake reports a failure of the store during a commit as a failed commit. Only the message shows the
+    difference.
     """
     text = str(error)
     if isinstance(error, PermissionError) or _NO_PERMISSION.search(text):
         return False
-    return isinstance(error, (OSError, MemoryError, UnavailableError)) or _OF_THE_STORE.search(text) is not None
+    return isinstance(error, (OSError, MemoryError, UnavailableError)) or _STORE_FAILURE.search(text) is not None
 
 
-def kind_of(error: BaseException, refusal: type[StreamsemError]) -> type[StreamsemError]:
+def error_class(error: BaseException, refusal: type[StreamsemError]) -> type[StreamsemError]:
     """Return ``UnavailableError`` if the same request may succeed later, else ``refusal``."""
     return UnavailableError if is_transient(error) else refusal
 
 
-def take(path: str, *, refusal: type[StreamsemError] = UnavailableError) -> CachedTable | None:
+def open_newest(path: str, *, refusal: type[StreamsemError] = UnavailableError) -> CachedTable | None:
     """
     Open the table at its newest version, from the cache if possible. Returns ``None`` if there is no table.
 
@@ -169,9 +169,9 @@ def take(path: str, *, refusal: type[StreamsemError] = UnavailableError) -> Cach
     """
     options = _store_options(path)
     with _lock:
-        held = _kept.pop(path, None)
-    if held is not None and held.is_current(options):
-        return held
+        cached = _cache.pop(path, None)
+    if cached is not None and cached.is_current(options):
+        return cached
     try:
         from deltalake import DeltaTable
         from deltalake.exceptions import TableNotFoundError
@@ -184,28 +184,28 @@ def take(path: str, *, refusal: type[StreamsemError] = UnavailableError) -> Cach
     except TableNotFoundError:
         return None
     except Exception as error:
-        raise kind_of(error, refusal)(
+        raise error_class(error, refusal)(
             "the Delta table cannot be opened", table=path, problem=type(error).__name__
         ) from error
 
 
-def existing(path: str) -> CachedTable:
+def open_existing(path: str) -> CachedTable:
     """
     Open a table that must exist, at its newest version.
 
     :raises SourceChangedError: there is no table, or it cannot be read. Nothing was written
     :raises UnavailableError: the table cannot be opened now
     """
-    held = take(path, refusal=SourceChangedError)
-    if held is None:
-        what = "there is no Delta table at this location; nothing was written"
-        raise SourceChangedError(what, table=path).advising(
+    cached = open_newest(path, refusal=SourceChangedError)
+    if cached is None:
+        summary = "there is no Delta table at this location; nothing was written"
+        raise SourceChangedError(summary, table=path).advising(
             "create or restore the table, or correct the path of the source; then run again."
         )
-    return held
+    return cached
 
 
-def at_version(path: str, version: int) -> Any:
+def open_at_version(path: str, version: int) -> Any:
     """
     Open the table at a version, and return a ``deltalake.DeltaTable``. It is not cached.
 
@@ -218,9 +218,9 @@ def at_version(path: str, version: int) -> Any:
     try:
         return DeltaTable(normalised(path), version=version, storage_options=options or None)
     except Exception as error:
-        what = "the Delta table cannot be opened at a version: entries of its log may have been deleted. Nothing became visible"
+        summary = "the Delta table cannot be opened at a version: entries of its log may have been deleted. Nothing became visible"
         facts = {"table": path, "version": version, "problem": type(error).__name__}
-        raise kind_of(error, SourceChangedError)(what, **facts) from error
+        raise error_class(error, SourceChangedError)(summary, **facts) from error
 
 
 def checked_path(name: str, path: object) -> str:
@@ -256,11 +256,11 @@ def create(path: str, fields: Sequence[Mapping[str, Any]], partition_by: Sequenc
             commit_properties=CommitProperties(max_commit_retries=0),
         )
     except Exception as error:
-        held = take(path)
-        if held is None:
-            what = "the Delta table cannot be created; nothing of the batch is in it"
-            raise kind_of(error, PublishError)(what, table=path, problem=type(error).__name__) from error
-        return held
+        cached = open_newest(path)
+        if cached is None:
+            summary = "the Delta table cannot be created; nothing of the batch is in it"
+            raise error_class(error, PublishError)(summary, table=path, problem=type(error).__name__) from error
+        return cached
     return CachedTable(path, options, table)
 
 

@@ -88,10 +88,10 @@ class Publication:
         self._total: Counter[str] = Counter()
         self._fault: StreamsemError | None = None
         self._released: tuple[int, int] | None = None
-        self._pieces: Iterator[list[Any]] | None = None
+        self._chunks: Iterator[list[Any]] | None = None
         self._chunk = -1
         self._calls: list[_Call] = []
-        self._ended: list[str] = []
+        self._results: list[str] = []
 
     def publish(self) -> Receipt:
         """
@@ -102,27 +102,31 @@ class Publication:
         """
         sink = self._sink
         with Endpoint(sink.address(), sink.method, sink.timeout_s, self._clock) as endpoint:
-            return self._over_all(lambda at: self._performed(endpoint, at))
+            return self._run_rounds(lambda at: self._performed(endpoint, at))
 
     def skip(self) -> Receipt:
         """Record the records whose result no publisher has recorded as skipped, or as unknown if they may have been sent. Makes no call."""
-        return self._over_all(self._skip_or_mark_unknown)
+        return self._run_rounds(self._skip_or_mark_unknown)
 
-    def _over_all(self, close: Callable[[_Round], Effects]) -> Receipt:
+    def _run_rounds(self, perform: Callable[[_Round], Effects]) -> Receipt:
+        """
+        Complete all rounds of the batch, and return the receipt.
+
+        :param perform: completes a round that has no recorded effects, and returns its effects
+        """
         chunks = range(-(-self._rows // self._sink.chunk_rows))
         for chunk in chunks:
             at: _Round | None = _Round(chunk, 0, self._rows_of(chunk))
             while at is not None:
-                if (
-                    self._fault is None
-                ):  # Wait before reading the recorded result, because another publisher may finish the chunk during the wait.
+                if self._fault is None:
+                    # Wait before reading the recorded effects, because another publisher may complete the chunk during the wait.
                     self._pace.wait()
-                found = self._effects.known(at.chunk, at.number)
-                if found is None:
+                effects = self._effects.known(at.chunk, at.number)
+                if effects is None:
                     if self._fault is not None:
                         raise self._fault
-                    found = close(at)
-                at = self._after(at, found)
+                    effects = perform(at)
+                at = self._after(at, effects)
         if self._fault is not None:
             raise self._fault
         detail = {"chunks": len(chunks), **{name: self._total[name] for name in _COUNTS[1:]}}
@@ -132,20 +136,20 @@ class Publication:
         is_skipped = self._total["skipped"] and not self._total["done"]
         return Receipt(result="skipped" if is_skipped else "applied", rows=self._total["done"], detail=detail)
 
-    def _after(self, at: _Round, found: Effects) -> _Round | None:
+    def _after(self, at: _Round, effects: Effects) -> _Round | None:
         """Return the next round, or ``None`` if the chunk is complete."""
-        counts = {name: getattr(found, name) for name in _COUNTS}
-        if sum(counts.values()) + found.left != at.rows or min(found.left, *counts.values()) < 0:
+        counts = {name: getattr(effects, name) for name in _COUNTS}
+        if sum(counts.values()) + effects.left != at.rows or min(effects.left, *counts.values()) < 0:
             raise LogDamagedError(
                 "the recorded effects of a round do not add up to its number of records",
                 invariant="I18",
                 **self._where(at),
                 expected=at.rows,
-                left=found.left,
+                left=effects.left,
                 **counts,
             )
         self._total.update(counts)
-        return _Round(at.chunk, at.number + 1, found.left) if found.left else None
+        return _Round(at.chunk, at.number + 1, effects.left) if effects.left else None
 
     def _performed(self, endpoint: Endpoint, at: _Round) -> Effects:
         """
@@ -157,61 +161,62 @@ class Publication:
         if self._claims:
             endpoint.reach()
             if not self._effects.claim(at.chunk, at.number):
-                return self._of_another(at)
+                return self._effects_of_another(at)
         first = (self._rows_of(at.chunk) - at.rows) // self._sink.records_per_call
-        ended = self._ended
-        ended += [""] * (first - len(ended))  # performed by another publisher
+        results = self._results
+        results += [""] * (first - len(results))  # performed by another publisher
         error: StreamsemError | None = None
         redirect = 0
-        while error is None and len(ended) < len(calls):
-            if self._pace.wait_s >= _LONG_WAIT_S and (self._claims or len(ended) > first):
+        while error is None and len(results) < len(calls):
+            if self._pace.wait_s >= _LONG_WAIT_S and (self._claims or len(results) > first):
                 break
             self._pace.wait()
-            call = calls[len(ended)]
-            answer = self._answer(endpoint, call)
-            error = self._deferral(at, answer) if answer.kind == "deferred" else self._refusal(at, call, answer)
-            if error is None and answer.kind != "deferred":
-                ended.append(answer.kind if answer.kind in _COUNTS else "unknown")
-                redirect = answer.status if answer.kind == "redirect" else redirect
-                self._pace.ended()
+            call = calls[len(results)]
+            result = self._call_result(endpoint, call)
+            error = self._deferral(at, result) if result.kind == "deferred" else self._refusal(at, call, result)
+            if error is None and result.kind != "deferred":
+                results.append(result.kind if result.kind in _COUNTS else "unknown")
+                redirect = result.status if result.kind == "redirect" else redirect
+                self._pace.record_answer()
         counts = self._counts(first)
         if error is not None and not self._claims and not counts:
             raise error
         left = at.rows - counts.total()
-        found = self._effects.record(at.chunk, at.number, done=counts["done"], refused=counts["refused"], unknown=counts["unknown"], left=left)  # fmt: skip
-        if found.left:
+        effects = self._effects.record(at.chunk, at.number, done=counts["done"], refused=counts["refused"], unknown=counts["unknown"], left=left)  # fmt: skip
+        if effects.left:
             self._released = at.chunk, at.number + 1
             if error is not None:
                 raise error
         if self._claims:
             self._fault = self._fault or self._fault_of(at, counts, redirect)
-        return found
+        return effects
 
     def _counts(self, first: int) -> Counter[str]:
         """Return result → number of records, for the calls of the chunk from index ``first`` on."""
         counts: Counter[str] = Counter()
-        for call, kind in zip(self._calls[first:], self._ended[first:], strict=False):
+        for call, kind in zip(self._calls[first:], self._results[first:], strict=False):
             counts[kind] += call.rows
         return counts
 
-    def _answer(self, endpoint: Endpoint, call: _Call) -> CallResult:
-        answer = endpoint.call(call.body, self._headers(call))
+    def _call_result(self, endpoint: Endpoint, call: _Call) -> CallResult:
+        """Make a call, and return its result. Without claims, repeat a call whose result is not clear, up to three times."""
+        result = endpoint.call(call.body, self._headers(call))
         for wait_s in () if self._claims else _UNCLEAR_WAITS_S:
-            if answer.kind not in ("unclear", "unsent"):
+            if result.kind not in ("unclear", "unsent"):
                 break
             self._clock.sleep(wait_s)
-            answer = endpoint.call(call.body, self._headers(call))
-        return answer
+            result = endpoint.call(call.body, self._headers(call))
+        return result
 
     def _headers(self, call: _Call) -> dict[str, str]:
         position_headers = {VERSION_HEADER: str(self._batch.version), POSITION_HEADER: str(call.position)}
         return {self._sink.key_header: call.key, **position_headers}
 
-    def _deferral(self, at: _Round, answer: CallResult) -> StreamsemError | None:
+    def _deferral(self, at: _Round, result: CallResult) -> StreamsemError | None:
         """Reduce the rate after a deferred call. Returns an error if the total wait for the call would exceed ``max_wait_s``."""
-        wait_s = self._pace.backoff_s(answer.retry_after_s)
+        wait_s = self._pace.backoff_s(result.retry_after_s)
         if self._pace.waited_s + wait_s <= self._sink.max_wait_s:
-            self._pace.deferred(wait_s)
+            self._pace.record_deferral(wait_s)
             return None
         again = datetime.fromtimestamp(self._clock.now_ms() // 1000 + int(wait_s) + 1, timezone.utc)
         first = (self._rows_of(at.chunk) - at.rows) // self._sink.records_per_call
@@ -219,37 +224,37 @@ class Publication:
             "the endpoint limits the rate of calls, and the wait for a call would exceed max_wait_s; the endpoint did not perform the call, no record is lost, "
             "and the next try begins with this call",
             **self._where(at),
-            status=answer.status,
+            status=result.status,
             done=self._total["done"] + self._counts(first)["done"],
             rows=self._rows,
             max_wait_s=self._sink.max_wait_s,
             run_again_at=again.isoformat(),
         )
 
-    def _refusal(self, at: _Round, call: _Call, answer: CallResult) -> StreamsemError | None:
+    def _refusal(self, at: _Round, call: _Call, result: CallResult) -> StreamsemError | None:
         """Return the error that ends the round before this call, so that the next round begins with this call; ``None`` if the round continues."""
-        where = {**self._where(at), "record": call.index, "status": answer.status}
-        if answer.kind == "turned_away":
+        where = {**self._where(at), "record": call.index, "status": result.status}
+        if result.kind == "turned_away":
             return PublishError(
                 "the endpoint rejects the caller: credentials, address or method are wrong. It did not perform the call, no record is lost, and the "
                 "next try begins with this call",
                 **where,
             )
-        if answer.kind == "unsent" and self._claims:
+        if result.kind == "unsent" and self._claims:
             return UnavailableError(
                 "the endpoint cannot be reached; the call was not sent, no record is lost, and the next try begins with that call",
-                problem=answer.problem,
+                problem=result.problem,
                 **where,
             )
-        if self._claims or answer.kind == "done":
+        if self._claims or result.kind == "done":
             return None
-        if answer.kind in ("unclear", "unsent"):
+        if result.kind in ("unclear", "unsent"):
             return UnavailableError(
                 "the endpoint gave no clear answer; the call may have been performed, and the next try repeats it",
-                problem=answer.problem,
+                problem=result.problem,
                 **where,
             )
-        if self._sink.on_refusal == "record" and answer.kind == "refused":
+        if self._sink.on_refusal == "record" and result.kind == "refused":
             return None
         return PublishError(
             "the endpoint refuses or redirects a call; the next try begins with this call, and does not repeat earlier calls",
@@ -260,29 +265,31 @@ class Publication:
         """Return an error if the publisher must not claim other rounds, because their records would be lost as those of this round."""
         where = {**self._where(at), **{name: counts[name] for name in _COUNTS[:3]}}
         if redirect:
-            what = "the endpoint redirects a call, and the sink follows no redirects; the results of the chunk are recorded, and later chunks are not claimed"
-            return PublishError(what, status=redirect, **where)
+            summary = "the endpoint redirects a call, which the sink does not follow; the results of the chunk are recorded, and later chunks are not claimed"
+            return PublishError(summary, status=redirect, **where)
         if counts["unknown"] == self._rows_of(at.chunk):
-            what = "the endpoint gave no clear answer to any call of a chunk; its records are counted as unknown, and later chunks are not claimed"
-            return UnavailableError(what, **where)
+            summary = "the endpoint gave no clear answer to any call of a chunk; its records are counted as unknown, and later chunks are not claimed"
+            return UnavailableError(summary, **where)
         return None
 
-    def _of_another(self, at: _Round) -> Effects:
+    def _effects_of_another(self, at: _Round) -> Effects:
         """
         Return the recorded result of a round that another publisher has claimed. If there is none, record the round as unknown.
 
         :raises UnavailableError: there is no result, and this publisher must not close the claim (P5)
         """
-        found = self._effects.known(at.chunk, at.number)
+        effects = self._effects.known(at.chunk, at.number)
         # This publisher has ended its previous round early, and another publisher has claimed this round since. So that publisher runs now (P5).
         may_close = self._effects.may_close and self._released != (at.chunk, at.number)
-        if found is None and not may_close:
+        if effects is None and not may_close:
             raise UnavailableError(
-                "another publisher has claimed a chunk of the batch and has not recorded its result. If that publisher has died, a retry of the run that "
-                "committed the version, or `streamsem skip`, records the chunk as unknown",
+                "another publisher has claimed a chunk of the batch and has not recorded its result, so this publisher makes no call",
                 **self._where(at),
+            ).advising(
+                "run again later, when that publisher has ended. If it has died, retry the run that committed the version, or use `streamsem skip`: "
+                "both record the chunk as unknown."
             )
-        return found or self._effects.record(at.chunk, at.number, done=0, unknown=at.rows)
+        return effects or self._effects.record(at.chunk, at.number, done=0, unknown=at.rows)
 
     def _skip_or_mark_unknown(self, at: _Round) -> Effects:
         if self._claims and self._effects.claim(at.chunk, at.number):
@@ -299,13 +306,13 @@ class Publication:
         """Return the calls of a chunk. Must be called with ascending chunk numbers. Rows of chunks in between are skipped."""
         if chunk == self._chunk:
             return self._calls
-        if self._pieces is None:
-            self._pieces = _pieces(record_batches(self._sink.staging, self._batch), self._sink.chunk_rows)
+        if self._chunks is None:
+            self._chunks = _regrouped(record_batches(self._sink.staging, self._batch), self._sink.chunk_rows)
         for _ in range(chunk - self._chunk - 1):
-            next(self._pieces)
-        rows = [row for piece in next(self._pieces) for row in json_rows(piece)]
+            next(self._chunks)
+        rows = [row for batch in next(self._chunks) for row in json_rows(batch)]
         size = self._sink.records_per_call
-        self._chunk, self._calls, self._ended = chunk, [], []
+        self._chunk, self._calls, self._results = chunk, [], []
         for index in range(0, len(rows), size):
             group = rows[index : index + size]
             body = json.dumps(group if size > 1 else group[0], ensure_ascii=False, allow_nan=False).encode()
@@ -314,17 +321,17 @@ class Publication:
         return self._calls
 
 
-def _pieces(batches: Iterator[Any], rows: int) -> Iterator[list[Any]]:
+def _regrouped(batches: Iterator[Any], rows: int) -> Iterator[list[Any]]:
     """Regroup record batches. Yields lists of record batches with ``rows`` rows in total. The last list has the remaining rows."""
-    held: list[Any] = []
-    lacking = rows
+    group: list[Any] = []
+    missing_rows = rows
     for batch in batches:
         while batch.num_rows:
-            held.append(batch.slice(0, lacking))
-            batch = batch.slice(held[-1].num_rows)
-            lacking -= held[-1].num_rows
-            if not lacking:
-                yield held
-                held, lacking = [], rows
-    if held:
-        yield held
+            group.append(batch.slice(0, missing_rows))
+            batch = batch.slice(group[-1].num_rows)
+            missing_rows -= group[-1].num_rows
+            if not missing_rows:
+                yield group
+                group, missing_rows = [], rows
+    if group:
+        yield group

@@ -16,11 +16,11 @@ from airflow_provider_streamsem.clock import Clock
 from airflow_provider_streamsem.connections import Connection, http_url
 from airflow_provider_streamsem.errors import InvalidError, UnavailableError
 
-_AT_ONCE_BYTES = 65_536
+_READ_BYTES = 65_536
 _TOKEN = r"[A-Za-z0-9!#$%&'*+.^_`|~-]+"
-# The keys of a connection's extra that are settings, as in Airflow's HTTP provider. Of these, only those in _OWN have an effect. All other keys are headers.
-_OWN = ("verify", "cert", "proxies")
-_LEFT = ("timeout", "allow_redirects", "stream", "max_redirects", "check_response", "trust_env")
+# Keys of a connection's extra that are settings in Airflow's HTTP provider. The sink ignores those in _WITHOUT_EFFECT. All other keys are headers.
+_SETTINGS = ("verify", "cert", "proxies")
+_WITHOUT_EFFECT = ("timeout", "allow_redirects", "stream", "max_redirects", "check_response", "trust_env")
 NOT_PERFORMED = (425, 429)
 """Statuses with which a server reports that it did not perform the call, and that the client may send it again (RFC 8470, RFC 6585)."""
 NOT_PERFORMED_IF_DATED = (503,)
@@ -28,9 +28,9 @@ NOT_PERFORMED_IF_DATED = (503,)
 CALLER_REJECTED = (401, 403, 404, 405, 407)
 """Statuses that reject the caller for every record: credentials, address or method are wrong."""
 _UNCLEAR = (408,)
-_NO_SECRETS = ("accept", "accept-language", "content-type", "user-agent")
+_PUBLIC_HEADERS = ("accept", "accept-language", "content-type", "user-agent")
 NOT_PERFORMED_TEXT = f"{', '.join(map(str, (*CALLER_REJECTED, *NOT_PERFORMED)))}, {', '.join(map(str, NOT_PERFORMED_IF_DATED))} with Retry-After"
-_LONGEST_WAIT_S = 1e9
+_MAX_WAIT_S = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,9 @@ class Address:
     @property
     def sends_secrets_in_clear(self) -> bool:
         """Whether the login, the password, or a header that may be a credential would be sent without encryption."""
-        is_secret = bool(self.login or self.password) or any(name.lower() not in _NO_SECRETS for name in self.headers)
+        is_secret = bool(self.login or self.password) or any(
+            name.lower() not in _PUBLIC_HEADERS for name in self.headers
+        )
         return is_secret and urlsplit(self.url).scheme == "http"
 
     @property
@@ -81,28 +83,31 @@ class Address:
         return self.url.split("?")[0]
 
 
-def address(found: Connection, endpoint: str) -> Address:
+def address(airflow_connection: Connection, endpoint: str) -> Address:
     """
     Return the address of an Airflow connection of type ``http``, as Airflow's HTTP provider interprets it.
 
-    :param found: the connection
+    :param airflow_connection: the connection
     :param endpoint: path below the host of the connection; ``""``: the host itself
     :raises InvalidError: the connection has no valid host, or a header that cannot be sent
     """
-    base = http_url(found)
-    given = {name: value for name, value in found.extra.items() if name not in (*_OWN, *_LEFT)}
-    for name, value in given.items():
+    base = http_url(airflow_connection)
+    headers = {
+        name: value for name, value in airflow_connection.extra.items() if name not in (*_SETTINGS, *_WITHOUT_EFFECT)
+    }
+    for name, value in headers.items():
         sendable = isinstance(value, str) and re.fullmatch(r"[ -~\t]*", value) and value == value.strip()
         if not re.fullmatch(_TOKEN, name) or not sendable:
             raise InvalidError(
-                "the extra of an http connection contains a header that cannot be sent", conn_id=found.conn_id
+                "the extra of an http connection contains a header that cannot be sent",
+                conn_id=airflow_connection.conn_id,
             )
     return Address(
         url=f"{base.rstrip('/')}/{endpoint.lstrip('/')}" if endpoint else base,
-        login=found.login,
-        password=found.password,
-        headers=given,
-        **{name: found.extra.get(name) for name in _OWN},
+        login=airflow_connection.login,
+        password=airflow_connection.password,
+        headers=headers,
+        **{name: airflow_connection.extra.get(name) for name in _SETTINGS},
     )
 
 
@@ -180,7 +185,7 @@ class Endpoint:
         after_s = retry_after_s(response.headers, self._clock.now_ms())
         with suppress(Exception):
             # A connection can be reused only after its body was read. The content is not used.
-            response.raw.read(_AT_ONCE_BYTES)
+            response.raw.read(_READ_BYTES)
         response.close()
         if 200 <= status < 300:
             return CallResult("done", status)
@@ -212,15 +217,15 @@ def retry_after_s(headers: Mapping[str, str], now_ms: int) -> float | None:
     if until_ms is None:
         return None
     since_ms = _date_ms(headers.get("Date", ""))
-    return min(max(0.0, (until_ms - (now_ms if since_ms is None else since_ms)) / 1000), _LONGEST_WAIT_S)
+    return min(max(0.0, (until_ms - (now_ms if since_ms is None else since_ms)) / 1000), _MAX_WAIT_S)
 
 
 def _date_ms(text: str) -> int | None:
     try:
-        found = parsedate_to_datetime(text)
+        date = parsedate_to_datetime(text)
     except (ValueError, TypeError, OverflowError):
         return None
-    aware = found if found.tzinfo is not None else found.replace(tzinfo=timezone.utc)
+    aware = date if date.tzinfo is not None else date.replace(tzinfo=timezone.utc)
     return int(aware.timestamp() * 1000)
 
 
@@ -230,9 +235,8 @@ def _is_unsent(error: Exception) -> bool:
     from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 
     if not isinstance(error, failures.RequestException):
-        return isinstance(
-            error, OSError
-        )  # requests wraps every error of a connection in its own exceptions, so an OSError means that a certificate file is missing.
+        # requests wraps every error of a connection in its own exceptions, so an OSError means that a certificate file is missing.
+        return isinstance(error, OSError)
     if isinstance(
         error, (failures.ConnectTimeout, failures.InvalidHeader, failures.InvalidSchema, failures.InvalidURL)
     ):

@@ -1,5 +1,5 @@
 """
-Operations of endpoints, and whether they are idempotent. The delivery guarantee of the HTTP sink depends on it.
+Operations of endpoints, and whether they are idempotent. The delivery guarantee of the HTTP sink depends on their idempotency.
 
 With at-least-once delivery, a call may be repeated immediately. A zombie may also repeat it *late*, after a newer value of the same key was sent. An
 operation counts as idempotent only if neither repetition changes the result.

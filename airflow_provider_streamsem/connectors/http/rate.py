@@ -14,7 +14,7 @@ class Pace:
     Limits the rate of calls: determines when the next call may be made.
 
     The first deferral of a call (status 429, for example) sets the rate to half of the measured rate. The measured rate is the number of calls per second that
-    were answered since the previous such deferral. Each call that is answered raises the rate by a constant, so that the rate doubles after 50 calls.
+    were answered since the previous first deferral. Each call that is answered raises the rate by a constant, so that the rate doubles after 50 calls.
 
     :param clock: the clock. It may jump; a jump never makes a wait longer than requested
     :param max_per_s: maximum calls per second; ``None``: only the endpoint limits the rate
@@ -26,7 +26,7 @@ class Pace:
         self._rate = self._fastest
         self._step = 0.0
         self._since_ms = clock.now_ms()
-        self._ended = 0
+        self._answered = 0
         self._from_ms = self._since_ms
         self._wait_ms = 0.0
         self._deferrals = 0
@@ -41,14 +41,14 @@ class Pace:
         """Wait until the next call may be made."""
         if self.wait_s:
             self._clock.sleep(self.wait_s)
-        self._hold(0.0)
+        self._allow_after(0.0)
 
-    def ended(self) -> None:
+    def record_answer(self) -> None:
         """Record that the endpoint has answered a call and did not defer it. Increases the rate."""
-        self._ended += 1
+        self._answered += 1
         self._deferrals, self.waited_s = 0, 0.0
         self._rate = min(self._rate + self._step, self._fastest)
-        self._hold(min(1 / self._rate, LONGEST_BACKOFF_S))
+        self._allow_after(min(1 / self._rate, LONGEST_BACKOFF_S))
 
     def backoff_s(self, retry_after_s: float | None) -> float:
         """
@@ -60,17 +60,18 @@ class Pace:
         """
         return max(retry_after_s or 0.0, min(FIRST_BACKOFF_S * 2.0 ** min(self._deferrals, 6), LONGEST_BACKOFF_S))
 
-    def deferred(self, wait_s: float) -> None:
+    def record_deferral(self, wait_s: float) -> None:
         """Record that the endpoint has deferred a call. The next call may be made after ``wait_s`` seconds, and at a lower rate."""
         now_ms = self._clock.now_ms()
-        if not self._deferrals and self._ended:
-            measured = self._ended * 1000 / max(1, now_ms - self._since_ms)
+        if not self._deferrals and self._answered:
+            measured = self._answered * 1000 / max(1, now_ms - self._since_ms)
             self._rate = min(measured / 2, self._fastest)
             self._step = self._rate / _CALLS_TO_RECOVER
-            self._since_ms, self._ended = now_ms, 0
+            self._since_ms, self._answered = now_ms, 0
         self._deferrals += 1
         self.waited_s += wait_s
-        self._hold(wait_s)
+        self._allow_after(wait_s)
 
-    def _hold(self, wait_s: float) -> None:
+    def _allow_after(self, wait_s: float) -> None:
+        """Allow the next call ``wait_s`` seconds from now."""
         self._from_ms, self._wait_ms = self._clock.now_ms(), wait_s * 1000

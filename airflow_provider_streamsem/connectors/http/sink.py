@@ -145,8 +145,8 @@ class HttpSink(StagedSink):
         arguments.flag(f"{where} idempotent", self.idempotent)
         arguments.choice(f"{where} operation", self.operation, tuple(OPERATIONS))
         is_harmless = self.idempotent or OPERATIONS[self.operation].idempotent
-        words = ("at_least_once", "at_most_once", *(("effectively_once",) if is_harmless else ()))
-        arguments.choice(f"{where} delivery", self.delivery, words)
+        accepted = ("at_least_once", "at_most_once", *(("effectively_once",) if is_harmless else ()))
+        arguments.choice(f"{where} delivery", self.delivery, accepted)
         claims = self.delivery == "at_most_once"
         if claims and self.idempotent:
             raise InvalidError(
@@ -167,23 +167,23 @@ class HttpSink(StagedSink):
     @property
     def reasons(self) -> tuple[str, ...]:
         """The reasons for the delivery guarantee: what happens to a record if the process dies after its call and before the result is recorded."""
-        found = tuple(reason.format(header=self.key_header) for reason in _REASONS[self.delivery])
+        reasons = tuple(reason.format(header=self.key_header) for reason in _REASONS[self.delivery])
         operation = OPERATIONS[self.operation]
         if operation.idempotent and not self.idempotent and self.delivery == "effectively_once":
-            found = (
+            reasons = (
                 _NONE_LEFT_OUT,
                 f"a repeated call changes nothing, as the endpoint promises ({self.operation}): {operation.why}",
             )
         elif self.delivery == "at_least_once":
-            found += (f"{self.operation}: {operation.why}. Instead: {operation.instead}",)
+            reasons += (f"{self.operation}: {operation.why}. Instead: {operation.instead}",)
         if self.record_id and self.idempotent:
-            named = ", ".join(self.record_id)
-            found += (
-                f"records with equal {named} have the same key: the endpoint does not perform a later one with other values",
+            columns = ", ".join(self.record_id)
+            reasons += (
+                f"records with equal {columns} have the same key: the endpoint does not perform a later one with other values",
             )
         if self.on_refusal == "record":
-            found += ("records that the endpoint refuses are counted in the receipts and left out",)
-        return found
+            reasons += ("records that the endpoint refuses are counted in the receipts and left out",)
+        return reasons
 
     def immutable_config(self) -> Json:
         """Return the settings that determine chunks, calls and keys. They must not change, because another process may continue a publication."""
@@ -214,10 +214,10 @@ class HttpSink(StagedSink):
 
     def warnings(self) -> list[str]:
         """Return a warning if the sink sends credentials without encryption."""
-        at = self.address()
-        if not at.sends_secrets_in_clear:
+        address = self.address()
+        if not address.sends_secrets_in_clear:
             return []
-        host = urlsplit(at.url).hostname or ""
+        host = urlsplit(address.url).hostname or ""
         return clear_text_warning("sink http", self.conn_id or "", host, 'set "https" as the schema of the connection')
 
     def publish(self, batch: Batch, effects: EffectLedger) -> Receipt | None:
@@ -253,14 +253,16 @@ class HttpSink(StagedSink):
         """
         if self.url is not None:
             return Address(self.url)
-        found = address(connection(self.conn_id or ""), self.endpoint)
-        if self.key_header.lower() in {name.lower() for name in found.headers}:
+        result = address(connection(self.conn_id or ""), self.endpoint)
+        if self.key_header.lower() in {name.lower() for name in result.headers}:
             raise InvalidError(
-                "the connection must not set the header of the idempotency key",
+                "the connection sets the header of the idempotency key; no call was made",
                 conn_id=self.conn_id,
                 header=self.key_header,
+            ).advising(
+                "remove the header from the extra of the connection, or set another `key_header` of the sink; then run again."
             )
-        return found
+        return result
 
     def key(self, batch: Batch, chunk: int, index: int, row: Json) -> str:
         """
@@ -270,9 +272,9 @@ class HttpSink(StagedSink):
         """
         if self.record_id and all(row[name] is not None for name in self.record_id):
             decimals = _decimals(batch.schema)
-            values = [_shortest(row[name]) if name in decimals else row[name] for name in self.record_id]
-            named = json.dumps(values, ensure_ascii=False, separators=(",", ":"))
-            return f"{batch.pipeline_uuid}-{batch.sink}-{sha256(named.encode())}"
+            values = [_without_trailing_zeros(row[name]) if name in decimals else row[name] for name in self.record_id]
+            identity = json.dumps(values, ensure_ascii=False, separators=(",", ":"))
+            return f"{batch.pipeline_uuid}-{batch.sink}-{sha256(identity.encode())}"
         return f"{batch.pipeline_uuid}-{batch.sink}-{batch.version}-{batch.outcome[:16]}-{chunk}-{index}"
 
 
@@ -283,10 +285,7 @@ def _decimals(schema: str) -> frozenset[str]:
     return frozenset(name for name, kind in kinds.items() if isinstance(kind, str) and kind.startswith("decimal("))
 
 
-def _shortest(decimal: str) -> str | int:
+def _without_trailing_zeros(decimal: str) -> str | int:
     """Return a decimal without trailing zeros. After a column was widened, 5 may be 5.0 or 5.00, and all of them must identify the same record."""
-    return (
-        decimal.rstrip("0").rstrip(".")
-        if "." in decimal and decimal.rpartition(".")[2].strip("0")
-        else int(decimal.partition(".")[0])
-    )
+    whole, _, fraction = decimal.partition(".")
+    return decimal.rstrip("0") if fraction.strip("0") else int(whole)

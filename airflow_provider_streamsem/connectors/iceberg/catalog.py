@@ -1,8 +1,8 @@
 """
 Opens a pyiceberg catalog by its name, properties and connection. Property values never appear in errors, logs or specs.
 
-pyiceberg imports and calls code that some properties name, also if a catalog server or a table has set the property. So the user's properties are
-checked against an allow-list, and properties of servers and tables are refused if their names are those of code.
+Some properties name code that pyiceberg imports and calls, even if a catalog server or a table has set the property. So this module checks the user's
+properties against an allow-list. It refuses properties of servers and tables that name code.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
 
-_WORDS = (
+_NAMES = (
     "audience", "credential", "downcast-ns-timestamp-to-us-on-write", "echo", "init_catalog_tables", "location", "namespace-separator",
     "oauth2-server-uri", "pool_pre_ping", "prefix", "resource", "rest-page-size", "scan-planning-mode", "scope", "snapshot-loading-mode", "table-name",
     "token", "type", "ugi", "uri", "view-endpoints-supported", "warehouse",
@@ -32,7 +32,7 @@ _WORDS = (
 _FAMILIES = (
     r"(adls|client|dynamodb|gcp\.bigquery|gcs|glue|hdfs|header|hf|hive|lock-check|rest|s3|s3tables)[.-][A-Za-z0-9._-]+"
 )
-_OF_SERVICES = {
+_TRANSIENT_BASES = {
     "sqlalchemy.OperationalError",
     "sqlalchemy.InterfaceError",
     "sqlalchemy.IntegrityError",
@@ -44,9 +44,9 @@ _OF_SERVICES = {
     "google.TooManyRequests",
 }
 """Base classes of transient errors of the catalogs' client libraries, by name, because the libraries may not be installed."""
-_ACCEPTED = re.compile(rf"{'|'.join(map(re.escape, _WORDS))}|{_FAMILIES}")
+_ACCEPTED = re.compile(rf"{'|'.join(map(re.escape, _NAMES))}|{_FAMILIES}")
 _CODE = re.compile(r"impl$|^auth($|\.)|^gcs\.session-kwargs$", re.IGNORECASE)
-_CODE_OF_OTHERS = re.compile(r"(^|\.)py-[a-z.-]*impl$|^s3\.retry-strategy-impl$", re.IGNORECASE)
+_SERVER_CODE = re.compile(r"(^|\.)py-[a-z.-]*impl$|^s3\.retry-strategy-impl$", re.IGNORECASE)
 _PLAIN_HEADERS = ("header.x-iceberg-access-delegation",)
 _PLAIN_SCHEMES = ("http", "https", "thrift")
 _URI_QUERY = ("application_name", "charset", "connect_timeout", "sslcert", "sslkey", "sslmode", "sslrootcert")
@@ -65,16 +65,16 @@ def check_properties(where: str, properties: Mapping[str, str], *, accepts_secre
         raise InvalidError(
             f"{where} properties contain names that are not accepted: pyiceberg may load code that they name",
             given=refused,
-            accepted=[*_WORDS, "adls.*", "client.*", "gcs.*", "glue.*", "header.*", "hive.*", "rest.*", "s3.*", "…"],
+            accepted=[*_NAMES, "adls.*", "client.*", "gcs.*", "glue.*", "header.*", "hive.*", "rest.*", "s3.*", "…"],
         )
     query = set(parse_qs(_query(properties.get("uri", "")), keep_blank_values=True)) - {*_URI_QUERY}
     if query:
-        what = f"{where} uri contains settings of a database driver that are not accepted: drivers may load code that they name"
-        raise InvalidError(what, given=sorted(query), accepted=list(_URI_QUERY))
+        summary = f"{where} uri contains settings of a database driver that are not accepted: drivers may load code that they name"
+        raise InvalidError(summary, given=sorted(query), accepted=list(_URI_QUERY))
     headers = [name for name in properties if name.startswith("header.") and name.lower() not in _PLAIN_HEADERS]
     if headers and not accepts_secrets:
-        what = f"{where} properties that may hold a secret must come from a connection"
-        raise InvalidError(what, given=sorted(headers), accepted="conn_id=")
+        summary = f"{where} properties that may hold a secret must come from a connection"
+        raise InvalidError(summary, given=sorted(headers), accepted="conn_id=")
     if not accepts_secrets:
         arguments.without_secrets(f"{where} properties", properties)
 
@@ -85,16 +85,16 @@ def _query(uri: str) -> str:
     return "" if parts.scheme in _PLAIN_SCHEMES else parts.query
 
 
-def _refuse_code(what: str, properties: Mapping[str, Any]) -> None:
-    code = sorted(name for name in properties if _CODE_OF_OTHERS.search(name))
+def _refuse_code(origin: str, properties: Mapping[str, Any]) -> None:
+    code = sorted(name for name in properties if _SERVER_CODE.search(name))
     if code:
         raise InvalidError(
-            f"{what} names code for pyiceberg to load; the code was not loaded, and no row was published", given=code
+            f"{origin} names code for pyiceberg to load; the code was not loaded, and no row was published", given=code
         )
 
 
-def _without_code_of_others(catalog: Catalog, configured: Mapping[str, Any]) -> None:
-    """Make the catalog refuse properties of its server or of a table that name code. pyiceberg's configuration on this machine may name code."""
+def _refuse_server_code(catalog: Catalog, configured: Mapping[str, Any]) -> None:
+    """Refuse properties of the catalog's server and of tables that name code. Properties in pyiceberg's configuration on this machine may name code."""
     _refuse_code(
         "the Iceberg catalog's server",
         {name: value for name, value in catalog.properties.items() if configured.get(name) != value},
@@ -127,11 +127,11 @@ def opened(name: str, properties: Mapping[str, str], conn_id: str | None, locati
         raise InvalidError(
             "the pyiceberg library is not installed", accepted="pip install 'airflow-provider-streamsem[iceberg]'"
         ) from error
-    given = {**_s3_properties(location), **properties, **_of_connection(conn_id)}
+    merged = {**_s3_properties(location), **properties, **_connection_properties(conn_id)}
     configured = _ENV_CONFIG.get_catalog_config(name) or {}
     try:
-        catalog = load_catalog(name, **given)
-        _without_code_of_others(catalog, configured)
+        catalog = load_catalog(name, **merged)
+        _refuse_server_code(catalog, configured)
     except InvalidError:
         raise
     except (ImportError, NotInstalledError) as error:
@@ -141,7 +141,7 @@ def opened(name: str, properties: Mapping[str, str], conn_id: str | None, locati
         raise InvalidError(
             "pyiceberg cannot open a catalog with these properties",
             catalog=name,
-            given=sorted({**properties, **_of_connection(conn_id)}),
+            given=sorted({**properties, **_connection_properties(conn_id)}),
             problem=type(error).__name__,
         ) from None
     except Exception as error:
@@ -167,11 +167,11 @@ def table(catalog: Catalog, name: str, *, refusal: type[StreamsemError]) -> Tabl
     except InvalidError:
         raise
     except Exception as error:
-        what = "the Iceberg table cannot be loaded"
-        raise kind_of(error, refusal)(what, table=name, problem=type(error).__name__) from error
+        summary = "the Iceberg table cannot be loaded"
+        raise error_class(error, refusal)(summary, table=name, problem=type(error).__name__) from error
 
 
-def kind_of(error: BaseException, refusal: type[StreamsemError]) -> type[StreamsemError]:
+def error_class(error: BaseException, refusal: type[StreamsemError]) -> type[StreamsemError]:
     """Return ``UnavailableError`` if the same request may succeed later, else ``refusal``."""
     return UnavailableError if is_transient(error) else refusal
 
@@ -189,50 +189,50 @@ def is_transient(error: BaseException) -> bool:
 
     if isinstance(error, PermissionError):
         return False
-    named = (
+    transient = (
         errors.CommitFailedException, errors.CommitStateUnknownException, errors.ServiceUnavailableError, errors.ServerError, errors.TooManyRequestsError,
         errors.AuthorizationExpiredError, errors.WaitingForLockException, errors.TableAlreadyExistsError, errors.NamespaceAlreadyExistsError,
         errors.NoSuchTableError, errors.GenericDynamoDbError, errors.ConditionalCheckFailedException,
     )  # fmt: skip
-    if isinstance(error, (OSError, MemoryError, UnavailableError, RefusedError, *named)):
+    if isinstance(error, (OSError, MemoryError, UnavailableError, RefusedError, *transient)):
         return True
     kinds = {f"{kind.__module__.split('.')[0]}.{kind.__name__}" for kind in type(error).__mro__}
     if "botocore.ClientError" in kinds:
-        answer: Any = getattr(error, "response", {})
-        status = int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 500))
-        code = str(answer.get("Error", {}).get("Code", ""))
+        response: Any = getattr(error, "response", {})
+        status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 500))
+        code = str(response.get("Error", {}).get("Code", ""))
         return status >= 500 or status in (408, 409, 429) or "Throttl" in code or "Concurrent" in code
-    return bool(kinds & _OF_SERVICES)
+    return bool(kinds & _TRANSIENT_BASES)
 
 
 def _s3_properties(location: str) -> dict[str, str]:
     if split_url(location)[0] != "s3":
         return {}
     access = s3.resolved()
-    found = {
+    properties = {
         "s3.endpoint": access.endpoint_url,
         "s3.region": access.region_name,
         "s3.access-key-id": access.access_key_id,
         "s3.secret-access-key": access.secret_access_key,
         "s3.session-token": access.session_token,
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in properties.items() if value is not None}
 
 
-def _of_connection(conn_id: str | None) -> dict[str, str]:
+def _connection_properties(conn_id: str | None) -> dict[str, str]:
     """
     Return the catalog properties of a connection. The extra holds properties, the host is the ``uri``, and login and password are the ``credential``
     of a REST catalog.
     """
     if conn_id is None:
         return {}
-    found = connection(conn_id)
+    airflow_connection = connection(conn_id)
     properties: dict[str, str] = {}
-    if found.host:
-        properties["uri"] = found.host
-    if found.login and found.password:
-        properties["credential"] = f"{found.login}:{found.password}"
-    properties |= {name: _text(value) for name, value in found.extra.items()}
+    if airflow_connection.host:
+        properties["uri"] = airflow_connection.host
+    if airflow_connection.login and airflow_connection.password:
+        properties["credential"] = f"{airflow_connection.login}:{airflow_connection.password}"
+    properties |= {name: _text(value) for name, value in airflow_connection.extra.items()}
     check_properties(f"the iceberg connection {conn_id}:", properties, accepts_secrets=True)
     return properties
 

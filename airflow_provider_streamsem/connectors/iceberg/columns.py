@@ -56,52 +56,56 @@ def iceberg_schema(schema: str, partition_by: Sequence[str]) -> Schema:
     from pyiceberg.schema import Schema
 
     ids = count(1)
-    given = json.loads(schema)["fields"] if schema else []
-    fields = _fields(given, ids)
-    twice = more_than_once(field.name for field in fields)
-    if twice:
-        raise DataError("columns differ only in upper and lower case; nothing became visible", columns=twice)
+    columns = json.loads(schema)["fields"] if schema else []
+    fields = _fields(columns, ids)
+    duplicates = more_than_once(field.name for field in fields)
+    if duplicates:
+        raise DataError("columns differ only in upper and lower case; nothing became visible", columns=duplicates)
     types = {field.name: field.field_type for field in fields}
     missing = [name for name in partition_by if fields and name not in types]
     if missing:
-        what = "the transform's result lacks partition columns; nothing became visible"
-        raise DataError(what, missing=missing, columns=list(types))
-    odd = [name for name in partition_by if name in types and not _partitions(types[name])]
-    if odd:
-        raise DataError("columns of this type cannot partition an Iceberg table; nothing became visible", columns=odd)
+        summary = "the transform's result lacks partition columns; nothing became visible"
+        raise DataError(summary, missing=missing, columns=list(types))
+    unsupported = [name for name in partition_by if name in types and not _partitions(types[name])]
+    if unsupported:
+        raise DataError(
+            "columns of this type cannot partition an Iceberg table; nothing became visible", columns=unsupported
+        )
     try:
         return Schema(*fields)
     except ValueError as error:
-        what = "an Iceberg table cannot hold these columns together, because two of them have one path: rename one in the transform; nothing became visible"
-        raise DataError(what, columns=sorted(field.name for field in fields), problem=str(error)) from None
+        summary = "an Iceberg table cannot hold these columns together, because two of them have one path; nothing became visible"
+        raise DataError(summary, columns=sorted(field.name for field in fields), problem=str(error)).advising(
+            "rename one of the columns in the transform, then run again."
+        ) from None
 
 
 def _partitions(kind: IcebergType) -> bool:
     return kind.is_primitive and str(kind) not in _NO_PARTITION
 
 
-def _fields(given: Sequence[Any], ids: Any) -> list[NestedField]:
+def _fields(columns: Sequence[Any], ids: Any) -> list[NestedField]:
     from pyiceberg.types import NestedField
 
     return [
         NestedField(
             field_id=next(ids), name=item["name"], field_type=_type(item["type"], item["name"], ids), required=False
         )
-        for item in given
+        for item in columns
     ]
 
 
-def _type(given: Any, column: str, ids: Any) -> IcebergType:
+def _type(spark: Any, column: str, ids: Any) -> IcebergType:
     from pyiceberg.types import DecimalType, IcebergType, ListType, MapType, StructType
 
-    kind = given.get("type") if isinstance(given, dict) else given
+    kind = spark.get("type") if isinstance(spark, dict) else spark
     if kind == "struct":
-        return StructType(*_fields(given["fields"], ids))
+        return StructType(*_fields(spark["fields"], ids))
     if kind == "array":
-        return ListType(next(ids), _type(given["elementType"], column, ids), element_required=False)
+        return ListType(next(ids), _type(spark["elementType"], column, ids), element_required=False)
     if kind == "map":
         key, value = next(ids), next(ids)
-        of_key, of_value = _type(given["keyType"], column, ids), _type(given["valueType"], column, ids)
+        of_key, of_value = _type(spark["keyType"], column, ids), _type(spark["valueType"], column, ids)
         return MapType(key, of_key, value, of_value, value_required=False)
     if isinstance(kind, str) and kind in _PRIMITIVES:
         return IcebergType.model_validate(_PRIMITIVES[kind])
@@ -136,7 +140,7 @@ def unwritable(table: TableMetadata, *, expires: bool) -> list[str]:
 
 def fitted(table: TableMetadata, schema: str, partition_by: Sequence[str], *, lacks: bool) -> str:
     """
-    Return the columns with the types of the table. If a column is wider, and Iceberg promotes the table's type to it, the column keeps its type.
+    Return the columns with the types of the table. If a column has a wider type to which Iceberg promotes the table's type, it keeps the wider type.
 
     :param schema: schema JSON in Spark's form
     :param lacks: whether structs may lack fields that the table has
@@ -153,9 +157,9 @@ def fitted(table: TableMetadata, schema: str, partition_by: Sequence[str], *, la
     def grows(column: str, recorded: str, wider: str) -> bool:
         return column not in partition_by and _promotes(recorded, wider)
 
-    given = json.loads(schema)
+    original = json.loads(schema)
     types = []
-    for field in given["fields"]:
+    for field in original["fields"]:
         name, known = field["name"], existing.get(field["name"].lower())
         if known is None and name in mapped:
             raise DataError("a column was renamed or dropped in the Iceberg table; nothing became visible", column=name)
@@ -180,10 +184,10 @@ def fitted(table: TableMetadata, schema: str, partition_by: Sequence[str], *, la
             ) from error
         if mapping is not None:
             _check_dropped(mapping, current, types[-1], name)
-    if bare(types) == bare([field["type"] for field in given["fields"]]):
+    if bare(types) == bare([field["type"] for field in original["fields"]]):
         return schema
-    fields = [{**field, "type": kind} for field, kind in zip(given["fields"], types, strict=True)]
-    return json.dumps({**given, "fields": fields}, separators=(",", ":"))
+    fields = [{**field, "type": kind} for field, kind in zip(original["fields"], types, strict=True)]
+    return json.dumps({**original, "fields": fields}, separators=(",", ":"))
 
 
 COLUMNS = "streamsem.columns"
@@ -200,26 +204,26 @@ def check_names(table: TableMetadata) -> None:
     :raises DataError: names the column. Nothing became visible
     """
     current = table.schema()
-    for name, at in json.loads(table.properties.get(COLUMNS, "{}")).items():
-        if name in current.column_names and current.find_field(name).field_id != at:
+    for name, recorded_id in json.loads(table.properties.get(COLUMNS, "{}")).items():
+        if name in current.column_names and current.find_field(name).field_id != recorded_id:
             raise DataError(
                 "a column of the Iceberg table has the name that another column had when files were appended, so readers return wrong values from these files; "
                 "nothing became visible",
                 column=name,
-                ids=[at, current.find_field(name).field_id],
+                ids=[recorded_id, current.find_field(name).field_id],
             ).advising(
                 "rename the new column. Or restore the earlier names, rewrite the table's files with Spark (CALL system.rewrite_data_files with "
                 f"rewrite-all), and remove the property {COLUMNS}."
             )
 
 
-def noted_names(table: TableMetadata, schema: str) -> str:
+def recorded_names(table: TableMetadata, schema: str) -> str:
     """
     Return the value of the property :data:`COLUMNS` with the columns of a batch added.
 
     :param schema: columns of the staged files, as schema JSON in Spark's form
     """
-    known = json.loads(table.properties.get(COLUMNS, "{}"))
+    recorded = json.loads(table.properties.get(COLUMNS, "{}"))
     columns = [
         path
         for field in json.loads(schema)["fields"]
@@ -228,7 +232,7 @@ def noted_names(table: TableMetadata, schema: str) -> str:
     existing = {
         path: table.schema().find_field(path).field_id for path in columns if path in table.schema().column_names
     }
-    return json.dumps({**known, **existing}, sort_keys=True)
+    return json.dumps({**recorded, **existing}, sort_keys=True)
 
 
 def check_staged_types(table: TableMetadata, schema: str) -> None:
@@ -251,19 +255,19 @@ def _check_spelling(name: str, known: NestedField) -> None:
 
 def _promotes(narrow: str, wide: str) -> bool:
     """Return whether Iceberg promotes one type to another (Iceberg specification, *Schema Evolution*)."""
-    both = _DECIMAL.fullmatch(narrow), _DECIMAL.fullmatch(wide)
-    if both[0] and both[1]:
-        return both[0][2] == both[1][2]
+    decimals = _DECIMAL.fullmatch(narrow), _DECIMAL.fullmatch(wide)
+    if decimals[0] and decimals[1]:
+        return decimals[0][2] == decimals[1][2]
     return (narrow, wide) in _PROMOTED
 
 
 def _check_dropped(mapping: NameMapping, current: Schema, kind: Any, column: str) -> None:
     """Refuse a struct field that was renamed or dropped in the table, because the name mapping leads to the old field."""
     dropped = set(_mapped(mapping)) - {*current.column_names}
-    found = sorted(dropped.intersection(_paths(kind, column)))
-    if found:
-        what = "a column was renamed or dropped in the Iceberg table; nothing became visible"
-        raise DataError(what, column=found[0])
+    used = sorted(dropped.intersection(_paths(kind, column)))
+    if used:
+        summary = "a column was renamed or dropped in the Iceberg table; nothing became visible"
+        raise DataError(summary, column=used[0])
 
 
 def _mapped(fields: Iterable[MappedField], above: str = "") -> Iterator[str]:
@@ -308,12 +312,12 @@ def _required(schema: Schema) -> list[tuple[str, bool]]:
     """Return the full name of every field of a schema, and whether it is required. Map keys, which are never null, count as not required."""
     from pyiceberg.types import MapType
 
-    fields = {schema.find_column_name(field.field_id): field for field in _every(schema)}
+    fields = {schema.find_column_name(field.field_id): field for field in _all_fields(schema)}
     keys = {field.field_type.key_id for field in fields.values() if isinstance(field.field_type, MapType)}
     return [(str(name), field.required and field.field_id not in keys) for name, field in fields.items()]
 
 
-def _every(schema: Schema) -> list[NestedField]:
+def _all_fields(schema: Schema) -> list[NestedField]:
     from pyiceberg.schema import index_by_id
 
     return list(index_by_id(schema).values())

@@ -19,16 +19,16 @@ class OneCommit(Transaction):
     """
 
     def __init__(self, table: Table) -> None:
-        table.catalog = _Once(table.catalog)  # type: ignore[assignment]
+        table.catalog = _CatalogWithoutRetry(table.catalog)  # type: ignore[assignment]
         super().__init__(table)
-        self._seen: tuple[int, TableMetadata] | None = None
+        self._cached: tuple[int, TableMetadata] | None = None
 
     @property
     def table_metadata(self) -> TableMetadata:
         """The table metadata with all staged updates. Cached, because pyiceberg reads it repeatedly and copies every snapshot each time."""
-        if self._seen is None or self._seen[0] != len(self._updates):
-            self._seen = (len(self._updates), super().table_metadata)
-        return self._seen[1]
+        if self._cached is None or self._cached[0] != len(self._updates):
+            self._cached = (len(self._updates), super().table_metadata)
+        return self._cached[1]
 
     def add_snapshot(self, files: Sequence[DataFile], removed: Sequence[DataFile], properties: dict[str, str]) -> None:
         """Stage one snapshot that adds ``files`` and removes ``removed``."""
@@ -44,12 +44,12 @@ class OneCommit(Transaction):
     def expire(self, *, older_than_ms: int, marked: str) -> None:
         """Stage the expiry of old snapshots that have the property ``marked`` and that are not the head of a branch or tag."""
         metadata = self.table_metadata
-        shown = {ref.snapshot_id for ref in metadata.refs.values()}
+        referenced = {ref.snapshot_id for ref in metadata.refs.values()}
         old = [
             snapshot.snapshot_id
             for snapshot in metadata.snapshots
             if snapshot.timestamp_ms < older_than_ms
-            and snapshot.snapshot_id not in shown
+            and snapshot.snapshot_id not in referenced
             and snapshot.summary is not None
             and marked in snapshot.summary.additional_properties
         ]
@@ -70,7 +70,7 @@ class RefusedError(Exception):
     """The catalog refused a commit. The sink catches this error, and loads the table again to find out whether the commit was applied."""
 
 
-class _Once:
+class _CatalogWithoutRetry:
     """
     Wraps a catalog, and raises :class:`RefusedError` for a refused commit, so that pyiceberg does not handle the refusal.
 

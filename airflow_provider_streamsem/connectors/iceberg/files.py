@@ -16,16 +16,17 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyiceberg.table.metadata import TableMetadata
 
-_COLUMNS = 32
-_LONGEST = 16
+_MAX_COLUMNS = 32
+_MAX_CHARACTERS = 16
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _EXACT = Context(prec=38)
 
 
 def metrics(parquet: Any, *, partition_by: Sequence[str]) -> str:
     """
-    Return ``{"splits": [offset], "columns": {path: [bytes, values, nulls, lower, upper]}}`` as JSON text. Readers plan splits and skip files by these
-    metrics.
+    Return the metrics of a file, by which readers plan splits and skip files.
+
+    The result is JSON text: ``{"splits": [offset], "columns": {path: [bytes, values, nulls, lower, upper]}}``.
 
     Columns are identified by path, because the table assigns the field ids and may not exist yet. A count or bound is null if the footer lacks it, or
     if it cannot be recorded exactly. Readers do not skip such a file. Dates are days since 1970-01-01, and timestamps are microseconds since then.
@@ -54,8 +55,8 @@ def metrics(parquet: Any, *, partition_by: Sequence[str]) -> str:
             lower,
             upper,
         ]
-    noted = {"splits": [_start(group) for group in groups], "columns": columns}
-    return json.dumps(noted, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    recorded = {"splits": [_start(group) for group in groups], "columns": columns}
+    return json.dumps(recorded, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def data_files(table: Table) -> Iterator[str]:
@@ -68,14 +69,16 @@ def data_files(table: Table) -> Iterator[str]:
 
     heads = {ref.snapshot_id for ref in table.metadata.refs.values()}
     snapshots = [snapshot for head in sorted(heads) if (snapshot := table.snapshot_by_id(head)) is not None]
-    manifests = {manifest.manifest_path: manifest for found in snapshots for manifest in found.manifests(table.io)}
+    manifests = {
+        manifest.manifest_path: manifest for snapshot in snapshots for manifest in snapshot.manifests(table.io)
+    }
     for manifest in manifests.values():
         if manifest.content == ManifestContent.DATA:
             yield from (entry.data_file.file_path for entry in manifest.fetch_manifest_entry(table.io))
 
 
 def has_equality_deletes(table: Table) -> bool:
-    """Whether the current snapshot has equality deletes. pyiceberg cannot plan a scan of such a table, and so cannot replace its files."""
+    """Return whether the current snapshot has equality deletes. pyiceberg cannot plan a scan of such a table, and so cannot replace its files."""
     from pyiceberg.manifest import DataFileContent, ManifestContent
 
     snapshot = table.current_snapshot()
@@ -100,7 +103,7 @@ def _leaves(parquet: Any, partition_by: Sequence[str]) -> Iterator[tuple[str, in
     for index in range(len(parquet.schema.names)):
         column = parquet.schema.column(index)
         plain = column.max_repetition_level == 0 and column.physical_type != "INT96"
-        if plain and (index < _COLUMNS or column.path in partition_by):
+        if plain and (index < _MAX_COLUMNS or column.path in partition_by):
             yield column.path, index
 
 
@@ -119,23 +122,23 @@ def _start(group: Any) -> int:
     return int(min(offsets))
 
 
-def _nulls(found: list[Any]) -> int | None:
-    if not found or any(chunk is None or not chunk.has_null_count for chunk in found):
+def _nulls(statistics: list[Any]) -> int | None:
+    if not statistics or any(chunk is None or not chunk.has_null_count for chunk in statistics):
         return None
-    return int(sum(chunk.null_count for chunk in found))
+    return int(sum(chunk.null_count for chunk in statistics))
 
 
-def _bounds(found: list[Any]) -> tuple[Any, Any]:
-    if not found or any(chunk is None or (not chunk.has_min_max and chunk.num_values > 0) for chunk in found):
+def _bounds(statistics: list[Any]) -> tuple[Any, Any]:
+    if not statistics or any(chunk is None or (not chunk.has_min_max and chunk.num_values > 0) for chunk in statistics):
         return None, None
-    bounded = [chunk for chunk in found if chunk.has_min_max]
+    bounded = [chunk for chunk in statistics if chunk.has_min_max]
     if not bounded:
         return None, None
     lower, upper = min(chunk.min for chunk in bounded), max(chunk.max for chunk in bounded)
-    return _noted(lower, up=False), _noted(upper, up=True)
+    return _bound(lower, up=False), _bound(upper, up=True)
 
 
-def _noted(value: Any, *, up: bool) -> Any:
+def _bound(value: Any, *, up: bool) -> Any:
     if isinstance(value, bool):
         return None
     if isinstance(value, int):
@@ -143,7 +146,13 @@ def _noted(value: Any, *, up: bool) -> Any:
     if isinstance(value, float):
         return None  # readers and writers disagree on NaN: its order, and whether a footer's bounds include it
     if isinstance(value, str):
-        return value if len(value) <= _LONGEST else _raised(value[:_LONGEST]) if up else value[:_LONGEST]
+        return (
+            value
+            if len(value) <= _MAX_CHARACTERS
+            else _upper_bound(value[:_MAX_CHARACTERS])
+            if up
+            else value[:_MAX_CHARACTERS]
+        )
     if isinstance(value, Decimal):
         return str(value)
     if isinstance(value, datetime):
@@ -153,7 +162,7 @@ def _noted(value: Any, *, up: bool) -> Any:
     return None
 
 
-def _raised(text: str) -> str | None:
+def _upper_bound(text: str) -> str | None:
     """Return the smallest text, not longer than ``text``, that sorts after every text that starts with ``text``; ``None`` if there is none."""
     for at in range(len(text) - 1, -1, -1):
         code = ord(text[at]) + 1
@@ -165,8 +174,8 @@ def _raised(text: str) -> str | None:
 
 
 def _micros(value: datetime) -> int:
-    passed = (value if value.tzinfo else value.replace(tzinfo=timezone.utc)) - _EPOCH
-    return (passed.days * 86_400 + passed.seconds) * 1_000_000 + passed.microseconds
+    since_epoch = (value if value.tzinfo else value.replace(tzinfo=timezone.utc)) - _EPOCH
+    return (since_epoch.days * 86_400 + since_epoch.seconds) * 1_000_000 + since_epoch.microseconds
 
 
 def _days(value: date) -> int:
@@ -189,38 +198,40 @@ def iceberg_file(table: TableMetadata, file: DataFile, uri: str) -> IcebergFile:
     from pyiceberg.typedef import Record
     from pyiceberg.types import PrimitiveType
 
-    schema, noted = table.schema(), json.loads(file.stats or '{"splits":null,"columns":{}}')
+    schema, recorded = table.schema(), json.loads(file.stats or '{"splits":null,"columns":{}}')
     maps: dict[str, Any] = {
         name: {} for name in ("column_sizes", "value_counts", "null_value_counts", "lower_bounds", "upper_bounds")
     }
-    for path, (size, values, nulls, lower, upper) in noted["columns"].items():
+    for path, (size, values, nulls, lower, upper) in recorded["columns"].items():
         field = schema.find_field(path)
         assert isinstance(field.field_type, PrimitiveType)
-        found: dict[str, Any] = {"column_sizes": size, "value_counts": values, "null_value_counts": nulls}
+        values_by_metric: dict[str, Any] = {"column_sizes": size, "value_counts": values, "null_value_counts": nulls}
         for name, bound in (("lower_bounds", lower), ("upper_bounds", upper)):
-            found[name] = None if bound is None else to_bytes(field.field_type, _typed(str(field.field_type), bound))
-        for name, value in found.items():
+            values_by_metric[name] = (
+                None if bound is None else to_bytes(field.field_type, _typed(str(field.field_type), bound))
+            )
+        for name, value in values_by_metric.items():
             if value is not None:
                 maps[name][field.field_id] = value
     spec = table.spec()
     parts = [(schema.find_field(part.source_id), part) for part in spec.fields]
-    made = IcebergFile.from_args(
+    iceberg_file_entry = IcebergFile.from_args(
         content=DataFileContent.DATA,
         file_path=uri,
         file_format=FileFormat.PARQUET,
         partition=Record(*(_partition(str(field.field_type), file.partition[field.name]) for field, _ in parts)),
         record_count=file.rows,
         file_size_in_bytes=file.bytes,
-        split_offsets=noted["splits"],
+        split_offsets=recorded["splits"],
         **maps,
     )
-    made.spec_id = spec.spec_id
-    return made
+    iceberg_file_entry.spec_id = spec.spec_id
+    return iceberg_file_entry
 
 
-def _typed(kind: str, noted: Any) -> Any:
+def _typed(kind: str, bound: Any) -> Any:
     """Convert a recorded bound for :func:`pyiceberg.conversions.to_bytes`."""
-    return Decimal(noted) if kind.startswith("decimal") else noted
+    return Decimal(bound) if kind.startswith("decimal") else bound
 
 
 def _partition(kind: str, text: str | None) -> Any:

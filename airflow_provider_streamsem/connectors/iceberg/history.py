@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_streamsem.connectors.iceberg.catalog import kind_of
+from airflow_provider_streamsem.connectors.iceberg.catalog import error_class
 from airflow_provider_streamsem.connectors.iceberg.columns import spark_type
 from airflow_provider_streamsem.connectors.iceberg.pins import FilePin, key_of
 from airflow_provider_streamsem.errors import SourceChangedError
@@ -25,9 +25,9 @@ MAIN = "main"
 @dataclass(frozen=True, slots=True)
 class Lineage:
     """
-    The snapshots of a branch that the table's metadata still has, from the newest back to the first or to one whose parent has expired.
+    The snapshots of a branch that the table's metadata still has: from the newest back to the first, or to a snapshot whose parent has expired.
 
-    Whether the oldest one has a parent is not known: pyiceberg removes the parent's id when it expires the parent.
+    It is unknown whether the oldest of them has a parent, because pyiceberg removes the parent's id when it expires the parent.
 
     :param snapshots: sequence number → snapshot, in ascending order. From parent to child, sequence numbers increase. Snapshots of format version 1 all have
         the number 0, and only the newest of them is included
@@ -57,11 +57,9 @@ class Lineage:
 
     def expired(self, start: int, end: int) -> list[int]:
         """Return the sequence numbers of ``[start, end)`` whose snapshots may have been on the branch and have expired."""
-        return (
-            []
-            if start - 1 in self.snapshots
-            else [n for n in range(max(start, 1), min(end, self.oldest)) if n not in self.elsewhere]
-        )
+        if start - 1 in self.snapshots:
+            return []
+        return [number for number in range(max(start, 1), min(end, self.oldest)) if number not in self.elsewhere]
 
 
 def lineage(table: Table, branch: str) -> Lineage:
@@ -78,12 +76,12 @@ def lineage(table: Table, branch: str) -> Lineage:
         return Lineage({})
     if ref is None or ref.snapshot_ref_type != SnapshotRefType.BRANCH:
         known = sorted(n for n, r in table.metadata.refs.items() if r.snapshot_ref_type == SnapshotRefType.BRANCH)
-        what = "the Iceberg table has no branch of this name; nothing was written"
-        raise SourceChangedError(what, branch=branch, branches=known).advising(
+        summary = "the Iceberg table has no branch of this name; nothing was written"
+        raise SourceChangedError(summary, branch=branch, branches=known).advising(
             "create the branch, or correct the source's branch; then run again."
         )
-    found = list(ancestors_of(table.metadata.snapshot_by_id(ref.snapshot_id), table.metadata))
-    snapshots = {s.sequence_number or 0: s for s in reversed(found)}
+    chain = list(ancestors_of(table.metadata.snapshot_by_id(ref.snapshot_id), table.metadata))
+    snapshots = {s.sequence_number or 0: s for s in reversed(chain)}
     return Lineage(snapshots, frozenset(s.sequence_number or 0 for s in table.snapshots()) - {*snapshots})
 
 
@@ -97,8 +95,8 @@ def check_table(table: Table) -> None:
     problems = [] if metadata.format_version in _FORMATS else [f"format-version {metadata.format_version}"]
     problems += [name for name in metadata.properties if name.startswith("encryption.")]
     if problems:
-        what = "the Iceberg table has requirements that this source cannot read; nothing was written"
-        raise SourceChangedError(what, requires=sorted(problems)).advising(
+        summary = "the Iceberg table has requirements that this source cannot read; nothing was written"
+        raise SourceChangedError(summary, requires=sorted(problems)).advising(
             "upgrade a table of version 1 with the table property format-version=2; copy other tables with Spark."
         )
 
@@ -111,10 +109,10 @@ def schema_of(table: Table, snapshot: Snapshot | None) -> Schema:
     """
     at = None if snapshot is None else snapshot.schema_id
     schema = table.schema() if at is None else table.schemas()[at]
-    odd = sorted({*_unknown(spark_type(schema.as_struct())), *_with_default(schema)})
-    if odd:
-        what = "the Iceberg table has columns of types that this source cannot read, or with a default value for older rows; nothing was written"
-        raise SourceChangedError(what, columns=odd).advising(
+    unsupported = sorted({*_unknown(spark_type(schema.as_struct())), *_with_default(schema)})
+    if unsupported:
+        summary = "the Iceberg table has columns of types that this source cannot read, or with a default value for older rows; nothing was written"
+        raise SourceChangedError(summary, columns=unsupported).advising(
             "drop the columns, or copy the rows with Spark into a table without them, and read that table."
         )
     return schema
@@ -154,13 +152,13 @@ def appended(table: Table, snapshot: Snapshot, location: str) -> list[FilePin]:
         for manifest in _manifests(table, snapshot)
         if manifest.content == ManifestContent.DATA and manifest.added_snapshot_id == snapshot.snapshot_id
     ]
-    found = [
+    added = [
         (manifest, entry)
         for manifest, entries in _entries(table, manifests)
         for entry in entries
         if entry.status == ManifestEntryStatus.ADDED and entry.snapshot_id == snapshot.snapshot_id
     ]
-    return [_pin(table, snapshot, manifest, entry, location) for manifest, entry in found]
+    return [_pin(table, snapshot, manifest, entry, location) for manifest, entry in added]
 
 
 def at_snapshot(table: Table, snapshot: Snapshot, location: str) -> list[FilePin]:
@@ -175,15 +173,15 @@ def at_snapshot(table: Table, snapshot: Snapshot, location: str) -> list[FilePin
     manifests = _manifests(table, snapshot)
     deletes = [manifest for manifest in manifests if manifest.content == ManifestContent.DELETES]
     if any(entries for _, entries in _entries(table, deletes)):
-        what = "the Iceberg table has delete files (merge-on-read), so its rows cannot be read from its data files; nothing was written"
+        summary = "the Iceberg table has delete files (merge-on-read), so its rows cannot be read from its data files; nothing was written"
         facts = {"snapshot": str(snapshot.snapshot_id)}
-        raise SourceChangedError(what, **facts).advising(
+        raise SourceChangedError(summary, **facts).advising(
             'rewrite the files, for example with Spark\'s procedure rewrite_data_files and delete-file-threshold 1. A source can also set starting="latest".'
         )
     data = [manifest for manifest in manifests if manifest.content == ManifestContent.DATA]
-    found = [(manifest, entry) for manifest, entries in _entries(table, data) for entry in entries]
+    live = [(manifest, entry) for manifest, entries in _entries(table, data) for entry in entries]
     return sorted(
-        (_pin(table, snapshot, manifest, entry, location) for manifest, entry in found), key=lambda pin: pin.key
+        (_pin(table, snapshot, manifest, entry, location) for manifest, entry in live), key=lambda pin: pin.key
     )
 
 
@@ -204,11 +202,11 @@ def _read(table: Table, path: str, call: Any) -> Any:
     try:
         return call()
     except FileNotFoundError as error:
-        what = "a metadata file of the Iceberg table is missing; nothing was written"
-        raise SourceChangedError(what, file=path) from error
+        summary = "a metadata file of the Iceberg table is missing; nothing was written"
+        raise SourceChangedError(summary, file=path) from error
     except Exception as error:
-        what = "a metadata file of the Iceberg table cannot be read; nothing was written"
-        raise kind_of(error, SourceChangedError)(what, file=path, problem=type(error).__name__) from error
+        summary = "a metadata file of the Iceberg table cannot be read; nothing was written"
+        raise error_class(error, SourceChangedError)(summary, file=path, problem=type(error).__name__) from error
 
 
 def _pin(table: Table, snapshot: Snapshot, manifest: ManifestFile, entry: ManifestEntry, location: str) -> FilePin:
@@ -219,13 +217,15 @@ def _pin(table: Table, snapshot: Snapshot, manifest: ManifestFile, entry: Manife
     key = key_of(file.file_path, location)
     facts = {"snapshot": str(snapshot.snapshot_id), "file": file.file_path}
     if key is None:
-        what = "a file of the Iceberg table is not below the source's path; nothing was written"
-        raise SourceChangedError(what, **facts, path=location).advising(
+        summary = "a file of the Iceberg table is not below the source's path; nothing was written"
+        raise SourceChangedError(summary, **facts, path=location).advising(
             "set the source's path to a location that contains every file of the table, and run again."
         )
     if file.file_format != FileFormat.PARQUET:
-        what = "a file of the Iceberg table is not a Parquet file, which this source cannot read; nothing was written"
-        raise SourceChangedError(what, **facts, format=str(file.file_format))
+        summary = (
+            "a file of the Iceberg table is not a Parquet file, which this source cannot read; nothing was written"
+        )
+        raise SourceChangedError(summary, **facts, format=str(file.file_format))
     parts = table.specs()[manifest.partition_spec_id].fields
     identity = tuple(part.source_id for part in parts if isinstance(part.transform, IdentityTransform))
     return FilePin(key, file.file_size_in_bytes, file.record_count, snapshot.sequence_number or 0, identity)

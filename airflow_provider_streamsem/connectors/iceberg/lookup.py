@@ -90,31 +90,31 @@ class IcebergTable:
             lineage = history.lineage(table, self.branch)
             number = max(lineage.end - 1, 0)
             snapshot = lineage.snapshots.get(number)
-            found = () if snapshot is None else tuple(history.at_snapshot(table, snapshot, self.path))
+            pinned_files = () if snapshot is None else tuple(history.at_snapshot(table, snapshot, self.path))
             pinned = table_pin(table, (number, lineage.end), snapshot)
         name = "" if snapshot is None else str(snapshot.snapshot_id)
-        check_number_of_files(found, table=self.table, snapshot=name)
-        if lost := missing(self.path, found):
-            what = "a file of the newest snapshot of the Iceberg table is missing; nothing was written"
-            raise SourceChangedError(what, table=self.table, snapshot=name, file=lost[0].key, files=len(lost)).advising(
-                "restore the file, or set the branch to a snapshot whose files exist; then run again."
-            )
-        return plain(SnapshotPin(name, pinned, found))
+        check_number_of_files(pinned_files, table=self.table, snapshot=name)
+        if missing_files := missing(self.path, pinned_files):
+            summary = "a file of the newest snapshot of the Iceberg table is missing; nothing was written"
+            raise SourceChangedError(
+                summary, table=self.table, snapshot=name, file=missing_files[0].key, files=len(missing_files)
+            ).advising("restore the file, or set the branch to a snapshot whose files exist; then run again.")
+        return plain(SnapshotPin(name, pinned, pinned_files))
 
     def check_pin(self, pin: Json) -> None:
         """Check that the table is the pinned one, and that each file of the snapshot exists with its size. Sends one request for each file."""
-        found = self._read(pin)
+        snapshot = self._read(pin)
         with checking_pin():
             try:
-                self._source().check_pins([found.table, *found.files], was_read=False)
+                self._source().check_pins([snapshot.table, *snapshot.files], was_read=False)
             except SourceChangedError as error:
-                error.fields |= {"snapshot": found.snapshot}
+                error.fields |= {"snapshot": snapshot.snapshot}
                 raise
 
     def load(self, spark: SparkSession, pin: Json) -> DataFrame:
         """Return the rows of the pinned snapshot. Reads the footers of its files."""
-        found = self._read(pin)
-        return self._source().load(spark, [found.table, *found.files]).frame
+        snapshot = self._read(pin)
+        return self._source().load(spark, [snapshot.table, *snapshot.files]).frame
 
     def _source(self) -> IcebergSource:
         return IcebergSource(
@@ -133,9 +133,9 @@ class IcebergTable:
         :raises LogDamagedError: the pin has another form, or names a file outside the location of the table's files
         """
         try:
-            found: SnapshotPin = build(SnapshotPin, pin, "pin")
+            snapshot: SnapshotPin = build(SnapshotPin, pin, "pin")
             read_pins([pin["table"], *pin["files"]], table=self.table)
         except LogDamagedError as error:
-            what = "the pin of a lookup is not a snapshot of an Iceberg table; nothing was read"
-            raise LogDamagedError(what, invariant="R6", table=self.table) from error
-        return found
+            summary = "the pin of a lookup is not a snapshot of an Iceberg table; nothing was read"
+            raise LogDamagedError(summary, invariant="R6", table=self.table) from error
+        return snapshot

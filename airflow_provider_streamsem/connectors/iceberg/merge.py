@@ -2,7 +2,7 @@
 Merges rows into an Iceberg table by key (extra ``iceberg``). pyiceberg rewrites the files that contain the keys, in one commit of the table.
 
 For a merge, the publisher reads the batch into memory and writes its rows a second time. It also reads the files that it changes into memory, one after
-the other. To append a batch, it does neither.
+the other. Appending a batch needs none of this.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def check_writable(table: Table) -> None:
     import pyarrow.parquet
     from pyiceberg.io import pyarrow as written
 
-    given = table.properties.get("write.format.default", "parquet")
+    format = table.properties.get("write.format.default", "parquet")
     problem: Exception | None = None
     try:
         written.compute_statistics_plan(table.schema(), table.properties)
@@ -45,9 +45,9 @@ def check_writable(table: Table) -> None:
         )
     except Exception as error:
         problem = error
-    if given != "parquet" or problem is not None:
-        what = "the Iceberg table requires files that pyiceberg cannot write; nothing became visible"
-        raise DataError(what, table=".".join(table.name()), format=given, problem=str(problem or "")) from problem
+    if format != "parquet" or problem is not None:
+        summary = "the Iceberg table requires files that pyiceberg cannot write; nothing became visible"
+        raise DataError(summary, table=".".join(table.name()), format=format, problem=str(problem or "")) from problem
 
 
 def merge(commit: Transaction, location: str, batch: Batch, key: str, mark: dict[str, str]) -> None:
@@ -65,14 +65,14 @@ def merge(commit: Transaction, location: str, batch: Batch, key: str, mark: dict
     if is_first:  # a merge into an empty table would take long, because the first batch may have many keys
         commit.append(rows, snapshot_properties=mark)
         return
-    among = _among(key, rows[key])
-    _refuse_old_times(commit._table, among, batch)
+    with_keys = _with_keys(key, rows[key])
+    _refuse_old_times(commit._table, with_keys, batch)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Delete operation did not match any records")
-        commit.overwrite(rows, among, snapshot_properties=mark)
+        commit.overwrite(rows, with_keys, snapshot_properties=mark)
 
 
-def _refuse_old_times(table: Table, among: BooleanExpression, batch: Batch) -> None:
+def _refuse_old_times(table: Table, with_keys: BooleanExpression, batch: Batch) -> None:
     """
     Refuse a merge that may rewrite a file with dates or times that Arrow reads as different values.
 
@@ -84,7 +84,7 @@ def _refuse_old_times(table: Table, among: BooleanExpression, batch: Batch) -> N
 
     fields = index_by_id(table.schema()).items()
     firsts = {at: _FIRST[str(field.field_type)] for at, field in fields if str(field.field_type) in _FIRST}
-    for task in table.scan(row_filter=among).plan_files() if firsts else ():
+    for task in table.scan(row_filter=with_keys).plan_files() if firsts else ():
         bounds, nulls = task.file.lower_bounds or {}, task.file.null_value_counts or {}
         if all(
             nulls.get(at) == task.file.record_count
@@ -97,7 +97,7 @@ def _refuse_old_times(table: Table, among: BooleanExpression, batch: Batch) -> N
         refuse_misread(".".join(table.name()), batch, task.file.file_path, columns)
 
 
-def _among(key: str, values: Any) -> BooleanExpression:
+def _with_keys(key: str, values: Any) -> BooleanExpression:
     """
     Return the predicate that selects the rows with these keys. It includes the minimum and maximum, because pyiceberg skips no files by an ``In`` of
     more than 200 values.
@@ -109,5 +109,5 @@ def _among(key: str, values: Any) -> BooleanExpression:
     bounds = pc.min_max(values)
     least = expressions.GreaterThanOrEqual(key, bounds["min"].as_py())
     most = expressions.LessThanOrEqual(key, bounds["max"].as_py())
-    found: BooleanExpression = expressions.And(least, most, expressions.In(key, values.to_pylist()))
-    return found
+    predicate: BooleanExpression = expressions.And(least, most, expressions.In(key, values.to_pylist()))
+    return predicate

@@ -75,20 +75,20 @@ def read_pins(pins: Json, *, table: str) -> tuple[Pin, ...]:
     from pyiceberg.schema import Schema
     from pyiceberg.table.name_mapping import parse_mapping_from_json
 
-    what = "the pins of a plan are not those of an Iceberg table; nothing was read"
+    summary = "the pins of a plan are not those of an Iceberg table; nothing was read"
     if pins == []:
         return ()
     try:
-        given = list(pins) if isinstance(pins, list) else [pins]
-        first = build(TablePin, given[0], "pins")
-        files = [build(FilePin, pin, "pins") for pin in given[1:]]
+        items = list(pins) if isinstance(pins, list) else [pins]
+        first = build(TablePin, items[0], "pins")
+        files = [build(FilePin, pin, "pins") for pin in items[1:]]
         Schema.model_validate_json(first.schema)
         if first.mapping:
             parse_mapping_from_json(first.mapping)
     except (LogDamagedError, ValueError) as error:
-        raise LogDamagedError(what, invariant="R6", table=table) from error
+        raise LogDamagedError(summary, invariant="R6", table=table) from error
     if not all(keys.is_relative(file.key) for file in files):
-        raise LogDamagedError(what, invariant="R6", table=table)
+        raise LogDamagedError(summary, invariant="R6", table=table)
     return (first, *files)
 
 
@@ -107,10 +107,10 @@ def key_of(uri: str, location: str) -> str | None:
     :param location: location of the table's files
     """
     scheme, root = split_url(location)
-    given, _, rest = uri.partition(":") if not uri.startswith("/") else ("file", "", uri)
-    if scheme == "file" and given == "file":
+    file_scheme, _, rest = uri.partition(":") if not uri.startswith("/") else ("file", "", uri)
+    if scheme == "file" and file_scheme == "file":
         rest = "/" + rest.lstrip("/")
-    elif scheme in _SCHEMES and given in _SCHEMES:
+    elif scheme in _SCHEMES and file_scheme in _SCHEMES:
         rest = rest.removeprefix("//")
     else:
         return None

@@ -1,4 +1,4 @@
-"""Plans the batches of an Iceberg source: files of the initial snapshot, then what whole snapshots of the branch appended."""
+"""Plans the batches of an Iceberg source: files of the initial snapshot, then the appended files of whole snapshots of the branch."""
 
 from __future__ import annotations
 
@@ -88,9 +88,9 @@ class IcebergPlanner:
             lineage = history.lineage(table, self._branch)
             first, last = position(start, f"{SNAPSHOTS}{uuid}"), position(end.offsets, f"{SNAPSHOTS}{uuid}")
             self._check_lineage(lineage, first, last, hint)
-            left = -position(start, f"{INITIAL}{uuid}")
-            if left:
-                return self._of_initial(table, lineage, first - 1, left, limits, on_data_loss)
+            unread_files = -position(start, f"{INITIAL}{uuid}")
+            if unread_files:
+                return self._of_initial(table, lineage, first - 1, unread_files, limits, on_data_loss)
             if last <= first:
                 return None
             return self._of_snapshots(table, lineage, (first, last), limits, on_data_loss)
@@ -103,61 +103,61 @@ class IcebergPlanner:
         """
         known = {name.partition("@")[2] for name in start}
         if uuid not in known:
-            what = "the Iceberg table has another UUID than in the committed offsets: it was dropped and recreated, or replaced. Nothing was written"
-            raise SourceChangedError(what, committed=sorted(known), found=uuid).advising(
+            summary = "the Iceberg table has another UUID than in the committed offsets: it was dropped and recreated, or replaced. Nothing was written"
+            raise SourceChangedError(summary, committed=sorted(known), found=uuid).advising(
                 "restore the former table and run again. To read the new table, use a new log."
             )
 
     def _check_lineage(self, lineage: Lineage, first: int, last: int, hint: Json) -> None:
         """
-        Refuse a branch that no longer contains what was read.
+        Refuse a branch that no longer contains the snapshots that were read.
 
         :param first: the next sequence number to read. The snapshot before it was read, so the branch must contain it unless it has expired
         :param last: end of the sequence numbers to read, exclusive
         :raises SourceChangedError: the branch was rolled back or rewritten. Nothing was written
         """
-        held = lineage.snapshots
-        lost = max(first, last) > lineage.end or any(lineage.lacks(number) for number in (first - 1, last - 1))
+        snapshots = lineage.snapshots
+        is_rewritten = max(first, last) > lineage.end or any(lineage.lacks(number) for number in (first - 1, last - 1))
         newest, read = (hint.get("sequence"), hint.get("snapshot")) if isinstance(hint, dict) else (None, None)
-        if type(newest) is int and newest in held and str(held[newest].snapshot_id) != read:
-            lost = True
-        if lost:
-            what = "the branch of the Iceberg table lacks snapshots that were read or planned: it was rolled back or rewritten. Nothing was written"
+        if type(newest) is int and newest in snapshots and str(snapshots[newest].snapshot_id) != read:
+            is_rewritten = True
+        if is_rewritten:
+            summary = "the branch of the Iceberg table lacks snapshots that were read or planned: it was rolled back or rewritten. Nothing was written"
             facts = {"branch": self._branch, "next": first, "newest": lineage.end - 1}
-            raise SourceChangedError(what, **facts).advising(
+            raise SourceChangedError(summary, **facts).advising(
                 "set the branch back to a descendant of the snapshot that was read, and run again. To read the table in its current state, use a new log."
             )
 
     def _of_initial(
-        self, table: Table, lineage: Lineage, number: int, left: int, limits: Limits, on_data_loss: str
+        self, table: Table, lineage: Lineage, number: int, unread_files: int, limits: Limits, on_data_loss: str
     ) -> SourceSlice:
         """
         Select the next files of the initial snapshot.
 
         :param number: sequence number of the initial snapshot
-        :param left: number of its files that are left to read
+        :param unread_files: number of its files that are not read yet
         """
         snapshot = lineage.snapshots.get(number)
         if snapshot is None:
-            what = "the initial snapshot of the Iceberg table has expired before all its files were read; nothing was written"
-            raise SourceChangedError(what, sequence=number, files_left=left).advising(
+            summary = "the initial snapshot of the Iceberg table has expired before all its files were read; nothing was written"
+            raise SourceChangedError(summary, sequence=number, files_left=unread_files).advising(
                 "start a new pipeline with a new log, and keep its first snapshot with a tag until it is read."
             )
         if self._initial is None or self._initial[0] != number:
             self._initial = number, history.at_snapshot(table, snapshot, self._path)
         files = self._initial[1]
-        if left > len(files):
-            what = "the initial snapshot has fewer files than when the pipeline started; nothing was written"
-            raise SourceChangedError(what, sequence=number, files_left=left, files=len(files))
+        if unread_files > len(files):
+            summary = "the initial snapshot has fewer files than when the pipeline started; nothing was written"
+            raise SourceChangedError(summary, sequence=number, files_left=unread_files, files=len(files))
         budget = Budget(limits)
-        taken = [*takewhile(lambda pin: budget.fits([pin]), files[-left:])]
-        lost = self._missing(taken, on_data_loss)
-        gaps = tuple((at - left, at - left + 1) for at, pin in enumerate(taken) if pin.key in lost)
+        selected = [*takewhile(lambda pin: budget.fits([pin]), files[-unread_files:])]
+        lost = self._missing(selected, on_data_loss)
+        gaps = tuple((at - unread_files, at - unread_files + 1) for at, pin in enumerate(selected) if pin.key in lost)
         name = f"{INITIAL}{table.metadata.table_uuid}"
         return SourceSlice(
-            ranges={name: (-left, len(taken) - left)},
+            ranges={name: (-unread_files, len(selected) - unread_files)},
             gaps={name: gaps} if gaps else {},
-            pins=[table_pin(table, (number, number + 1), snapshot), *(pin for pin in taken if pin.key not in lost)],
+            pins=[table_pin(table, (number, number + 1), snapshot), *(pin for pin in selected if pin.key not in lost)],
             hint=_hint(snapshot),
             rows=budget.rows,
         )
@@ -172,12 +172,12 @@ class IcebergPlanner:
         """
         selected = self._select(table, lineage, unread, limits, on_data_loss)
         lost = self._missing(selected.pins, on_data_loss)
-        without = {pin.sequence for pin in selected.pins if pin.key in lost}
+        gap_numbers = {pin.sequence for pin in selected.pins if pin.key in lost}
         name = f"{SNAPSHOTS}{table.metadata.table_uuid}"
-        gaps: Gaps = {name: adjacent([*selected.lost, *without])} if selected.lost or without else {}
+        gaps: Gaps = {name: adjacent([*selected.lost, *gap_numbers])} if selected.lost or gap_numbers else {}
         if gaps:
             logger.warning("recording snapshots of the Iceberg table %s as gaps: %s", ".".join(table.name()), gaps)
-        pins = [pin for pin in selected.pins if pin.sequence not in without]
+        pins = [pin for pin in selected.pins if pin.sequence not in gap_numbers]
         return SourceSlice(
             ranges={name: (unread[0], selected.end)},
             gaps=gaps,
@@ -199,8 +199,8 @@ class IcebergPlanner:
         selected.lost = lineage.expired(first, last)
         if selected.lost:
             if on_data_loss == "fail":
-                what = "unread snapshots of the Iceberg table may have expired; nothing was written"
-                raise SourceChangedError(what, expired=adjacent(selected.lost), oldest=lineage.oldest)
+                summary = "unread snapshots of the Iceberg table may have expired; nothing was written"
+                raise SourceChangedError(summary, expired=adjacent(selected.lost), oldest=lineage.oldest)
             selected.end = selected.lost[-1] + 1
         for number, snapshot in lineage.snapshots.items():
             if not first <= number < last:
@@ -233,8 +233,8 @@ class IcebergPlanner:
             return history.appended(table, snapshot, self._path)
         facts = {"snapshot": str(snapshot.snapshot_id), "operation": operation}
         if self._changes == "refuse":
-            what = "a snapshot of the Iceberg table overwrites or deletes rows; nothing was written"
-            raise SourceChangedError(what, **facts, sequence=snapshot.sequence_number).advising(
+            summary = "a snapshot of the Iceberg table overwrites or deletes rows; nothing was written"
+            raise SourceChangedError(summary, **facts, sequence=snapshot.sequence_number).advising(
                 'set changes="skip" to ignore such snapshots, with rows that they added. Or start a new pipeline after this snapshot.'
             )
         name = ".".join(table.name())
@@ -247,11 +247,13 @@ class IcebergPlanner:
 
         :raises SourceChangedError: with ``"fail"``, a file is missing. Nothing was written
         """
-        found = missing(self._path, pins)
-        if found and on_data_loss == "fail":
-            what = "an unread file of the Iceberg table is missing, for example because its snapshot was expired; nothing was written"
-            raise SourceChangedError(what, sequence=found[0].sequence, file=found[0].key, files=len(found))
-        return {pin.key for pin in found}
+        missing_files = missing(self._path, pins)
+        if missing_files and on_data_loss == "fail":
+            summary = "an unread file of the Iceberg table is missing, for example because its snapshot was expired; nothing was written"
+            raise SourceChangedError(
+                summary, sequence=missing_files[0].sequence, file=missing_files[0].key, files=len(missing_files)
+            )
+        return {pin.key for pin in missing_files}
 
     def lag(self, start: Offsets, hint: Json) -> int:
         """Return the number of unread snapshots of the branch, plus the number of unread files of the initial snapshot."""
@@ -268,10 +270,12 @@ class IcebergPlanner:
     def _unread_times(self, start: Offsets) -> list[int]:
         """Return the commit time of each unread snapshot, and that of the initial snapshot for each of its unread files."""
         with self._opened() as table:
-            uuid, held = table.metadata.table_uuid, history.lineage(table, self._branch).snapshots
-        first, left = position(start, f"{SNAPSHOTS}{uuid}"), -position(start, f"{INITIAL}{uuid}")
-        initial = held[first - 1].timestamp_ms if first - 1 in held else 0
-        return [initial] * left + [snapshot.timestamp_ms for number, snapshot in held.items() if number >= first]
+            uuid, snapshots = table.metadata.table_uuid, history.lineage(table, self._branch).snapshots
+        first, unread_files = position(start, f"{SNAPSHOTS}{uuid}"), -position(start, f"{INITIAL}{uuid}")
+        initial = snapshots[first - 1].timestamp_ms if first - 1 in snapshots else 0
+        return [initial] * unread_files + [
+            snapshot.timestamp_ms for number, snapshot in snapshots.items() if number >= first
+        ]
 
 
 def table_pin(table: Table, range: tuple[int, int], snapshot: Snapshot | None) -> TablePin:

@@ -1,8 +1,8 @@
 """
 Reads the planned files of an Iceberg table with Spark. Imports pyspark, so only engines import this module.
 
-Iceberg identifies a column by its field id, also if the column was renamed. The footer of each file says which of its columns has which id. For files without
-ids, the table's name mapping does (Iceberg specification, *Column Projection*). Spark then reads these columns by the names that they have in the file.
+Iceberg identifies a column by its field id, even after the column was renamed. The footer of each file maps its columns to field ids. For files without ids,
+the table's name mapping does so (Iceberg specification, *Column Projection*). Spark then reads these columns by the names that they have in the file.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pyiceberg.table.name_mapping import MappedField, parse_mapping_from_json
 from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructField
 from pyspark.sql.types import StructType as SparkStruct
 
 from airflow_provider_streamsem.connectors.contract import BadRecord, ParsedRecords
@@ -49,12 +50,12 @@ class IcebergRecords:
         for file in files:
             footer = footers[file.key]
             if footer.rows != file.rows:
-                what = "the footer of a planned file has another number of rows than the metadata of the Iceberg table; nothing became visible"
-                raise DataError(what, file=file.key, footer=footer.rows, metadata=file.rows)
+                summary = "the footer of a planned file has another number of rows than the metadata of the Iceberg table; nothing became visible"
+                raise DataError(summary, file=file.key, footer=footer.rows, metadata=file.rows)
             key = footer.columns.serialize().to_pybytes()
             groups.setdefault(key, (footer.columns, []))[1].append(file)
         frames = [self._read(columns, group) for columns, group in groups.values()]
-        self.frame = reduce(DataFrame.unionByName, frames) if frames else nothing(spark, self._schema).frame
+        self.frame = reduce(DataFrame.unionByName, frames) if frames else without_rows(spark, self._schema).frame
 
     def bad_records(self) -> Iterator[BadRecord]:
         """Yield nothing: every row of a Parquet file is a record."""
@@ -68,31 +69,31 @@ class IcebergRecords:
         """
         rows.check_read(self._location, self._files, read, snapshots=(self._table.start, self._table.end))
 
-    def _read(self, columns: Any, files: Sequence[FilePin]) -> DataFrame:
+    def _read(self, file_columns: Any, files: Sequence[FilePin]) -> DataFrame:
         """
         Read files with the same columns.
 
-        :param columns: the columns of the files, a ``pyarrow.Schema``
+        :param file_columns: the columns of the files, a ``pyarrow.Schema``
         """
-        mapping = None if any(_has_id(column) for column in columns) else self._mapping
-        if mapping is None and not any(_has_id(column) for column in columns):
-            what = "a planned file has no field ids, and the Iceberg table has no name mapping, so its columns are unknown; nothing became visible"
-            raise DataError(what, file=files[0].key).advising("set the table property schema.name-mapping.default.")
+        mapping = None if any(_has_id(column) for column in file_columns) else self._mapping
+        if mapping is None and not any(_has_id(column) for column in file_columns):
+            summary = "a planned file has no field ids, and the Iceberg table has no name mapping, so its columns are unknown; nothing became visible"
+            raise DataError(summary, file=files[0].key).advising(
+                "set the table property schema.name-mapping.default, then run again."
+            )
         stored: list[dict[str, Any]] = []
         selected = []
         absent = set()
         for field in self._schema.fields:
-            wanted = SparkStruct.fromJson({"type": "struct", "fields": [_field(field.name, field.field_type)]}).fields[
-                0
-            ]
-            found = _find(field, columns, mapping)
-            if found is None:
+            target = StructField.fromJson(_field(field.name, field.field_type))
+            column = _find(field, file_columns, mapping)
+            if column is None:
                 absent.add(field.field_id)
-                selected.append(F.lit(None).cast(wanted.dataType).alias(field.name))
+                selected.append(F.lit(None).cast(target.dataType).alias(field.name))
                 continue
             below = _below(mapping, field.field_id)
-            stored.append(_json(found.name, _stored(field.field_type, found.type, below)))
-            selected.append(F.col(quoted(found.name)).cast(wanted.dataType).alias(field.name))
+            stored.append(_json(column.name, _stored(field.field_type, column.type, below)))
+            selected.append(F.col(quoted(column.name)).cast(target.dataType).alias(field.name))
         self._check_partitions(files, absent)
         read = SparkStruct.fromJson({"type": "struct", "fields": stored})
         return rows.read(self._spark, self._location, files, read).select(*selected)
@@ -104,15 +105,15 @@ class IcebergRecords:
         :raises DataError: names the file and the column. Nothing became visible
         """
         for file in files:
-            lacking = [self._schema.find_column_name(id) for id in file.identity if id in absent]
-            if lacking:
-                what = "a planned file lacks columns by which it is partitioned, as files imported from Hive do; nothing became visible"
-                raise DataError(what, file=file.key, columns=lacking).advising(
+            missing = [self._schema.find_column_name(id) for id in file.identity if id in absent]
+            if missing:
+                summary = "a planned file lacks columns by which it is partitioned, as files imported from Hive do; nothing became visible"
+                raise DataError(summary, file=file.key, columns=missing).advising(
                     "rewrite the file with Spark's procedure rewrite_data_files, and start a new pipeline."
                 )
 
 
-def nothing(spark: SparkSession, schema: Schema) -> ParsedRecords:
+def without_rows(spark: SparkSession, schema: Schema) -> ParsedRecords:
     """Return the columns of a table, without rows."""
     columns = SparkStruct.fromJson(spark_type(schema.as_struct()))
     return ParsedRecords(spark.createDataFrame([], columns))
@@ -139,14 +140,14 @@ def _find(field: NestedField, columns: Iterable[Any], mapping: Sequence[MappedFi
     :raises DataError: several columns have a name of the field. Nothing became visible
     """
     if mapping is None:
-        wanted = str(field.field_id).encode()
-        return next((column for column in columns if (column.metadata or {}).get(_FIELD_ID) == wanted), None)
+        field_id = str(field.field_id).encode()
+        return next((column for column in columns if (column.metadata or {}).get(_FIELD_ID) == field_id), None)
     names = {name for mapped in mapping if mapped.field_id == field.field_id for name in mapped.names}
-    found = [column for column in columns if column.name in names]
-    if len(found) > 1:
-        what = "several columns of a planned file have names of one column in the Iceberg table's name mapping; nothing became visible"
-        raise DataError(what, column=field.name, found=[column.name for column in found])
-    return found[0] if found else None
+    matches = [column for column in columns if column.name in names]
+    if len(matches) > 1:
+        summary = "several columns of a planned file have names of one column in the Iceberg table's name mapping; nothing became visible"
+        raise DataError(summary, column=field.name, found=[column.name for column in matches])
+    return matches[0] if matches else None
 
 
 def _below(mapping: Sequence[MappedField] | None, field_id: int) -> Sequence[MappedField] | None:
@@ -156,31 +157,31 @@ def _below(mapping: Sequence[MappedField] | None, field_id: int) -> Sequence[Map
     return next((mapped.fields for mapped in mapping if mapped.field_id == field_id), [])
 
 
-def _stored(kind: IcebergType, held: Any, mapping: Sequence[MappedField] | None) -> Any:
+def _stored(kind: IcebergType, file_type: Any, mapping: Sequence[MappedField] | None) -> Any:
     """
     Return the type with which Spark reads a column of a file: the type in the table, with the names that its fields have in the file.
 
     A field that the file lacks gets a name that no file has, so Spark reads null.
 
-    :param held: type of the column in the file, a ``pyarrow.DataType``
+    :param file_type: type of the column in the file, a ``pyarrow.DataType``
     :param mapping: the name mapping below the column; ``None`` if the file has field ids
     """
     if isinstance(kind, StructType):
-        parts = [held.field(at) for at in range(held.num_fields)]
+        parts = [file_type.field(at) for at in range(file_type.num_fields)]
         fields = []
         for field in kind.fields:
-            found = _find(field, parts, mapping)
-            if found is None:
+            part = _find(field, parts, mapping)
+            if part is None:
                 fields.append(_field(f"__streamsem_absent_{field.field_id}", field.field_type))
             else:
-                inner = _stored(field.field_type, found.type, _below(mapping, field.field_id))
-                fields.append(_json(found.name, inner))
+                inner = _stored(field.field_type, part.type, _below(mapping, field.field_id))
+                fields.append(_json(part.name, inner))
         return {"type": "struct", "fields": fields}
     if isinstance(kind, ListType):
-        element = _stored(kind.element_type, held.value_type, _below(mapping, kind.element_id))
+        element = _stored(kind.element_type, file_type.value_type, _below(mapping, kind.element_id))
         return {"type": "array", "elementType": element, "containsNull": True}
     if isinstance(kind, MapType):
-        key = _stored(kind.key_type, held.key_type, _below(mapping, kind.key_id))
-        value = _stored(kind.value_type, held.item_type, _below(mapping, kind.value_id))
+        key = _stored(kind.key_type, file_type.key_type, _below(mapping, kind.key_id))
+        value = _stored(kind.value_type, file_type.item_type, _below(mapping, kind.value_id))
         return {"type": "map", "keyType": key, "valueType": value, "valueContainsNull": True}
     return spark_type(kind)

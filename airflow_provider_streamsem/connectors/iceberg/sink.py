@@ -1,7 +1,7 @@
 """
 The Iceberg sink: writes rows to an Iceberg table (extra ``iceberg``). The files that Spark staged become the data files of the table.
 
-Publishing commits one snapshot of the table, and writes no data. Only for rows that are merged by key, it writes data
+Publishing commits one snapshot of the table. It writes no data, unless it merges rows by key
 (:mod:`airflow_provider_streamsem.connectors.iceberg.merge`).
 
 The marker is stored as a property of the table, which remains when snapshots expire, and as a property of the snapshot with the files. One commit sets
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 _ROLLED_BACK = (
     "the Iceberg table was rolled back to a snapshot from before the newest version of this pipeline was published"
 )
+_EQUALITY_DELETES = "the Iceberg table has equality deletes, as Flink writes them, and pyiceberg cannot plan its files"
+_DO_COMPACT = "compact the table, for example with Spark's procedure rewrite_data_files and delete-file-threshold 1; then run again."
 _NEW_TABLE = {
     "commit.manifest-merge.enabled": "true",  # otherwise each version adds a manifest that readers must open
     "write.metadata.delete-after-commit.enabled": "true",  # keeps the newest hundred metadata files
@@ -118,8 +120,8 @@ class IcebergSink(TableSink[_Open]):
             arguments.integer(f"{where} expire_after_s", self.expire_after_s, least=1)
         self.validate_arguments(where)
         if len(self.keys) > 1 or any("." in key for key in self.keys):
-            what = "mode upsert of an Iceberg table needs exactly one key, without a dot in its name"
-            raise InvalidError(what, given=list(self.keys))
+            summary = "mode upsert of an Iceberg table needs exactly one key, without a dot in its name"
+            raise InvalidError(summary, given=list(self.keys))
 
     def immutable_config(self) -> Json:
         """
@@ -166,13 +168,12 @@ class IcebergSink(TableSink[_Open]):
         with self._opened() as catalog:
             table = self._read(catalog, refusal=InvalidError)
             if table is not None and iceberg_files.has_equality_deletes(table):
-                raise InvalidError(
-                    f"{_EQUALITY_DELETES}, so the version cannot be reprocessed; nothing was written", table=self.table
-                )
+                summary = f"{_EQUALITY_DELETES}, so the version cannot be reprocessed; nothing was written"
+                raise InvalidError(summary, table=self.table).advising(_DO_COMPACT)
             changed = [] if table is None else self._changed(table, replaced)[0]
         if changed:
-            what = "another writer rewrote or deleted files of this version in the Iceberg table, so the version cannot be reprocessed; nothing was written"
-            raise InvalidError(what, table=self.table, files=changed)
+            summary = "another writer rewrote or deleted files of this version in the Iceberg table, so the version cannot be reprocessed; nothing was written"
+            raise InvalidError(summary, table=self.table, files=changed)
 
     def stats(self, parquet: Any) -> str:
         """Return a file's metrics by column path; ``""`` for a merge, because pyiceberg computes the metrics of the files that it writes."""
@@ -190,10 +191,10 @@ class IcebergSink(TableSink[_Open]):
         with self._opened() as catalog:
             table = self._read(catalog, refusal=UnavailableError)
             key = _key(pipeline_uuid, sink)
-            found = None if table is None else _marker(table, key)
-            if table is not None and found is not None and _is_rolled_back(table, key):
-                raise MarkerLostError(_ROLLED_BACK, table=self.table, sink=sink, marker=found.version)
-            return found
+            marker = None if table is None else _marker(table, key)
+            if table is not None and marker is not None and _is_rolled_back(table, key):
+                raise MarkerLostError(_ROLLED_BACK, table=self.table, sink=sink, marker=marker.version)
+            return marker
 
     @contextmanager
     def opened(self, batch: Batch, failure: Failure | None, *, skips: bool) -> Iterator[_Open]:
@@ -207,18 +208,19 @@ class IcebergSink(TableSink[_Open]):
 
     def check_sink(self, handle: _Open, batch: Batch, found: SinkMarker | None) -> None:
         """Check that the table has the pipeline's marker and was not rolled back."""
-        what = "has no marker of this pipeline: it was deleted and recreated, or replaced"
-        what = "is missing: it was deleted or renamed" if handle.table is None else what
-        truth = f"the log has receipts of rows in the Iceberg table, but the table {what}"
         if not batch.is_settled(found):
-            batch.check_marker(found, truth, table=self.table, catalog=self.catalog)
+            problem = "has no marker of this pipeline: it was deleted and recreated, or replaced"
+            if handle.table is None:
+                problem = "is missing: it was deleted or renamed"
+            summary = f"the log has receipts of rows in the Iceberg table, but the table {problem}"
+            batch.check_marker(found, summary, table=self.table, catalog=self.catalog)
         key = _key(batch.pipeline_uuid, batch.sink)
         if handle.table is not None and found is not None and _is_rolled_back(handle.table, key):
             raise batch.lost(_ROLLED_BACK, marker=found.version, table=self.table, catalog=self.catalog)
 
     def commit(self, handle: _Open, batch: Batch, found: SinkMarker | None, *, skips: bool) -> bool:
         """Commit the files or merged rows, the marker, and the removal of the files that reprocessing replaces, in one commit."""
-        handle.table = table = handle.table or self._created(handle.catalog, batch)
+        handle.table = table = handle.table or self._create_table(handle.catalog, batch)
         key = _key(batch.pipeline_uuid, batch.sink)
         self._commit_once(table, batch, key, "skipped" if skips else "applied")
         return batch.is_settled(_marker(table, key))
@@ -228,12 +230,12 @@ class IcebergSink(TableSink[_Open]):
         assert handle.table is not None
         key = _key(batch.pipeline_uuid, batch.sink)
         mark = handle.table.properties[key]
-        made = [
+        snapshot_ids = [
             snapshot.snapshot_id
             for snapshot in handle.table.snapshots()
             if snapshot.summary is not None and snapshot.summary.additional_properties.get(key) == mark
         ]
-        return {"snapshot": str(made[-1])} if made else None
+        return {"snapshot": str(snapshot_ids[-1])} if snapshot_ids else None
 
     def table_state(self, handle: _Open) -> object:
         """
@@ -249,36 +251,36 @@ class IcebergSink(TableSink[_Open]):
 
     def refusal(self, batch: Batch, cause: Exception) -> StreamsemError:
         """Return an error that names the type of the cause."""
-        what = "the Iceberg table refuses the batch; nothing of it is in the table"
-        error = PublishError(what, table=self.table, version=batch.version, problem=type(cause).__name__)
+        summary = "the Iceberg table refuses the batch; nothing of it is in the table"
+        error = PublishError(summary, table=self.table, version=batch.version, problem=type(cause).__name__)
         error.__cause__ = cause
         return error
 
     def unanswered(self, batch: Batch, cause: Exception | None) -> StreamsemError:
         """Return an error that names the table and the number of tries."""
-        what = "the Iceberg table gave no clear answer; whether the batch is in it is unknown"
-        error = UnavailableError(what, table=self.table, version=batch.version, tries=self.tries)
+        summary = "the Iceberg table gave no clear answer; whether the batch is in it is unknown"
+        error = UnavailableError(summary, table=self.table, version=batch.version, tries=self.tries)
         error.__cause__ = cause
         return error
 
-    def _commit_once(self, table: Table, batch: Batch, key: str, word: str) -> None:
+    def _commit_once(self, table: Table, batch: Batch, key: str, state: str) -> None:
         """
         Send one commit, once.
 
         The commit always contains a snapshot. Only with a snapshot does the catalog check that the branch ``main`` has not moved.
 
-        :param word: state in the marker: ``applied`` or ``skipped``
+        :param state: state in the marker: ``applied`` or ``skipped``
         """
         from airflow_provider_streamsem.connectors.iceberg.commit import OneCommit
 
-        mark = {key: f"{batch.version} {word} {batch.outcome}"}
+        mark = {key: f"{batch.version} {state} {batch.outcome}"}
         files: list[IcebergFile] = []
         removed: list[IcebergFile] = []
         commit = OneCommit(table)
-        if word == "applied":
+        if state == "applied":
             self._fit(commit, table, batch)
             self.check_staged(batch)
-        if word == "applied" and not self.merges:
+        if state == "applied" and not self.merges:
             metadata = commit.table_metadata
             files = [
                 iceberg_files.iceberg_file(metadata, file, self._uri(file.key)) for file in batch.committable.files
@@ -287,7 +289,7 @@ class IcebergSink(TableSink[_Open]):
         if self.expire_after_s is not None:
             commit.expire(older_than_ms=SYSTEM_CLOCK.now_ms() - self.expire_after_s * 1000, marked=key)
         commit.set_properties(mark)
-        if word == "applied" and self.merges and batch.committable.rows:
+        if state == "applied" and self.merges and batch.committable.rows:
             iceberg_merge.merge(commit, self.location, batch, self.keys[0], mark)
         else:
             commit.add_snapshot(files, removed, mark)
@@ -302,27 +304,29 @@ class IcebergSink(TableSink[_Open]):
         :raises PublishError: the table no longer accepts the rows. Nothing of the batch is in the table
         """
         try:
-            wanted = self._fitted(table, batch.schema)
+            fitted = self._fitted(table, batch.schema)
             iceberg_columns.check_staged_types(table.metadata, batch.schema)
-            columns = iceberg_columns.iceberg_schema(wanted, self.partition_by)
+            columns = iceberg_columns.iceberg_schema(fitted, self.partition_by)
             self._check_merge(table, columns)
         except (ConflictError, DataError) as error:
-            raise PublishError(
+            refusal = PublishError(
                 "the Iceberg table was changed after the batch was staged and no longer accepts its rows; nothing of the batch is in it",
                 table=self.table,
                 version=batch.version,
                 problem=error.summary,
                 **{name: value for name, value in error.fields.items() if name not in ("table", "version")},
-            ) from error
+            )
+            has_specific_advice = error.do != type(error).do
+            raise (refusal.advising(error.do) if has_specific_advice else refusal) from error
         with commit.update_schema() as update:  # no change if the table has all columns
             update.union_by_name(columns)
         if table.name_mapping() is None:
             mapping = commit.table_metadata.schema().name_mapping
             commit.set_properties({"schema.name-mapping.default": mapping.model_dump_json()})
         if not self.merges and batch.schema:
-            noted = iceberg_columns.noted_names(commit.table_metadata, batch.schema)
-            if noted != table.properties.get(iceberg_columns.COLUMNS):
-                commit.set_properties({iceberg_columns.COLUMNS: noted})
+            recorded = iceberg_columns.recorded_names(commit.table_metadata, batch.schema)
+            if recorded != table.properties.get(iceberg_columns.COLUMNS):
+                commit.set_properties({iceberg_columns.COLUMNS: recorded})
 
     def _files_to_replace(self, table: Table, batch: Batch) -> list[IcebergFile]:
         """
@@ -334,8 +338,10 @@ class IcebergSink(TableSink[_Open]):
         if not replaced.files:
             return []
         if iceberg_files.has_equality_deletes(table):
-            what = f"{_EQUALITY_DELETES}, so the reprocessing run cannot replace files; nothing of it is in the table"
-            raise PublishError(what, table=self.table, version=batch.version)
+            summary = (
+                f"{_EQUALITY_DELETES}, so the reprocessing run cannot replace files; nothing of it is in the table"
+            )
+            raise PublishError(summary, table=self.table, version=batch.version).advising(_DO_COMPACT)
         changed, current_output = self._changed(table, replaced)
         if changed:
             raise PublishError(
@@ -354,7 +360,7 @@ class IcebergSink(TableSink[_Open]):
         changed = [uri for uri in uris if uri not in existing or existing[uri].delete_files]
         return changed, [existing[uri].file for uri in uris if uri not in changed]
 
-    def _created(self, catalog: Catalog, batch: Batch) -> Table:
+    def _create_table(self, catalog: Catalog, batch: Batch) -> Table:
         """Create an empty table. If another process creates it concurrently, pyiceberg raises an error, and the publish loop tries again."""
         from pyiceberg.partitioning import PartitionField, PartitionSpec
         from pyiceberg.transforms import IdentityTransform
@@ -380,23 +386,25 @@ class IcebergSink(TableSink[_Open]):
         self._check_partitions(table)
         unwritable = iceberg_columns.unwritable(table.metadata, expires=self.expire_after_s is not None)
         if unwritable:
-            what = (
+            summary = (
                 "the Iceberg table has requirements for writers that this sink does not satisfy; nothing became visible"
             )
-            raise DataError(what, table=self.table, requires=unwritable)
+            raise DataError(summary, table=self.table, requires=unwritable)
         if not self.merges:
             iceberg_columns.check_names(table.metadata)
         return iceberg_columns.fitted(table.metadata, schema, self.partition_by, lacks=not self.merges)
 
     def _check_partitions(self, table: Table) -> None:
         schema = table.schema()
-        found = [(str(schema.find_column_name(part.source_id)), str(part.transform)) for part in table.spec().fields]
-        if found != [(name, "identity") for name in self.partition_by]:
+        partitions = [
+            (str(schema.find_column_name(part.source_id)), str(part.transform)) for part in table.spec().fields
+        ]
+        if partitions != [(name, "identity") for name in self.partition_by]:
             raise ConflictError(
                 "the Iceberg table has other partitions than the sink",
                 table=self.table,
                 partition_by=list(self.partition_by),
-                found=[f"{transform}({name})" for name, transform in found],
+                found=[f"{transform}({name})" for name, transform in partitions],
             )
 
     def _check_merge(self, table: Table, columns: Schema) -> None:
@@ -408,16 +416,15 @@ class IcebergSink(TableSink[_Open]):
         if self.merges:
             iceberg_merge.check_writable(table)
             if iceberg_files.has_equality_deletes(table):
-                raise DataError(
-                    f"{_EQUALITY_DELETES}, so rows cannot be merged; nothing became visible", table=self.table
-                )
-        given = {field.name for field in columns.fields}
-        lacking = [field.name for field in table.schema().fields if field.name not in given]
-        if self.merges and given and lacking:
+                summary = f"{_EQUALITY_DELETES}, so rows cannot be merged; nothing became visible"
+                raise DataError(summary, table=self.table).advising(_DO_COMPACT)
+        names = {field.name for field in columns.fields}
+        missing = [field.name for field in table.schema().fields if field.name not in names]
+        if self.merges and names and missing:
             raise DataError(
                 "the rows lack columns of the Iceberg table, whose values a merge would lose; nothing became visible",
                 table=self.table,
-                missing=lacking,
+                missing=missing,
             )
 
     def _opened(self) -> AbstractContextManager[Catalog]:
@@ -427,12 +434,6 @@ class IcebergSink(TableSink[_Open]):
         """Return the URI of a key. The spelling is always the same, because Iceberg compares URIs as text."""
         scheme, rest = split_url(self.path)
         return f"{scheme}://{rest}/{key}".rstrip("/")
-
-
-_EQUALITY_DELETES = (
-    "the Iceberg table has equality deletes, as Flink writes them, and pyiceberg cannot plan its files: compact the table, for example with Spark's "
-    "procedure rewrite_data_files and delete-file-threshold 1"
-)
 
 
 def _key(pipeline_uuid: str, sink: str) -> str:

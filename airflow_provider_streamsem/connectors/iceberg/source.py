@@ -95,8 +95,8 @@ class IcebergSource(SourceDefaults):
                 raise InvalidError(f"{where} starting is not valid", given=self.starting, accepted=accepted) from error
 
     def _has_name_as_start(self) -> bool:
-        given = self.starting
-        return isinstance(given, str) and (given in ("earliest", "latest") or given.startswith(_TAG))
+        starting = self.starting
+        return isinstance(starting, str) and (starting in ("earliest", "latest") or starting.startswith(_TAG))
 
     @property
     def terms(self) -> str:
@@ -144,8 +144,8 @@ class IcebergSource(SourceDefaults):
         with iceberg_catalog.opened(self.catalog, self.properties, self.conn_id, self.path) as catalog:
             table = iceberg_catalog.table(catalog, self.table, refusal=SourceChangedError)
             if table is None:
-                what = "there is no Iceberg table of this name; nothing was written"
-                raise SourceChangedError(what, table=self.table, catalog=self.catalog).advising(
+                summary = "there is no Iceberg table of this name; nothing was written"
+                raise SourceChangedError(summary, table=self.table, catalog=self.catalog).advising(
                     "create or restore the table, or correct the source's table and catalog; then run again."
                 )
             try:
@@ -174,15 +174,15 @@ class IcebergSource(SourceDefaults):
 
     def _after(self, table: Table, lineage: Lineage) -> int:
         """Return one past the sequence number of the snapshot that ``starting`` names."""
-        wanted = self.starting
-        if isinstance(wanted, str):
-            ref = table.metadata.refs.get(wanted.removeprefix(_TAG))
-            wanted = -1 if ref is None else ref.snapshot_id
+        snapshot_id = self.starting
+        if isinstance(snapshot_id, str):
+            ref = table.metadata.refs.get(snapshot_id.removeprefix(_TAG))
+            snapshot_id = -1 if ref is None else ref.snapshot_id
         for number, snapshot in lineage.snapshots.items():
-            if snapshot.snapshot_id == wanted:
+            if snapshot.snapshot_id == snapshot_id:
                 return number + 1
-        what = "source iceberg: starting names a snapshot that the branch does not have, or that has expired"
-        raise InvalidError(what, table=self.table, branch=self.branch, given=self.starting)
+        summary = "source iceberg: starting names a snapshot that the branch does not have, or that has expired"
+        raise InvalidError(summary, table=self.table, branch=self.branch, given=self.starting)
 
     def offsets_for_time(self, at_ms: int) -> Offsets:
         """
@@ -237,12 +237,12 @@ class IcebergSource(SourceDefaults):
         with self.opened() as table:
             uuid = str(table.metadata.table_uuid)
         if uuid != planned.uuid:
-            what = "the Iceberg table was recreated after its snapshots were planned; nothing became visible"
-            raise SourceChangedError(what, table=self.table, planned_uuid=planned.uuid, found_uuid=uuid)
-        if not was_read and (found := missing(self.path, files)):
-            what = "a planned file of the Iceberg table is missing, for example because its snapshot was expired; nothing became visible"
-            facts = {"sequence": found[0].sequence, "file": found[0].key, "files": len(found)}
-            raise RecordsMissingError(what, table=self.table, **facts)
+            summary = "the Iceberg table was recreated after its snapshots were planned; nothing became visible"
+            raise SourceChangedError(summary, table=self.table, planned_uuid=planned.uuid, found_uuid=uuid)
+        if not was_read and (missing_files := missing(self.path, files)):
+            summary = "a planned file of the Iceberg table is missing, for example because its snapshot was expired; nothing became visible"
+            facts = {"sequence": missing_files[0].sequence, "file": missing_files[0].key, "files": len(missing_files)}
+            raise RecordsMissingError(summary, table=self.table, **facts)
 
     def load(self, spark: SparkSession, pins: Sequence[Pin]) -> Loaded:
         """
@@ -250,10 +250,10 @@ class IcebergSource(SourceDefaults):
 
         :raises DataError: a file lacks field ids or partition columns that reading it requires. Nothing became visible
         """
-        from airflow_provider_streamsem.connectors.iceberg.records import IcebergRecords, nothing
+        from airflow_provider_streamsem.connectors.iceberg.records import IcebergRecords, without_rows
 
         if pins:
             planned, files = split(pins)
             return IcebergRecords(spark, self.path, planned, files)
         with self.opened() as table:
-            return nothing(spark, history.schema_of(table, None))
+            return without_rows(spark, history.schema_of(table, None))

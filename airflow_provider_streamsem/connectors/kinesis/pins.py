@@ -12,12 +12,12 @@ from airflow_provider_streamsem.protocol.entries import Json
 _NAME = re.compile(r"([a-zA-Z0-9_.-]{1,128})/([a-zA-Z0-9_.-]{1,128})@([0-9]{1,12})")
 
 
-_LEAST_TIME, _LEAST_NUMBER = 10**12, 2**64
+_MIN_TIME, _MIN_NUMBER = 10**12, 2**64
 
 
 def is_number(number: int) -> bool:
     """Return whether a number may be a sequence number of Kinesis. Those of other servers may be smaller."""
-    return number >= _LEAST_NUMBER
+    return number >= _MIN_NUMBER
 
 
 def is_time(offset: int) -> bool:
@@ -27,7 +27,7 @@ def is_time(offset: int) -> bool:
     A shard without records has no sequence number at which a pipeline can start, so its initial offset is the time of the start: every later record is unread.
     Sequence numbers of Kinesis have 186 bits, so every record is above every time. 10^12 is a time in 2001.
     """
-    return _LEAST_TIME <= offset < _LEAST_NUMBER
+    return _MIN_TIME <= offset < _MIN_NUMBER
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -56,10 +56,10 @@ def parse_partition(name: str) -> Partition:
 
     :raises LogDamagedError: the name does not have the form of :attr:`Partition.name`
     """
-    found = _NAME.fullmatch(name)
-    if found is None:
+    match = _NAME.fullmatch(name)
+    if match is None:
         raise LogDamagedError("the log contains an invalid name of a Kinesis shard", invariant="R6", partition=name)
-    return Partition(stream=found[1], shard=found[2], created_s=int(found[3]))
+    return Partition(stream=match[1], shard=match[2], created_s=int(match[3]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,24 +99,24 @@ def read_pins(pins: Json, *, stream: str) -> tuple[ShardPin, ...]:
     :param stream: the stream that the source reads
     :raises LogDamagedError: the pins have another form, or name another stream
     """
-    what = "the pins of a plan are not ranges of Kinesis shards; nothing was read"
+    summary = "the pins of a plan are not ranges of Kinesis shards; nothing was read"
     try:
-        found = tuple(build(ShardPin, pin, "pins") for pin in (pins if isinstance(pins, list) else [pins]))
+        ranges = tuple(build(ShardPin, pin, "pins") for pin in (pins if isinstance(pins, list) else [pins]))
     except LogDamagedError as error:
-        raise LogDamagedError(what, invariant="R6") from error
-    if any(not 0 <= pin.first <= pin.last or not _NAME.fullmatch(pin.partition.name) for pin in found):
-        raise LogDamagedError(what, invariant="R6")
-    refuse_other_streams({pin.stream for pin in found}, stream=stream)
-    return found
+        raise LogDamagedError(summary, invariant="R6") from error
+    if any(not 0 <= pin.first <= pin.last or not _NAME.fullmatch(pin.partition.name) for pin in ranges):
+        raise LogDamagedError(summary, invariant="R6")
+    refuse_other_streams({pin.stream for pin in ranges}, stream=stream)
+    return ranges
 
 
-def refuse_other_streams(found: set[str], *, stream: str) -> None:
+def refuse_other_streams(streams: set[str], *, stream: str) -> None:
     """
     Refuse streams that the source does not read. Called before any request.
 
     :raises LogDamagedError: the log names another stream
     """
-    others = sorted(found - {stream})
+    others = sorted(streams - {stream})
     if others:
-        what = "the log names streams that the pipeline does not read; nothing was read"
-        raise LogDamagedError(what, invariant="R6", streams=others)
+        summary = "the log names streams that the pipeline does not read; nothing was read"
+        raise LogDamagedError(summary, invariant="R6", streams=others)

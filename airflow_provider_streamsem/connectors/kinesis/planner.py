@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from airflow_provider_streamsem.clock import Clock
 from airflow_provider_streamsem.connectors.contract import SourceEnd, SourceSlice
 from airflow_provider_streamsem.connectors.kinesis.pins import ShardPin, is_time, parse_partition, refuse_other_streams
-from airflow_provider_streamsem.connectors.kinesis.stream import End, Found, KinesisStream, Listing, Shard
+from airflow_provider_streamsem.connectors.kinesis.stream import End, KinesisStream, Listing, Record, Shard
 from airflow_provider_streamsem.errors import SourceChangedError
 from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.protocol.entries import Json
@@ -29,21 +29,21 @@ class KinesisEnd(SourceEnd):
     The end of each shard.
 
     :param listing: the shards at the time of the poll
-    :param found: partition → what the poll found
+    :param ends: partition → the end of the shard, as the poll found it
     :param known: partition → the end that was known before the poll
     :param at_ms: when the poll began, in milliseconds UTC
     """
 
     listing: Listing
-    found: Mapping[str, End]
+    ends: Mapping[str, End]
     known: Offsets
     at_ms: int
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _KnownShard:
     """
-    What an earlier plan knew of a shard.
+    The state of a shard as an earlier plan recorded it.
 
     :param end: the end of the shard
     :param offset: the next offset to read
@@ -58,14 +58,14 @@ class _Seen:
 @dataclass(frozen=True, slots=True)
 class _Hint:
     """
-    What an earlier plan knew.
+    The state of all shards as an earlier plan recorded it.
 
     :param at_ms: when the shards were listed, in milliseconds UTC; 0 if there was no earlier plan
-    :param shards: partition → what the plan knew of it
+    :param shards: partition → the state of the shard
     """
 
     at_ms: int = 0
-    shards: Mapping[str, _Seen] = field(default_factory=dict)
+    shards: Mapping[str, _KnownShard] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +93,8 @@ class KinesisPlanner:
     """
     A Kinesis source that is bound to a commit log.
 
-    The hint records when the newest plan was made, and of each shard the end, the next offset to read, and a time before which no record at or above that
-    offset arrived: ``{"at_ms": 1767225600000, "shards": {partition: [end, offset, since_ms]}}``.
+    The hint records when the newest plan was made. For each shard it records the end, the next offset to read, and a time before which no record at or above
+    that offset arrived: ``{"at_ms": 1767225600000, "shards": {partition: [end, offset, since_ms]}}``.
 
     :param stream: name of the stream
     :param requests: returns the object that sends requests to the stream
@@ -115,9 +115,9 @@ class KinesisPlanner:
         """Return the end of each shard. For a shard that no longer exists it is the last known end, so that its unread records are not skipped silently."""
         at_ms = self._clock.now_ms()
         listing = self._stream.listing()
-        hinted = {name: seen.end for name, seen in _read_hint(hint).shards.items()}
+        hinted = {name: known_shard.end for name, known_shard in _read_hint(hint).shards.items()}
         known = {name: max(position(hinted, name), position(self._ends, name)) for name in {*hinted, *self._ends}}
-        found = self._stream.for_each(
+        ends = self._stream.for_each(
             {
                 shard.partition.name: partial(
                     self._stream.end,
@@ -129,8 +129,8 @@ class KinesisPlanner:
                 for shard in listing.shards
             }
         )
-        self._ends = {**known, **{name: end.offset for name, end in found.items()}}
-        return KinesisEnd(self._ends, listing, found, known, at_ms)
+        self._ends = {**known, **{name: end.offset for name, end in ends.items()}}
+        return KinesisEnd(self._ends, listing, ends, known, at_ms)
 
     def slice(
         self, start: Offsets, end: SourceEnd, limits: Limits, hint: Json, *, on_data_loss: str
@@ -146,23 +146,24 @@ class KinesisPlanner:
         :raises SourceChangedError: with ``"fail"``, records may be missing or the stream was recreated. Nothing was written
         """
         refuse_other_streams({parse_partition(name).stream for name in {*start, *end.offsets}}, stream=self._name)
-        unread, seen = between(start, end.offsets), _read_hint(hint)
+        unread, known = between(start, end.offsets), _read_hint(hint)
         if not unread:
             return None
         listing = end.listing if isinstance(end, KinesisEnd) else self._stream.listing()
         self._check_incarnation(start, listing, on_data_loss)
         shards = {shard.partition.name: shard for shard in listing.shards}
         waiting = _waiting_for_parents(shards, unread) if limits.max_rows is not None else set()
-        chosen = {name: found for name, found in unread.items() if name not in waiting}
+        chosen = {name: bounds for name, bounds in unread.items() if name not in waiting}
         share = None if limits.max_rows is None else max(1, limits.max_rows // len(chosen))
         counted = share if share is not None or limits.min_rows is None else limits.min_rows
-        choose = partial(self._part, listing=listing, seen=seen, end=end, share=share, counted=counted)
+        choose = partial(self._part, listing=listing, known=known, end=end, share=share, counted=counted)
         parts = self._stream.for_each(
-            {name: partial(choose, shards[name], *found) for name, found in chosen.items() if name in shards}
+            {name: partial(choose, shards[name], *bounds) for name, bounds in chosen.items() if name in shards}
         )
-        missing = {name: _Part(*found, None, found[1] - 1, 0) for name, found in chosen.items() if name not in shards}
-        found = {**parts, **missing}
-        return self._joined(found, shards, listing, self._next_hint(start, end, seen, found), on_data_loss)
+        for name, (first, stop) in chosen.items():
+            if name not in shards:  # the shard no longer exists, so its unread records are lost
+                parts[name] = _Part(first, stop, None, stop - 1, 0)
+        return self._joined(parts, shards, listing, self._next_hint(start, end, known, parts), on_data_loss)
 
     def _part(
         self,
@@ -171,7 +172,7 @@ class KinesisPlanner:
         stop: int,
         *,
         listing: Listing,
-        seen: _Hint,
+        known: _Hint,
         end: SourceEnd,
         share: int | None,
         counted: int | None,
@@ -181,13 +182,13 @@ class KinesisPlanner:
         oldest = self._stream.oldest(name)
         if oldest is None or oldest.number >= stop:
             return _Part(start, stop, None, stop - 1, 0)
-        first: Found | None = oldest
+        first: Record | None = oldest
         if oldest.number < start:
             first = self._first(shard, start, end)
         if first is None or first.number >= stop:
-            what = "a shard has no records between the committed offset and its end; nothing was written"
-            raise SourceChangedError(what, partition=shard.partition.name, range=(start, stop))
-        is_lost = oldest.number > start and not self._is_proven(shard.partition.name, start, listing, seen)
+            summary = "a shard has no records between the committed offset and its end; nothing was written"
+            raise SourceChangedError(summary, partition=shard.partition.name, range=(start, stop))
+        is_lost = oldest.number > start and not self._is_proven(shard.partition.name, start, listing, known)
         last, rows, arrived_ms = stop - 1, 1, None
         if counted is not None:
             reached, rows = self._counted(name, first, stop, counted)
@@ -195,24 +196,24 @@ class KinesisPlanner:
                 last, arrived_ms = reached.number, reached.arrived_ms
         return _Part(start, first.number if is_lost else start, first.number, last, rows, arrived_ms)
 
-    def _first(self, shard: Shard, start: int, end: SourceEnd) -> Found | None:
+    def _first(self, shard: Shard, start: int, end: SourceEnd) -> Record | None:
         """Return the first record at or above ``start``. The poll has found it already if it began there."""
         if isinstance(end, KinesisEnd) and position(end.known, shard.partition.name) == start:
-            found = end.found[shard.partition.name].first
-            if found is not None:
-                return found
+            record = end.ends[shard.partition.name].first
+            if record is not None:
+                return record
         return self._stream.first_from(shard.partition.shard, start)
 
-    def _is_proven(self, name: str, start: int, listing: Listing, seen: _Hint) -> bool:
+    def _is_proven(self, name: str, start: int, listing: Listing, known: _Hint) -> bool:
         """
         Return whether no record at or above ``start`` can have expired, although the record before ``start`` has.
 
         It is proven if no unread record arrived before a time that is within the retention.
         """
         kept_since_ms = self._clock.now_ms() - listing.retention_h * _HOUR_MS + _CLOCK_MARGIN_MS
-        return self._unread_since_ms(name, start, seen) >= kept_since_ms
+        return self._unread_since_ms(name, start, known) >= kept_since_ms
 
-    def _unread_since_ms(self, name: str, start: int, seen: _Hint) -> int:
+    def _unread_since_ms(self, name: str, start: int, known: _Hint) -> int:
         """
         Return a time in milliseconds UTC before which no record at or above ``start`` arrived: at least the creation of the stream.
 
@@ -221,35 +222,35 @@ class KinesisPlanner:
         times = [parse_partition(name).created_s * 1000]
         if is_time(start):
             times.append(start)
-        if name in seen.shards and seen.shards[name].offset <= start:
-            times.append(seen.shards[name].since_ms)
-        if name not in seen.shards and start == 0:
-            times.append(seen.at_ms)
+        if name in known.shards and known.shards[name].offset <= start:
+            times.append(known.shards[name].since_ms)
+        if name not in known.shards and start == 0:
+            times.append(known.at_ms)
         return max(times)
 
-    def _next_hint(self, start: Offsets, end: SourceEnd, seen: _Hint, parts: Mapping[str, _Part]) -> Json:
-        """Return the hint of a plan. A later plan of a drain has not polled, so it keeps the times of the poll before."""
-        at_ms = end.at_ms if isinstance(end, KinesisEnd) else seen.at_ms
+    def _next_hint(self, start: Offsets, end: SourceEnd, known: _Hint, parts: Mapping[str, _Part]) -> Json:
+        """Return the hint of a plan. A later plan of a drain has not polled, so it keeps the times of the previous poll."""
+        at_ms = end.at_ms if isinstance(end, KinesisEnd) else known.at_ms
         shards = {}
-        for name in sorted({*start, *end.offsets, *seen.shards}):
-            known = max(position(end.offsets, name), seen.shards[name].end if name in seen.shards else 0)
-            offset, since_ms = position(start, name), self._unread_since_ms(name, position(start, name), seen)
+        for name in sorted({*start, *end.offsets, *known.shards}):
+            shard_end = max(position(end.offsets, name), known.shards[name].end if name in known.shards else 0)
+            offset, since_ms = position(start, name), self._unread_since_ms(name, position(start, name), known)
             if name in parts:
                 offset, since_ms = parts[name].last + 1, parts[name].arrived_ms or since_ms
-            if isinstance(end, KinesisEnd) and offset >= known:
+            if isinstance(end, KinesisEnd) and offset >= shard_end:
                 since_ms = at_ms
-            shards[name] = [known, offset, since_ms]
+            shards[name] = [shard_end, offset, since_ms]
         return {"at_ms": at_ms, "shards": shards}
 
-    def _counted(self, shard: str, first: Found, stop: int, most: int) -> tuple[Found, int]:
-        """Return the record number ``most`` from ``first`` on, or the last one below ``stop``, and the number of records up to it."""
+    def _counted(self, shard: str, first: Record, stop: int, max_records: int) -> tuple[Record, int]:
+        """Count up to ``max_records`` records from ``first`` on, below ``stop``. Return the last counted record and the number of counted records."""
         last, rows = first, 0
-        for records in self._stream.records_at(shard, first.number, min(most, _PAGE_RECORDS)):
+        for records in self._stream.records_at(shard, first.number, min(max_records, _PAGE_RECORDS)):
             for record in records:
-                if rows == most or record.number >= stop:
+                if rows == max_records or record.number >= stop:
                     return last, rows
                 last, rows = record, rows + 1
-            if rows == most or last.number == stop - 1:
+            if rows == max_records or last.number == stop - 1:
                 break
         return last, rows
 
@@ -263,8 +264,8 @@ class KinesisPlanner:
         if not read or listing.created_s in read:
             return
         if on_data_loss == "fail":
-            what = "the stream was deleted and recreated, and its unread records are lost; nothing was written"
-            raise SourceChangedError(what, stream=self._name, committed=sorted(read), created_s=listing.created_s)
+            summary = "the stream was deleted and recreated, and its unread records are lost; nothing was written"
+            raise SourceChangedError(summary, stream=self._name, committed=sorted(read), created_s=listing.created_s)
         logger.warning("stream %s was deleted and recreated; reading the new stream from its beginning", self._name)
 
     def _joined(
@@ -286,8 +287,8 @@ class KinesisPlanner:
             if part.lost_before > part.start
         }
         if gaps and on_data_loss == "fail":
-            what = "unread records are missing in Kinesis, or Kinesis cannot prove that none is; nothing was written"
-            raise SourceChangedError(what, lost=gaps, retention_h=listing.retention_h)
+            summary = "unread records are missing in Kinesis, or Kinesis cannot prove that none is; nothing was written"
+            raise SourceChangedError(summary, lost=gaps, retention_h=listing.retention_h)
         if gaps:
             logger.warning("recording offsets as gaps, because Kinesis no longer has their records: %s", gaps)
         ranges: Ranges = {name: (part.start, part.last + 1) for name, part in sorted(parts.items())}
@@ -316,19 +317,19 @@ class KinesisPlanner:
 
     def unread_before(self, start: Offsets, at_ms: int) -> int:
         """Return the number of shards whose first unread record arrived before ``at_ms`` (milliseconds UTC, exclusive)."""
-        return sum(found.arrived_ms < at_ms for found in self._first_unread(start).values())
+        return sum(record.arrived_ms < at_ms for record in self._first_unread(start).values())
 
     def minimum_clock(self, start: Offsets) -> int | None:
         """Return when the first unread record arrived, in milliseconds UTC; ``None`` if no record is unread."""
-        return min((found.arrived_ms for found in self._first_unread(start).values()), default=None)
+        return min((record.arrived_ms for record in self._first_unread(start).values()), default=None)
 
-    def _first_unread(self, start: Offsets) -> dict[str, Found]:
+    def _first_unread(self, start: Offsets) -> dict[str, Record]:
         """Return partition → the first unread record, for the shards that have one."""
         names = {shard.partition.name: shard.partition.shard for shard in self._stream.listing().shards}
-        found = self._stream.for_each(
+        first_records = self._stream.for_each(
             {name: partial(self._stream.first_from, shard, position(start, name)) for name, shard in names.items()}
         )
-        return {name: record for name, record in found.items() if record is not None}
+        return {name: record for name, record in first_records.items() if record is not None}
 
 
 def _waiting_for_parents(shards: Mapping[str, Shard], unread: Ranges) -> set[str]:
@@ -347,6 +348,8 @@ def _read_hint(hint: Json) -> _Hint:
     shards = hint.get("shards") if isinstance(hint, Mapping) else None
     if not isinstance(hint, Mapping) or type(hint.get("at_ms")) is not int or not isinstance(shards, Mapping):
         return _Hint()
-    if not all(isinstance(seen, Sequence) and [type(n) for n in seen] == [int, int, int] for seen in shards.values()):
+    if not all(
+        isinstance(shard, Sequence) and [type(n) for n in shard] == [int, int, int] for shard in shards.values()
+    ):
         return _Hint()
-    return _Hint(hint["at_ms"], {name: _Seen(*seen) for name, seen in shards.items()})
+    return _Hint(hint["at_ms"], {name: _KnownShard(*shard) for name, shard in shards.items()})

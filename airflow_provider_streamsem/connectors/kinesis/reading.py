@@ -58,7 +58,7 @@ def at(sequence_number: int | str) -> dict[str, Any]:
 
 def pages(client: Any, stream: str, shard: str, position: Mapping[str, Any], limit: int) -> Iterator[Mapping[str, Any]]:
     """
-    Yield the answers of GetRecords from a position on, empty ones included. Ends at the end of a closed shard.
+    Yield the responses of GetRecords from a position on, including empty ones. Ends at the end of a closed shard.
 
     An iterator of Kinesis expires after five minutes. Then the function requests another one, after the last record that it has yielded.
 
@@ -95,11 +95,11 @@ def user_records(
     :param aggregation: ``"kpl"``, ``"all"`` or ``"none"``; see ``KinesisSource``
     :param keys: lowest and highest hash key of the shard, both inclusive
     """
-    found = None if aggregation == "none" else split(record["Data"])
-    if found is None:
+    users = None if aggregation == "none" else split(record["Data"])
+    if users is None:
         yield 0, record["PartitionKey"], record["Data"]
         return
-    for number, user in enumerate(found):
+    for number, user in enumerate(users):
         if aggregation == "all" or keys[0] <= user.hash_key <= keys[1]:
             yield number, user.partition_key, user.data
 
@@ -115,17 +115,17 @@ def range_of(client: Any, pin: Mapping[str, Any]) -> Iterator[list[Mapping[str, 
     :raises RangeChangedError: records of the range are missing
     """
     stream, shard, first, last = pin["stream"], pin["shard"], int(pin["first"]), int(pin["last"])
-    seen: Mapping[str, Any] | None = None
+    previous: Mapping[str, Any] | None = None
     for page in pages(client, stream, shard, at(first), PAGE_RECORDS):
         records = [record for record in page["Records"] if int(record["SequenceNumber"]) <= last]
         if records:
-            if seen is None and int(records[0]["SequenceNumber"]) != first:
+            if previous is None and int(records[0]["SequenceNumber"]) != first:
                 raise RangeChangedError(f"shard {shard} of stream {stream} no longer has the first record of the range")
-            if seen is not None and _may_have_expired(seen, pin["retention_h"]):
-                _check_oldest(client, stream, shard, int(seen["SequenceNumber"]))
+            if previous is not None and _may_have_expired(previous, pin["retention_h"]):
+                _check_oldest(client, stream, shard, int(previous["SequenceNumber"]))
             yield records
-            seen = records[-1]
-        if seen is not None and int(seen["SequenceNumber"]) == last:
+            previous = records[-1]
+        if previous is not None and int(previous["SequenceNumber"]) == last:
             return
         if len(records) < len(page["Records"]) or (not page["Records"] and page.get("MillisBehindLatest") == 0):
             break
@@ -165,8 +165,8 @@ def batches(client: Any, pin: Mapping[str, Any], aggregation: str) -> Iterator[A
     for records in range_of(client, pin):
         for record in records:
             number, arrived = record["SequenceNumber"], record["ApproximateArrivalTimestamp"]
-            for sub, key, data in user_records(record, aggregation, keys):
-                rows.append((pin["stream"], pin["shard"], number, sub, arrived, key, data))
+            for sub_number, key, data in user_records(record, aggregation, keys):
+                rows.append((pin["stream"], pin["shard"], number, sub_number, arrived, key, data))
                 size += len(data)
             if size >= _BATCH_BYTES:
                 yield _batch(rows)

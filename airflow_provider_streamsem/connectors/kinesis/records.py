@@ -107,7 +107,7 @@ def _data_source(
 ) -> type[DataSource]:
     """Return the class of a data source that reads the pins. Its methods refer to no module of this package, except by value."""
     ranges = [dataclasses.asdict(pin) for pin in pins]
-    given, columns = dict(settings), COLUMNS
+    arguments, columns = dict(settings), COLUMNS
     client, batches = reading.client, reading.batches
 
     class Reader(DataSourceReader):  # type: ignore[misc]  # pyspark has no types here
@@ -115,7 +115,7 @@ def _data_source(
             return [InputPartition(n) for n in range(len(ranges))]
 
         def read(self, partition: InputPartition) -> Iterator[Any]:
-            yield from batches(client(**given), ranges[partition.value], aggregation)
+            yield from batches(client(**arguments), ranges[partition.value], aggregation)
 
     class Source(DataSource):  # type: ignore[misc]
         @classmethod
@@ -134,5 +134,5 @@ def _data_source(
 def _refuse_reserved_names(names: Sequence[str]) -> None:
     reserved = sorted({name for name in names if name.lower() in {f"kinesis_{own}" for own in _OWN}})
     if reserved:
-        what = "fields of the value have names that are reserved for the columns of Kinesis; nothing became visible"
-        raise DataError(what, fields=reserved)
+        summary = "fields of the value have names that are reserved for the columns of Kinesis; nothing became visible"
+        raise DataError(summary, fields=reserved)

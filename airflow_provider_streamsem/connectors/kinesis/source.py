@@ -102,10 +102,10 @@ class KinesisSource:
                 accepted="a URL without credentials",
             )
         object.__setattr__(self, "starting", starting(f"{where} starting", self.starting))
-        found = decoding.decoder(f"{where} value", self.value)
-        if found is not None and not isinstance(found, JsonDecoder):
-            raise InvalidError(f"{where} value must be a Json decoder", given=found.type, accepted=["json"])
-        object.__setattr__(self, "value", found)
+        decoder = decoding.decoder(f"{where} value", self.value)
+        if decoder is not None and not isinstance(decoder, JsonDecoder):
+            raise InvalidError(f"{where} value must be a Json decoder", given=decoder.type, accepted=["json"])
+        object.__setattr__(self, "value", decoder)
         arguments.choice(f"{where} aggregation", self.aggregation, ("kpl", "all", "none"))
 
     def to_json(self) -> Json:
@@ -131,14 +131,14 @@ class KinesisSource:
 
         :raises InvalidError: the connection is not valid
         """
-        given = s3.S3Access() if self.conn_id is None else aws.access_of(self.conn_id, service="kinesis")
+        access = s3.S3Access() if self.conn_id is None else aws.access_of(self.conn_id, service="kinesis")
         settings = {
-            "endpoint_url": self.endpoint_url or given.endpoint_url,
-            "region_name": self.region or given.region_name,
-            "profile_name": given.profile_name,
-            "aws_access_key_id": given.access_key_id,
-            "aws_secret_access_key": given.secret_access_key,
-            "aws_session_token": given.session_token,
+            "endpoint_url": self.endpoint_url or access.endpoint_url,
+            "region_name": self.region or access.region_name,
+            "profile_name": access.profile_name,
+            "aws_access_key_id": access.access_key_id,
+            "aws_secret_access_key": access.secret_access_key,
+            "aws_session_token": access.session_token,
         }
         return {name: value for name, value in settings.items() if value is not None}
 
@@ -195,8 +195,8 @@ class KinesisSource:
         """
         Check that the stream still has each pinned range (D5).
 
-        During the read, executors check the first and last record of each range, and that retention has not passed them. This holds as long as the retention
-        is not shorter than the plan records. So after the read, the oldest records are requested only if it is shorter.
+        During the read, executors check the first and last record of each range, and that retention has not deleted records in between. They rely on the
+        retention that the plan records. So after the read, the oldest records are requested only if the retention is shorter now.
 
         :raises RecordsMissingError: the stream was deleted and recreated, or retention has deleted records of a range. Nothing became visible
         """
@@ -206,19 +206,22 @@ class KinesisSource:
         listing = stream.listing()
         for pin in pins:
             if pin.created_s != listing.created_s:
-                what = "the planned stream was deleted and recreated; nothing became visible"
-                raise RecordsMissingError(what, partition=pin.partition.name, created_s=listing.created_s)
+                summary = "the planned stream was deleted and recreated; nothing became visible"
+                raise RecordsMissingError(summary, partition=pin.partition.name, created_s=listing.created_s)
         checked = [pin for pin in pins if not was_read or listing.retention_h < pin.retention_h]
         present = {shard.partition for shard in listing.shards}
         oldest = stream.for_each(
             {pin: lambda pin=pin: stream.oldest(pin.shard) for pin in checked if pin.partition in present}  # type: ignore[misc]
         )
         for pin in checked:
-            found = oldest.get(pin)
-            if found is None or found.number > pin.first:
-                what = "Kinesis no longer has the first records of a planned range; nothing became visible"
+            record = oldest.get(pin)
+            if record is None or record.number > pin.first:
+                summary = "Kinesis no longer has the first records of a planned range; nothing became visible"
                 raise RecordsMissingError(
-                    what, partition=pin.partition.name, first=pin.first, oldest=None if found is None else found.number
+                    summary,
+                    partition=pin.partition.name,
+                    first=pin.first,
+                    oldest=None if record is None else record.number,
                 )
 
     def load(self, spark: SparkSession, pins: Sequence[ShardPin]) -> KinesisRecords | ParsedRecords:

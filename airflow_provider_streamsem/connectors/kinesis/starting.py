@@ -59,9 +59,9 @@ def offsets_since(stream: KinesisStream, listing: Listing, at_ms: int, *, now_ms
     """Return partition → the first record that arrived at or after a time, or the end of the shard if there is none."""
 
     def offset(shard: Shard) -> int:
-        found = None if at_ms > now_ms else stream.first_since(shard.partition.shard, at_ms)
-        if found is not None:
-            return found.number
+        record = None if at_ms > now_ms else stream.first_since(shard.partition.shard, at_ms)
+        if record is not None:
+            return record.number
         return stream.end(shard, 0, now_ms=now_ms, retention_h=listing.retention_h).offset
 
     return _for_each(stream, listing, offset)
@@ -105,12 +105,12 @@ def given_offsets(stream: KinesisStream, listing: Listing, given: Mapping[str, s
         raise InvalidError("source kinesis: starting names shards that do not exist", given=unknown)
     for shard, number in given.items():
         try:
-            found = stream.record_at(shard, int(number))
+            record = stream.record_at(shard, int(number))
         except PositionError:
-            found = None
-        if found is None or found.number != int(number):
-            what = "source kinesis: starting names a sequence number of which the shard has no record"
-            raise InvalidError(what, shard=shard, given=number)
+            record = None
+        if record is None or record.number != int(number):
+            summary = "source kinesis: starting names a sequence number of which the shard has no record"
+            raise InvalidError(summary, shard=shard, given=number)
     return {
         **earliest(stream, listing, now_ms=now_ms),
         **{names[shard]: int(number) for shard, number in given.items()},

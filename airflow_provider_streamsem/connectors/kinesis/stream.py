@@ -21,10 +21,10 @@ from airflow_provider_streamsem.stores.concurrency import in_threads
 
 T = TypeVar("T")
 K = TypeVar("K")
-_LOOK_RECORDS = 1_000
+_PROBE_RECORDS = 1_000
 """Maximum number of records of a request of the planner. A page of a shard with 1 MB per second is about one second of records."""
-_LOOK_PAGES = 4
-_FIRST_LOOK_MS = 10_000
+_PROBE_PAGES = 4
+_FIRST_PROBE_MS = 10_000
 _EMPTY_PAGES = 50
 _TRANSIENT_CODES = ("Throttl", "ThroughputExceeded", "LimitExceeded", "Expired", "RequestTimeout", "KMSThrottling")
 _HORIZON = {"ShardIteratorType": "TRIM_HORIZON"}
@@ -69,7 +69,7 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Record:
     """A record: its sequence number, and its arrival in milliseconds UTC."""
 
     number: int
@@ -86,7 +86,7 @@ class End:
     """
 
     offset: int
-    first: Found | None = None
+    first: Record | None = None
 
 
 class KinesisStream:
@@ -99,7 +99,7 @@ class KinesisStream:
 
     def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
         self._name = name
-        self._client = _client(os.getpid(), _surroundings(), tuple(sorted(settings.items())))
+        self._client = _client(os.getpid(), _aws_environment(), tuple(sorted(settings.items())))
 
     def listing(self) -> Listing:
         """
@@ -124,11 +124,11 @@ class KinesisStream:
         """Call the functions in up to 16 threads, and return their results under the same keys."""
         return dict(zip(items, in_threads(lambda call: call(), [*items.values()]), strict=True))
 
-    def oldest(self, shard: str) -> Found | None:
-        """Return the oldest record that the shard still has; ``None`` if it has none. Two requests, and more if Kinesis answers with empty pages."""
+    def oldest(self, shard: str) -> Record | None:
+        """Return the oldest record that the shard still has; ``None`` if it has none. Sends two requests, and more if Kinesis returns empty pages."""
         return self._first(shard, _HORIZON)
 
-    def record_at(self, shard: str, number: int) -> Found | None:
+    def record_at(self, shard: str, number: int) -> Record | None:
         """
         Return the record with a sequence number, or the first one after it; ``None`` if there is none.
 
@@ -136,12 +136,12 @@ class KinesisStream:
         """
         return self._first(shard, reading.at(number))
 
-    def first_from(self, shard: str, offset: int) -> Found | None:
+    def first_from(self, shard: str, offset: int) -> Record | None:
         """
         Return the first record at or above an offset; ``None`` if there is none.
 
-        An offset is one above the last record that was read, or it is a sequence number at which the pipeline was told to start. Kinesis accepts only sequence
-        numbers of records, so the second request is for the second case.
+        An offset is one above the last record that was read, or the sequence number that ``starting`` names. Kinesis accepts only sequence numbers of
+        records. So if it refuses the first request, a second one reads at the offset itself.
         """
         if offset == 0 or is_time(offset):
             return self.oldest(shard)
@@ -150,10 +150,10 @@ class KinesisStream:
         except PositionError:
             return self._first(shard, reading.at(offset))
 
-    def first_since(self, shard: str, at_ms: int) -> Found | None:
+    def first_since(self, shard: str, at_ms: int) -> Record | None:
         """Return the first record that arrived at or after a time in milliseconds UTC; ``None`` if there is none."""
         try:
-            for page in self._pages(shard, _since(at_ms), _LOOK_RECORDS):
+            for page in self._pages(shard, _since(at_ms), _PROBE_RECORDS):
                 for record in page:
                     if record.arrived_ms >= at_ms:
                         return record
@@ -161,7 +161,7 @@ class KinesisStream:
             pass
         return None
 
-    def records_at(self, shard: str, number: int, limit: int) -> Iterator[list[Found]]:
+    def records_at(self, shard: str, number: int, limit: int) -> Iterator[list[Record]]:
         """Yield pages of records from a sequence number (inclusive) to the current end. No page has more than ``limit`` records."""
         yield from self._pages(shard, reading.at(number), limit)
 
@@ -169,9 +169,9 @@ class KinesisStream:
         """
         Find the end of a shard without reading all of its records.
 
-        First the function reads up to four pages after the known end, or from the oldest record. If the first page reaches the end of the shard, these two
-        requests are all. If no page does, the function searches the newest seconds with records: it looks for records since 10 seconds before now, and
-        since earlier times in steps that double, as long as there are no records. Then it bisects, and reads forward from the found time.
+        First, the function reads up to four pages after the known end, or from the oldest record. If a page reaches the end of the shard, that is the result.
+        Otherwise, the function searches for the newest seconds with records. It requests records since 10 seconds ago, and doubles this period until there
+        are records. Then it bisects the period, and reads forward from the time that it found.
 
         :param known: a known end offset; 0 if none is known. It saves requests, and does not change the result
         :param now_ms: the current time in milliseconds UTC
@@ -180,11 +180,11 @@ class KinesisStream:
         first = newest = None
         position = reading.after(known - 1) if known else _HORIZON
         try:
-            pages = self._pages(shard.partition.shard, position, _LOOK_RECORDS, is_closed=shard.is_closed)
-            for looked, page in enumerate(pages, 1):
+            pages = self._pages(shard.partition.shard, position, _PROBE_RECORDS, is_closed=shard.is_closed)
+            for page_number, page in enumerate(pages, 1):
                 first = page[0] if first is None and page else first
                 newest = page[-1] if page else newest
-                if looked == _LOOK_PAGES:
+                if page_number == _PROBE_PAGES:
                     break
             else:
                 return End(known if newest is None else newest.number + 1, first)
@@ -193,25 +193,25 @@ class KinesisStream:
         newest = self._newest(shard, now_ms=now_ms, retention_ms=retention_h * 3_600_000)
         return End(max(known, 0 if newest is None else newest.number + 1), first)
 
-    def _newest(self, shard: Shard, *, now_ms: int, retention_ms: int) -> Found | None:
+    def _newest(self, shard: Shard, *, now_ms: int, retention_ms: int) -> Record | None:
         """Return the newest record of a shard; ``None`` if it has none."""
-        name, back_ms, none_since = shard.partition.shard, _FIRST_LOOK_MS, now_ms
+        name, back_ms, empty_since = shard.partition.shard, _FIRST_PROBE_MS, now_ms
         while back_ms < retention_ms and self.first_since(name, now_ms - back_ms) is None:
-            none_since, back_ms = now_ms - back_ms, 2 * back_ms
-        some_since = now_ms - min(back_ms, retention_ms)
-        while none_since - some_since > _FIRST_LOOK_MS:
-            middle = (some_since + none_since) // 2
+            empty_since, back_ms = now_ms - back_ms, 2 * back_ms
+        filled_since = now_ms - min(back_ms, retention_ms)
+        while empty_since - filled_since > _FIRST_PROBE_MS:
+            middle = (filled_since + empty_since) // 2
             if self.first_since(name, middle) is None:
-                none_since = middle
+                empty_since = middle
             else:
-                some_since = middle
-        position = _HORIZON if some_since <= now_ms - retention_ms else _since(some_since)
+                filled_since = middle
+        position = _HORIZON if filled_since <= now_ms - retention_ms else _since(filled_since)
         newest = None
         for page in self._pages(name, position, reading.PAGE_RECORDS, is_closed=shard.is_closed):
             newest = page[-1] if page else newest
         return newest
 
-    def _first(self, shard: str, position: Mapping[str, Any]) -> Found | None:
+    def _first(self, shard: str, position: Mapping[str, Any]) -> Record | None:
         for page in self._pages(shard, position, 1):
             for record in page:
                 return record
@@ -219,11 +219,11 @@ class KinesisStream:
 
     def _pages(
         self, shard: str, position: Mapping[str, Any], limit: int, *, is_closed: bool = False
-    ) -> Iterator[list[Found]]:
-        for records in self._raw(shard, position, limit, is_closed=is_closed):
-            yield [_found(record) for record in records]
+    ) -> Iterator[list[Record]]:
+        for records in self._raw_pages(shard, position, limit, is_closed=is_closed):
+            yield [_record(record) for record in records]
 
-    def _raw(
+    def _raw_pages(
         self, shard: str, position: Mapping[str, Any], limit: int, *, is_closed: bool = False
     ) -> Iterator[list[Mapping[str, Any]]]:
         """
@@ -232,7 +232,7 @@ class KinesisStream:
         :param is_closed: whether to read until Kinesis reports that the shard is closed, and not only until it reports no newer record
         :raises PositionError: Kinesis refuses the position
         """
-        empty = 0
+        empty_pages = 0
         with self._translated():
             for page in reading.pages(self._client, self._name, shard, position, limit):
                 records = page["Records"]
@@ -240,10 +240,10 @@ class KinesisStream:
                 is_caught_up = page.get("MillisBehindLatest", 0) == 0
                 if is_caught_up and not is_closed:
                     return
-                empty = 0 if records or not is_caught_up else empty + 1
-                if empty > _EMPTY_PAGES:
-                    what = "Kinesis does not report the end of a closed shard"
-                    raise UnavailableError(what, stream=self._name, shard=shard)
+                empty_pages = 0 if records or not is_caught_up else empty_pages + 1
+                if empty_pages > _EMPTY_PAGES:
+                    summary = "Kinesis does not report the end of a closed shard"
+                    raise UnavailableError(summary, stream=self._name, shard=shard)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -259,69 +259,69 @@ class KinesisStream:
         try:
             yield
         except ClientError as error:
-            raise self._of_answer(error) from error
+            raise self._error_of(error) from error
         except (NoCredentialsError, NoRegionError, PartialCredentialsError) as error:
-            what = "the process lacks credentials or a region for Kinesis; no request was sent"
-            raise StoreRefusedError(what, stream=self._name, problem=type(error).__name__).advising(
+            summary = "the process lacks credentials or a region for Kinesis; no request was sent"
+            raise StoreRefusedError(summary, stream=self._name, problem=type(error).__name__).advising(
                 "name a connection of type aws by conn_id, or set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_DEFAULT_REGION; then run again."
             ) from error
         except (BotoCoreError, OSError) as error:
-            what = "Kinesis gave no clear answer; nothing was written"
-            raise UnavailableError(what, stream=self._name, problem=type(error).__name__) from error
+            summary = "Kinesis gave no clear answer; nothing was written"
+            raise UnavailableError(summary, stream=self._name, problem=type(error).__name__) from error
 
-    def _of_answer(self, error: Any) -> Exception:
+    def _error_of(self, error: Any) -> Exception:
         code = str(error.response.get("Error", {}).get("Code", ""))
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
         if code == "InvalidArgumentException":
             return PositionError(code)
         if code == "ResourceNotFoundException":
-            what = "the stream or shard does not exist; nothing was written"
-            return SourceChangedError(what, stream=self._name, region=self._client.meta.region_name).advising(
+            summary = "the stream or shard does not exist; nothing was written"
+            return SourceChangedError(summary, stream=self._name, region=self._client.meta.region_name).advising(
                 "create the stream, or correct `stream` and the region; then run again."
             )
         if 400 <= status < 500 and not any(word in code for word in _TRANSIENT_CODES):
-            what = "Kinesis refused a request; nothing was written"
-            return StoreRefusedError(what, stream=self._name, status=status, code=code).advising(
+            summary = "Kinesis refused a request; nothing was written"
+            return StoreRefusedError(summary, stream=self._name, status=status, code=code).advising(
                 "give the process the rights DescribeStreamSummary, ListShards, GetShardIterator and GetRecords for this stream, and check the region and "
                 "the credentials; then run again."
             )
         return UnavailableError("Kinesis gave no clear answer; nothing was written", stream=self._name, code=code)
 
 
-def _surroundings() -> tuple[tuple[str, str], ...]:
+def _aws_environment() -> tuple[tuple[str, str], ...]:
     return tuple(sorted((name, value) for name, value in os.environ.items() if name.startswith("AWS_")))
 
 
 @lru_cache(maxsize=16)
-def _client(process: int, surroundings: tuple[tuple[str, str], ...], settings: tuple[tuple[str, Any], ...]) -> Any:
+def _client(process: int, environment: tuple[tuple[str, str], ...], settings: tuple[tuple[str, Any], ...]) -> Any:
     return reading.client(**dict(settings))
 
 
-def _shard(stream: str, created_s: int, given: Mapping[str, Any]) -> Shard:
-    parents = [given.get("ParentShardId"), given.get("AdjacentParentShardId")]
+def _shard(stream: str, created_s: int, description: Mapping[str, Any]) -> Shard:
+    parents = [description.get("ParentShardId"), description.get("AdjacentParentShardId")]
     return Shard(
-        partition=Partition(stream, given["ShardId"], created_s),
+        partition=Partition(stream, description["ShardId"], created_s),
         parents=tuple(parent for parent in parents if parent),
-        is_closed="EndingSequenceNumber" in given["SequenceNumberRange"],
-        number=int(given["SequenceNumberRange"]["StartingSequenceNumber"]),
-        lowest_key=int(given["HashKeyRange"]["StartingHashKey"]),
-        highest_key=int(given["HashKeyRange"]["EndingHashKey"]),
+        is_closed="EndingSequenceNumber" in description["SequenceNumberRange"],
+        number=int(description["SequenceNumberRange"]["StartingSequenceNumber"]),
+        lowest_key=int(description["HashKeyRange"]["StartingHashKey"]),
+        highest_key=int(description["HashKeyRange"]["EndingHashKey"]),
     )
 
 
 def _parents_first(shards: list[Shard]) -> tuple[Shard, ...]:
     """Return the shards in an order in which no shard precedes its parents. Parents that retention has removed from the listing are ignored."""
-    left = {shard.partition.shard: shard for shard in sorted(shards, key=lambda shard: shard.partition)}
+    remaining = {shard.partition.shard: shard for shard in sorted(shards, key=lambda shard: shard.partition)}
     ordered: dict[str, Shard] = {}
-    while left:
-        ready = [name for name, shard in left.items() if not any(parent in left for parent in shard.parents)]
-        for name in ready or [*left]:
-            ordered[name] = left.pop(name)
+    while remaining:
+        ready = [name for name, shard in remaining.items() if not any(parent in remaining for parent in shard.parents)]
+        for name in ready or [*remaining]:
+            ordered[name] = remaining.pop(name)
     return tuple(ordered.values())
 
 
-def _found(record: Mapping[str, Any]) -> Found:
-    return Found(int(record["SequenceNumber"]), reading.milliseconds(record["ApproximateArrivalTimestamp"]))
+def _record(record: Mapping[str, Any]) -> Record:
+    return Record(int(record["SequenceNumber"]), reading.milliseconds(record["ApproximateArrivalTimestamp"]))
 
 
 def _since(at_ms: int) -> dict[str, Any]:

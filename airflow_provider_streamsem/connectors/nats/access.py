@@ -67,30 +67,35 @@ def access_of(conn_id: str | None, servers: str | None) -> Access:
     """
     if conn_id is None:
         return Access(servers=_addresses(servers or "", None))
-    found = connection(conn_id)
-    if found.conn_type != "nats":
+    airflow_connection = connection(conn_id)
+    if airflow_connection.conn_type != "nats":
         raise InvalidError(
-            "source nats: conn_id must name a connection of type nats", conn_id=conn_id, given=found.conn_type
+            "source nats: conn_id must name a connection of type nats",
+            conn_id=conn_id,
+            given=airflow_connection.conn_type,
         )
     accepted = (*_FILES, "tls")
-    if refused := sorted(name for name in found.extra if name not in accepted):
+    if refused := sorted(name for name in airflow_connection.extra if name not in accepted):
         raise InvalidError(
             "a nats connection has a property in its extra that is not accepted; no client was started",
             conn_id=conn_id,
             property=refused,
             accepted=sorted(accepted),
         )
-    if not found.host:
+    if not airflow_connection.host:
         raise InvalidError("a nats connection must have a host", conn_id=conn_id)
-    texts = {name: _text(conn_id, key, found.extra) for key, name in _FILES.items()}
+    texts = {name: _file_text(conn_id, key, airflow_connection.extra) for key, name in _FILES.items()}
     if bool(texts["certificate"]) != bool(texts["key"]):
         raise InvalidError(
             "a nats connection must have both tls_cert_file and tls_key_file, or neither", conn_id=conn_id
         )
     # Airflow's form has one field for secrets, so a password without a login is a token.
-    secret = {"login": found.login, "password": found.password} if found.login else {"token": found.password}
-    has_tls = str(found.extra.get("tls", "")).lower() in ("true", "1") or bool(texts["ca"] or texts["certificate"])
-    return Access(servers=_addresses(found.host, found.port), tls=has_tls, **secret, **texts)
+    login, password = airflow_connection.login, airflow_connection.password
+    secret = {"login": login, "password": password} if login else {"token": password}
+    has_tls = str(airflow_connection.extra.get("tls", "")).lower() in ("true", "1") or bool(
+        texts["ca"] or texts["certificate"]
+    )
+    return Access(servers=_addresses(airflow_connection.host, airflow_connection.port), tls=has_tls, **secret, **texts)
 
 
 def warnings(access: Access, conn_id: str | None) -> list[str]:
@@ -111,7 +116,7 @@ def _has_port(name: str) -> bool:
     return name.rpartition("]")[2].rpartition(":")[2].isdecimal() and ":" in name.rpartition("]")[2]
 
 
-def _text(conn_id: str, name: str, extra: Mapping[str, Any]) -> str:
+def _file_text(conn_id: str, name: str, extra: Mapping[str, Any]) -> str:
     path = extra.get(name)
     if not path:
         return ""

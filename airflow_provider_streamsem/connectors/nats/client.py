@@ -1,8 +1,8 @@
 """
 A client of NATS JetStream with blocking calls. nats-py, which is imported on first use, runs in a thread with an event loop.
 
-The thread answers the pings of the server also while the caller is busy. Metadata and single messages are requested from the leader of the stream, never by
-"direct get". Any replica or mirror answers direct gets, and it may lack the newest messages.
+The thread answers the pings of the server even while the caller is busy. The client requests metadata and single messages from the leader of the stream. It
+never uses "direct get", which any replica or mirror answers, because these may lack the newest messages.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from airflow_provider_streamsem.connectors.nats.access import Access
 from airflow_provider_streamsem.errors import InvalidError, StoreRefusedError, StreamsemError, UnavailableError
 
 TIMEOUT_S = 15.0
-_TIMEOUT_OF_ONE_S = 4
+_SERVER_TIMEOUT_S = 4
 """Seconds for which the client waits for one server before it tries the next."""
 _STREAM_NOT_FOUND, _NO_MESSAGE, _CONSUMER_NOT_FOUND = 10059, 10037, 10014
-_DO_REFUSED = (
+_REFUSED_ADVICE = (
     "check the credentials of the connection, and that the user may request $JS.API.STREAM.INFO, STREAM.MSG.GET, CONSUMER.CREATE, CONSUMER.MSG.NEXT and "
     "CONSUMER.DELETE of this stream and subscribe to _INBOX.>; then run again."
 )
-_DO_UNREACHABLE = (
+_UNREACHABLE_ADVICE = (
     "check that the servers run with JetStream and that this host reaches them (address, port, TLS); then run again."
 )
 
@@ -72,7 +72,7 @@ class NatsClient:
 
     def stream(self, name: str) -> dict[str, Any] | None:
         """Return the configuration and state of a stream as JetStream's API returns it; ``None`` if the stream does not exist."""
-        return self._ask(f"STREAM.INFO.{name}", {}, missing=_STREAM_NOT_FOUND)
+        return self._request(f"STREAM.INFO.{name}", {}, missing=_STREAM_NOT_FOUND)
 
     def message(self, stream: str, sequence: int) -> Stored | None:
         """Return the message with this sequence; ``None`` if it does not exist."""
@@ -87,8 +87,8 @@ class NatsClient:
         return self._message(stream, {"last_by_subj": subject})
 
     def _message(self, stream: str, request: Mapping[str, Any]) -> Stored | None:
-        found = self._ask(f"STREAM.MSG.GET.{stream}", request, missing=_NO_MESSAGE)
-        return None if found is None else Stored(found["message"]["seq"], found["message"]["time"])
+        response = self._request(f"STREAM.MSG.GET.{stream}", request, missing=_NO_MESSAGE)
+        return None if response is None else Stored(response["message"]["seq"], response["message"]["time"])
 
     @contextmanager
     def consumer(self, stream: str, start: int, subject: str | None) -> Iterator[str]:
@@ -109,42 +109,43 @@ class NatsClient:
         }  # fmt: skip
         # The name of the request contains the filter, so that permissions can depend on it.
         filtered = f".{subject}" if subject else ""
-        self._ask(f"CONSUMER.CREATE.{stream}.{name}{filtered}", {"stream_name": stream, "config": config})
+        self._request(f"CONSUMER.CREATE.{stream}.{name}{filtered}", {"stream_name": stream, "config": config})
         try:
             yield name
         finally:
             with suppress(StreamsemError):
-                self._ask(f"CONSUMER.DELETE.{stream}.{name}", {}, missing=_CONSUMER_NOT_FOUND)
+                self._request(f"CONSUMER.DELETE.{stream}.{name}", {}, missing=_CONSUMER_NOT_FOUND)
 
-    def pull(self, stream: str, consumer: str, *, most: int, most_bytes: int) -> list[Delivered]:
+    def pull(self, stream: str, consumer: str, *, max_messages: int, max_bytes: int) -> list[Delivered]:
         """
         Return the next messages of a consumer. If there are none, return an empty list at once.
 
-        :param most: maximum number of messages, 1 or more
-        :param most_bytes: maximum total size in bytes, headers included. A single message may be larger
+        :param max_messages: maximum number of messages, 1 or more
+        :param max_bytes: maximum total size in bytes, headers included. A single message may be larger
         """
         subject = f"{self.api}.CONSUMER.MSG.NEXT.{stream}.{consumer}"
-        found = self._wait(_pulled(self._connection, subject, {"batch": most, "max_bytes": most_bytes}))
-        return found or self._wait(_pulled(self._connection, subject, {"batch": 1}))
+        messages = self._wait(_pull_once(self._connection, subject, {"batch": max_messages, "max_bytes": max_bytes}))
+        return messages or self._wait(_pull_once(self._connection, subject, {"batch": 1}))
 
-    def _ask(self, what: str, request: Mapping[str, Any], *, missing: int = 0) -> dict[str, Any] | None:
+    def _request(self, operation: str, request: Mapping[str, Any], *, missing: int = 0) -> dict[str, Any] | None:
         """
-        Send a request to JetStream's API, and return the answer.
+        Send a request to JetStream's API, and return the response.
 
+        :param operation: subject of the request without the prefix of the API, such as ``STREAM.INFO.orders``
         :param missing: the error code for which ``None`` is returned
         """
         payload = json.dumps(request).encode() if request else b""
-        asked = self._connection.request(f"{self.api}.{what}", payload, timeout=TIMEOUT_S)
-        answer: dict[str, Any] = json.loads(self._wait(asked).data)
-        error = answer.get("error")
+        pending = self._connection.request(f"{self.api}.{operation}", payload, timeout=TIMEOUT_S)
+        response: dict[str, Any] = json.loads(self._wait(pending).data)
+        error = response.get("error")
         if error is None:
-            return answer
+            return response
         if missing and error.get("err_code") == missing:
             return None
-        where = {"request": what.rpartition(".")[0], "code": error.get("code"), "error": error.get("err_code")}
+        where = {"request": operation.rpartition(".")[0], "code": error.get("code"), "error": error.get("err_code")}
         if error.get("code", 500) < 500:
             raise StoreRefusedError("JetStream refused a request; nothing became visible", **where).advising(
-                _DO_REFUSED
+                _REFUSED_ADVICE
             )
         raise UnavailableError("JetStream gave no clear answer; nothing became visible", **where)
 
@@ -154,10 +155,10 @@ class NatsClient:
             return _result(self._loop, awaited)
         except Exception as error:
             if any("permissions violation" in str(problem).lower() for problem in self._problems):
-                what = "NATS denied the user a request or a subscription; nothing became visible"
-                raise StoreRefusedError(what).advising(_DO_REFUSED) from error
-            what = "NATS gave no clear answer; nothing became visible"
-            raise UnavailableError(what, error=type(error).__name__).advising(_DO_UNREACHABLE) from error
+                summary = "NATS denied the user a request or a subscription; nothing became visible"
+                raise StoreRefusedError(summary).advising(_REFUSED_ADVICE) from error
+            summary = "NATS gave no clear answer; nothing became visible"
+            raise UnavailableError(summary, error=type(error).__name__).advising(_UNREACHABLE_ADVICE) from error
 
 
 @contextmanager
@@ -175,7 +176,7 @@ def connected(access: Access, domain: str | None) -> Iterator[NatsClient]:
     thread.start()
     problems: list[Exception] = []
     try:
-        connection = _result(loop, _opened(access, problems))
+        connection = _result(loop, _open(access, problems))
         api = f"$JS.{domain}.API" if domain else "$JS.API"
         try:
             yield NatsClient(api, loop, connection, problems)
@@ -202,9 +203,14 @@ async def _cancel_rest() -> None:
     await asyncio.gather(*rest, return_exceptions=True)
 
 
-async def _opened(access: Access, problems: list[Exception]) -> Any:
+async def _open(access: Access, problems: list[Exception]) -> Any:
+    """
+    Connect to the first server that answers.
+
+    :param problems: the client adds the errors that it reports outside of a call
+    """
     try:
-        from nats.aio.client import Client, RawCredentials
+        from nats.aio.client import Client
     except ImportError as error:
         raise InvalidError(
             "nats-py is not installed", accepted="pip install 'airflow-provider-streamsem[nats]'"
@@ -213,6 +219,28 @@ async def _opened(access: Access, problems: list[Exception]) -> Any:
 
     async def record(problem: Exception) -> None:
         problems.append(problem)
+
+    options = _security_options(access, connection)
+    try:
+        opening = connection.connect(
+            servers=[f"{'tls' if access.tls else 'nats'}://{server}" for server in access.servers],
+            name="streamsem", error_cb=record, allow_reconnect=False, connect_timeout=_SERVER_TIMEOUT_S, max_reconnect_attempts=1,
+            reconnect_time_wait=1, **options,
+        )  # fmt: skip
+        await asyncio.wait_for(opening, TIMEOUT_S)
+        _require_tls(access, connection)
+    except StreamsemError:
+        await _close(connection)
+        raise
+    except Exception as error:
+        await _close(connection)
+        raise _connection_error(access, error, problems) from None
+    return connection
+
+
+def _security_options(access: Access, connection: Any) -> dict[str, Any]:
+    """Return the client's arguments for TLS and credentials."""
+    from nats.aio.client import RawCredentials
 
     def secret(value: str) -> Any:
         """Return a callback, which the client calls after the TLS handshake. Without TLS it fails before the secret is sent."""
@@ -223,35 +251,25 @@ async def _opened(access: Access, problems: list[Exception]) -> Any:
 
         return give
 
-    given: dict[str, Any] = {"tls": access.context()} if access.tls else {}
+    options: dict[str, Any] = {"tls": access.context()} if access.tls else {}
     if access.login:
-        given |= {"user": secret(access.login), "password": secret(access.password)}
+        options |= {"user": secret(access.login), "password": secret(access.password)}
     if access.token:
-        given["token"] = secret(access.token)
+        options["token"] = secret(access.token)
     if access.creds:
-        given["user_credentials"] = RawCredentials(access.creds)
-    try:
-        opening = connection.connect(
-            servers=[f"{'tls' if access.tls else 'nats'}://{server}" for server in access.servers],
-            name="streamsem", error_cb=record, allow_reconnect=False, connect_timeout=_TIMEOUT_OF_ONE_S, max_reconnect_attempts=1,
-            reconnect_time_wait=1, **given,
-        )  # fmt: skip
-        await asyncio.wait_for(opening, TIMEOUT_S)
-        _require_tls(access, connection)
-    except StreamsemError:
-        await _closed(connection)
-        raise
-    except Exception as error:
-        await _closed(connection)
-        where = {"servers": list(access.servers), "error": type(error).__name__}
-        texts = " ".join(str(each).lower() for each in (error, *problems))
-        if "authorization" in texts or "authentication" in texts or "credentials" in texts:
-            raise StoreRefusedError("NATS did not accept the credentials; nothing was read", **where).advising(
-                _DO_REFUSED
-            ) from None
-        what = "no NATS server answered at these addresses; nothing was read"
-        raise UnavailableError(what, **where).advising(_DO_UNREACHABLE) from None
-    return connection
+        options["user_credentials"] = RawCredentials(access.creds)
+    return options
+
+
+def _connection_error(access: Access, error: Exception, problems: list[Exception]) -> StreamsemError:
+    """Return the error for a failed connection: the servers refused the credentials, or no server answered."""
+    where = {"servers": list(access.servers), "error": type(error).__name__}
+    texts = " ".join(str(problem).lower() for problem in (error, *problems))
+    if "authorization" in texts or "authentication" in texts or "credentials" in texts:
+        summary = "NATS did not accept the credentials; nothing was read"
+        return StoreRefusedError(summary, **where).advising(_REFUSED_ADVICE)
+    summary = "no NATS server answered at these addresses; nothing was read"
+    return UnavailableError(summary, **where).advising(_UNREACHABLE_ADVICE)
 
 
 def _require_tls(access: Access, connection: Any) -> None:
@@ -263,12 +281,12 @@ def _require_tls(access: Access, connection: Any) -> None:
         ).advising("enable TLS on the server, or remove the TLS settings of the connection; then run again.")
 
 
-async def _closed(connection: Any) -> None:
+async def _close(connection: Any) -> None:
     with suppress(Exception):
         await connection.close()
 
 
-async def _pulled(connection: Any, subject: str, request: Mapping[str, int]) -> list[Delivered]:
+async def _pull_once(connection: Any, subject: str, request: Mapping[str, int]) -> list[Delivered]:
     """
     Send one pull request, and return its messages.
 
@@ -280,7 +298,7 @@ async def _pulled(connection: Any, subject: str, request: Mapping[str, int]) -> 
 
     async def receive(message: Any) -> None:
         if message.reply:
-            received.append(_delivered(message))
+            received.append(_decode(message))
         if not message.reply or len(received) == request["batch"]:
             ended.set()
 
@@ -295,7 +313,7 @@ async def _pulled(connection: Any, subject: str, request: Mapping[str, int]) -> 
     return received
 
 
-def _delivered(message: Any) -> Delivered:
+def _decode(message: Any) -> Delivered:
     """Decode a message. The subject for its acknowledgement contains its sequence and time: nine tokens, or more with a domain and an account."""
     tokens = message.reply.split(".")
     sequence, number, time_ns = (int(token) for token in (tokens[5:8] if len(tokens) == 9 else tokens[7:10]))

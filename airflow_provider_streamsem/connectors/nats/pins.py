@@ -50,14 +50,14 @@ def read_pins(pins: Json, stream: str) -> tuple[SequencePin, ...]:
     :raises LogDamagedError: the pins have another form, or name another stream
     """
     try:
-        found = tuple(build(SequencePin, pin, "pins") for pin in (pins if isinstance(pins, list) else [pins]))
+        ranges = tuple(build(SequencePin, pin, "pins") for pin in (pins if isinstance(pins, list) else [pins]))
     except LogDamagedError as error:
-        what = "the pins of a plan are not ranges of a NATS stream; nothing was read"
-        raise LogDamagedError(what, invariant="R6") from error
-    if any(not 1 <= pin.start < pin.end for pin in found):
+        summary = "the pins of a plan are not ranges of a NATS stream; nothing was read"
+        raise LogDamagedError(summary, invariant="R6") from error
+    if any(not 1 <= pin.start < pin.end for pin in ranges):
         raise LogDamagedError("the pins of a plan are not ranges of a NATS stream; nothing was read", invariant="R6")
-    refuse_other_streams((pin.partition for pin in found), stream)
-    return found
+    refuse_other_streams((pin.partition for pin in ranges), stream)
+    return ranges
 
 
 def refuse_other_streams(partitions: Iterable[str], stream: str) -> None:
@@ -68,5 +68,5 @@ def refuse_other_streams(partitions: Iterable[str], stream: str) -> None:
     """
     others = sorted({name for name in partitions if name.partition("@")[0] != stream})
     if others:
-        what = "the log names NATS streams that the pipeline does not read; nothing was read"
-        raise LogDamagedError(what, invariant="R6", partitions=others, stream=stream)
+        summary = "the log names NATS streams that the pipeline does not read; nothing was read"
+        raise LogDamagedError(summary, invariant="R6", partitions=others, stream=stream)

@@ -1,7 +1,7 @@
 """
 Reads ranges of a NATS stream as Arrow batches. Runs on executors, and does not import pyspark.
 
-A range is complete only if this is proven. A replica may lag behind, and the server skips deleted messages without an error.
+The reader must prove that a range is complete, because a replica may lag behind, and the server skips deleted messages without an error.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from airflow_provider_streamsem.errors import RecordsMissingError, SourceChanged
 if TYPE_CHECKING:
     import pyarrow
 
-_AT_ONCE = 5_000
-_BYTES_AT_ONCE = 8 << 20
+_MAX_MESSAGES = 5_000
+_MAX_BYTES = 8 << 20
 _WAITS_S = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
 """Seconds between requests to a replica that lacks messages which the leader has."""
-_LEAST = 10_000
+_MIN_SEQUENCES = 10_000
 """Minimum number of sequences for which another Spark task is worth its connection."""
 
 
@@ -63,7 +63,7 @@ class Reading:
 
     def _part(self, part: SequencePin) -> Iterator[pyarrow.RecordBatch]:
         with connected(self.access, self.domain) as client:
-            before = _planned(client, part)
+            before = _planned_stream(client, part)
             if before.first > part.start:
                 raise _missing(part, before)
             received = _Received(part)
@@ -71,7 +71,7 @@ class Reading:
                 for messages in _messages(client, consumer, part, self.subject or ">"):
                     received.add(messages)
                     yield _batch(messages)
-            after = _planned(client, part)
+            after = _planned_stream(client, part)
             if received.lacks_below(after.first):
                 raise _missing(part, after)
 
@@ -101,12 +101,12 @@ class _Received:
 
 def _split(pin: SequencePin, tasks: int) -> list[SequencePin]:
     size = pin.end - pin.start
-    count = max(1, min(tasks, size // _LEAST))
+    count = max(1, min(tasks, size // _MIN_SEQUENCES))
     bounds = [pin.start + size * n // count for n in range(count + 1)]
     return [SequencePin(pin.stream, pin.created, first, last, "") for first, last in pairwise(bounds)]
 
 
-def _planned(client: NatsClient, part: SequencePin) -> StreamState:
+def _planned_stream(client: NatsClient, part: SequencePin) -> StreamState:
     """
     Return the state of the planned stream.
 
@@ -115,17 +115,17 @@ def _planned(client: NatsClient, part: SequencePin) -> StreamState:
     """
     state = state_of(client, part.stream)
     if state is None or state.created != part.created:
-        what = "the planned stream was deleted, or deleted and recreated; nothing became visible"
-        raise RecordsMissingError(what, partition=part.partition)
+        summary = "the planned stream was deleted, or deleted and recreated; nothing became visible"
+        raise RecordsMissingError(summary, partition=part.partition)
     if state.end < part.end:
-        what = "the stream ends below the planned range: it lost messages. Nothing became visible"
-        raise SourceChangedError(what, partition=part.partition, range=(part.start, part.end), end=state.end)
+        summary = "the stream ends below the planned range: it lost messages. Nothing became visible"
+        raise SourceChangedError(summary, partition=part.partition, range=(part.start, part.end), end=state.end)
     return state
 
 
 def _missing(part: SequencePin, state: StreamState) -> RecordsMissingError:
-    what = "the stream deleted planned sequences before they were read; nothing became visible"
-    return RecordsMissingError(what, partition=part.partition, range=(part.start, part.end), first=state.first)
+    summary = "the stream deleted planned sequences before they were read; nothing became visible"
+    return RecordsMissingError(summary, partition=part.partition, range=(part.start, part.end), first=state.first)
 
 
 def _messages(client: NatsClient, consumer: str, part: SequencePin, subject: str) -> Iterator[list[Delivered]]:
@@ -136,12 +136,14 @@ def _messages(client: NatsClient, consumer: str, part: SequencePin, subject: str
     """
     at, number, waits = part.start, 0, iter(_WAITS_S)
     while at < part.end:
-        found = client.pull(part.stream, consumer, most=min(_AT_ONCE, part.end - at), most_bytes=_BYTES_AT_ONCE)
-        if [message.number for message in found] != [*range(number + 1, number + 1 + len(found))]:
+        messages = client.pull(
+            part.stream, consumer, max_messages=min(_MAX_MESSAGES, part.end - at), max_bytes=_MAX_BYTES
+        )
+        if [message.number for message in messages] != [*range(number + 1, number + 1 + len(messages))]:
             raise UnavailableError("NATS lost a delivery; nothing became visible", partition=part.partition, at=at)
-        number += len(found)
-        inside = [message for message in found if message.sequence < part.end]
-        ended = len(inside) < len(found)
+        number += len(messages)
+        inside = [message for message in messages if message.sequence < part.end]
+        ended = len(inside) < len(messages)
         if inside and at == part.start:
             _check_none_between(client, part, subject, at, inside[0].sequence)
         if inside:
@@ -149,7 +151,7 @@ def _messages(client: NatsClient, consumer: str, part: SequencePin, subject: str
             yield inside
         if ended or at >= part.end:
             return
-        if not found:
+        if not messages:
             following = client.next(part.stream, at, subject)
             if following is None or following.sequence >= part.end:
                 return
@@ -166,12 +168,12 @@ def _check_none_between(client: NatsClient, part: SequencePin, subject: str, sta
 
     :raises UnavailableError: it has one, which the replica of the consumer did not deliver
     """
-    found = client.next(part.stream, start, subject) if start < end else None
-    if found is not None and found.sequence < end:
+    message = client.next(part.stream, start, subject) if start < end else None
+    if message is not None and message.sequence < end:
         raise UnavailableError(
             "a replica of the stream lacks a message that the leader has; nothing became visible",
             partition=part.partition,
-            sequence=found.sequence,
+            sequence=message.sequence,
         )
 
 

@@ -145,11 +145,11 @@ class NatsSource:
             yield client, state
 
     def end_of(self, client: NatsClient, state: StreamState) -> int:
-        """Return one past the last sequence to read. With a ``subject``, messages with other subjects after the last match do not count."""
+        """Return one past the last sequence to read. With a ``subject``, this is one past the last message that matches it."""
         if self.subject is None:
             return state.end
-        found = client.last(self.stream, self.subject)
-        return state.first if found is None else found.sequence + 1
+        last = client.last(self.stream, self.subject)
+        return state.first if last is None else last.sequence + 1
 
     def initial_offsets(self) -> Offsets:
         """
@@ -164,8 +164,8 @@ class NatsSource:
                 return {state.partition: state.end}
             if isinstance(self.starting, str):
                 at_ms = arguments.time_ms("starting", self.starting)
-                found = first_at(client, state, self.subject or _ALL, at_ms)
-                return {state.partition: state.end if found is None else found}
+                sequence = first_at(client, state, self.subject or _ALL, at_ms)
+                return {state.partition: state.end if sequence is None else sequence}
             if not state.first <= self.starting <= state.end:
                 raise InvalidError(
                     "source nats: starting is a sequence that the stream does not have",
@@ -177,10 +177,10 @@ class NatsSource:
             return {state.partition: self.starting}
 
     def offsets_for_time(self, at_ms: int) -> Offsets:
-        """Return the sequence from which on messages were stored at or after ``at_ms`` (milliseconds UTC), or the end if there are none."""
+        """Return the first sequence whose message was stored at or after ``at_ms`` (milliseconds UTC); the end if there is none."""
         with self.opened() as (client, state):
-            found = first_at(client, state, self.subject or _ALL, at_ms)
-            return {state.partition: self.end_of(client, state) if found is None else found}
+            sequence = first_at(client, state, self.subject or _ALL, at_ms)
+            return {state.partition: self.end_of(client, state) if sequence is None else sequence}
 
     def expiry(self, start: Offsets, *, within_ms: int | None, now_ms: int) -> Expiry:
         """Count the sequences at or after ``start`` that the server has deleted, or may delete soon because of their age (``max_age``)."""
@@ -223,13 +223,13 @@ class NatsSource:
             state = state_of(client, self.stream)
             for pin in pins:
                 if state is None or state.created != pin.created:
-                    what = "the planned stream was deleted, or deleted and recreated; nothing became visible"
-                    raise RecordsMissingError(what, partition=pin.partition)
+                    summary = "the planned stream was deleted, or deleted and recreated; nothing became visible"
+                    raise RecordsMissingError(summary, partition=pin.partition)
                 _check_history(client, state, pin.end - 1, pin.last_time)
                 if not was_read and state.first > pin.start:
-                    what = "the stream no longer has the planned sequences; nothing became visible"
+                    summary = "the stream no longer has the planned sequences; nothing became visible"
                     raise RecordsMissingError(
-                        what, partition=pin.partition, range=(pin.start, pin.end), first=state.first
+                        summary, partition=pin.partition, range=(pin.start, pin.end), first=state.first
                     )
 
     def load(self, spark: SparkSession, pins: Sequence[SequencePin]) -> NatsRecords:
@@ -256,25 +256,25 @@ def _starting(where: str, given: object) -> str | int:
 
 
 def _decoder(where: str, given: object) -> JsonDecoder | None:
-    found = decoding.decoder(where, given)
-    if found is None or isinstance(found, JsonDecoder):
-        return found
-    raise InvalidError(f"{where} must be a Json object", given=type(found).__name__, accepted=["json"]).advising(
+    decoder = decoding.decoder(where, given)
+    if decoder is None or isinstance(decoder, JsonDecoder):
+        return decoder
+    raise InvalidError(f"{where} must be a Json object", given=type(decoder).__name__, accepted=["json"]).advising(
         "leave `value` out, and decode the column `data` in the transform, for example with from_avro; then run again."
     )
 
 
 def _check_history(client: NatsClient, state: StreamState, sequence: int, time: str) -> None:
     """
-    Check that the stream still has given ``sequence`` to a message that was stored at ``time``. A server that lost data gives its sequences to other messages.
+    Check that ``sequence`` still belongs to the message that was stored at ``time``. A server that lost data assigns its sequences to other messages.
 
     :param time: as the server writes it; ``""``: unknown
     :raises SourceChangedError: the stream ends below the sequence, or has another message there. Nothing became visible
     """
-    found = client.message(state.name, sequence) if sequence < state.end and time else None
-    if sequence >= state.end or (found is not None and found.time != time):
-        what = "the stream lost its newest messages: it ends below a sequence that it had, or another message has this sequence. Nothing became visible"
-        raise SourceChangedError(what, partition=state.partition, sequence=sequence, end=state.end).advising(
+    message = client.message(state.name, sequence) if sequence < state.end and time else None
+    if sequence >= state.end or (message is not None and message.time != time):
+        summary = "the stream lost its newest messages: it ends below a sequence that it had, or another message has this sequence. Nothing became visible"
+        raise SourceChangedError(summary, partition=state.partition, sequence=sequence, end=state.end).advising(
             "restore the stream, or start a new pipeline with a new log that reads the stream as it is now. Messages at and above this sequence may differ "
             "from those that were committed."
         )
@@ -324,8 +324,8 @@ class NatsPlanner:
             low = min(max(first, state.first), last)
             lost = (first, low) if low > max(first, 1) else None
             if lost is not None and on_data_loss == "fail":
-                what = "unread sequences are missing in the stream; nothing was written"
-                raise SourceChangedError(what, partition=state.partition, lost=lost)
+                summary = "unread sequences are missing in the stream; nothing was written"
+                raise SourceChangedError(summary, partition=state.partition, lost=lost)
             if lost is not None:
                 logger.warning("recording sequences %s of %s as a gap: they were deleted", lost, state.partition)
             stop = last if limits.max_rows is None else min(last, low + limits.max_rows)
@@ -354,8 +354,8 @@ class NatsPlanner:
     def minimum_clock(self, start: Offsets) -> int | None:
         """Return when the first unread message was stored, in milliseconds UTC; ``None`` if no message is unread."""
         with self._source.opened() as (client, state):
-            found = client.next(state.name, position(start, state.partition), self._source.subject or _ALL)
-            return None if found is None else time_ms(found)
+            message = client.next(state.name, position(start, state.partition), self._source.subject or _ALL)
+            return None if message is None else time_ms(message)
 
 
 def _slice(

@@ -19,7 +19,7 @@ class StreamState:
 
     :param created: when it was created, as the server writes it
     :param first: first sequence that the stream has; if it has no messages, its end
-    :param end: one past the last sequence that the stream has given to a message
+    :param end: one past the last sequence that the stream has assigned to a message
     :param kept_ms: age in milliseconds at which the server deletes a message; ``None``: no limit by age
     """
 
@@ -41,15 +41,15 @@ def state_of(client: NatsClient, name: str) -> StreamState | None:
 
     :raises InvalidError: the stream deletes messages when other consumers acknowledge them
     """
-    found = client.stream(name)
-    if found is None:
+    description = client.stream(name)
+    if description is None:
         return None
-    config, state = found["config"], found["state"]
+    config, state = description["config"], description["state"]
     _refuse_deletion_on_acknowledgement(name, config)
     end = int(state["last_seq"]) + 1
     return StreamState(
         name=name,
-        created=str(found["created"]),
+        created=str(description["created"]),
         first=int(state["first_seq"]) if state["messages"] else end,
         end=end,
         kept_ms=int(config.get("max_age", 0)) // 1_000_000 or None,
@@ -88,11 +88,11 @@ def first_at(client: NatsClient, state: StreamState, subject: str, at_ms: int) -
     low, high, exists = state.first, state.end, False
     while low < high:
         middle = (low + high) // 2
-        found = client.next(state.name, middle, subject)
-        if found is None:
+        message = client.next(state.name, middle, subject)
+        if message is None:
             high = middle
-        elif time_ms(found) >= at_ms:
+        elif time_ms(message) >= at_ms:
             high, exists = middle, True
         else:
-            low = found.sequence + 1
+            low = message.sequence + 1
     return low if exists else None

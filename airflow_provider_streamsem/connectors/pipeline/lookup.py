@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.commitlog.log import open_commit_log
 from airflow_provider_streamsem.connectors.lookup import checking_pin
-from airflow_provider_streamsem.connectors.pipeline.upstream import UpstreamLog, of_upstream, open_upstream
+from airflow_provider_streamsem.connectors.pipeline.upstream import UpstreamLog, naming_upstream, open_upstream
 from airflow_provider_streamsem.errors import LogDamagedError, SourceChangedError, UnavailableError
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import build, plain
@@ -69,7 +69,7 @@ class PipelineTable:
 
     def lineage(self) -> list[tuple[str, str]]:
         """Return the name of the upstream's dataset, which is also the name of its output. Reads the upstream's log."""
-        with of_upstream(self.log):
+        with naming_upstream(self.log):
             return [lineage_name(self._opened().dataset.location)]
 
     def pin(self, now_ms: int) -> Json:
@@ -78,13 +78,13 @@ class PipelineTable:
 
         :raises UnavailableError: the upstream has committed no rows yet. Nothing was written
         """
-        with of_upstream(self.log):
+        with naming_upstream(self.log):
             opened = self._opened()
             end = opened.end()
             outcome, sha = opened.outcome_and_sha(end - 1, end=end) if end else (None, "")
             if outcome is None or outcome.schemas.get(opened.sink) is None:
-                what = "the upstream has committed no rows yet, so the columns of the lookup are unknown; nothing was written"
-                raise UnavailableError(what, sink=opened.sink).advising("run the upstream, then run again.")
+                summary = "the upstream has committed no rows yet, so the columns of the lookup are unknown; nothing was written"
+                raise UnavailableError(summary, sink=opened.sink).advising("run the upstream, then run again.")
             return plain(ViewPin(opened.record.pipeline_uuid, opened.sink, end - 1, sha))
 
     def check_pin(self, pin: Json) -> None:
@@ -93,20 +93,20 @@ class PipelineTable:
 
         On S3 this sends one request for each file. On local disk it reads each file, or the footer of a Parquet file.
         """
-        found = self._read(pin)
-        with checking_pin(), self._at(found) as (opened, _, files):
-            for is_changed, file in zip(opened.damaged([one.file for one in files]), files, strict=True):
+        pinned = self._read(pin)
+        with checking_pin(), self._at(pinned) as (opened, _, files):
+            for is_changed, file in zip(opened.damaged([entry.file for entry in files]), files, strict=True):
                 if is_changed:
                     opened.check_owner()  # if the location is not mounted, the ownership marker is missing too
-                    what = "a visible file of the upstream is missing or was changed; nothing became visible"
-                    raise SourceChangedError(what, version=file.version, as_of=found.version, file=file.file.key)
+                    summary = "a visible file of the upstream is missing or was changed; nothing became visible"
+                    raise SourceChangedError(summary, version=file.version, as_of=pinned.version, file=file.file.key)
 
     def load(self, spark: SparkSession, pin: Json) -> DataFrame:
         """Return the rows that are visible as of the pinned version, with the columns that the upstream had recorded then."""
         from airflow_provider_streamsem.connectors.data_files.read import read_files
 
         with self._at(self._read(pin)) as (opened, outcome, files):
-            paths = [opened.path(one.file) for one in files]
+            paths = [opened.path(entry.file) for entry in files]
             return read_files(spark, paths, format=opened.dataset.format, schema=outcome.schemas[opened.sink])
 
     def _opened(self) -> UpstreamLog:
@@ -120,15 +120,15 @@ class PipelineTable:
         :returns: the upstream, the outcome of the version, and the visible files with rows
         :raises SourceChangedError: the upstream was recreated, or lacks the version
         """
-        with of_upstream(self.log):
+        with naming_upstream(self.log):
             opened = self._opened()
             if (opened.record.pipeline_uuid, opened.sink) != (pin.pipeline_uuid, pin.sink):
                 raise opened.recreated([f"{pin.pipeline_uuid}/{pin.sink}"])
-            found = opened.find_outcome(pin.version)
-            if found is None or found[1] != pin.outcome:
+            closed = opened.find_outcome(pin.version)
+            if closed is None or closed[1] != pin.outcome:
                 raise opened.rewritten(pin.version)
-            files = [one for one in opened.log.view(version=pin.version).sink(opened.sink) if one.file.rows]
-            yield opened, found[0], files
+            files = [entry for entry in opened.log.view(version=pin.version).sink(opened.sink) if entry.file.rows]
+            yield opened, closed[0], files
 
     def _read(self, pin: Json) -> ViewPin:
         """
@@ -136,11 +136,11 @@ class PipelineTable:
 
         :raises LogDamagedError: the pin has another form, or names another sink
         """
-        what = "the pin of a lookup is not a version of the upstream pipeline; nothing was read"
+        summary = "the pin of a lookup is not a version of the upstream pipeline; nothing was read"
         try:
-            found: ViewPin = build(ViewPin, pin, "pin")
+            pinned: ViewPin = build(ViewPin, pin, "pin")
         except LogDamagedError as error:
-            raise LogDamagedError(what, invariant="R6", upstream=self.log) from error
-        if not keys.is_digest(found.outcome) or found.version < 0 or self.sink not in (None, found.sink):
-            raise LogDamagedError(what, invariant="R6", upstream=self.log)
-        return found
+            raise LogDamagedError(summary, invariant="R6", upstream=self.log) from error
+        if not keys.is_digest(pinned.outcome) or pinned.version < 0 or self.sink not in (None, pinned.sink):
+            raise LogDamagedError(summary, invariant="R6", upstream=self.log)
+        return pinned

@@ -13,7 +13,7 @@ from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import build
 from airflow_provider_streamsem.protocol.entries import DataFile, Json
 
-_WHAT = "the pins of a plan are not versions of the upstream pipeline; nothing was read"
+_SUMMARY = "the pins of a plan are not versions of the upstream pipeline; nothing was read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +64,12 @@ def read_pins(pins: Json, *, log: str, sink: str | None) -> tuple[UpstreamPin, .
     :raises LogDamagedError: the pins have another form, name another sink, or name a file that the commit cannot have written
     """
     try:
-        found = tuple(build(UpstreamPin, pin, "pins") for pin in (pins if isinstance(pins, list) else [pins]))
+        decoded = tuple(build(UpstreamPin, pin, "pins") for pin in (pins if isinstance(pins, list) else [pins]))
     except LogDamagedError as error:
-        raise LogDamagedError(_WHAT, invariant="R6", upstream=log) from error
-    if len(found) > 1 or not all(_is_valid(pin) and sink in (None, pin.sink) for pin in found):
-        raise LogDamagedError(_WHAT, invariant="R6", upstream=log)
-    return found
+        raise LogDamagedError(_SUMMARY, invariant="R6", upstream=log) from error
+    if len(decoded) > 1 or not all(_is_valid(pin) and sink in (None, pin.sink) for pin in decoded):
+        raise LogDamagedError(_SUMMARY, invariant="R6", upstream=log)
+    return decoded
 
 
 def _is_valid(pin: UpstreamPin) -> bool:
@@ -78,11 +78,11 @@ def _is_valid(pin: UpstreamPin) -> bool:
         keys.is_digest(pin.outcome)
         and numbers == sorted(set(numbers))
         and all(0 <= version.version <= version.commit <= pin.as_of for version in pin.versions)
-        and all(_wrote(version.commit, file) for version in pin.versions for file in version.files)
+        and all(_may_have_written(version.commit, file) for version in pin.versions for file in version.files)
     )
 
 
-def _wrote(commit: int, file: DataFile) -> bool:
+def _may_have_written(commit: int, file: DataFile) -> bool:
     """Return whether an attempt of this version can have written the file."""
     attempt = keys.attempt_of_data(file.key)
     return attempt is not None and attempt[0] == commit and file.bytes >= 0 and file.rows >= 0

@@ -18,7 +18,7 @@ from airflow_provider_streamsem.clock import Clock
 from airflow_provider_streamsem.commitlog.log import CommitLog, RetryPolicy, open_commit_log
 from airflow_provider_streamsem.connectors.contract import ParsedRecords, SourceEnd, SourceSlice
 from airflow_provider_streamsem.connectors.pipeline.pins import UpstreamPin, VersionPin, read_pins
-from airflow_provider_streamsem.connectors.pipeline.upstream import UpstreamLog, of_upstream, open_upstream
+from airflow_provider_streamsem.connectors.pipeline.upstream import UpstreamLog, naming_upstream, open_upstream
 from airflow_provider_streamsem.connectors.upstreams import Upstream
 from airflow_provider_streamsem.delivery import LABELS, SATISFIES
 from airflow_provider_streamsem.errors import DataError, InvalidError, RecordsMissingError, SourceChangedError
@@ -120,7 +120,7 @@ class PipelineSource:
     def upstream(self) -> Upstream:
         """Return the name of the upstream and the guarantee of its newest version."""
         opened, head = self._opened()
-        with of_upstream(self.log):
+        with naming_upstream(self.log):
             recorded = opened.guarantee(head)
             return Upstream(
                 pipeline=opened.record.name,
@@ -137,12 +137,12 @@ class PipelineSource:
         :raises InvalidError: the version is beyond the end of the upstream
         """
         opened, _ = self._opened()
-        with of_upstream(self.log):
+        with naming_upstream(self.log):
             end = opened.end()
             if isinstance(self.starting, int):
                 if self.starting > end:
-                    what = "source pipeline: starting is above the next version of the upstream"
-                    raise InvalidError(what, given=self.starting, next_version=end)
+                    summary = "source pipeline: starting is above the next version of the upstream"
+                    raise InvalidError(summary, given=self.starting, next_version=end)
                 return {opened.partition: self.starting}
             if self.starting in ("earliest", "latest"):
                 return {opened.partition: 0 if self.starting == "earliest" else end}
@@ -151,7 +151,7 @@ class PipelineSource:
     def offsets_for_time(self, at_ms: int) -> Offsets:
         """Return the first version that was closed at or after ``at_ms`` (milliseconds UTC), or the next version if there is none."""
         opened, _ = self._opened()
-        with of_upstream(self.log):
+        with naming_upstream(self.log):
             return {opened.partition: opened.closed_before(at_ms, opened.end())}
 
     def open(self, log: CommitLog, hint: Json) -> PipelinePlanner:
@@ -175,13 +175,13 @@ class PipelineSource:
         """
         for pin in pins:
             opened = self._of_pin(pin)
-            with of_upstream(self.log):
+            with naming_upstream(self.log):
                 for is_changed, (version, file) in zip(opened.damaged(pin.files), _each(pin.versions), strict=True):
                     if is_changed:
                         opened.check_owner()
-                        what = "a planned file of the upstream is missing or was changed; nothing became visible"
+                        summary = "a planned file of the upstream is missing or was changed; nothing became visible"
                         raise RecordsMissingError(
-                            what, version=version.version, commit=version.commit, file=file.key
+                            summary, version=version.version, commit=version.commit, file=file.key
                         ).advising(
                             "restore the file from a copy and run again. Or reprocess the version in the upstream, and close the open version of this "
                             "pipeline with `streamsem abort`: its range is planned again. "
@@ -197,14 +197,14 @@ class PipelineSource:
         from airflow_provider_streamsem.connectors.data_files.read import read_files
 
         opened = self._of_pin(pins[0]) if pins else self._opened()[0]
-        with of_upstream(self.log):
-            found = opened.find_outcome(pins[0].as_of if pins else opened.end() - 1)
-            if pins and (found is None or found[1] != pins[0].outcome):
+        with naming_upstream(self.log):
+            closed = opened.find_outcome(pins[0].as_of if pins else opened.end() - 1)
+            if pins and (closed is None or closed[1] != pins[0].outcome):
                 raise opened.rewritten(pins[0].as_of)
-            schema = None if found is None else found[0].schemas.get(opened.sink)
+            schema = None if closed is None else closed[0].schemas.get(opened.sink)
             if schema is None:
-                what = "the upstream has committed no rows yet, so its columns are unknown; nothing became visible"
-                raise DataError(what, sink=opened.sink).advising("run the upstream, then run again.")
+                summary = "the upstream has committed no rows yet, so its columns are unknown; nothing became visible"
+                raise DataError(summary, sink=opened.sink).advising("run the upstream, then run again.")
             files = pins[0].files if pins else []
             paths = [opened.path(file) for file in files]
             frame = read_files(spark, paths, format=opened.dataset.format, schema=schema)
@@ -213,7 +213,7 @@ class PipelineSource:
     def repin(self, ranges: Ranges, gaps: Gaps, pins: Sequence[UpstreamPin]) -> Sequence[UpstreamPin]:
         """Return pins of the commits that now hold the rows of the planned versions, with the columns as of now."""
         opened, _ = self._opened()
-        with of_upstream(self.log):
+        with naming_upstream(self.log):
             if opened.partition not in ranges:
                 raise opened.recreated(ranges)
             first, stop = ranges[opened.partition]
@@ -221,7 +221,7 @@ class PipelineSource:
             end = opened.end(confirmed=True)
             if end < stop:
                 raise opened.rewritten(stop - 1)
-            commits = opened.answers(first, stop, end).commits
+            commits = opened.row_commits(first, stop, end).commits
             versions = opened.pinned({batch: commit for batch, commit in commits.items() if batch not in skipped}, end)
             _check_guarantee(opened, self.delivery, versions, end)
             return _pins(opened, versions, end)
@@ -232,14 +232,14 @@ class PipelineSource:
 
     def _opened(self) -> tuple[UpstreamLog, str]:
         """Open the upstream. Returns it, and the sha256 of the spec of its newest version."""
-        with of_upstream(self.log):
+        with naming_upstream(self.log):
             opened, head = open_upstream(open_commit_log(self.log), self.sink)
             return opened, head.spec or opened.record.spec
 
     def _of_pin(self, pin: UpstreamPin) -> UpstreamLog:
         opened, _ = self._opened()
         if (opened.record.pipeline_uuid, opened.sink) != (pin.pipeline_uuid, pin.sink):
-            with of_upstream(self.log):
+            with naming_upstream(self.log):
                 raise opened.recreated([f"{pin.pipeline_uuid}/{pin.sink}"])
         return opened
 
@@ -263,19 +263,19 @@ class UpstreamRecords(ParsedRecords):
         :raises DataError: the numbers differ. Nothing became visible
         """
         if read != self.rows:
-            what = "the engine read another number of rows than the upstream's log records; nothing became visible"
-            raise DataError(what, upstream=self.log, read=read, recorded=self.rows).advising(
+            summary = "the engine read another number of rows than the upstream's log records; nothing became visible"
+            raise DataError(summary, upstream=self.log, read=read, recorded=self.rows).advising(
                 "run `streamsem verify` on the upstream, restore the files that it names, then run again."
             )
 
 
 @dataclass(frozen=True, slots=True)
 class NewestEnd(SourceEnd):
-    """The end of the upstream as of now. The target of a drain may be an earlier end, whose columns later batches may have outgrown."""
+    """The current end of the upstream. The target of a drain is an end of an earlier poll, after which the upstream may have added columns."""
 
 
 class PipelinePlanner:
-    """A :class:`PipelineSource` that is bound to a log, for one process. It caches what it has read of the upstream's log."""
+    """A :class:`PipelineSource` that is bound to a log, for one process. It caches the entries of the upstream's log that it has read."""
 
     def __init__(self, source: PipelineSource, clock: Clock, patience: RetryPolicy) -> None:
         self._source = source
@@ -291,7 +291,7 @@ class PipelinePlanner:
 
     def poll(self, hint: Json) -> SourceEnd:
         """Return the first version of the upstream that is not closed."""
-        with of_upstream(self._source.log):
+        with naming_upstream(self._source.log):
             return NewestEnd({self._upstream().partition: self._upstream().end()})
 
     def slice(
@@ -303,31 +303,33 @@ class PipelinePlanner:
         :raises SourceChangedError: the upstream was recreated or restored from an older copy; or with ``"fail"``, a file is missing. Nothing was written
         :raises InvalidError: the guarantee of a version is weaker than ``delivery``. Nothing was written
         """
-        with of_upstream(self._source.log):
+        with naming_upstream(self._source.log):
             upstream = self._upstream()
             first, last = self._unread(start, position(end.offsets, upstream.partition), hint)
             if first >= last:
                 return None
             upstream.forget(first - 1)
             as_of = last if isinstance(end, NewestEnd) else max(last, upstream.end())
-            most = min(last, first + MOST_VERSIONS)
-            stop = within(first, most, limits, lambda v: _own_files(upstream, upstream.outcome(v, end=most)))
-            answers = upstream.answers(first, stop, as_of)
-            versions = {pin.version: pin for pin in upstream.pinned(answers.commits, as_of)}
+            last_listed = min(last, first + MOST_VERSIONS)
+            stop = within(
+                first, last_listed, limits, lambda v: _own_files(upstream, upstream.outcome(v, end=last_listed))
+            )
+            row_commits = upstream.row_commits(first, stop, as_of)
+            versions = {pin.version: pin for pin in upstream.pinned(row_commits.commits, as_of)}
             stop = within(first, stop, limits, lambda v: versions[v].files if v in versions else ())
-            read = [pin for version, pin in versions.items() if version < stop]
-            _check_guarantee(upstream, self._source.delivery, read, as_of)
-            gaps = _unreadable(upstream, read, on_data_loss)
-            read = [pin for pin in read if pin.version not in gaps]
-            ignores = self._source.on_reprocess == "ignore"
+            pins = [pin for version, pin in versions.items() if version < stop]
+            _check_guarantee(upstream, self._source.delivery, pins, as_of)
+            gaps = _unreadable(upstream, pins, on_data_loss)
+            pins = [pin for pin in pins if pin.version not in gaps]
+            corrected = () if self._source.on_reprocess == "ignore" else row_commits.corrected
             _, newest = upstream.outcome_and_sha(stop - 1, end=last)
             return SourceSlice(
                 ranges={upstream.partition: (first, stop)},
                 gaps={upstream.partition: _ranges(gaps)} if gaps else {},
-                pins=_pins(upstream, read, as_of),
+                pins=_pins(upstream, pins, as_of),
                 hint={"version": stop - 1, "outcome": newest},
-                rows=sum(file.rows for pin in read for file in pin.files),
-                corrected={} if ignores or not answers.corrected else {upstream.partition: _ranges(answers.corrected)},
+                rows=sum(file.rows for pin in pins for file in pin.files),
+                corrected={upstream.partition: _ranges(corrected)} if corrected else {},
             )
 
     def _unread(self, start: Offsets, last: int, hint: Json) -> tuple[int, int]:
@@ -342,8 +344,8 @@ class PipelinePlanner:
             raise upstream.recreated(start)
         first = position(start, upstream.partition)
         version, sha = (hint.get("version"), hint.get("outcome")) if isinstance(hint, Mapping) else (None, None)
-        found = upstream.find_outcome(version) if type(version) is int and version >= 0 else None
-        if sha is not None and (found is None or found[1] != sha):
+        closed = upstream.find_outcome(version) if type(version) is int and version >= 0 else None
+        if sha is not None and (closed is None or closed[1] != sha):
             raise upstream.rewritten(version if type(version) is int else first - 1)
         if first > last and upstream.find_outcome(first - 1) is None:
             raise upstream.rewritten(first - 1)
@@ -362,12 +364,12 @@ class PipelinePlanner:
         return min(self._closed_ms(start), default=None)
 
     def _unread_versions(self, start: Offsets) -> range:
-        with of_upstream(self._source.log):
+        with naming_upstream(self._source.log):
             return range(*self._unread(start, self._upstream().end(), None))
 
     def _closed_ms(self, start: Offsets) -> list[int]:
         versions = self._unread_versions(start)
-        with of_upstream(self._source.log):
+        with naming_upstream(self._source.log):
             return [self._upstream().outcome(v, end=versions.stop).decided_at_ms for v in versions]
 
 
@@ -378,13 +380,13 @@ def within(first: int, stop: int, limits: Limits, files_of: Callable[[int], Sequ
     :param stop: the end without limits
     :param files_of: returns the files of a version
     """
-    most = (limits.max_files, limits.max_bytes, limits.max_rows)
+    maxima = (limits.max_files, limits.max_bytes, limits.max_rows)
     total = (0, 0, 0)
-    for version in range(first, stop) if any(limit is not None for limit in most) else ():
+    for version in range(first, stop) if any(limit is not None for limit in maxima) else ():
         files = files_of(version)
-        own = (len(files), sum(file.bytes for file in files), sum(file.rows for file in files))
-        before, total = total, tuple(map(sum, zip(total, own, strict=True)))  # type: ignore[assignment]
-        if before[0] and files and any(limit is not None and n > limit for n, limit in zip(total, most, strict=True)):
+        added = (len(files), sum(file.bytes for file in files), sum(file.rows for file in files))
+        before, total = total, tuple(map(sum, zip(total, added, strict=True)))  # type: ignore[assignment]
+        if before[0] and files and any(limit is not None and n > limit for n, limit in zip(total, maxima, strict=True)):
             return version
     return stop
 
@@ -394,17 +396,21 @@ def _own_files(upstream: UpstreamLog, outcome: Outcome) -> Sequence[DataFile]:
     return () if outcome.replaces is not None else upstream.files(outcome)
 
 
-def _check_guarantee(upstream: UpstreamLog, least: str, versions: Sequence[VersionPin], end: int) -> None:
+def _check_guarantee(upstream: UpstreamLog, required: str, versions: Sequence[VersionPin], end: int) -> None:
     """
     Check the guarantee of each version to read, which the spec of its commit records.
 
-    :raises InvalidError: a guarantee is weaker than ``least``
+    :raises InvalidError: a guarantee is weaker than ``required``
     """
     for pin in versions:
-        found = upstream.guarantee(upstream.outcome(pin.commit, end=end).spec)
-        if least not in SATISFIES[found.label]:
-            what = "the guarantee of an upstream version is weaker than `delivery` of the source; nothing was written"
-            raise InvalidError(what, version=pin.commit, found=found.label, terms=found.terms, delivery=least).advising(
+        guarantee = upstream.guarantee(upstream.outcome(pin.commit, end=end).spec)
+        if required not in SATISFIES[guarantee.label]:
+            summary = (
+                "the guarantee of an upstream version is weaker than `delivery` of the source; nothing was written"
+            )
+            raise InvalidError(
+                summary, version=pin.commit, found=guarantee.label, terms=guarantee.terms, delivery=required
+            ).advising(
                 "set `delivery` of the source to the guarantee in `found`, or strengthen the upstream (`streamsem explain`) and rebuild it in a new log."
             )
 
@@ -413,22 +419,24 @@ def _unreadable(upstream: UpstreamLog, versions: Sequence[VersionPin], on_data_l
     """Return the versions of which a file is missing or has another size, in ascending order."""
     files = _each(versions)
     # A version that becomes a gap must fail the check before the read, too. That check also finds a changed file of the same size.
-    find = upstream.damaged if on_data_loss == "record_gap" else upstream.unlisted
-    changed = find([file for _, file in files])
-    lost = [(pin, file) for is_changed, (pin, file) in zip(changed, files, strict=True) if is_changed]
-    if not lost:
+    find_changed = upstream.damaged if on_data_loss == "record_gap" else upstream.unlisted
+    are_changed = find_changed([file for _, file in files])
+    damaged = [(pin, file) for is_changed, (pin, file) in zip(are_changed, files, strict=True) if is_changed]
+    if not damaged:
         return []
     upstream.check_owner()  # if the location is not mounted, the ownership marker is missing too
-    pin, file = lost[0]
+    pin, file = damaged[0]
     if on_data_loss == "fail":
-        what = "a file of an unread upstream version is missing or was changed; nothing was written"
-        raise SourceChangedError(what, version=pin.version, commit=pin.commit, file=file.key, files=len(lost)).advising(
+        summary = "a file of an unread upstream version is missing or was changed; nothing was written"
+        raise SourceChangedError(
+            summary, version=pin.version, commit=pin.commit, file=file.key, files=len(damaged)
+        ).advising(
             "restore the file from a copy, or reprocess the version in the upstream; then run again. "
             'Or set on_data_loss="record_gap": the version becomes a gap.'
         )
-    gaps = sorted({pin.version for pin, _ in lost})
-    what = "recording %d upstream versions as gaps: files are missing or were changed; the first is %s of version %d"
-    logger.warning(what, len(gaps), file.key, pin.version)
+    gaps = sorted({pin.version for pin, _ in damaged})
+    message = "recording %d upstream versions as gaps: files are missing or were changed; the first is %s of version %d"
+    logger.warning(message, len(gaps), file.key, pin.version)
     return gaps
 
 

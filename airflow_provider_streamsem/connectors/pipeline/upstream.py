@@ -52,7 +52,7 @@ class RecordedGuarantee:
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class RowCommits:
     """
     The commits that hold the rows of batches, as of a version.
 
@@ -99,15 +99,15 @@ class UpstreamLog:
 
     def recreated(self, committed: Iterable[str]) -> SourceChangedError:
         """Return the error for committed offsets or pins of another pipeline or sink, whose partitions are given."""
-        what = "this pipeline has read another upstream or another sink: the upstream was recreated, or `log` or `sink` was changed; nothing was written"
-        return SourceChangedError(what, committed=sorted(committed), found=self.partition).advising(
+        summary = "this pipeline has read another upstream or another sink: the upstream was recreated, or `log` or `sink` was changed; nothing was written"
+        return SourceChangedError(summary, committed=sorted(committed), found=self.partition).advising(
             "restore `log` and `sink`, or give this pipeline a new log and new datasets to read the other upstream from its beginning."
         )
 
     def rewritten(self, version: int) -> SourceChangedError:
         """Return the error for a log that no longer has a version that was read, or has another one."""
-        what = "the upstream's log lacks a version that this pipeline has read, or has another one: an older copy of it was restored; nothing was written"
-        return SourceChangedError(what, version=version).advising(
+        summary = "the upstream's log lacks a version that this pipeline has read, or has another one: an older copy of it was restored; nothing was written"
+        return SourceChangedError(summary, version=version).advising(
             "restore the newest copy of the upstream's log. If it is lost, give this pipeline a new log and new datasets, and read the upstream from its "
             "beginning."
         )
@@ -139,18 +139,18 @@ class UpstreamLog:
 
         :param commits: batch → the commit that holds its rows
         """
-        found = (
+        batches = (
             (batch, commit, self.files(self.outcome(commit, end=end))) for batch, commit in sorted(commits.items())
         )
-        return [VersionPin(batch, commit, files) for batch, commit, files in found if files]
+        return [VersionPin(batch, commit, files) for batch, commit, files in batches if files]
 
     def find_outcome(self, version: int) -> tuple[Outcome, str] | None:
         """Return the outcome of a version and the sha256 of its bytes; ``None`` if the version is not closed."""
         if version not in self._outcomes:
-            found = self.log.outcome(version)
-            if found is None:
+            outcome = self.log.outcome(version)
+            if outcome is None:
                 return None
-            self._outcomes[version] = found
+            self._outcomes[version] = outcome
         return self._outcomes[version]
 
     def outcome(self, version: int, *, end: int) -> Outcome:
@@ -165,23 +165,23 @@ class UpstreamLog:
         """
         if version not in self._outcomes:
             ahead = [v for v in range(version, min(version + THREADS, end)) if v not in self._outcomes]
-            for at, found in zip(ahead, in_threads(self.log.outcome, ahead), strict=True):
-                if found is None:
-                    what = "a version below a closed one has no outcome"
-                    raise LogDamagedError(what, invariant="I2", version=at)
-                self._outcomes[at] = found
+            for at, outcome in zip(ahead, in_threads(self.log.outcome, ahead), strict=True):
+                if outcome is None:
+                    summary = "a version below a closed one has no outcome"
+                    raise LogDamagedError(summary, invariant="I2", version=at)
+                self._outcomes[at] = outcome
         return self._outcomes[version]
 
     def forget(self, before: int) -> None:
         """Remove outcomes of versions below ``before`` from the cache."""
-        self._outcomes = {version: found for version, found in self._outcomes.items() if version >= before}
+        self._outcomes = {version: outcome for version, outcome in self._outcomes.items() if version >= before}
 
     def files(self, outcome: Outcome) -> tuple[DataFile, ...]:
         """Return the files with rows that an outcome makes visible in the sink. An abort makes none visible."""
         committable = outcome.sinks.get(self.sink) if outcome.committed else None
         return () if committable is None else tuple(file for file in committable.files if file.rows)
 
-    def answers(self, first: int, stop: int, end: int) -> Answers:
+    def row_commits(self, first: int, stop: int, end: int) -> RowCommits:
         """
         Find the commits that hold the rows of the batches ``[first, stop)``, and the corrections of batches below ``first``.
 
@@ -208,7 +208,7 @@ class UpstreamLog:
             elif outcome.replaces.version < first:
                 corrected.add(self.log.find_root(outcome.replaces.version))
             at += 1
-        return Answers({batch: commit for commit, batch in batches.items()}, tuple(sorted(corrected)))
+        return RowCommits({batch: commit for commit, batch in batches.items()}, tuple(sorted(corrected)))
 
     def _rolled_back(self, kept: Sequence[range], first: int, end: int) -> set[int]:
         """
@@ -233,8 +233,10 @@ class UpstreamLog:
         """
         if index not in self._replaced:
             ahead = [i for i in range(index, min(index + THREADS, end)) if i not in self._replaced]
-            found = in_threads(lambda i: self.log.perform(procedures.read_entry(Segment, keys.segment(1, i))), ahead)
-            self._replaced |= {i: None if one is None else one[0].replaced for i, one in zip(ahead, found, strict=True)}
+            segments = in_threads(lambda i: self.log.perform(procedures.read_entry(Segment, keys.segment(1, i))), ahead)
+            self._replaced |= {
+                i: None if segment is None else segment[0].replaced for i, segment in zip(ahead, segments, strict=True)
+            }
         return self._replaced[index]
 
     def guarantee(self, spec: str) -> RecordedGuarantee:
@@ -248,8 +250,8 @@ class UpstreamLog:
         if spec not in self._guarantees:
             recorded = stored_spec(self.log.read_spec(spec)).get("guarantee")
             if recorded is None:
-                what = f"an earlier release wrote the upstream's versions and recorded no guarantee; {_NONE}"
-                raise InvalidError(what, spec=spec).advising("rebuild the upstream with this release in a new log.")
+                summary = f"an earlier release wrote the upstream's versions and recorded no guarantee; {_NONE}"
+                raise InvalidError(summary, spec=spec).advising("rebuild the upstream with this release in a new log.")
             sinks = recorded.get("sinks") if isinstance(recorded, dict) else None
             label = sinks.get(self.sink) if isinstance(sinks, dict) else None
             if not isinstance(label, str) or label not in SATISFIES:
@@ -267,7 +269,7 @@ class UpstreamLog:
                 stat is None or stat.bytes != file.bytes or (stat.etag != "" and f"etag:{stat.etag}" != file.checksum)
             )
 
-        with _answering(self.dataset.location):
+        with _reporting_unavailable(self.dataset.location):
             return in_threads(is_changed, files)
 
     def damaged(self, files: Sequence[DataFile]) -> list[bool]:
@@ -276,7 +278,7 @@ class UpstreamLog:
         def is_changed(file: DataFile) -> bool:
             return self.dataset.file_identity(file.key, self.dataset.format) != (file.bytes, file.checksum)
 
-        with _answering(self.dataset.location):
+        with _reporting_unavailable(self.dataset.location):
             return in_threads(is_changed, files)
 
 
@@ -294,20 +296,22 @@ def open_upstream(log: CommitLog, sink: str | None) -> tuple[UpstreamLog, Head]:
     record = log.read_pipeline()
     head = log.find_head() if record is not None else None
     if record is None or head is None or head.spec is None:
-        what = "the upstream pipeline has no version at this location yet"
-        raise UnavailableError(what, log=log.store.url).advising(
+        summary = "the upstream pipeline has no version at this location yet"
+        raise UnavailableError(summary, log=log.store.url).advising(
             "run the upstream pipeline once, or correct `log` of the source; then run again."
         )
     sinks = stored_sinks(stored_spec(log.read_spec(head.spec)))
     if sink is None and len(sinks) > 1:
-        raise InvalidError("the upstream has several sinks: set `sink` of the source", accepted=sorted(sinks))
+        raise InvalidError(
+            "the upstream has several sinks, and `sink` of the source is not set", accepted=sorted(sinks)
+        ).advising("set `sink` of the source to the name of one of them, then run again.")
     name = sink or next(iter(sinks))
     if name not in sinks:
         raise InvalidError("the upstream has no such sink", given=name, accepted=sorted(sinks))
     dataset = sinks[name]
     if isinstance(dataset, str):
-        what = "the upstream publishes the rows of this sink outside its log, so the log has no files of it"
-        raise InvalidError(what, sink=name, type=dataset).advising(
+        summary = "the upstream publishes the rows of this sink outside its log, so the log has no files of it"
+        raise InvalidError(summary, sink=name, type=dataset).advising(
             "name a sink of type files, or read the table or topic of the sink with another source."
         )
     opened = UpstreamLog(log, record, name, dataset)
@@ -316,13 +320,13 @@ def open_upstream(log: CommitLog, sink: str | None) -> tuple[UpstreamLog, Head]:
 
 
 @contextmanager
-def of_upstream(url: str) -> Iterator[None]:
+def naming_upstream(url: str) -> Iterator[None]:
     """Name the upstream's log in an error that the block raises."""
     try:
         yield
     except LogMovedError as error:
-        what = f"the upstream's log was moved to another location; {_NONE}"
-        raise LogMovedError(what, **{"upstream": url, **error.fields}).advising(
+        summary = f"the upstream's log was moved to another location; {_NONE}"
+        raise LogMovedError(summary, **{"upstream": url, **error.fields}).advising(
             "set `log` of the source to the location in `moved_to`, then run again: reading continues where it stopped."
         ) from error
     except StreamsemError as error:
@@ -331,9 +335,9 @@ def of_upstream(url: str) -> Iterator[None]:
 
 
 @contextmanager
-def _answering(location: str) -> Iterator[None]:
+def _reporting_unavailable(location: str) -> Iterator[None]:
     try:
         yield
     except UnknownAnswerError as error:
-        what = "the location of the upstream's dataset gave no clear answer; nothing became visible"
-        raise UnavailableError(what, location=location) from error
+        summary = "the location of the upstream's dataset gave no clear answer; nothing became visible"
+        raise UnavailableError(summary, location=location) from error

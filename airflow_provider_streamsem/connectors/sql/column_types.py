@@ -49,17 +49,19 @@ def read_columns(target: Target, names: Sequence[str]) -> list[ReadColumn]:
         raise DataError(
             "the table lacks columns (names are case-sensitive); nothing became visible", table=target.name, columns=missing
         ).advising("correct `columns`, or add them to the table; then run again.")  # fmt: skip
-    chosen = [name for name in target.columns if name in names or not names]
-    if len({name.lower() for name in chosen}) < len(chosen):
-        what = "the table has columns whose names differ only in case; nothing became visible"
-        raise DataError(what, table=target.name).advising("choose one of them with `columns`, and run again.")
-    found = {name: _column(name, target.columns[name]["type"], target.dialect) for name in chosen}
-    unknown = {name: type(target.columns[name]["type"]).__name__ for name, column in found.items() if column is None}
+    selected = [name for name in target.columns if name in names or not names]
+    if len({name.lower() for name in selected}) < len(selected):
+        summary = "the table has columns whose names differ only in case; nothing became visible"
+        raise DataError(summary, table=target.name).advising("choose one of them with `columns`, and run again.")
+    columns_by_name = {name: _column(name, target.columns[name]["type"], target.dialect) for name in selected}
+    unknown = {
+        name: type(target.columns[name]["type"]).__name__ for name, column in columns_by_name.items() if column is None
+    }
     if unknown:
         raise DataError(
             "columns have types that the source does not read; nothing became visible", table=target.name, columns=unknown
         ).advising("leave them out with `columns`, or convert them in the table; then run again.")  # fmt: skip
-    return [column for column in found.values() if column is not None]
+    return [column for column in columns_by_name.values() if column is not None]
 
 
 def _column(name: str, kind: Any, dialect: str) -> ReadColumn | None:

@@ -37,8 +37,8 @@ class Target:
     :param columns: name → column in the form of SQLAlchemy's inspector
     :param uniques: sets of columns that are unique over their whole values, by the primary key, a unique constraint or a unique index without a predicate
     :param primary: columns of the primary key
-    :param beginnings: sets of columns of MySQL's unique indexes that compare only prefixes of values, or a computed value
-    :param most_bytes: MySQL's ``max_allowed_packet``, in bytes; ``None`` for other databases
+    :param prefix_indexes: sets of columns of MySQL's unique indexes that compare only prefixes of values, or a computed value
+    :param max_packet_bytes: MySQL's ``max_allowed_packet``, in bytes; ``None`` for other databases
     """
 
     schema: str | None
@@ -47,8 +47,8 @@ class Target:
     columns: dict[str, Any]
     uniques: tuple[frozenset[str], ...]
     primary: frozenset[str]
-    beginnings: tuple[frozenset[str], ...] = ()
-    most_bytes: int | None = None
+    prefix_indexes: tuple[frozenset[str], ...] = ()
+    max_packet_bytes: int | None = None
 
     @property
     def digest(self) -> str:
@@ -94,11 +94,13 @@ def describe(connection: sa.Connection, table: str) -> Target | None:
     """Read the description of a table from the database's catalog. Returns ``None`` if there is no such table, or if the name is that of a view."""
     import sqlalchemy as sa
 
-    given, name = name_parts(table)
-    schema = given or connection.dialect.default_schema_name
+    explicit_schema, name = name_parts(table)
+    schema = explicit_schema or connection.dialect.default_schema_name
     with reading(connection):
         inspector = sa.inspect(connection)
-        if (given and given not in inspector.get_schema_names()) or name not in inspector.get_table_names(schema):
+        if (
+            explicit_schema and explicit_schema not in inspector.get_schema_names()
+        ) or name not in inspector.get_table_names(schema):
             return None
         columns = {column["name"]: column for column in inspector.get_columns(name, schema)}
         if connection.dialect.name == "postgresql":
@@ -106,18 +108,20 @@ def describe(connection: sa.Connection, table: str) -> Target | None:
                 columns[domain]["type"] = _bounded(columns[domain]["type"], base)
         primary = frozenset(inspector.get_pk_constraint(name, schema)["constrained_columns"])
         uniques = {primary} if primary else set()
-        uniques |= {frozenset(found["column_names"]) for found in inspector.get_unique_constraints(name, schema)}
+        uniques |= {
+            frozenset(constraint["column_names"]) for constraint in inspector.get_unique_constraints(name, schema)
+        }
         for index in inspector.get_indexes(name, schema):
             partial = any(option.endswith("_where") for option in index.get("dialect_options", {}))
             if index["unique"] and not partial and not index.get("expressions") and None not in index["column_names"]:
                 uniques.add(frozenset(str(column) for column in index["column_names"]))
-        beginnings: set[frozenset[str]] = set()
-        most_bytes = None
+        prefix_indexes: set[frozenset[str]] = set()
+        max_packet_bytes = None
         if connection.dialect.name in _MYSQL:
-            uniques, beginnings = _mysql_uniques(connection, schema, name)
-            most_bytes = connection.execute(sa.text("SELECT @@max_allowed_packet")).scalar_one()
+            uniques, prefix_indexes = _mysql_uniques(connection, schema, name)
+            max_packet_bytes = connection.execute(sa.text("SELECT @@max_allowed_packet")).scalar_one()
     return Target(
-        schema, name, connection.dialect.name, columns, tuple(uniques), primary, tuple(beginnings), most_bytes
+        schema, name, connection.dialect.name, columns, tuple(uniques), primary, tuple(prefix_indexes), max_packet_bytes
     )
 
 
@@ -141,8 +145,8 @@ def _mysql_uniques(
         columns.setdefault(index, set()).add(str(column))
         if length is not None or column is None:
             partial.add(index)
-    whole = {frozenset(found) for index, found in columns.items() if index not in partial}
-    return whole, {frozenset(found) for index, found in columns.items() if index in partial}
+    whole = {frozenset(names) for index, names in columns.items() if index not in partial}
+    return whole, {frozenset(names) for index, names in columns.items() if index in partial}
 
 
 def _bounded(kind: Any, base: str) -> Any:
@@ -227,13 +231,13 @@ def _check_keys(target: Target, keys: Collection[str]) -> None:
             table=target.name,
             keys=sorted(keys),
             found=sorted(sorted(unique) for unique in target.uniques),
-            **({"prefixes_only": sorted(map(sorted, target.beginnings))} if target.beginnings else {}),
+            **({"prefixes_only": sorted(map(sorted, target.prefix_indexes))} if target.prefix_indexes else {}),
         )
-    if target.dialect in _MYSQL and len(target.uniques) + len(target.beginnings) > 1:
+    if target.dialect in _MYSQL and len(target.uniques) + len(target.prefix_indexes) > 1:
         raise DataError(
             "MySQL would replace rows that are equal in any unique index, not only in the keys; nothing became visible",
             table=target.name,
-            found=sorted(sorted(unique) for unique in (*target.uniques, *target.beginnings)),
+            found=sorted(sorted(unique) for unique in (*target.uniques, *target.prefix_indexes)),
         )
 
 
@@ -246,9 +250,9 @@ def check_engine(connection: sa.Connection, *tables: str) -> None:
     import sqlalchemy as sa
 
     for table in tables:
-        given, name = name_parts(table)
+        schema, name = name_parts(table)
         with reading(connection):
-            options = sa.inspect(connection).get_table_options(name, given or connection.dialect.default_schema_name)
+            options = sa.inspect(connection).get_table_options(name, schema or connection.dialect.default_schema_name)
         engine = next((value for option, value in options.items() if option.endswith("_engine")), "")
         if str(engine).lower() != "innodb":
             raise DataError(
@@ -264,14 +268,19 @@ def columns_with_nulls(parquet: Any) -> str:
 
     :param parquet: pyarrow's metadata of the file
     """
-    holding = set()
+    with_nulls = set()
     for group in range(parquet.num_row_groups):
         for at in range(parquet.num_columns):
             path = parquet.schema.column(at)
-            found = parquet.row_group(group).column(at).statistics
-            if path.max_repetition_level == 0 and path.path == path.name and found is not None and found.null_count:
-                holding.add(path.name)
-    return json.dumps(sorted(holding)) if holding else ""
+            statistics = parquet.row_group(group).column(at).statistics
+            if (
+                path.max_repetition_level == 0
+                and path.path == path.name
+                and statistics is not None
+                and statistics.null_count
+            ):
+                with_nulls.add(path.name)
+    return json.dumps(sorted(with_nulls)) if with_nulls else ""
 
 
 def refuse_nulls(target: Target, names: Collection[str]) -> None:
@@ -291,8 +300,8 @@ def refuse_nulls(target: Target, names: Collection[str]) -> None:
 
 def _may_be_left_out(target: Target, name: str) -> bool:
     column = target.columns[name]
-    made = column.get("default") is not None or column.get("computed") or column.get("identity")
-    return bool(column["nullable"] or made or column.get("autoincrement") is True)
+    has_value = column.get("default") is not None or column.get("computed") or column.get("identity")
+    return bool(column["nullable"] or has_value or column.get("autoincrement") is True)
 
 
 def _fits(kind: Any, into: Any, dialect: str) -> bool:
@@ -304,14 +313,15 @@ def _fits(kind: Any, into: Any, dialect: str) -> bool:
         return isinstance(into, (sa.JSON, sa.Text)) or (isinstance(into, sa.String) and not isinstance(into, sa.Enum))
     if kind == "string" or re.fullmatch(r"(var)?char\(\d+\)", kind):
         # COPY accepts the text form of values of any type. A type that SQLAlchemy does not know may round or trim the value, so it is refused.
-        also = (sa.JSON, sa.Uuid) if is_postgres else ()
-        is_cut = is_postgres and type(into) is sa.String  # the types name and "char" truncate to 63 bytes and 1 byte
-        is_set = type(into).__name__ == "SET"  # MySQL interprets digits as a bit mask
-        return isinstance(into, (sa.String, *also)) and not is_cut and not is_set
+        other_text_types = (sa.JSON, sa.Uuid) if is_postgres else ()
+        # The types name and "char" of Postgres truncate to 63 bytes and 1 byte. For a SET, MySQL interprets digits as a bit mask.
+        is_truncated = is_postgres and type(into) is sa.String
+        is_set = type(into).__name__ == "SET"
+        return isinstance(into, (sa.String, *other_text_types)) and not is_truncated and not is_set
     if kind == "boolean":
         return isinstance(into, sa.Boolean) or (not is_postgres and isinstance(into, sa.Integer))
     if kind in _DIGITS:
-        return _holds_whole(kind, into, dialect)
+        return _holds_integer(kind, into, dialect)
     if kind in ("float", "double"):
         if getattr(into, "scale", None) is not None:
             return False  # MySQL's FLOAT(7,1) rounds
@@ -329,7 +339,7 @@ def _fits(kind: Any, into: Any, dialect: str) -> bool:
     return False
 
 
-def _holds_whole(kind: str, into: Any, dialect: str) -> bool:
+def _holds_integer(kind: str, into: Any, dialect: str) -> bool:
     import sqlalchemy as sa
 
     if isinstance(into, sa.Integer):

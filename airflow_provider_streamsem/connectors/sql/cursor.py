@@ -21,13 +21,12 @@ if TYPE_CHECKING:
 PAIR = 2**64
 """Number of values that the second column of a pair can have for one value of the first."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-_LAST = datetime(
-    9999, 12, 30, tzinfo=timezone.utc
-)  # in every time zone before the year 10000, which Python cannot represent
+_LAST = datetime(9999, 12, 30, tzinfo=timezone.utc)
+"""A time that is before the year 10000 in every time zone. Python cannot represent that year."""
 _US = timedelta(microseconds=1)
 _LAST_US = (_LAST - _EPOCH) // _US
 _MYSQL = ("mysql", "mariadb")
-_MOST = 2**63 - 1
+_MAX_BIGINT = 2**63 - 1
 """The greatest value of a bigint."""
 
 
@@ -115,32 +114,36 @@ class Cursor:
         """Return the SQL condition for rows at or after an offset."""
         import sqlalchemy as sa
 
-        found = self._beyond(offset, includes=True)
+        first_condition = self._compared(offset, at_or_after=True)
         second = [column.is_not(None) & (column >= 0) for column in list(self.table.c)[1:]]
         return sa.and_(
-            found, *second, *[sa.func.typeof(column) == "integer" for column in self.table.c if self.may_hold_text]
+            first_condition,
+            *second,
+            *[sa.func.typeof(column) == "integer" for column in self.table.c if self.may_hold_text],
         )
 
     def before_offset(self, offset: int) -> Any:
         """Return the SQL condition for rows before an offset."""
-        return self._beyond(offset, includes=False)
+        return self._compared(offset, at_or_after=False)
 
-    def _beyond(self, offset: int, *, includes: bool) -> Any:
+    def _compared(self, offset: int, *, at_or_after: bool) -> Any:
         """
-        Compare with the values of an offset.
+        Return the SQL condition that compares the cursor with the values of an offset.
 
-        The comparison of a pair also compares its first column alone, because some databases use an index only for that.
+        The condition for a pair also compares its first column alone, because some databases use an index only for that.
+
+        :param at_or_after: whether to select the rows at or after the offset, instead of those before it
         """
         import sqlalchemy as sa
 
         values, columns = self.values_of(offset), list(self.table.c)
         first, value = columns[0], values[0]
-        if isinstance(value, int) and value > _MOST:  # the bound after the greatest value of a bigint
-            return sa.false() if includes else first <= _MOST
+        if isinstance(value, int) and value > _MAX_BIGINT:  # the bound after the greatest value of a bigint
+            return sa.false() if at_or_after else first <= _MAX_BIGINT
         if len(columns) == 1:
-            return first >= value if includes else first < value
-        second = columns[1] >= values[1] if includes else columns[1] < values[1]
-        if includes:
+            return first >= value if at_or_after else first < value
+        second = columns[1] >= values[1] if at_or_after else columns[1] < values[1]
+        if at_or_after:
             return sa.and_(first >= value, sa.or_(first > value, second))
         return sa.and_(first <= value, sa.or_(first < value, second))
 
@@ -148,16 +151,16 @@ class Cursor:
         """Return the SQL condition for rows without an offset: a null, a negative integer, or a time before 1970 or after 9999."""
         import sqlalchemy as sa
 
-        found: list[Any] = []
-        for column, described in zip(self.table.c, self.columns, strict=True):
-            if described.nullable:
-                found.append(column.is_(None))
+        conditions: list[Any] = []
+        for column, description in zip(self.table.c, self.columns, strict=True):
+            if description.nullable:
+                conditions.append(column.is_(None))
             if self.may_hold_text:
-                found.append(sa.func.typeof(column) != "integer")
-            found.append(column < self._value(described, 0))
-            if described.is_time:
-                found.append(column >= self._value(described, _LAST_US))
-        return sa.or_(*found)
+                conditions.append(sa.func.typeof(column) != "integer")
+            conditions.append(column < self._value(description, 0))
+            if description.is_time:
+                conditions.append(column >= self._value(description, _LAST_US))
+        return sa.or_(*conditions)
 
 
 def cursor_of(target: Target, names: Sequence[str], utc_offset: timedelta) -> Cursor:
@@ -168,12 +171,12 @@ def cursor_of(target: Target, names: Sequence[str], utc_offset: timedelta) -> Cu
     """
     columns = []
     for at, name in enumerate(names):
-        found = target.columns.get(name)
-        if found is None:
+        catalog_column = target.columns.get(name)
+        if catalog_column is None:
             raise InvalidError(
                 "the table has no such cursor column (names are case-sensitive)", table=target.name, cursor=name
             )
-        column = _described(name, found, target)
+        column = _cursor_column(name, catalog_column, target)
         if column is None or (at and column.is_time):
             accepted = (
                 "an integer type"
@@ -181,16 +184,16 @@ def cursor_of(target: Target, names: Sequence[str], utc_offset: timedelta) -> Cu
                 else "an integer type, timestamp, timestamptz or datetime"
             )
             raise InvalidError(
-                "the type of a cursor column is not supported", table=target.name, cursor=name, type=str(found["type"]), accepted=accepted
+                "the type of a cursor column is not supported", table=target.name, cursor=name, type=str(catalog_column["type"]), accepted=accepted
             )  # fmt: skip
         columns.append(column)
     return Cursor(target.table(names), tuple(columns), utc_offset, may_hold_text=target.dialect == "sqlite")
 
 
-def _described(name: str, found: Mapping[str, Any], target: Target) -> CursorColumn | None:
+def _cursor_column(name: str, catalog_column: Mapping[str, Any], target: Target) -> CursorColumn | None:
     import sqlalchemy as sa
 
-    kind, nullable = found["type"], not target.never_null(name)
+    kind, nullable = catalog_column["type"], not target.never_null(name)
     if isinstance(kind, sa.Integer):
         return CursorColumn(name, is_time=False, zoned=False, unit=1, nullable=nullable)
     if not isinstance(kind, sa.DateTime):

@@ -37,8 +37,8 @@ _REFUSALS = ("01", "0A", "21", "22", "23", "2F", "38", "39", "3F", "40002", "42"
 # MySQL errors without a class: packet too long, no default value, incorrect value, no matching partition, failed check.
 _MYSQL_REFUSALS = (1153, 1364, 1366, 1526, 1748, 3819)
 _REFUSING = {"IntegrityError", "DataError", "ProgrammingError", "NotSupportedError"}
-_MADE_HERE = (TypeError, ValueError, OverflowError, ArithmeticError)
-_NAMED = re.compile(r"(?:(?:UNIQUE|NOT NULL|CHECK) constraint failed: |for key )'?([\w., ]{1,200})'?$")
+_CLIENT_ERRORS = (TypeError, ValueError, OverflowError, ArithmeticError)
+_CONSTRAINT = re.compile(r"(?:(?:UNIQUE|NOT NULL|CHECK) constraint failed: |for key )'?([\w., ]{1,200})'?$")
 
 
 def name_parts(table: str) -> tuple[str | None, str]:
@@ -59,35 +59,35 @@ def connected(conn_id: str) -> Iterator[sa.Connection]:
     import sqlalchemy as sa
 
     url, options = address(conn_id)
-    failed = ""
+    problem = ""
     try:
         engine = sa.create_engine(url, poolclass=sa.pool.NullPool, connect_args=options, hide_parameters=True)
     except (ImportError, sa.exc.ArgumentError) as error:
-        failed = type(error).__name__
-    if failed:
+        problem = type(error).__name__
+    if problem:
         raise InvalidError(
             "no driver for the connection's database is installed",
             conn_id=conn_id,
             driver=url.drivername,
-            problem=failed,
+            problem=problem,
             accepted="pip install 'airflow-provider-streamsem[jdbc]', or the driver that is named",
         )
     try:
         connection = engine.connect()
     except Exception as error:
-        failed = f"{type(error).__name__} {code_of(error)}".strip()
-    if failed:
-        raise UnavailableError("the database cannot be reached, or it denies access", conn_id=conn_id, problem=failed)
+        problem = f"{type(error).__name__} {code_of(error)}".strip()
+    if problem:
+        raise UnavailableError("the database cannot be reached, or it denies access", conn_id=conn_id, problem=problem)
     try:
         if connection.dialect.name in ("mysql", "mariadb"):
-            _be_strict(connection)
+            _set_strict_mode(connection)
         yield connection
     finally:
         connection.close()
         engine.dispose()
 
 
-def _be_strict(connection: sa.Connection) -> None:
+def _set_strict_mode(connection: sa.Connection) -> None:
     """
     Set a strict ``sql_mode`` for the session.
 
@@ -110,21 +110,24 @@ def address(conn_id: str) -> tuple[sa.URL, dict[str, Any]]:
     """
     import sqlalchemy as sa
 
-    found = connections.connection(conn_id)
+    airflow_connection = connections.connection(conn_id)
     driver = _DRIVERS.get(
-        found.conn_type, found.extra.get("sqlalchemy_scheme", "") if found.conn_type == "generic" else ""
+        airflow_connection.conn_type,
+        airflow_connection.extra.get("sqlalchemy_scheme", "") if airflow_connection.conn_type == "generic" else "",
     )
     if not re.fullmatch(r"[A-Za-z0-9_]+(\+[A-Za-z0-9_]+)?", str(driver)):
         raise InvalidError(
             "the connection is not of the type of a supported database",
             conn_id=conn_id,
-            conn_type=found.conn_type,
+            conn_type=airflow_connection.conn_type,
             accepted=["postgres", "mysql", "sqlite", 'generic with the extra {"sqlalchemy_scheme": "dialect+driver"}'],
         )
-    options: dict[str, Any] = {n: found.extra[n] for n in _EXTRAS.get(driver, ()) if n in found.extra}
+    options: dict[str, Any] = {
+        n: airflow_connection.extra[n] for n in _EXTRAS.get(driver, ()) if n in airflow_connection.extra
+    }
     if driver.startswith("sqlite"):
         # In Airflow's URIs (sqlite:///relative, sqlite:////absolute) the path of the file is the schema. In a JSON connection it is the host.
-        path = found.host or found.schema
+        path = airflow_connection.host or airflow_connection.schema
         if path in ("", ":memory:"):
             raise InvalidError(
                 "an in-memory database loses the rows and markers when the process ends",
@@ -133,28 +136,28 @@ def address(conn_id: str) -> tuple[sa.URL, dict[str, Any]]:
             )
         return sa.URL.create(driver, database=path), {"timeout": _BUSY_S}
     if driver == "postgresql+psycopg":
-        options |= {
-            "connect_timeout": _CONNECT_S,
-            "prepare_threshold": None,
-        }  # a pooler may assign another session to each transaction
+        # A pooler may assign another session to each transaction, so statements are not prepared.
+        options |= {"connect_timeout": _CONNECT_S, "prepare_threshold": None}
     url = sa.URL.create(
         driver,
-        username=found.login or None,
-        password=found.password or None,
-        host=found.host or None,
-        port=found.port,
-        database=found.schema or None,
+        username=airflow_connection.login or None,
+        password=airflow_connection.password or None,
+        host=airflow_connection.host or None,
+        port=airflow_connection.port,
+        database=airflow_connection.schema or None,
     )
     return url, options
 
 
 def lineage_name(conn_id: str, table: str) -> tuple[str, str]:
     """Return the OpenLineage dataset of a table: the server of the connection, and ``database.table``. Reads the Airflow connection."""
-    found = connections.connection(conn_id)
-    if found.conn_type == "sqlite":
-        return "file", f"{found.host or found.schema}/{table}"
-    port = f":{found.port}" if found.port else ""
-    return f"{found.conn_type}://{found.host}{port}", ".".join(filter(None, (found.schema, table)))
+    airflow_connection = connections.connection(conn_id)
+    if airflow_connection.conn_type == "sqlite":
+        return "file", f"{airflow_connection.host or airflow_connection.schema}/{table}"
+    port = f":{airflow_connection.port}" if airflow_connection.port else ""
+    return f"{airflow_connection.conn_type}://{airflow_connection.host}{port}", ".".join(
+        filter(None, (airflow_connection.schema, table))
+    )
 
 
 def markers_table(connection: sa.Connection, markers: str) -> sa.Table:
@@ -185,7 +188,7 @@ def reading(connection: sa.Connection) -> AbstractContextManager[object]:
     return nullcontext() if connection.in_transaction() else connection.begin()
 
 
-def make_markers(connection: sa.Connection, table: sa.Table) -> None:
+def create_markers_table(connection: sa.Connection, table: sa.Table) -> None:
     """
     Create the marker table if it is missing.
 
@@ -209,11 +212,11 @@ def make_markers(connection: sa.Connection, table: sa.Table) -> None:
         problem = f"{type(error).__name__} {code_of(error)}".strip()
     if not exists():
         raise UnavailableError(
-            "the marker table is missing and could not be created; nothing became visible. Create it with the statement in docs/connectors/sql-sink.md",
+            "the marker table is missing and could not be created; nothing became visible",
             table=table.name,
             schema=table.schema,
             problem=problem,
-        )
+        ).advising("create the table with the statement in docs/connectors/sql-sink.md, then run again.")
 
 
 def read_marker(connection: sa.Connection, table: sa.Table, pipeline_uuid: str, sink: str) -> SinkMarker | None:
@@ -221,12 +224,12 @@ def read_marker(connection: sa.Connection, table: sa.Table, pipeline_uuid: str, 
     import sqlalchemy as sa
 
     with connection.begin():
-        found = connection.execute(
+        row = connection.execute(
             sa.select(table.c.version, table.c.state, table.c.outcome).where(
                 table.c.pipeline_uuid == pipeline_uuid, table.c.sink == sink
             )
         ).first()
-    return None if found is None else SinkMarker(int(found.version), str(found.state), str(found.outcome or ""))
+    return None if row is None else SinkMarker(int(row.version), str(row.state), str(row.outcome or ""))
 
 
 def marker_row(name: tuple[str, str], marker: SinkMarker) -> dict[str, object]:
@@ -255,23 +258,25 @@ def set_marker(
 
     row = marker_row(name, new)
     if found is not None:
-        this = sa.and_(table.c.pipeline_uuid == name[0], table.c.sink == name[1], table.c.version == found.version)
-        same = sa.func.coalesce(table.c.outcome, "") == found.outcome
-        done = connection.execute(sa.update(table).where(this, same).values(row)).rowcount
-        if done not in (0, 1):
-            what = (
+        has_marker = sa.and_(
+            table.c.pipeline_uuid == name[0], table.c.sink == name[1], table.c.version == found.version
+        )
+        has_outcome = sa.func.coalesce(table.c.outcome, "") == found.outcome
+        changed_rows = connection.execute(sa.update(table).where(has_marker, has_outcome).values(row)).rowcount
+        if changed_rows not in (0, 1):
+            summary = (
                 "the database driver does not report how many rows an update changed; the transaction was rolled back"
             )
-            raise UnavailableError(what, sink=name[1])
-        return done == 1
-    existed = False
+            raise UnavailableError(summary, sink=name[1])
+        return changed_rows == 1
+    is_conflict = False
     try:
         connection.execute(sa.insert(table).values(row))
     except sa.exc.IntegrityError:
-        existed = True
-    if existed:
-        what = "another publisher created the marker concurrently; this transaction was rolled back"
-        raise UnavailableError(what, sink=name[1], version=new.version)
+        is_conflict = True
+    if is_conflict:
+        summary = "another publisher created the marker concurrently; this transaction was rolled back"
+        raise UnavailableError(summary, sink=name[1], version=new.version)
     return True
 
 
@@ -302,34 +307,34 @@ def translated(error: Exception, **fields: object) -> StreamsemError:
     if diagnosis is not None:
         facts |= {"constraint": diagnosis.constraint_name, "column": diagnosis.column_name, "of": diagnosis.table_name}
     else:
-        named = _NAMED.search(str(cause.args[-1]) if cause.args else "")
-        facts |= {"constraint": named[1] if named else None}
+        constraint = _CONSTRAINT.search(str(cause.args[-1]) if cause.args else "")
+        facts |= {"constraint": constraint[1] if constraint else None}
     facts = {name: value for name, value in facts.items() if value not in (None, "")}
     if _is_refusal(cause):
         return PublishError(
             "the database refuses a statement; the transaction was rolled back, so none of its rows are in the table",
             **facts,
         )
-    what = "the database gave no clear answer; whether it applied the last transaction is unknown"
-    return UnavailableError(what, **facts)
+    summary = "the database gave no clear answer; whether it applied the last transaction is unknown"
+    return UnavailableError(summary, **facts)
 
 
-def unread(error: Exception, **fields: object) -> StreamsemError:
+def translated_read(error: Exception, **fields: object) -> StreamsemError:
     """Map an error of a query that only reads, as :func:`translated` does. A query that the database refuses becomes a :class:`DataError`."""
-    found = translated(error, **fields)
-    if found is error:
-        return found
-    if isinstance(found, PublishError):
-        return DataError("the database refuses a query; nothing became visible", **found.fields).advising(
+    result = translated(error, **fields)
+    if result is error:
+        return result
+    if isinstance(result, PublishError):
+        return DataError("the database refuses a query; nothing became visible", **result.fields).advising(
             "grant SELECT on the table, or correct the table or the value that the database names; then run again."
         )
-    return UnavailableError("the database gave no clear answer to a query; nothing became visible", **found.fields)
+    return UnavailableError("the database gave no clear answer to a query; nothing became visible", **result.fields)
 
 
 def unanswered(table: str, version: int) -> UnavailableError:
     """Return the error for a publisher whose marker other publishers have changed in every try."""
-    what = "other publishers changed the marker during every try; this publisher wrote no rows"
-    return UnavailableError(what, table=table, version=version)
+    summary = "other publishers changed the marker during every try; this publisher wrote no rows"
+    return UnavailableError(summary, table=table, version=version)
 
 
 def _is_refusal(cause: BaseException) -> bool:
@@ -338,7 +343,7 @@ def _is_refusal(cause: BaseException) -> bool:
         return str(state).startswith(_REFUSALS)
     if cause.args and cause.args[0] in _MYSQL_REFUSALS:
         return True
-    if isinstance(cause, _MADE_HERE):
+    if isinstance(cause, _CLIENT_ERRORS):
         return True  # the driver could not encode a value
     if getattr(cause, "sqlite_errorcode", None) == 1:
         return True  # SQLITE_ERROR: no such table or column

@@ -97,8 +97,8 @@ def _to_batch(names: list[str], types: list[Any]) -> Callable[[Any], Any]:
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 problem = type(error).__name__
             if problem:
-                what = f"streamsem-read data: column {name!r} has a value that is not of the type {kind}"
-                raise ValueError(f"{what} ({problem})")
+                message = f"streamsem-read data: column {name!r} has a value that is not of the type {kind}"
+                raise ValueError(f"{message} ({problem})")
         return pa.RecordBatch.from_arrays(arrays, names=names)
 
     return to_batch

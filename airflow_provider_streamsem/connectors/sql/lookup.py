@@ -1,7 +1,7 @@
 """
 A lookup table in a database (extra ``jdbc``). A database keeps no old versions of its rows, so a pin can at most detect that they have changed.
 
-On Postgres the pin has the number of rows and a digest of their versions. For other databases, or on request, every attempt reads the rows of its time.
+On Postgres the pin has the number of rows and a digest of their versions. For other databases, or on request, every attempt reads the current rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from airflow_provider_streamsem.connectors.sql import database
 from airflow_provider_streamsem.connectors.sql.column_types import read_columns
 from airflow_provider_streamsem.connectors.sql.columns import Target
 from airflow_provider_streamsem.connectors.sql.source import TABLE
-from airflow_provider_streamsem.connectors.sql.table import described, measured, snapshot
+from airflow_provider_streamsem.connectors.sql.table import count_and_digest, open_table, snapshot
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, SourceChangedError
 from airflow_provider_streamsem.protocol.codec import build, plain
 from airflow_provider_streamsem.protocol.entries import Json
@@ -65,7 +65,7 @@ class JdbcTable:
         are not read
     :param columns: the columns to read; empty: all columns
     :param rows: ``unchanged``, only on Postgres: every attempt of a batch reads the same rows. If a row of the table changes between the plan and the commit,
-        the batch fails. ``current``: each attempt reads the rows of its time, so that a retry or a reprocessing run may read other rows than the first attempt
+        the batch fails. ``current``: each attempt reads the current rows, so a retry or a reprocessing run may read other rows than the first attempt
     :raises InvalidError: an argument is not valid
     """
 
@@ -86,7 +86,7 @@ class JdbcTable:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """What the pin fixes: the rows or, with ``rows="current"``, only the columns."""
+        """The part of the table that the pin fixes: the rows or, with ``rows="current"``, only the columns."""
         return (_RULE[self.rows],)
 
     def lineage(self) -> list[tuple[str, str]]:
@@ -101,40 +101,42 @@ class JdbcTable:
         :raises SourceChangedError: the database has no such table. Nothing was written
         :raises DataError: a column is missing, or its type is not supported. Nothing was written
         """
-        with described(self.conn_id, self.table) as (connection, target), snapshot(connection):
+        with open_table(self.conn_id, self.table) as (connection, target), snapshot(connection):
             columns = {column.name: column.type for column in read_columns(target, self.columns)}
             if self.rows == "current":
                 return plain(RowsPin(columns, -1, ""))
             _check_server(connection, target)
-            return plain(RowsPin(columns, *measured(connection, target.table([]), with_digest=True)))
+            return plain(RowsPin(columns, *count_and_digest(connection, target.table([]), with_digest=True)))
 
     def check_pin(self, pin: Json) -> None:
         """
-        Check that the table has the pinned columns and rows. A row version never has an earlier digest again, so the same digest before and after a read
-        shows that the read found the pinned rows. With ``rows="current"``, only the form of the pin is checked.
+        Check that the table has the pinned columns and rows. An earlier digest never returns. So an equal digest before and after a read shows that
+        the read found the pinned rows. With ``rows="current"``, only the form of the pin is checked.
         """
-        found = self._read(pin)
+        pinned = self._read(pin)
         if self.rows == "current":
             return
         with checking_pin():
-            if not found.digest:
-                what = 'the rows of a lookup are not pinned, because the version was planned with rows="current"; nothing became visible'
-                raise SourceChangedError(what, table=self.table)
-            with described(self.conn_id, self.table) as (connection, target), snapshot(connection):
+            if not pinned.digest:
+                summary = 'the rows of a lookup are not pinned, because the version was planned with rows="current"; nothing became visible'
+                raise SourceChangedError(summary, table=self.table)
+            with open_table(self.conn_id, self.table) as (connection, target), snapshot(connection):
                 _check_server(connection, target)
-                self._check_columns(found, target)
-                rows, digest = measured(connection, target.table([]), with_digest=True)
-            if (rows, digest) != (found.rows, found.digest):
-                what = "rows of the lookup table were inserted, changed or deleted after they were planned; nothing became visible"
-                raise SourceChangedError(what, table=self.table, planned=found.rows, found=rows)
+                self._check_columns(pinned, target)
+                rows, digest = count_and_digest(connection, target.table([]), with_digest=True)
+            if (rows, digest) != (pinned.rows, pinned.digest):
+                summary = "rows of the lookup table were inserted, changed or deleted after they were planned; nothing became visible"
+                raise SourceChangedError(summary, table=self.table, planned=pinned.rows, found=rows)
 
     def _check_columns(self, pin: RowsPin, target: Target) -> None:
         present = [name for name in pin.columns if name in target.columns]
-        now = {column.name: column.type for column in read_columns(target, present)} if present else {}
-        changed = sorted(name for name, kind in pin.columns.items() if now.get(name) != kind)
+        current = {column.name: column.type for column in read_columns(target, present)} if present else {}
+        changed = sorted(name for name, kind in pin.columns.items() if current.get(name) != kind)
         if changed:
-            what = "columns of the lookup table were changed or dropped after they were planned; nothing became visible"
-            raise SourceChangedError(what, table=self.table, columns=changed)
+            summary = (
+                "columns of the lookup table were changed or dropped after they were planned; nothing became visible"
+            )
+            raise SourceChangedError(summary, table=self.table, columns=changed)
 
     def load(self, spark: SparkSession, pin: Json) -> DataFrame:
         """
@@ -144,9 +146,9 @@ class JdbcTable:
         """
         from airflow_provider_streamsem.connectors.sql import records
 
-        found = self._read(pin)
-        with described(self.conn_id, self.table) as (connection, target):
-            return records.load_all(spark, connection, target, self.conn_id, [*found.columns])
+        pinned = self._read(pin)
+        with open_table(self.conn_id, self.table) as (connection, target):
+            return records.load_all(spark, connection, target, self.conn_id, [*pinned.columns])
 
     def _read(self, pin: Json) -> RowsPin:
         """
@@ -154,21 +156,21 @@ class JdbcTable:
 
         :raises LogDamagedError: the pin has another form
         """
-        what = "the pin of a lookup is not that of a database table; nothing was read"
+        summary = "the pin of a lookup is not that of a database table; nothing was read"
         try:
-            found: RowsPin = build(RowsPin, pin, "pin")
+            pinned: RowsPin = build(RowsPin, pin, "pin")
         except LogDamagedError as error:
-            raise LogDamagedError(what, invariant="R6", table=self.table) from error
-        if not found.columns or (found.rows < 0) != (found.digest == ""):
-            raise LogDamagedError(what, invariant="R6", table=self.table)
-        return found
+            raise LogDamagedError(summary, invariant="R6", table=self.table) from error
+        if not pinned.columns or (pinned.rows < 0) != (pinned.digest == ""):
+            raise LogDamagedError(summary, invariant="R6", table=self.table)
+        return pinned
 
 
 def _check_server(connection: sa.Connection, target: Target) -> None:
     """
     Refuse a database that cannot detect changed rows.
 
-    A replica may lag behind another one that the same connection reaches, so a check of one says nothing about a read of the other.
+    One connection may reach several replicas, and each may lag behind another. So a check of one replica proves nothing about a read from another.
 
     :raises InvalidError: the database is not Postgres, the server is a replica, or a partition is a foreign table
     """
@@ -181,7 +183,7 @@ def _check_server(connection: sa.Connection, target: Target) -> None:
         if not is_replica and not has_foreign:
             return
         problem = "the server is a replica" if is_replica else "a partition of the table is a foreign table"
-    what = 'lookup jdbc: rows="unchanged" is not possible, because changed rows would not be detected; nothing became visible'
-    raise InvalidError(what, table=target.name, problem=problem).advising(
+    summary = 'lookup jdbc: rows="unchanged" is not possible, because changed rows would not be detected; nothing became visible'
+    raise InvalidError(summary, table=target.name, problem=problem).advising(
         'set rows="current": each attempt then reads the rows of its time. On Postgres, name a table of the primary.'
     )

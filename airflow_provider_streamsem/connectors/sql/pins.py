@@ -33,12 +33,12 @@ def read_pins(pins: Json) -> tuple[JdbcPin, ...]:
 
     :raises LogDamagedError: the pins are not ascending ranges of a cursor
     """
-    what = "the pins of a plan are not ranges of a table; nothing was read"
+    summary = "the pins of a plan are not ranges of a table; nothing was read"
     try:
-        found = tuple(build(JdbcPin, pin, "pins") for pin in (pins if isinstance(pins, list) else [pins]))
+        ranges = tuple(build(JdbcPin, pin, "pins") for pin in (pins if isinstance(pins, list) else [pins]))
     except LogDamagedError as error:
-        raise LogDamagedError(what, invariant="R6") from error
-    ascend = all(one.end <= other.start for one, other in pairwise(found))
-    if not ascend or any(not 0 <= pin.start < pin.end or pin.rows < 0 for pin in found):
-        raise LogDamagedError(what, invariant="R6")
-    return found
+        raise LogDamagedError(summary, invariant="R6") from error
+    is_ascending = all(one.end <= other.start for one, other in pairwise(ranges))
+    if not is_ascending or any(not 0 <= pin.start < pin.end or pin.rows < 0 for pin in ranges):
+        raise LogDamagedError(summary, invariant="R6")
+    return ranges

@@ -25,7 +25,7 @@ _SETTINGS = """
 """
 
 
-def settle(connection: sa.Connection) -> None:
+def configure_transaction(connection: sa.Connection) -> None:
     """
     Set the timeouts and the durability of the current transaction.
 
@@ -39,10 +39,10 @@ def check(connection: sa.Connection, schema: str | None, name: str) -> None:
     """
     Check that a crash of the server cannot remove rows from the table, and that ``COPY`` writes all rows into it.
 
-    :raises DataError: the table or a partition of it is unlogged (emptied after a server crash), temporary or foreign, or has a rule for ``INSERT``, which
-        ``COPY`` ignores. Nothing became visible
+    :raises DataError: the table or a partition of it is unlogged (emptied after a server crash), temporary or foreign. Or it has a rule for ``INSERT``,
+        which ``COPY`` ignores. Nothing became visible
     """
-    found = (
+    rows = (
         _cursor(connection)
         .execute(
             "WITH it AS (SELECT c.oid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
@@ -55,16 +55,18 @@ def check(connection: sa.Connection, schema: str | None, name: str) -> None:
         )
         .fetchall()
     )
-    parts = [(relname, _text(kind), _text(persistence), has_rule) for relname, kind, persistence, has_rule in found]
-    for relname, kind, persistence, has_rule in parts or [(name, "", "", False)]:
+    tables = [(relname, _text(kind), _text(persistence), has_rule) for relname, kind, persistence, has_rule in rows]
+    for relname, kind, persistence, has_rule in tables or [(name, "", "", False)]:
         if kind not in ("r", "p") or persistence != "p":
             raise DataError(
-                "the sink's tables and their partitions must be ordinary or partitioned tables, and neither unlogged nor temporary; nothing became visible",
+                "a table of the sink, or a partition of it, is not an ordinary or partitioned table, or it is unlogged or temporary; nothing became visible",
                 table=name,
                 schema=schema,
                 found=relname,
                 relkind=kind,
                 relpersistence=persistence,
+            ).advising(
+                "use ordinary or partitioned tables, and convert unlogged ones with ALTER TABLE ... SET LOGGED; then run again."
             )
         if has_rule:
             raise DataError(
@@ -77,12 +79,12 @@ def check(connection: sa.Connection, schema: str | None, name: str) -> None:
 
 def has_child_tables(connection: sa.Connection, schema: str | None, name: str) -> bool:
     """Return whether other tables inherit from the (not partitioned) table. A unique constraint of the table does not apply to their rows."""
-    found = _cursor(connection).execute(
+    result = _cursor(connection).execute(
         "SELECT FROM pg_catalog.pg_inherits i JOIN pg_catalog.pg_class c ON c.oid = i.inhparent"
         " JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s AND c.relkind = 'r'",
         (schema, name),
     )
-    return found.fetchone() is not None
+    return result.fetchone() is not None
 
 
 def domains(connection: sa.Connection, schema: str | None, name: str) -> dict[str, str]:
@@ -91,7 +93,7 @@ def domains(connection: sa.Connection, schema: str | None, name: str) -> dict[st
 
     SQLAlchemy omits length and digits. Without them, this package could not detect that the database would round a number.
     """
-    found = _cursor(connection).execute(
+    result = _cursor(connection).execute(
         "WITH RECURSIVE below AS ("
         " SELECT a.attname, t.typbasetype, t.typtypmod FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid"
         " JOIN pg_catalog.pg_class c ON c.oid = a.attrelid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
@@ -101,12 +103,12 @@ def domains(connection: sa.Connection, schema: str | None, name: str) -> dict[st
         " JOIN pg_catalog.pg_type t ON t.oid = b.typbasetype WHERE t.typtype <> 'd'",
         (schema, name),
     )
-    return {_text(column): _text(base) for column, base in found.fetchall()}
+    return {_text(column): _text(base) for column, base in result.fetchall()}
 
 
 def has_deferrable(connection: sa.Connection, table: sa.Table, keys: Iterable[str]) -> bool:
     """Return whether a unique constraint over exactly these columns is deferrable. ``ON CONFLICT`` then fails, but only for a batch with rows."""
-    found = (
+    constraints = (
         _cursor(connection)
         .execute(
             "SELECT ARRAY(SELECT a.attname::text FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attnum = ANY (k.conkey))"
@@ -117,7 +119,7 @@ def has_deferrable(connection: sa.Connection, table: sa.Table, keys: Iterable[st
         )
         .fetchall()
     )
-    return any(frozenset(row[0]) == frozenset(keys) for row in found)
+    return any(frozenset(row[0]) == frozenset(keys) for row in constraints)
 
 
 def _text(value: Any) -> str:
@@ -138,8 +140,8 @@ def upsert(
     from psycopg import sql
 
     staged, order, target = sql.Identifier("pg_temp", _STAGED), sql.Identifier(_ORDER), _target(table)
-    columns, by = [sql.Identifier(name) for name in names], [sql.Identifier(key) for key in keys]
-    listed, keyed = sql.SQL(", ").join(columns), sql.SQL(", ").join(by)
+    columns, key_columns = [sql.Identifier(name) for name in names], [sql.Identifier(key) for key in keys]
+    listed, keyed = sql.SQL(", ").join(columns), sql.SQL(", ").join(key_columns)
     cursor = _cursor(connection)
     cursor.execute(
         sql.SQL("CREATE TEMPORARY TABLE {} ON COMMIT DROP AS SELECT {} FROM {} WITH NO DATA").format(

@@ -71,9 +71,9 @@ def load(
     :param is_counted: whether the read must find the planned number of rows
     """
     columns = read_columns(table.target, names)
-    query = _selecting(table.cursor.table, columns)
+    query = _select(table.cursor.table, columns)
     ranges = [query.where(table.cursor.from_offset(p.start), table.cursor.before_offset(p.end)) for p in pins]
-    frame = _frame(spark, table.target, conn_id, columns, [_compiled(one, table.connection) for one in ranges])
+    frame = _frame(spark, table.target, conn_id, columns, [_compiled(query, table.connection) for query in ranges])
     if not is_counted:
         return JdbcRecords(frame)
     return CountedRecords(frame, planned=sum(pin.rows for pin in pins))
@@ -84,7 +84,7 @@ def load_all(
 ) -> DataFrame:
     """Return all rows of a table as a DataFrame. One task reads them, with one query. Reads no row now."""
     columns = read_columns(target, names)
-    return _frame(spark, target, conn_id, columns, [_compiled(_selecting(target.table([]), columns), connection)])
+    return _frame(spark, target, conn_id, columns, [_compiled(_select(target.table([]), columns), connection)])
 
 
 def _frame(
@@ -123,15 +123,15 @@ def _types(ddl: str) -> tuple[Any, Any]:
     }[ddl]  # fmt: skip
 
 
-def _selecting(table: sa.Table, columns: Sequence[ReadColumn]) -> sa.Select[Any]:
+def _select(table: sa.Table, columns: Sequence[ReadColumn]) -> sa.Select[Any]:
     """Return the query of the columns of a table."""
     import sqlalchemy as sa
 
-    chosen: list[Any] = []
+    selected: list[Any] = []
     for at, column in enumerate(columns):
         value: Any = sa.column(sa.quoted_name(column.name, True))
-        chosen.append((value if column.cast is None else sa.cast(value, column.cast)).label(f"c{at}"))
-    return sa.select(*chosen).select_from(table)
+        selected.append((value if column.cast is None else sa.cast(value, column.cast)).label(f"c{at}"))
+    return sa.select(*selected).select_from(table)
 
 
 def _compiled(query: sa.Select[Any], connection: sa.Connection) -> Query:

@@ -122,10 +122,10 @@ def settled_end(
         is_settled = newest is None or wait.until_ended(wait.list())
         return None if not is_settled else _before(newest, lag or 0, cursor)
     now_us = _postgres_now_us(connection, cursor)
-    found = wait.list()
-    known = {name: begin for name, begin in found.running.items() if begin is not None}
-    unknown = {name: None for name, begin in found.running.items() if begin is None}
-    if not wait.until_ended(Transactions(unknown, found.prepared)):
+    open_transactions = wait.list()
+    known = {name: begin for name, begin in open_transactions.running.items() if begin is not None}
+    unknown = {name: None for name, begin in open_transactions.running.items() if begin is None}
+    if not wait.until_ended(Transactions(unknown, open_transactions.prepared)):
         return None
     begins_us = [cursor.instant_us(begin) for begin in known.values()]
     _warn_of_old(now_us, begins_us)
@@ -138,7 +138,7 @@ def _end_by_lag(connection: sa.Connection, target: Target, cursor: Cursor, lag: 
 
     if lag is None:
         raise InvalidError(
-            "this database does not show which transactions are open, so the source needs `lag`; nothing was written",
+            "this database does not show which transactions are open, and `lag` of the source is not set; nothing was written",
             table=target.name,
             dialect=target.dialect,
         ).advising(
@@ -183,8 +183,8 @@ def _newest(connection: sa.Connection, cursor: Cursor) -> int | None:
 
     newest = sa.select(sa.func.max(cursor.table.c[0])).where(cursor.from_offset(0))
     with connection.begin():
-        found = connection.execute(newest).scalar()
-    return None if found is None else int(found)
+        value = connection.execute(newest).scalar()
+    return None if value is None else int(value)
 
 
 def _before(newest: int | None, lag: int, cursor: Cursor) -> int:
@@ -201,8 +201,8 @@ def _postgres_now_us(connection: sa.Connection, cursor: Cursor) -> int:
 def _warn_of_old(now_us: int, begins_us: Sequence[int]) -> None:
     oldest_s = (now_us - min(begins_us, default=now_us)) // 1_000_000
     if oldest_s >= _OLD_S:
-        what = "source jdbc: a transaction of the database is open since %d s; rows with later cursor values are read after it has ended"
-        logger.warning(what, oldest_s)
+        message = "source jdbc: a transaction of the database is open since %d s; rows with later cursor values are read after it has ended"
+        logger.warning(message, oldest_s)
 
 
 def _sequences(connection: sa.Connection, target: Target, cursor: Cursor, lag: int | None) -> list[int]:
@@ -220,7 +220,7 @@ def _sequences(connection: sa.Connection, target: Target, cursor: Cursor, lag: i
                 "the server is a replica, which does not show the open transactions of its primary; nothing was written", table=target.name
             ).advising("let the connection name the primary.")  # fmt: skip
         oid, is_replicated, has_foreign = connection.execute(sa.text(_TABLE), name).one()
-        found = connection.execute(sa.text(_SEQUENCES), {"oid": oid, "column": cursor.columns[0].name}).all()
+        sequences = connection.execute(sa.text(_SEQUENCES), {"oid": oid, "column": cursor.columns[0].name}).all()
     if has_foreign:
         raise InvalidError(
             "a partition of the table is a foreign table, and the transactions of its server are not visible; nothing was written",
@@ -233,13 +233,13 @@ def _sequences(connection: sa.Connection, target: Target, cursor: Cursor, lag: i
         ).advising("set lag, or read the table from the publishing server.")
     if cursor.is_time:
         return []
-    for _, sequence, cache, increment, cycles in found:
+    for _, sequence, cache, increment, cycles in sequences:
         if lag is None and (cache != 1 or increment != 1 or cycles):
             raise InvalidError(
                 "the sequence of the cursor does not generate values in ascending order in all sessions; nothing was written",
                 sequence=sequence, cache=cache, increment=increment, cycle=cycles,
             ).advising("set lag; or ALTER SEQUENCE ... CACHE 1 INCREMENT BY 1 NO CYCLE, if no application allocates blocks of values.")  # fmt: skip
-    return [row[0] for row in found]
+    return [row[0] for row in sequences]
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,31 +271,31 @@ class Waiting:
                     (prepared if is_prepared else running)[str(name)] = begin
         return Transactions(running, prepared)
 
-    def until_ended(self, found: Transactions) -> bool:
+    def until_ended(self, transactions: Transactions) -> bool:
         """
         Wait until the transactions have ended, including those that are prepared in the meantime.
 
         :returns: whether they have ended. If not, a warning was logged
         """
         deadline_ms = self.clock.now_ms() + self.wait_s * 1000
-        if not found.running and not found.prepared:
+        if not transactions.running and not transactions.prepared:
             return True
-        if found.running and not self._until({*found.running}, lambda now: now.running, deadline_ms):
+        if transactions.running and not self._wait_for({*transactions.running}, lambda now: now.running, deadline_ms):
             return False
         prepared = {*self.list().prepared}
-        return self._until(prepared, lambda now: now.prepared, deadline_ms)
+        return self._wait_for(prepared, lambda now: now.prepared, deadline_ms)
 
-    def _until(
+    def _wait_for(
         self, names: set[str], of: Callable[[Transactions], Mapping[str, datetime | None]], deadline_ms: int
     ) -> bool:
         pause_s = _FIRST_POLL_S
         while names:
             names &= of(self.list()).keys()
             if names and self.clock.now_ms() >= deadline_ms:
-                what = (
+                message = (
                     "source jdbc: %d transactions are open since %d s or longer; nothing is read until they have ended"
                 )
-                logger.warning(what, len(names), self.wait_s)
+                logger.warning(message, len(names), self.wait_s)
                 return False
             if names:
                 self.clock.sleep(pause_s)

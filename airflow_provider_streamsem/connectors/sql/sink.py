@@ -114,11 +114,11 @@ class JdbcSink(TransactionalSink[_Open]):
     @property
     def reasons(self) -> tuple[str, ...]:
         """The reasons why the table has each record once."""
-        kept = (
+        reasons = (
             "one database transaction writes the rows of a version and its marker, and the marker prevents a second transaction of the version",
             "rows passed to the writer = rows in the staged files = rows in the manifest, or the attempt is discarded",
         )
-        return (*kept, keyed_rows.LAST_STAYS) if self.mode == "upsert" else kept
+        return (*reasons, keyed_rows.LAST_STAYS) if self.mode == "upsert" else reasons
 
     def immutable_config(self) -> Json:
         """Return the connection id, the two tables, the staging location, the mode and the version column."""
@@ -170,21 +170,21 @@ class JdbcSink(TransactionalSink[_Open]):
         failure: StreamsemError | None = None
         try:
             with self._connected() as connection:
-                database.make_markers(connection, database.markers_table(connection, self.markers))
+                database.create_markers_table(connection, database.markers_table(connection, self.markers))
         except Exception as error:
             failure = database.translated(error, table=self.markers)
         if failure is not None:
             raise failure
 
     def _check_markers(self, connection: sa.Connection) -> None:
-        found = sql_columns.describe(connection, self.markers)
-        if found is None:
-            what = "the marker table was deleted or renamed; nothing became visible"
-            raise DataError(what, markers=self.markers, table=self.table).advising(
+        markers = sql_columns.describe(connection, self.markers)
+        if markers is None:
+            summary = "the marker table was deleted or renamed; nothing became visible"
+            raise DataError(summary, markers=self.markers, table=self.table).advising(
                 "restore the table, or create it with the statement in docs/connectors/sql-sink.md, and run again. If the sink has published before, "
                 "that run fails before it writes a row, and its error names the marker to write into the table."
             )
-        if frozenset(("pipeline_uuid", "sink")) not in found.uniques:
+        if frozenset(("pipeline_uuid", "sink")) not in markers.uniques:
             raise DataError(
                 "the marker table lacks its primary key (pipeline_uuid, sink), so two publishers could write one version; nothing became visible",
                 table=self.markers,
@@ -224,7 +224,7 @@ class JdbcSink(TransactionalSink[_Open]):
 
         markers = database.markers_table(connection, self.markers)
         with connection.begin() as transaction:
-            self._settle(connection)
+            self._configure_transaction(connection)
             self._rehearse_marker(connection, markers)
             if self.can_reprocess:
                 connection.execute(sa.delete(target.table([self.version_column])).where(sa.false()))
@@ -252,9 +252,11 @@ class JdbcSink(TransactionalSink[_Open]):
             is_unique = True
         if not is_set or set_twice != [True, False] or not is_unique:
             raise DataError(
-                "this database cannot store markers safely: its driver must report how many rows an update changed, and it must enforce primary keys; "
+                "this database cannot store markers safely: its driver does not report how many rows an update changed, or it does not enforce primary keys; "
                 "nothing became visible",
                 table=self.markers,
+            ).advising(
+                "use a driver that reports the number of changed rows, and a database that enforces primary keys; then run again."
             )
 
     def stats(self, parquet: Any) -> str:
@@ -304,18 +306,18 @@ class JdbcSink(TransactionalSink[_Open]):
         with self._connected() as connection:
             markers = database.markers_table(connection, self.markers)
             if skips:
-                database.make_markers(connection, markers)
+                database.create_markers_table(connection, markers)
             yield _Open(connection, markers)
 
     def marker_in(self, handle: _Open, batch: Batch) -> SinkMarker | None:
         """Read the marker from the marker table."""
-        return self._marker_of(handle.connection, handle.markers, batch)
+        return self._read_marker(handle.connection, handle.markers, batch)
 
     def check_sink(self, handle: _Open, batch: Batch, found: SinkMarker | None) -> None:
         """Check that the marker table has the row that the newest receipts name."""
-        what = "the marker table has no row of this pipeline, but the log has receipts of published rows: the marker table was emptied or recreated"
+        summary = "the marker table has no row of this pipeline, but the log has receipts of published rows: the marker table was emptied or recreated"
         if not batch.is_settled(found):
-            batch.check_marker(found, what, table=self.table, markers=self.markers)
+            batch.check_marker(found, summary, table=self.table, markers=self.markers)
 
     def commit(self, handle: _Open, batch: Batch, found: SinkMarker | None, *, skips: bool) -> bool:
         """Set the marker and write the rows in one transaction. A reprocessing run replaces the rows whose version column is ``batch.root``."""
@@ -336,11 +338,11 @@ class JdbcSink(TransactionalSink[_Open]):
             return database.unanswered(self.table, batch.version)
         error = self.refusal(batch, cause)
         if isinstance(error, PublishError):
-            what = "the database refuses a statement; whether the batch is in the table is unknown"
-            return PublishError(what, **error.fields)
+            summary = "the database refuses a statement; whether the batch is in the table is unknown"
+            return PublishError(summary, **error.fields)
         return error
 
-    def _marker_of(self, connection: sa.Connection, markers: sa.Table, batch: Batch) -> SinkMarker | None:
+    def _read_marker(self, connection: sa.Connection, markers: sa.Table, batch: Batch) -> SinkMarker | None:
         import sqlalchemy as sa
 
         try:
@@ -348,8 +350,8 @@ class JdbcSink(TransactionalSink[_Open]):
         except sa.exc.DBAPIError:
             if sql_columns.describe(connection, self.markers) is not None:
                 raise
-        what = "the marker table was deleted or renamed, and with it the marker that records whether the batch is in the table"
-        raise batch.lost(what, table=self.table, markers=self.markers)
+        summary = "the marker table was deleted or renamed, and with it the marker that records whether the batch is in the table"
+        raise batch.lost(summary, table=self.table, markers=self.markers)
 
     def _commit(
         self, connection: sa.Connection, markers: sa.Table, batch: Batch, new: SinkMarker, found: SinkMarker | None
@@ -360,11 +362,10 @@ class JdbcSink(TransactionalSink[_Open]):
         read = sql_columns.named if is_copied else sql_columns.describe
         target = read(connection, self.table) if new.state == "applied" else None
         if target is not None and not is_copied:
-            self._check_unchanged(
-                connection, target, batch
-            )  # before any write, because a table with a non-transactional engine keeps rows of a transaction that is rolled back
+            # The check precedes every write, because a table with a non-transactional engine keeps rows of a transaction that is rolled back.
+            self._check_unchanged(connection, target, batch)
         with connection.begin():
-            self._settle(connection)
+            self._configure_transaction(connection)
             if not database.set_marker(connection, markers, (batch.pipeline_uuid, batch.sink), new, found):
                 return False
             if new.state == "applied":
@@ -375,9 +376,9 @@ class JdbcSink(TransactionalSink[_Open]):
                     staged = record_batches(self.location, batch)
                     self._write_rows(connection, target, batch.schema, staged, batch.root)
                     # The transaction has written rows, so it holds a lock, and nobody can alter the table until it ends.
-                    now = self._target(connection)
-                    assert now is not None, "this transaction has just written rows into the table"
-                    self._check_unchanged(connection, now, batch)
+                    current = self._target(connection)
+                    assert current is not None, "this transaction has just written rows into the table"
+                    self._check_unchanged(connection, current, batch)
         return True
 
     def _check_unchanged(self, connection: sa.Connection, target: Target, batch: Batch) -> None:
@@ -392,9 +393,9 @@ class JdbcSink(TransactionalSink[_Open]):
                 sql_values.refuse_misfits(self.location, batch.committable, target)
         except DataError as error:
             fields = {name: value for name, value in error.fields.items() if name != "table"}
-            what = "the table was altered after the commit and no longer stores the rows unchanged; nothing of the batch is in the table"
+            summary = "the table was altered after the commit and no longer stores the rows unchanged; nothing of the batch is in the table"
             raise PublishError(
-                what, table=self.table, version=batch.version, problem=error.summary.partition(";")[0], **fields
+                summary, table=self.table, version=batch.version, problem=error.summary.partition(";")[0], **fields
             ) from None
 
     def _delete_replaced(self, connection: sa.Connection, target: Target, batch: Batch) -> None:
@@ -441,13 +442,13 @@ class JdbcSink(TransactionalSink[_Open]):
         names = [*[field["name"] for field in fields], *constants]
         table = target.table(names)
         if target.dialect == "postgresql":
-            chunks = (postgres_copy.csv_of(part, fields, constants) for part in staged)
+            chunks = (postgres_copy.csv_of(batch, fields, constants) for batch in staged)
             if self.mode == "upsert":
                 postgres_copy.upsert(connection, table, names, self.keys, chunks)
             else:
                 postgres_copy.append(connection, table, names, chunks)
         else:
-            rows = (sql_rows.rows_of(part, fields, table, constants) for part in staged)
+            rows = (sql_rows.rows_of(batch, fields, table, constants) for batch in staged)
             if self.mode == "upsert":
                 sql_rows.upsert(connection, table, self.keys, rows)
             else:
@@ -459,6 +460,6 @@ class JdbcSink(TransactionalSink[_Open]):
     def _target(self, connection: sa.Connection) -> Target | None:
         return sql_columns.describe(connection, self.table)
 
-    def _settle(self, connection: sa.Connection) -> None:
+    def _configure_transaction(self, connection: sa.Connection) -> None:
         if connection.dialect.name == "postgresql":
-            postgres_copy.settle(connection)
+            postgres_copy.configure_transaction(connection)

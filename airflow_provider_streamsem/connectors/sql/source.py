@@ -1,9 +1,9 @@
 """
 The JDBC source: reads the rows of a database table in the order of a cursor column (extra ``jdbc``).
 
-The planner finds the end of the source (:mod:`settled`), cuts a range of the cursor into parts, and pins the number of rows of each part. On Postgres it also
-pins a digest of the row versions. Executors read the parts through SQLAlchemy into Arrow (:mod:`executor_read`). The source detects rows that change or are
-deleted between plan and commit. It does not detect rows that are deleted before they are planned.
+The planner finds the end of the source (:mod:`settled`), and cuts a range of the cursor into parts. It pins the number of rows of each part. On Postgres it
+also pins a digest of the row versions. Executors read the parts through SQLAlchemy into Arrow (:mod:`executor_read`). The source detects rows that change or
+are deleted between plan and commit. It does not detect rows that are deleted before they are planned.
 """
 
 from __future__ import annotations
@@ -194,8 +194,8 @@ class JdbcSource(SourceDefaults):
             with self.opened() as table:
                 end = self.settled(table, SYSTEM_CLOCK)
             if end is None:
-                what = "transactions are open, so the end of the table is not known; nothing was written"
-                raise table.unavailable(what).advising("run again, set a longer wait_s, or end the transactions.")
+                summary = "transactions are open, so the end of the table is not known; nothing was written"
+                raise table.unavailable(summary).advising("run again, set a longer wait_s, or end the transactions.")
             return {self.table: end}
         with self.opened() as table:
             if not isinstance(self.starting, int):
@@ -218,8 +218,8 @@ class JdbcSource(SourceDefaults):
 
     def _offset_of_time(self, table: SourceTable, at_ms: int) -> int:
         if not table.cursor.is_time:
-            what = "source jdbc: an integer cursor has no times, so no offset corresponds to a time"
-            raise InvalidError(what, table=self.table, cursor=list(self.cursor))
+            summary = "source jdbc: an integer cursor has no times, so no offset corresponds to a time"
+            raise InvalidError(summary, table=self.table, cursor=list(self.cursor))
         return table.cursor.at_instant(at_ms * 1000)
 
     def settled(self, table: SourceTable, clock: Clock) -> int | None:
@@ -236,8 +236,8 @@ class JdbcSource(SourceDefaults):
 
     def check_pins(self, pins: Sequence[JdbcPin], *, was_read: bool) -> None:
         """
-        Check that the ranges have the pinned number of rows, and on Postgres the pinned digest. A row version never has an earlier digest again, so the same
-        digest before and after a read shows that the read found the planned rows.
+        Check that the ranges have the pinned number of rows, and on Postgres the pinned digest. An earlier digest never returns. So
+        an equal digest before and after a read shows that the read found the planned rows.
 
         With ``changes="follow"`` rows may have moved to greater cursor values. Then only additional rows are an error.
 
@@ -250,20 +250,20 @@ class JdbcSource(SourceDefaults):
                 self._check_pin(pin, table)
 
     def _check_pin(self, pin: JdbcPin, table: SourceTable) -> None:
-        rows, digest = table.measured(pin.start, pin.end, with_digest=bool(pin.digest))
+        rows, digest = table.count_and_digest(pin.start, pin.end, with_digest=bool(pin.digest))
         if rows == pin.rows and digest == pin.digest:
             return
         fields = {"table": self.table, "range": (pin.start, pin.end), "planned": pin.rows, "found": rows}
-        again = 'Or set on_data_loss="record_gap" and run again: the version is closed as an abort, and its range is planned with its current rows.'
+        gap_advice = 'Or set on_data_loss="record_gap" and run again: the version is closed as an abort, and its range is planned with its current rows.'
         if rows > pin.rows:
-            what = "a planned range of the table has more rows than planned: a transaction committed late; nothing became visible"
-            advice = f"set a longer lag, and check how the cursor values are generated. {again}"
+            summary = "a planned range of the table has more rows than planned: a transaction committed late; nothing became visible"
+            advice = f"set a longer lag, and check how the cursor values are generated. {gap_advice}"
         elif self.changes == "follow":
             return
         else:
-            what = "rows of a planned range were changed or deleted after they were planned; nothing became visible"
-            advice = f'if rows of this table may change, set changes="follow" and use a cursor that each update increases. {again}'
-        raise RecordsMissingError(what, **fields).advising(advice)
+            summary = "rows of a planned range were changed or deleted after they were planned; nothing became visible"
+            advice = f'if rows of this table may change, set changes="follow" and use a cursor that each update increases. {gap_advice}'
+        raise RecordsMissingError(summary, **fields).advising(advice)
 
     def load(self, spark: SparkSession, pins: Sequence[JdbcPin]) -> JdbcRecords:
         """
@@ -323,7 +323,7 @@ class JdbcPlanner:
             at = first
             while at < stop:
                 until = table.fitting(at, stop, self._source.rows_per_task)
-                rows, digest = table.measured(at, until, with_digest=self._source.changes == "refuse")
+                rows, digest = table.count_and_digest(at, until, with_digest=self._source.changes == "refuse")
                 pins += [JdbcPin(at, until, rows, digest)] if rows else []
                 at = until
         rows = sum(pin.rows for pin in pins)
@@ -362,5 +362,5 @@ class JdbcPlanner:
         if self._has_warned or table.has_index():
             return
         self._has_warned = True
-        what = "source jdbc: no index of table %s begins with %s, so each poll, plan, task and check reads the whole table; create such an index"
-        logger.warning(what, self._source.table, ", ".join(self._source.cursor))
+        message = "source jdbc: no index of table %s begins with %s, so each poll, plan, task and check reads the whole table; create such an index"
+        logger.warning(message, self._source.table, ", ".join(self._source.cursor))

@@ -25,7 +25,7 @@ _POSTGRES_DIGEST = "coalesce(sum(hashint8extended(xmin::text::bigint, 0)), 0)::t
 
 
 @contextmanager
-def described(conn_id: str, table: str) -> Iterator[tuple[sa.Connection, Target]]:
+def open_table(conn_id: str, table: str) -> Iterator[tuple[sa.Connection, Target]]:
     """
     Connect to the database, read the description of a table, and map the database's errors within the block to errors of this package.
 
@@ -47,7 +47,7 @@ def described(conn_id: str, table: str) -> Iterator[tuple[sa.Connection, Target]
                 ).advising("create the table, or correct `table`; then run again.")
             yield connection, target
     except Exception as error:
-        failure = database.unread(error, table=table)
+        failure = database.translated_read(error, table=table)
     if failure is not None:
         raise failure
 
@@ -61,11 +61,11 @@ def _read_times_in_utc(connection: sa.Connection) -> None:
 @contextmanager
 def opened(conn_id: str, table: str, cursor: Sequence[str], *, utc_offset: timedelta) -> Iterator[SourceTable]:
     """
-    Connect to the database as :func:`described` does, and describe the cursor.
+    Connect to the database as :func:`open_table` does, and describe the cursor.
 
     :raises InvalidError: the connection or the cursor is not valid
     """
-    with described(conn_id, table) as (connection, target):
+    with open_table(conn_id, table) as (connection, target):
         yield SourceTable(connection, target, cursor_of(target, cursor, utc_offset))
 
 
@@ -78,7 +78,9 @@ def snapshot(connection: sa.Connection) -> Iterator[None]:
         yield
 
 
-def measured(connection: sa.Connection, table: sa.Table, *conditions: Any, with_digest: bool) -> tuple[int, str]:
+def count_and_digest(
+    connection: sa.Connection, table: sa.Table, *conditions: Any, with_digest: bool
+) -> tuple[int, str]:
     """
     Return the number of rows that satisfy all conditions, and a digest of their versions.
 
@@ -104,9 +106,9 @@ class SourceTable:
     target: Target
     cursor: Cursor
 
-    def unavailable(self, what: str) -> UnavailableError:
+    def unavailable(self, summary: str) -> UnavailableError:
         """Return an error that names the table."""
-        return UnavailableError(what, table=self.target.name)
+        return UnavailableError(summary, table=self.target.name)
 
     def snapshot(self) -> AbstractContextManager[None]:
         """Begin a transaction whose queries all see the same rows, if the database supports that. It writes nothing."""
@@ -125,9 +127,9 @@ class SourceTable:
         with database.reading(self.connection):
             inspector = sa.inspect(self.connection)
             keys: list[Any] = [inspector.get_pk_constraint(table, schema)["constrained_columns"]]
-            keys += [found["column_names"] for found in inspector.get_unique_constraints(table, schema)]
+            keys += [constraint["column_names"] for constraint in inspector.get_unique_constraints(table, schema)]
             for index in inspector.get_indexes(table, schema):
-                partial = any(option.endswith("_where") and found for option, found in index.get("dialect_options", {}).items())  # fmt: skip
+                partial = any(option.endswith("_where") and predicate for option, predicate in index.get("dialect_options", {}).items())  # fmt: skip
                 keys += [] if partial else [index["column_names"]]
         return any(list(key[: len(names)]) == names for key in keys)
 
@@ -135,17 +137,17 @@ class SourceTable:
         """Return whether a row has no offset."""
         import sqlalchemy as sa
 
-        one = sa.select(sa.literal(1)).select_from(self.cursor.table)
-        return self.connection.execute(one.where(self.cursor.unreadable()).limit(1)).first() is not None
+        query = sa.select(sa.literal(1)).select_from(self.cursor.table)
+        return self.connection.execute(query.where(self.cursor.unreadable()).limit(1)).first() is not None
 
     def end_before(self, bound: int) -> int:
         """Return the offset after the newest row below ``bound``; 0 if there is none."""
-        newest = self._one(*self._range(0, bound), is_last=True)
+        newest = self._offset_of_row(*self._range(0, bound), is_last=True)
         return 0 if newest is None else newest + 1
 
     def first_offset(self, start: int) -> int | None:
         """Return the offset of the first row from ``start`` (inclusive)."""
-        return self._one(self.cursor.from_offset(start))
+        return self._offset_of_row(self.cursor.from_offset(start))
 
     def fitting(self, start: int, end: int, rows: int) -> int:
         """
@@ -154,32 +156,32 @@ class SourceTable:
         :param rows: 1 or more
         """
         within = self._range(start, end)
-        beyond = self._one(*within, skip=rows)
+        beyond = self._offset_of_row(*within, skip=rows)
         if beyond is None:
             return end
-        first = self._one(*within)
+        first = self._offset_of_row(*within)
         if first is None or beyond > first:
             return beyond
-        following = self._one(*self._range(first + 1, end))
+        following = self._offset_of_row(*self._range(first + 1, end))
         return end if following is None else following
 
     def rows(self, start: int, end: int | None) -> int:
         """Return the number of rows from ``start`` (inclusive) to ``end`` (exclusive; ``None``: without end)."""
-        return measured(self.connection, self.cursor.table, *self._range(start, end), with_digest=False)[0]
+        return count_and_digest(self.connection, self.cursor.table, *self._range(start, end), with_digest=False)[0]
 
-    def measured(self, start: int, end: int, *, with_digest: bool) -> tuple[int, str]:
+    def count_and_digest(self, start: int, end: int, *, with_digest: bool) -> tuple[int, str]:
         """Return the number of rows of a range, and a digest of their versions; ``""`` if the database has none."""
-        return measured(self.connection, self.cursor.table, *self._range(start, end), with_digest=with_digest)
+        return count_and_digest(self.connection, self.cursor.table, *self._range(start, end), with_digest=with_digest)
 
     def _range(self, start: int, end: int | None) -> list[Any]:
         return [self.cursor.from_offset(start), *([] if end is None else [self.cursor.before_offset(end)])]
 
-    def _one(self, *conditions: Any, skip: int = 0, is_last: bool = False) -> int | None:
+    def _offset_of_row(self, *conditions: Any, skip: int = 0, is_last: bool = False) -> int | None:
         """Return the offset of a row in the order of the cursor: the first, the one after ``skip`` rows, or the last one."""
         import sqlalchemy as sa
 
         columns = list(self.cursor.table.c)
         order = [column.desc() if is_last else column for column in columns]
         query = sa.select(*columns).where(*conditions).order_by(*order).limit(1)
-        found = self.connection.execute(query.offset(skip) if skip else query).first()
-        return None if found is None else self.cursor.offset_of(found)
+        row = self.connection.execute(query.offset(skip) if skip else query).first()
+        return None if row is None else self.cursor.offset_of(row)

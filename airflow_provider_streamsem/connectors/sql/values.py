@@ -36,18 +36,18 @@ def refuse_misfits(location: str, staged: Committable, target: Target) -> None:
     """
     wrong: dict[str, str] = {}
     for parquet in parquet_files(location, staged):
-        wrong |= _far_times(parquet, target)
+        wrong |= _unsupported_times(parquet, target)
         checks = {
             field.name: _checks(field.type, target, field.name)
             for field in parquet.schema_arrow
             if field.name in target.columns
         }
-        bounded = [name for name, asked in checks.items() if asked and name not in wrong]
+        bounded = [name for name, column_checks in checks.items() if column_checks and name not in wrong]
         for rows in parquet.iter_batches(columns=bounded) if bounded else ():
             for name in bounded:
-                for what, has in checks[name]:
-                    if has(rows.column(name)):
-                        wrong[name] = what
+                for problem, has_problem in checks[name]:
+                    if has_problem(rows.column(name)):
+                        wrong[name] = problem
     if wrong:
         raise DataError("values do not fit the table; nothing became visible", table=target.name, columns=wrong)
 
@@ -63,7 +63,7 @@ def _checks(kind: Any, target: Target, name: str) -> list[Check]:
     if pa.types.is_nested(kind):
         if target.never_null(name):
             checks.append(("is null, but NOT NULL in the table", lambda v: v.null_count > 0))
-        return checks + _of_its_json(into, target.dialect)
+        return checks + _json_checks(into, target.dialect)
     if pa.types.is_floating(kind) and target.dialect != "postgresql":
         checks.append(("is NaN, which the database cannot store", lambda v: _any(pc.is_nan(v))))
         if target.dialect in _MYSQL:
@@ -74,9 +74,9 @@ def _checks(kind: Any, target: Target, name: str) -> list[Check]:
         if isinstance(into, sa.Uuid):
             checks.append(("is not a UUID", lambda v: _any(pc.invert(pc.match_substring_regex(v, _UUID)))))
         elif isinstance(into, sa.Enum):
-            checks += _not_in(into)
+            checks += _enum_checks(into)
         elif isinstance(into, sa.String):
-            checks += _longer_than(into, target.dialect, pc.utf8_length)
+            checks += _length_checks(into, target.dialect, pc.utf8_length)
             if isinstance(into, sa.CHAR) and target.dialect in _MYSQL:
                 checks.append(("ends with a space, which CHAR drops", lambda v: _any(pc.ends_with(v, " "))))
             if isinstance(into, sa.CHAR) and target.dialect == "postgresql" and into.length:
@@ -87,33 +87,36 @@ def _checks(kind: Any, target: Target, name: str) -> list[Check]:
                     )
                 )
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        checks += _longer_than(into, target.dialect, pc.binary_length)
-    if target.most_bytes is not None and (pa.types.is_string(kind) or pa.types.is_binary(kind)):
+        checks += _length_checks(into, target.dialect, pc.binary_length)
+    if target.max_packet_bytes is not None and (pa.types.is_string(kind) or pa.types.is_binary(kind)):
         checks.append(
-            ("is longer than max_allowed_packet", lambda v: _any(pc.greater(pc.binary_length(v), target.most_bytes)))
+            (
+                "is longer than max_allowed_packet",
+                lambda v: _any(pc.greater(pc.binary_length(v), target.max_packet_bytes)),
+            )
         )
     return checks
 
 
-def _of_its_json(into: Any, dialect: str) -> list[Check]:
+def _json_checks(into: Any, dialect: str) -> list[Check]:
     """Return the checks of a nested column. They apply to the JSON text that is sent, if the table's column has a limit."""
     import pyarrow as pa
     import pyarrow.compute as pc
     import sqlalchemy as sa
 
-    asked: list[Check] = []
+    checks: list[Check] = []
     if type(into).__name__ == "JSONB":
-        asked.append(("contains the character NUL", lambda v: _any(pc.match_substring_regex(v, _NUL_IN_JSON))))
+        checks.append(("contains the character NUL", lambda v: _any(pc.match_substring_regex(v, _NUL_IN_JSON))))
     elif isinstance(into, sa.String):
-        asked += _longer_than(into, dialect, pc.utf8_length)
+        checks += _length_checks(into, dialect, pc.utf8_length)
 
     def of_text(has: Callable[[Any], bool]) -> Callable[[Any], bool]:
         return lambda v: has(pa.array([json_text(value, v.type) for value in v.to_pylist()], pa.string()))
 
-    return [(what, of_text(has)) for what, has in asked]
+    return [(problem, of_text(has)) for problem, has in checks]
 
 
-def _not_in(into: Any) -> list[Check]:
+def _enum_checks(into: Any) -> list[Check]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -122,20 +125,20 @@ def _not_in(into: Any) -> list[Check]:
     return [("is not a value of the enum", lambda v: _any(pc.invert(pc.is_in(v.drop_null(), words))))]
 
 
-def _longer_than(into: Any, dialect: str, length: Callable[[Any], Any]) -> list[Check]:
+def _length_checks(into: Any, dialect: str, length: Callable[[Any], Any]) -> list[Check]:
     import pyarrow.compute as pc
 
     if dialect == "sqlite":
         return []  # SQLite enforces no lengths
-    most = getattr(into, "length", None)
-    if most is None and dialect in _MYSQL:
-        most, length = _MYSQL_BYTES.get(type(into).__name__.upper()), pc.binary_length
-    if most is None:
+    limit = getattr(into, "length", None)
+    if limit is None and dialect in _MYSQL:
+        limit, length = _MYSQL_BYTES.get(type(into).__name__.upper()), pc.binary_length
+    if limit is None:
         return []
-    return [(f"is longer than {most}", lambda v: _any(pc.greater(length(v), most)))]
+    return [(f"is longer than {limit}", lambda v: _any(pc.greater(length(v), limit)))]
 
 
-def _far_times(parquet: Any, target: Target) -> dict[str, str]:
+def _unsupported_times(parquet: Any, target: Target) -> dict[str, str]:
     """
     Return column → problem for the columns with dates or times outside the supported years.
 
@@ -149,26 +152,26 @@ def _far_times(parquet: Any, target: Target) -> dict[str, str]:
             units[field.name] = 1
         elif field.name in target.columns and pa.types.is_timestamp(field.type) and field.type.unit == "us":
             units[field.name] = _DAY_US
-    far = {}
+    problems = {}
     last = _LAST_DAY_AS_TEXT if target.dialect == "postgresql" else _LAST_DAY
     for group in range(parquet.metadata.num_row_groups):
         for at in range(parquet.metadata.num_columns):
             chunk = parquet.metadata.row_group(group).column(at)
-            unit, found = units.get(chunk.path_in_schema), chunk.statistics
-            if found is None or not found.has_min_max:
+            unit, statistics = units.get(chunk.path_in_schema), chunk.statistics
+            if statistics is None or not statistics.has_min_max:
                 continue
             if unit is None:
                 name = chunk.path_in_schema.split(".")[0]
-                is_far = name in target.columns and not is_in_python(found)
+                is_unsupported = name in target.columns and not is_in_python(statistics)
             else:
                 name = chunk.path_in_schema
-                is_far = found.max_raw >= (last + 1) * unit or found.min_raw < _FIRST_DAY * unit
-            if is_far:
-                far[name] = "is outside the supported years"
-    return far
+                is_unsupported = statistics.max_raw >= (last + 1) * unit or statistics.min_raw < _FIRST_DAY * unit
+            if is_unsupported:
+                problems[name] = "is outside the supported years"
+    return problems
 
 
-def _any(found: Any) -> bool:
+def _any(mask: Any) -> bool:
     import pyarrow.compute as pc
 
-    return bool(pc.any(found).as_py())
+    return bool(pc.any(mask).as_py())

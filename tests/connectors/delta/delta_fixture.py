@@ -46,7 +46,7 @@ class DeltaFixture(PipelineFixture):
         """Return the batch of each committed version, published or not."""
         opened = open_pipeline(self.pipeline(), self.log())
         outcomes = [opened.log.outcome(version) for version in range(opened.head.closed + 1)]
-        return [batch_of(opened, *found, "table") for found in outcomes if found is not None]
+        return [batch_of(opened, *outcome, "table") for outcome in outcomes if outcome is not None]
 
     def check_exactly_once(self) -> None:
         assert self.verdict().findings == []

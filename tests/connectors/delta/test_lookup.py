@@ -16,7 +16,7 @@ from airflow_provider_streamsem import DeltaTable
 from airflow_provider_streamsem.connectors import lookup as lookups
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, SourceChangedError
 from airflow_provider_streamsem.testing.conformance import LookupContract, LookupFixture
-from tests.connectors.delta.test_source import VECTOR_NAME, append, made, with_deletion_vector
+from tests.connectors.delta.test_source import VECTOR_NAME, append, create_table, with_deletion_vector
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,7 +54,7 @@ def _ids(spark: SparkSession, table: DeltaTable, pin: Any) -> list[int]:
 
 
 def test_pinned_version_is_read_after_updates_and_clean_up_of_the_log(tmp_path: Path, spark: SparkSession) -> None:
-    path = made(tmp_path / "t", 3)
+    path = create_table(tmp_path / "t", 3)
     table = DeltaTable(path=str(path))
     pin = table.pin(0)
     DeltaRsTable(str(path)).delete("id = 1")
@@ -67,7 +67,7 @@ def test_pinned_version_is_read_after_updates_and_clean_up_of_the_log(tmp_path: 
 
 
 def test_file_that_vacuum_has_deleted_is_named_with_its_version(tmp_path: Path) -> None:
-    path = made(tmp_path / "t", 2)
+    path = create_table(tmp_path / "t", 2)
     table = DeltaTable(path=str(path))
     pin = table.pin(0)
     DeltaRsTable(str(path)).delete()
@@ -106,13 +106,13 @@ def test_deletion_vectors_that_cannot_be_read_again_fail_the_check(tmp_path: Pat
 
 
 def test_recreated_table_is_refused(tmp_path: Path) -> None:
-    path = made(tmp_path / "t")
+    path = create_table(tmp_path / "t")
     table = DeltaTable(path=str(path))
     pin = table.pin(0)
     shutil.rmtree(path)
     with pytest.raises(SourceChangedError, match="no Delta table"):
         table.check_pin(pin)
-    made(path, 3)
+    create_table(path, 3)
     with pytest.raises(SourceChangedError, match="recreated"):
         table.check_pin(pin)
 
@@ -120,7 +120,7 @@ def test_recreated_table_is_refused(tmp_path: Path) -> None:
 def test_table_that_lacks_a_file_or_has_too_many_is_not_planned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = made(tmp_path / "t")
+    path = create_table(tmp_path / "t")
     with monkeypatch.context() as patch:
         patch.setattr(lookups, "MOST_FILES", 0)
         with pytest.raises(InvalidError, match="more files than a plan can pin"):
@@ -143,7 +143,7 @@ def test_table_that_lacks_a_file_or_has_too_many_is_not_planned(
     ids=str,
 )
 def test_forged_pin_is_refused(tmp_path: Path, part: str, change: dict[str, Any]) -> None:
-    table = DeltaTable(path=str(made(tmp_path / "t")))
+    table = DeltaTable(path=str(create_table(tmp_path / "t")))
     pin = table.pin(0)
     (pin[part][0] if part == "files" else pin[part]).update(change)
     with pytest.raises(LogDamagedError):

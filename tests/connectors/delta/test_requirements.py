@@ -56,8 +56,8 @@ def publish(sink: DeltaSink, batch: Batch) -> Any:
 
 
 def rows(sink: DeltaSink) -> list[dict[str, Any]]:
-    found = QueryBuilder().register("t", DeltaTable(sink.path)).execute("SELECT * FROM t").read_all()
-    return pyarrow.table(found).to_pylist()  # type: ignore[no-any-return]
+    result = QueryBuilder().register("t", DeltaTable(sink.path)).execute("SELECT * FROM t").read_all()
+    return pyarrow.table(result).to_pylist()  # type: ignore[no-any-return]
 
 
 REFUSED: dict[str, dict[str, Any]] = {
@@ -280,11 +280,11 @@ def test_table_errors_are_permanent_and_store_errors_are_retried(
         with pytest.raises(raised):
             publish(sink, batch)
         assert len(calls) == tries, error
-    lost: list[int] = []
+    conflicts_so_far: list[int] = []
 
     def conflicts(table: DeltaTable, *given: Any, **named: Any) -> None:
-        if len(lost) < 3:  # another writer commits first each time
-            lost.append(1)
+        if len(conflicts_so_far) < 3:  # another writer commits first each time
+            conflicts_so_far.append(1)
             commit(DeltaTable(sink.path), [], "append", table.schema(), commit_properties=CommitProperties())
             raise CommitFailedError("Failed to commit transaction: 0")
         commit(table, *given, **named)
@@ -299,8 +299,8 @@ def test_rows_are_staged_with_the_types_of_the_table(tmp_path: Path) -> None:
     sink = sink_for_table(
         tmp_path, field("id", "long"), field("d", "decimal(12,2)"), field("s", s), field("v", "string")
     )
-    given = schema_of(id="integer", d="decimal(5,2)", s=struct(field("a", "byte"), field("b", "string")), v="void", more="void")  # fmt: skip
-    accepted = {column["name"]: column["type"] for column in json.loads(sink.resolve_schema(given))["fields"]}
+    rows_schema = schema_of(id="integer", d="decimal(5,2)", s=struct(field("a", "byte"), field("b", "string")), v="void", more="void")  # fmt: skip
+    accepted = {column["name"]: column["type"] for column in json.loads(sink.resolve_schema(rows_schema))["fields"]}
     inside = {part["name"]: part["type"] for part in accepted.pop("s")["fields"]}
     assert accepted == {"id": "long", "d": "decimal(12,2)", "v": "string", "more": "void"}
     assert inside == {"a": "long", "c": "string", "b": "string"}

@@ -109,7 +109,7 @@ def test_concurrent_publishers_add_a_batch_once_in_every_round(fixture: DeltaFix
             last = Marker(version=version - 1, outcome=template.outcome)
             batch = replace(template, version=version, committable=committable, root=version, expected_marker=last)
             receipts = list(pool.map(lambda batch: publish(fixture, batch), [batch, batch]))
-            assert [one.result for one in receipts] == ["applied", "applied"]
+            assert [receipt.result for receipt in receipts] == ["applied", "applied"]
     assert set(fixture.rows().values()) == {ROUNDS + 1}
     assert DeltaTable(table).version() == ROUNDS + 1  # the empty table, and one entry for each version
 
@@ -180,8 +180,8 @@ def test_outcome_is_unknown_if_the_table_never_replies_and_the_next_run_recovers
 
 def test_reprocessing_replaces_only_the_files_of_its_version(fixture: DeltaFixture) -> None:
     fixture.run("all", drain=True)
-    twice = fixture.pipeline(transform=lambda rows: [{"id": row["id"] + 1000} for row in rows])
-    fixture.run("reprocess", reprocessed=0, pipeline=twice)
+    changed = fixture.pipeline(transform=lambda rows: [{"id": row["id"] + 1000} for row in rows])
+    fixture.run("reprocess", reprocessed=0, pipeline=changed)
     assert fixture.rows() == Counter({**{n + 1000: 1 for n in range(6)}, **{n: 1 for n in range(6, 12)}})
     assert fixture.verdict().findings == []
 

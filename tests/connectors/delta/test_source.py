@@ -77,30 +77,32 @@ class Progress:
     def next(self, *, on_data_loss: str = "fail") -> SourceSlice | None:
         """Plan one slice and advance to its end."""
         planner = self.source.open(CommitLog(MemoryStore()), self.hint)
-        found = planner.slice(self.offsets, planner.poll(self.hint), self.limits, self.hint, on_data_loss=on_data_loss)
-        if found is not None:
-            self.offsets |= {name: end for name, (_, end) in found.ranges.items()}
-            self.hint = self.source.next_hint(found.hint, self.stored(found), {})
-        return found
+        planned = planner.slice(
+            self.offsets, planner.poll(self.hint), self.limits, self.hint, on_data_loss=on_data_loss
+        )
+        if planned is not None:
+            self.offsets |= {name: end for name, (_, end) in planned.ranges.items()}
+            self.hint = self.source.next_hint(planned.hint, self.stored(planned), {})
+        return planned
 
     def all(self) -> list[SourceSlice]:
         """Plan slices until nothing is unread."""
         return [*iter(self.next, None)]
 
-    def stored(self, found: SourceSlice) -> Sequence[Any]:
+    def stored(self, planned: SourceSlice) -> Sequence[Any]:
         """Return pins as a later process decodes them."""
-        return self.source.read_pins(json.loads(canonical(plain([*found.pins]))))
+        return self.source.read_pins(json.loads(canonical(plain([*planned.pins]))))
 
-    def rows(self, spark: SparkSession, found: SourceSlice) -> list[dict[str, Any]]:
+    def rows(self, spark: SparkSession, planned: SourceSlice) -> list[dict[str, Any]]:
         """Read a slice with Spark, and check its number of rows."""
-        loaded = self.source.load(spark, self.stored(found))
+        loaded = self.source.load(spark, self.stored(planned))
         rows = [row.asDict(recursive=True) for row in loaded.frame.collect()]
         loaded.check_read(len(rows))  # type: ignore[attr-defined]
         return rows
 
 
 def files_of(slices: Iterable[SourceSlice]) -> list[str]:
-    return [pin.key for found in slices for pin in found.pins if isinstance(pin, FilePin)]
+    return [pin.key for planned in slices for pin in planned.pins if isinstance(pin, FilePin)]
 
 
 def append(path: Path, *ids: int, **columns: list[Any]) -> None:
@@ -108,7 +110,7 @@ def append(path: Path, *ids: int, **columns: list[Any]) -> None:
     write_deltalake(str(path), rows, mode="append", schema_mode="merge")
 
 
-def made(path: Path, versions: int = 1, **properties: str) -> Path:
+def create_table(path: Path, versions: int = 1, **properties: str) -> Path:
     """Create a table whose version ``n`` appends the row ``n``."""
     write_deltalake(str(path), pyarrow.table({"id": [0]}), configuration=properties)
     for n in range(1, versions):
@@ -126,9 +128,14 @@ def commit(path: Path, version: int, *actions: dict[str, Any]) -> None:
 def definition(fields: list[dict[str, Any]], *, features: Sequence[str] = (), **metadata: Any) -> list[dict[str, Any]]:
     """Return the actions that define a table with these reader features."""
     schema = json.dumps({"type": "struct", "fields": fields})
-    given = {"id": "t", "format": {"provider": "parquet", "options": {}}, "partitionColumns": [], "configuration": {}}
+    metadata_of_table = {
+        "id": "t",
+        "format": {"provider": "parquet", "options": {}},
+        "partitionColumns": [],
+        "configuration": {},
+    }
     protocol: dict[str, Any] = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": [*features], "writerFeatures": [*features]}  # fmt: skip
-    return [{"protocol": protocol}, {"metaData": {**given, "schemaString": schema, **metadata}}]
+    return [{"protocol": protocol}, {"metaData": {**metadata_of_table, "schemaString": schema, **metadata}}]
 
 
 def added(table: Path, name: str, rows: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -146,7 +153,7 @@ def field(name: str, type: str = "long", **metadata: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 5, 100])
 def test_runs_in_new_processes_plan_each_file_once_at_every_limit(tmp_path: Path, limit: int) -> None:
-    table = made(tmp_path / "t", 4)
+    table = create_table(tmp_path / "t", 4)
     progress = Progress(DeltaSource(path=str(table)), max_files=limit)
     first = progress.next()
     assert first is not None
@@ -157,7 +164,7 @@ def test_runs_in_new_processes_plan_each_file_once_at_every_limit(tmp_path: Path
     assert sorted(files_of(slices)) == sorted(
         add["path"] for version in range(7) for add in added_by(table, version) if add["dataChange"]
     )
-    assert max(len(files_of([found])) for found in slices) == min(limit, 4)
+    assert max(len(files_of([planned])) for planned in slices) == min(limit, 4)
     assert progress.next() is None
 
 
@@ -167,7 +174,7 @@ def added_by(table: Path, version: int) -> list[dict[str, Any]]:
 
 
 def test_log_with_a_snapshot_and_versions_is_verified_and_reprocessed(tmp_path: Path, spark: SparkSession) -> None:
-    table = made(tmp_path / "t", 2)
+    table = create_table(tmp_path / "t", 2)
     pipeline = Pipeline(
         name="table", log=str(tmp_path / "log"), source=DeltaSource(path=str(table)), limits=Limits(max_files=1),
         sinks={"out": FilesSink(path=str(tmp_path / "out"), format="parquet")},
@@ -185,14 +192,14 @@ def test_log_with_a_snapshot_and_versions_is_verified_and_reprocessed(tmp_path: 
 
 @pytest.mark.parametrize("limit", ["max_files", "max_bytes", "max_rows"])
 def test_batch_ends_exactly_at_its_limit(tmp_path: Path, limit: str) -> None:
-    table = made(tmp_path / "t", 4)
+    table = create_table(tmp_path / "t", 4)
     size = added_by(table, 0)[0]["size"]
-    most = {"max_files": 2, "max_bytes": 2 * size, "max_rows": 2}[limit]
+    maximum = {"max_files": 2, "max_bytes": 2 * size, "max_rows": 2}[limit]
     for starting in ("earliest", 0):
-        exact = Progress(DeltaSource(path=str(table), starting=starting), **{limit: most}).all()
-        assert [len(files_of([found])) for found in exact] == [2, 2]
+        exact = Progress(DeltaSource(path=str(table), starting=starting), **{limit: maximum}).all()
+        assert [len(files_of([planned])) for planned in exact] == [2, 2]
     below = Progress(DeltaSource(path=str(table), starting=0), max_bytes=1).all()
-    assert [len(files_of([found])) for found in below] == [1, 1, 1, 1]
+    assert [len(files_of([planned])) for planned in below] == [1, 1, 1, 1]
 
 
 def overwrite(table: str) -> None:
@@ -215,7 +222,7 @@ CHANGING: dict[str, Callable[[str], Any]] = {
 
 @pytest.mark.parametrize("operation", CHANGING)
 def test_version_that_changes_rows_is_refused_by_name_or_skipped_as_a_whole(tmp_path: Path, operation: str) -> None:
-    table = made(tmp_path / "t", 2)
+    table = create_table(tmp_path / "t", 2)
     source = DeltaSource(path=str(table), starting="latest")
     refusing = Progress(source)
     skipping = Progress(DeltaSource(path=str(table), starting="latest", changes="skip"))
@@ -243,7 +250,7 @@ def test_version_that_changes_rows_is_refused_by_name_or_skipped_as_a_whole(tmp_
     ids=["compact", "z_order", "vacuum", "set_property"],
 )
 def test_version_without_new_rows_adds_no_file(tmp_path: Path, operation: Callable[[str], Any]) -> None:
-    table = made(tmp_path / "t", 2)
+    table = create_table(tmp_path / "t", 2)
     progress = Progress(DeltaSource(path=str(table), starting="latest"))
     operation(str(table))
     assert files_of(progress.all()) == []
@@ -262,7 +269,7 @@ def test_change_feed_equals_that_of_another_reader(tmp_path: Path, spark: SparkS
     write_deltalake(str(table), newer, mode="overwrite")
     source = DeltaSource(path=str(table), starting=0, changes="read")
     progress = Progress(source)
-    read = [row for found in progress.all() for row in progress.rows(spark, found)]
+    read = [row for slice_ in progress.all() for row in progress.rows(spark, slice_)]
     expected = pyarrow.table(DeltaTable(str(table)).load_cdf(starting_version=0)).to_pylist()
     columns = ("id", "p", "_change_type", "_commit_version")
     assert Counter(tuple(row[c] for c in columns) for row in read) == Counter(
@@ -281,7 +288,7 @@ def test_change_feed_equals_that_of_another_reader(tmp_path: Path, spark: SparkS
 
 
 def test_changes_of_a_table_without_a_change_feed_are_refused_by_name(tmp_path: Path) -> None:
-    table = made(tmp_path / "t", 2)
+    table = create_table(tmp_path / "t", 2)
     progress = Progress(DeltaSource(path=str(table), starting="latest", changes="read"))
     append(table, 2)
     DeltaTable(str(table)).delete("id = 1")
@@ -309,9 +316,9 @@ def test_partition_values_of_every_type_are_those_of_the_table(tmp_path: Path, s
     write_deltalake(str(table), rows, partition_by=partition_by)
     for starting in ("earliest", 0):
         progress = Progress(DeltaSource(path=str(table), starting=starting))
-        found = progress.next()
-        assert found is not None
-        read = sorted(progress.rows(spark, found), key=lambda row: row["id"])
+        planned = progress.next()
+        assert planned is not None
+        read = sorted(progress.rows(spark, planned), key=lambda row: row["id"])
         assert next([*row] for row in read) == rows.column_names
         assert [{**row, "at": row["at"].timestamp()} for row in read] == [
             {**row, "at": at.timestamp()} for row in rows.to_pylist()
@@ -319,7 +326,7 @@ def test_partition_values_of_every_type_are_those_of_the_table(tmp_path: Path, s
 
 
 def test_column_that_is_added_begins_with_a_new_batch(tmp_path: Path, spark: SparkSession) -> None:
-    table = made(tmp_path / "t", 2)
+    table = create_table(tmp_path / "t", 2)
     progress = Progress(DeltaSource(path=str(table), starting=0))
     append(table, 2, extra=["new"])
     append(table, 3)
@@ -389,20 +396,20 @@ def test_rows_that_a_deletion_vector_removes_are_not_in_the_snapshot(tmp_path: P
 def test_changes_by_deletion_vectors_need_a_package_that_the_error_names(tmp_path: Path, spark: SparkSession) -> None:
     with_deletion_vector(tmp_path / "t", **{"delta.enableChangeDataFeed": "true"})
     progress = Progress(DeltaSource(path=str(tmp_path / "t"), starting=1, changes="read"))
-    (found,) = progress.all()
+    (planned,) = progress.all()
     with pytest.raises(DataError, match="Spark's Delta package"):
-        progress.source.load(spark, progress.stored(found))
+        progress.source.load(spark, progress.stored(planned))
 
 
 def test_recreated_table_is_refused_before_and_after_a_plan(tmp_path: Path) -> None:
-    table = made(tmp_path / "t", 3)
+    table = create_table(tmp_path / "t", 3)
     progress = Progress(DeltaSource(path=str(table)), max_files=1)
     planned = progress.next()
     assert planned is not None
     shutil.rmtree(table)
     with pytest.raises(SourceChangedError, match="no Delta table"):
         progress.next()
-    made(table, 5)
+    create_table(table, 5)
     with pytest.raises(SourceChangedError, match="recreated"):
         progress.next(on_data_loss="record_gap")
     for was_read in (False, True):
@@ -410,8 +417,8 @@ def test_recreated_table_is_refused_before_and_after_a_plan(tmp_path: Path) -> N
             progress.source.check_pins(progress.stored(planned), was_read=was_read)
 
 
-def test_history_from_an_older_copy_is_refused_also_when_it_has_grown_again(tmp_path: Path) -> None:
-    table, copy = made(tmp_path / "t", 2), tmp_path / "copy"
+def test_history_from_an_older_copy_is_refused_even_if_it_has_grown_again(tmp_path: Path) -> None:
+    table, copy = create_table(tmp_path / "t", 2), tmp_path / "copy"
     shutil.copytree(table, copy)
     progress = Progress(DeltaSource(path=str(table), starting=0))
     append(table, 2)
@@ -431,7 +438,7 @@ def test_history_from_an_older_copy_is_refused_also_when_it_has_grown_again(tmp_
 
 
 def test_versions_without_entries_fail_the_run_or_become_a_gap(tmp_path: Path) -> None:
-    table = made(tmp_path / "t", 5)
+    table = create_table(tmp_path / "t", 5)
     progress = Progress(DeltaSource(path=str(table), starting=0), max_files=1)
     assert progress.next() is not None
     DeltaTable(str(table)).create_checkpoint()
@@ -443,27 +450,27 @@ def test_versions_without_entries_fail_the_run_or_become_a_gap(tmp_path: Path) -
     with pytest.raises(SourceChangedError):  # only the newest version can be built from its checkpoint
         progress.next(on_data_loss="record_gap")
     progress.limits = Limits()
-    found = progress.next(on_data_loss="record_gap")
-    assert found is not None
-    assert [*found.gaps.values()] == [((1, 3),)]
-    assert files_of([found]) == [added_by(table, version)[0]["path"] for version in (3, 4)]
+    planned = progress.next(on_data_loss="record_gap")
+    assert planned is not None
+    assert [*planned.gaps.values()] == [((1, 3),)]
+    assert files_of([planned]) == [added_by(table, version)[0]["path"] for version in (3, 4)]
 
 
 def test_version_with_a_missing_file_fails_the_run_or_becomes_a_gap(tmp_path: Path) -> None:
-    table = made(tmp_path / "t", 4)
+    table = create_table(tmp_path / "t", 4)
     (table / added_by(table, 1)[0]["path"]).unlink()
     (table / added_by(table, 2)[0]["path"]).write_bytes(b"other")
     progress = Progress(DeltaSource(path=str(table), starting=0))
     with pytest.raises(SourceChangedError, match="VACUUM"):
         progress.next()
-    found = progress.next(on_data_loss="record_gap")
-    assert found is not None
-    assert [*found.gaps.values()] == [((1, 3),)]
-    assert len(files_of([found])) == 2
+    planned = progress.next(on_data_loss="record_gap")
+    assert planned is not None
+    assert [*planned.gaps.values()] == [((1, 3),)]
+    assert len(files_of([planned])) == 2
 
 
 def test_file_that_vacuum_deletes_under_a_plan_is_reported_as_missing(tmp_path: Path) -> None:
-    table = made(tmp_path / "t", 2)
+    table = create_table(tmp_path / "t", 2)
     progress = Progress(DeltaSource(path=str(table)))
     planned = progress.next()
     assert planned is not None
@@ -474,7 +481,7 @@ def test_file_that_vacuum_deletes_under_a_plan_is_reported_as_missing(tmp_path: 
 
 
 def test_starting_selects_a_version_or_a_time(tmp_path: Path) -> None:
-    table = made(tmp_path / "t", 4)
+    table = create_table(tmp_path / "t", 4)
     for version in range(4):
         stamp = (1_700_000_000 + 10 * version) * 1_000_000_000
         os.utime(table / "_delta_log" / f"{version:020d}.json", ns=(stamp, stamp))
@@ -503,7 +510,7 @@ def test_in_commit_timestamps_determine_the_first_version(tmp_path: Path) -> Non
 
 
 def test_files_of_concurrent_writers_are_each_planned_once(tmp_path: Path) -> None:
-    table = made(tmp_path / "t", 1)
+    table = create_table(tmp_path / "t", 1)
     progress = Progress(DeltaSource(path=str(table)), max_files=3)
     threads = [Thread(target=lambda first=first: [append(table, n) for n in range(first, first + 6)]) for first in (10, 20, 30)]  # type: ignore[misc]  # fmt: skip
     for thread in threads:
@@ -531,7 +538,7 @@ def test_features_that_this_source_cannot_read_are_refused_by_name(tmp_path: Pat
 
 
 def test_damaged_entry_is_refused_by_name(tmp_path: Path) -> None:
-    table = made(tmp_path / "t", 2)
+    table = create_table(tmp_path / "t", 2)
     progress = Progress(DeltaSource(path=str(table), starting="latest"))
     append(table, 2)
     planner = progress.source.open(CommitLog(MemoryStore()), None)
@@ -542,7 +549,7 @@ def test_damaged_entry_is_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "arguments",
     [
         {"path": "table"},
         {"path": "s3://b/a%20b"},
@@ -553,16 +560,16 @@ def test_damaged_entry_is_refused_by_name(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_argument_that_is_not_valid_is_refused(given: dict[str, Any]) -> None:
+def test_argument_that_is_not_valid_is_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(InvalidError):
-        DeltaSource(**given)
+        DeltaSource(**arguments)
 
 
 @pytest.mark.parametrize(
     "path", ["../f", "/f", "_delta_log/0.json", "a//b", "s3://b/f", "file:///f", "%2E%2E/f", "a/%2E%2E/%2E%2E/f"]
 )
 def test_pin_of_a_file_outside_the_table_is_refused(tmp_path: Path, path: str) -> None:
-    progress = Progress(DeltaSource(path=str(made(tmp_path / "t"))))
+    progress = Progress(DeltaSource(path=str(create_table(tmp_path / "t"))))
     planned = progress.next()
     assert planned is not None
     table, file = plain([*planned.pins])  # type: ignore[misc]
@@ -570,6 +577,6 @@ def test_pin_of_a_file_outside_the_table_is_refused(tmp_path: Path, path: str) -
         progress.source.read_pins([table, {**file, "path": path}])  # type: ignore[dict-item]
 
 
-def test_table_that_is_not_there_is_one_clear_error(tmp_path: Path) -> None:
+def test_missing_table_is_refused_with_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(SourceChangedError, match="no Delta table"):
         DeltaSource(path=str(tmp_path)).initial_offsets()

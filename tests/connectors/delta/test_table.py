@@ -22,7 +22,7 @@ SCHEMA = schema_of(id="long")
 
 @pytest.fixture
 def sink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DeltaSink:
-    monkeypatch.setattr(delta_table, "_kept", {})
+    monkeypatch.setattr(delta_table, "_cache", {})
     return DeltaSink(str(tmp_path / "table"))
 
 
@@ -30,8 +30,8 @@ def batch(sink: DeltaSink, version: int) -> Batch:
     return staged(sink, pyarrow.table({"id": [version]}), version, schema=SCHEMA)
 
 
-def publish(sink: DeltaSink, given: Batch) -> Any:
-    return sink.publish(given, None)  # type: ignore[arg-type]
+def publish(sink: DeltaSink, batch: Batch) -> Any:
+    return sink.publish(batch, None)  # type: ignore[arg-type]
 
 
 def rows(sink: DeltaSink) -> Counter[int]:
@@ -63,10 +63,10 @@ def test_table_log_is_read_whole_only_once_for_many_batches(sink: DeltaSink, mon
 def test_version_published_by_another_process_is_not_published_again_with_a_cached_table(sink: DeltaSink) -> None:
     first = batch(sink, 0)
     publish(sink, first)
-    own_cache, delta_table._kept = delta_table._kept, {}
+    own_cache, delta_table._cache = delta_table._cache, {}
     second = batch(sink, 1)
     publish(sink, second)
-    delta_table._kept = own_cache
+    delta_table._cache = own_cache
     assert publish(sink, second).result == "applied"
     assert rows(sink) == Counter([0, 1])
     assert publish(sink, first) is None
@@ -119,7 +119,7 @@ def test_changed_credentials_open_the_table_again(sink: DeltaSink, monkeypatch: 
     publish(sink, batch(sink, 0))
     opened = count_calls(monkeypatch, "__init__")
     monkeypatch.setattr(delta_table, "_store_options", lambda path: {"aws_region": "elsewhere"})
-    assert delta_table.take(sink.path) is not None
+    assert delta_table.open_newest(sink.path) is not None
     assert len(opened) == 1
 
 
@@ -152,11 +152,11 @@ def test_table_on_disk_resolves_no_credentials(sink: DeltaSink, monkeypatch: pyt
 
 
 def test_only_a_few_tables_are_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delta_table, "_kept", {})
+    monkeypatch.setattr(delta_table, "_cache", {})
     sinks = [DeltaSink(str(tmp_path / f"table-{n}")) for n in range(10)]
     for sink in sinks:
         publish(sink, batch(sink, 0))
-    assert len(delta_table._kept) == delta_table._MOST_KEPT
+    assert len(delta_table._cache) == delta_table._MAX_CACHED
     for sink in sinks:
         publish(sink, batch(sink, 1))
         assert rows(sink) == Counter([0, 1])

@@ -28,7 +28,7 @@ KEYS = 4
 
 
 def keyed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Map rows to a few keys. Some keys come in every batch, some twice in one batch."""
+    """Map rows to a few keys. Some keys are in every batch, and some are twice in one batch."""
     return [{"k": row["id"] % KEYS, "v": row["id"]} for row in rows]
 
 
@@ -115,27 +115,27 @@ def test_concurrent_and_paused_publishers_merge_each_version_once_in_every_round
     fixture = UpsertFixture(tmp_path)
     fixture.arrive(2)
     fixture.run("first")
-    sleeping: list[Any] = [lambda step: None]
-    watch_delta_writes(lambda step: sleeping[-1](step))
+    callbacks: list[Any] = [lambda step: None]
+    watch_delta_writes(lambda step: callbacks[-1](step))
     for turn in range(ROUNDS):
-        slept: list[str] = []
+        pauses: list[str] = []
 
         def others_publish(step: str) -> None:
-            if step == "before execute" and not slept:  # noqa: B023
-                slept.append(step)  # noqa: B023
+            if step == "before execute" and not pauses:  # noqa: B023
+                pauses.append(step)  # noqa: B023
                 if turn % 2:  # noqa: B023
                     fixture.arrive(2)
                 fixture.run(f"other {turn}", drain=True)  # noqa: B023
 
         fixture.arrive(2)
-        sleeping.append(others_publish)
+        callbacks.append(others_publish)
         fixture.run(f"turn {turn}")
-        sleeping.append(lambda step: None)
-        assert slept
+        callbacks.append(lambda step: None)
+        assert pauses
         with ThreadPoolExecutor(2) as pool:
             newest = len(fixture.batches()) - 1
             receipts = list(pool.map(lambda version: publish(fixture, version), [newest, newest]))
-        assert [one.result for one in receipts] == ["applied", "applied"]
+        assert [receipt.result for receipt in receipts] == ["applied", "applied"]
         fixture.check_merged()
     assert DeltaTable(fixture.table).version() == len(fixture.batches())
 
@@ -189,13 +189,13 @@ def test_rows_without_a_valid_key_are_refused_before_the_commit(
 
 
 def test_several_keys_with_unusual_names_and_a_column_added_later(tmp_path: Path) -> None:
-    odd = "the `key` \"of' it"
+    unusual = "the `key` \"of' it"
     fixture = UpsertFixture(tmp_path)
     fixture.arrive(4)
-    sink = DeltaSink(fixture.table, mode="upsert", keys=["K", odd])
+    sink = DeltaSink(fixture.table, mode="upsert", keys=["K", unusual])
 
     def named(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [{"K": row["id"] % 2, odd: f"'{row['id'] % 3}", "v": row["id"]} for row in rows]
+        return [{"K": row["id"] % 2, unusual: f"'{row['id'] % 3}", "v": row["id"]} for row in rows]
 
     fixture.run("first", pipeline=fixture.pipeline(sinks={"table": sink}, transform=named))
     later = fixture.pipeline(
@@ -203,7 +203,7 @@ def test_several_keys_with_unusual_names_and_a_column_added_later(tmp_path: Path
     )
     fixture.run("second", pipeline=later)
     read = DeltaTable(fixture.table).to_pyarrow_table().to_pylist()
-    assert sorted((row["K"], row[odd], row["v"], row["new"]) for row in read) == sorted(
+    assert sorted((row["K"], row[unusual], row["v"], row["new"]) for row in read) == sorted(
         (n % 2, f"'{n % 3}", n, True) for n in range(6, 12)
     )
 
@@ -226,14 +226,14 @@ def staged(fixture: UpsertFixture, version: int, table: pyarrow.Table, types: di
 def test_batch_file_without_rows_sets_the_marker_and_later_batches_follow(fixture: UpsertFixture) -> None:
     """Spark writes one file for a DataFrame without rows."""
     sink = DeltaSink(fixture.table, mode="upsert", keys=["k"])
-    none = pyarrow.table({"k": pyarrow.array([], pyarrow.int64()), "v": pyarrow.array([], pyarrow.int64())})
-    for version, table in enumerate((none, pyarrow.table({"k": [1], "v": [1]}), none)):
+    no_rows = pyarrow.table({"k": pyarrow.array([], pyarrow.int64()), "v": pyarrow.array([], pyarrow.int64())})
+    for version, table in enumerate((no_rows, pyarrow.table({"k": [1], "v": [1]}), no_rows)):
         receipt = sink.publish(staged(fixture, version, table), None)  # type: ignore[arg-type]
         assert receipt is not None
         assert (receipt.result, receipt.rows) == ("applied", table.num_rows)
-        found = sink.marker(batches.UUID, "t")
-        assert found is not None
-        assert found.is_of(version, batches.outcome_of(version))
+        marker = sink.marker(batches.UUID, "t")
+        assert marker is not None
+        assert marker.is_of(version, batches.outcome_of(version))
     assert fixture.values() == [(1, 1)]
 
 
@@ -286,7 +286,7 @@ def test_timestamp_key_is_found_in_a_file_with_bounds_truncated_to_milliseconds(
             bounds = {"minValues": bound, "maxValues": bound}
             line["add"]["stats"] = json.dumps({"numRecords": 1, "nullCount": {"k": 0, "v": 0}, **bounds})
     entry.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    delta_table._kept.clear()
+    delta_table._cache.clear()
     sink.publish(staged(fixture, 1, keyed_table(kind, [at], 2), types={"k": "timestamp"}), None)  # type: ignore[arg-type]
     assert [row["v"] for row in DeltaTable(fixture.table).to_pyarrow_table().to_pylist()] == [2]
 
@@ -303,7 +303,7 @@ def test_table_with_expiring_transaction_numbers_is_refused_before_the_commit(
     assert "setTransactionRetentionDuration" in str(caught.value)
 
 
-def int96(path: Path, at: datetime, key: int) -> None:
+def write_int96_file(path: Path, at: datetime, key: int) -> None:
     """Write a file with INT96 timestamps, Spark's default."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = pyarrow.table({"k": [key], "at": pyarrow.array([at], pyarrow.timestamp("us", "UTC"))})
@@ -315,7 +315,7 @@ def add_int96_file(fixture: UpsertFixture, at: datetime, *, bounds: bool, key: i
     from deltalake.transaction import AddAction
 
     path = Path(fixture.table, f"others-{key}.parquet")
-    int96(path, at, key)
+    write_int96_file(path, at, key)
     bound_values = (
         {"k": key, "at": at.isoformat(timespec="milliseconds").replace("+00:00", "Z")} if bounds else {"k": key}
     )
@@ -323,7 +323,7 @@ def add_int96_file(fixture: UpsertFixture, at: datetime, *, bounds: bool, key: i
     table = DeltaTable(fixture.table)
     action = AddAction(path.name, path.stat().st_size, {}, 0, True, stats)
     table.create_write_transaction([action], "append", table.schema())
-    delta_table._kept.clear()
+    delta_table._cache.clear()
 
 
 TIMES = {"k": "long", "at": "timestamp"}
@@ -430,7 +430,7 @@ def test_changed_keys_are_refused(fixture: UpsertFixture) -> None:
         )
 
 
-@pytest.mark.parametrize("given", [{"mode": "upsert"}, {"keys": ["k"]}, {"mode": "merge", "keys": ["k"]}])
-def test_mode_and_keys_that_do_not_match_are_refused(given: Any) -> None:
+@pytest.mark.parametrize("arguments", [{"mode": "upsert"}, {"keys": ["k"]}, {"mode": "merge", "keys": ["k"]}])
+def test_mode_and_keys_that_do_not_match_are_refused(arguments: Any) -> None:
     with pytest.raises(InvalidError):
-        DeltaSink("/table", **given)
+        DeltaSink("/table", **arguments)

@@ -39,14 +39,14 @@ class Recorder:
     """
     An endpoint that records calls.
 
-    ``calls`` has every call that was performed, in order. ``heard`` has every call that was received.
+    ``calls`` has every call that was performed, in order. ``received`` has every call that was received.
 
-    ``answers`` gives the status for a call. ``"lost"`` performs it and closes the connection. ``"silent"`` performs it and does not answer in time.
+    ``reply_to`` returns the status for a call. ``"lost"`` performs the call and closes the connection. ``"silent"`` performs it and does not reply in time.
     ``"dropped"`` closes the connection before the call is performed. A status of 4xx or 3xx does not perform the call, one of 5xx performs it. A status with
     headers does not perform it.
     """
 
-    answers: Callable[[Call], Reply] = lambda call: 200
+    reply_to: Callable[[Call], Reply] = lambda call: 200
     calls: list[Call] = field(default_factory=list)
     received: list[Call] = field(default_factory=list)
     port: int = 0
@@ -57,14 +57,14 @@ class Recorder:
 
     def ids(self) -> Counter[int]:
         """Count how often the effect of each record took place."""
-        return Counter(found for call in self.calls for found in call.ids)
+        return Counter(record for call in self.calls for record in call.ids)
 
     def table(self) -> dict[str, Any]:
         """Return the state of an endpoint that performs each idempotency key once."""
-        held: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for call in self.calls:
-            held.setdefault(call.key, call.body)
-        return held
+            values.setdefault(call.key, call.body)
+        return values
 
 
 def _handler(recorder: Recorder) -> type[BaseHTTPRequestHandler]:
@@ -77,22 +77,22 @@ def _handler(recorder: Recorder) -> type[BaseHTTPRequestHandler]:
             headers = {name.lower(): value for name, value in self.headers.items()}
             call = Call(self.command, self.path, headers, json.loads(body) if body else None)
             recorder.received.append(call)
-            answer = recorder.answers(call)
-            answer, extra = answer if isinstance(answer, tuple) else (answer, {})
-            if answer == "dropped":
+            reply = recorder.reply_to(call)
+            reply, extra = reply if isinstance(reply, tuple) else (reply, {})
+            if reply == "dropped":
                 self.close_connection = True
                 return
-            if not extra and (isinstance(answer, str) or answer < 300 or answer >= 500):
+            if not extra and (isinstance(reply, str) or reply < 300 or reply >= 500):
                 recorder.calls.append(call)
-            if answer == "silent":
+            if reply == "silent":
                 time.sleep(1.5)
-            if isinstance(answer, str):
+            if isinstance(reply, str):
                 self.close_connection = True
                 return
-            self.send_response_only(answer)
+            self.send_response_only(reply)
             for name, value in extra.items():
                 self.send_header(name, value)
-            if 300 <= answer < 400:
+            if 300 <= reply < 400:
                 self.send_header("Location", f"http://127.0.0.1:{recorder.port}/elsewhere")
             self.send_header("Content-Length", "2")
             self.end_headers()

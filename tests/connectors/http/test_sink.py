@@ -67,14 +67,14 @@ def new_fixture(root: Path, files: int = 2) -> PipelineFixture:
 
 
 def pushing(fixture: PipelineFixture, recorder: Recorder, **choice: Any) -> Pipeline:
-    given = {"url": recorder.url, "chunk_rows": 2, **choice}
-    return fixture.pipeline(sinks={"push": HttpSink(str(fixture.root / "staged"), **given)})
+    arguments = {"url": recorder.url, "chunk_rows": 2, **choice}
+    return fixture.pipeline(sinks={"push": HttpSink(str(fixture.root / "staged"), **arguments)})
 
 
 def receipt(fixture: PipelineFixture, version: int = 0) -> Receipt:
-    found = fixture.opened().log.receipts(version)
-    assert found is not None
-    return found.sinks["push"]
+    receipts = fixture.opened().log.receipts(version)
+    assert receipts is not None
+    return receipts.sinks["push"]
 
 
 def claims(fixture: PipelineFixture) -> list[str]:
@@ -95,9 +95,9 @@ class WatchedCalls:
 
         def request(session: Any, method: str, url: str, **named: Any) -> Any:
             self.step("before call")
-            answer = original(session, method, url, **named)
+            response = original(session, method, url, **named)
             self.step("after call")
-            return answer
+            return response
 
         monkeypatch.setattr(requests.Session, "request", request)
 
@@ -147,11 +147,11 @@ def rate_limited(recorder: Recorder) -> Callable[[Call], Reply]:
 
 def check_guarantee(choice: str, fixture: PipelineFixture, recorder: Recorder, where: str) -> None:
     seen, actual = recorder.ids(), receipt(fixture)
-    lost, twice = fixture.expected - seen, {n for n, times in seen.items() if times > 1}
+    lost, repeated = fixture.expected - seen, {n for n, times in seen.items() if times > 1}
     assert not seen - Counter({n: 99 for n in fixture.expected}), where
     assert fixture.verdict().findings == [], where
     if choice == "at_most_once":
-        assert not twice, f"{where}: repeated {twice}"
+        assert not repeated, f"{where}: repeated {repeated}"
         assert lost.total() <= actual.detail["unknown"] + actual.detail["refused"], (
             f"{where}: the receipt does not count the loss"
         )
@@ -175,12 +175,12 @@ ENDPOINTS = [
 
 
 @pytest.mark.parametrize("other_run", ["same run", "other run"])
-@pytest.mark.parametrize(("choice", "answers"), ENDPOINTS)
+@pytest.mark.parametrize(("choice", "replies"), ENDPOINTS)
 def test_crash_at_every_step_then_recovery(
-    choice: str, other_run: str, answers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
+    choice: str, other_run: str, replies: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
 ) -> None:
     watched_calls, lost, repeated = WatchedCalls(monkeypatch), 0, 0
-    recorder.answers = answers(recorder)
+    recorder.reply_to = replies(recorder)
     at, steps = 0, 1
     while at < steps:
         recorder.calls.clear()
@@ -206,12 +206,12 @@ def test_crash_at_every_step_then_recovery(
 
 
 @pytest.mark.parametrize("other_run", ["a", "b"])
-@pytest.mark.parametrize(("choice", "answers"), ENDPOINTS)
+@pytest.mark.parametrize(("choice", "replies"), ENDPOINTS)
 def test_concurrent_runs_with_a_pause_at_every_step(
-    choice: str, other_run: str, answers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
+    choice: str, other_run: str, replies: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
 ) -> None:
     watched_calls = WatchedCalls(monkeypatch)
-    recorder.answers = answers(recorder)
+    recorder.reply_to = replies(recorder)
     at, steps = 0, 1
     while at < steps:
         recorder.calls.clear()
@@ -365,12 +365,12 @@ def test_late_publisher_makes_no_calls(tmp_path: Path, recorder: Recorder) -> No
     opened, seen = open_pipeline(pipeline, fixture.log()), recorder.ids()
     vacuum(pipeline, log=opened.log)
     assert not [*(fixture.root / "staged").rglob("*.parquet")], "vacuum deleted the staged rows"
-    found = opened.log.outcome(0)
-    assert found is not None
+    stored = opened.log.outcome(0)
+    assert stored is not None
     sink = pipeline.sinks["push"]
     for _ in range(3):
         effects = LoggedEffects(opened.log, 0, "push", may_close=False)
-        assert sink.publish(batch_of(opened, *found, "push"), effects) == receipt(fixture)  # type: ignore[attr-defined]
+        assert sink.publish(batch_of(opened, *stored, "push"), effects) == receipt(fixture)  # type: ignore[attr-defined]
     assert recorder.ids() == seen == fixture.expected
 
 
@@ -379,12 +379,12 @@ def test_staged_rows_of_a_version_published_days_later_are_vacuumed_after_publis
 ) -> None:
     fixture = new_fixture(tmp_path)
     pipeline = pushing(fixture, recorder)
-    recorder.answers = lambda call: 403
+    recorder.reply_to = lambda call: 403
     with pytest.raises(PublishError):
         fixture.run("a", pipeline=pipeline)
     days_later = ManualClock(1_700_000_000_000 + 3 * 86_400_000)
     assert vacuum(pipeline, log=CommitLog(fixture.store, days_later)).attempts == ()
-    recorder.answers = lambda call: 200
+    recorder.reply_to = lambda call: 200
     fixture.run("a", pipeline=pipeline)
     assert len(vacuum(pipeline, log=CommitLog(fixture.store, days_later)).attempts) == 1
     assert not [*(fixture.root / "staged").rglob("*.parquet")]
@@ -405,35 +405,35 @@ def test_pipelines_of_the_docs_page_are_accepted_and_the_mail_example_is_at_most
 
 
 @pytest.mark.parametrize(
-    "answer", [500, 503, (500, {"Retry-After": "1"}), (503, {"Retry-After": "soon"}), 408, "lost", "dropped", "silent"]
+    "reply", [500, 503, (500, {"Retry-After": "1"}), (503, {"Retry-After": "soon"}), 408, "lost", "dropped", "silent"]
 )
 def test_unclear_reply_is_retried_or_counted_unknown_by_delivery_choice(
-    answer: Reply, tmp_path: Path, recorder: Recorder
+    reply: Reply, tmp_path: Path, recorder: Recorder
 ) -> None:
-    for choice, given in CHOICES.items():
+    for choice, arguments in CHOICES.items():
         fixture = new_fixture(tmp_path / choice)
         recorder.calls.clear()
         recorder.received.clear()
         unclear = [3]
-        recorder.answers = lambda call: answer if call.ids == unclear and not unclear.append(-1) else 200  # noqa: B023
-        fixture.run("a", pipeline=pushing(fixture, recorder, timeout_s=1, **given))
-        received = Counter(found for call in recorder.received for found in call.ids)
+        recorder.reply_to = lambda call: reply if call.ids == unclear and not unclear.append(-1) else 200  # noqa: B023
+        fixture.run("a", pipeline=pushing(fixture, recorder, timeout_s=1, **arguments))
+        received = Counter(record for call in recorder.received for record in call.ids)
         assert received == fixture.expected + (Counter() if choice == "at_most_once" else Counter([3]))
         check_guarantee(choice, fixture, recorder, choice)
         assert receipt(fixture).detail["unknown"] == (1 if choice == "at_most_once" else 0)
 
 
 @pytest.mark.parametrize(
-    "answer", [425, 429, (429, {"Retry-After": "1"}), (429, {"Retry-After": "soon"}), (503, {"Retry-After": "0"})]
+    "reply", [425, 429, (429, {"Retry-After": "1"}), (429, {"Retry-After": "soon"}), (503, {"Retry-After": "0"})]
 )
 @pytest.mark.parametrize("choice", CHOICES)
 def test_call_that_the_endpoint_did_not_perform_is_retried_under_the_same_claim(
-    choice: str, answer: Reply, tmp_path: Path, recorder: Recorder
+    choice: str, reply: Reply, tmp_path: Path, recorder: Recorder
 ) -> None:
     fixture = new_fixture(tmp_path)
-    recorder.answers = lambda call: answer if call.ids == [3] and recorder.received.count(call) < 4 else 200
+    recorder.reply_to = lambda call: reply if call.ids == [3] and recorder.received.count(call) < 4 else 200
     fixture.run("a", pipeline=pushing(fixture, recorder, **CHOICES[choice]))
-    assert Counter(found for call in recorder.received for found in call.ids) == fixture.expected + Counter({3: 3})
+    assert Counter(record for call in recorder.received for record in call.ids) == fixture.expected + Counter({3: 3})
     assert recorder.ids() == fixture.expected
     assert receipt(fixture).rows == 6
     assert len(claims(fixture)) == (3 if choice == "at_most_once" else 0)
@@ -466,7 +466,7 @@ def test_batch_of_ten_times_the_rate_limit_completes_in_one_run(
     choice: str, tmp_path: Path, recorder: Recorder
 ) -> None:
     fixture, clock = new_fixture(tmp_path, 100), ManualClock()
-    recorder.answers = RateLimitedEndpoint(clock, 30)
+    recorder.reply_to = RateLimitedEndpoint(clock, 30)
     began_ms = clock.now_ms()
     store = run_at(
         fixture,
@@ -490,7 +490,7 @@ def test_retries_under_a_rate_limit_repeat_no_call_and_lose_no_record(
     choice: str, tmp_path: Path, recorder: Recorder
 ) -> None:
     fixture, clock = new_fixture(tmp_path, 100), ManualClock()
-    recorder.answers = RateLimitedEndpoint(clock, 30)
+    recorder.reply_to = RateLimitedEndpoint(clock, 30)
     pipeline = pushing(fixture, recorder, chunk_rows=100, max_wait_s=0, **CHOICES[choice]).replace(
         limits=Limits(max_files=100)
     )
@@ -519,7 +519,7 @@ def test_publisher_that_dies_in_a_long_wait_repeats_and_loses_nothing(
                 raise Crash
 
     fixture = new_fixture(tmp_path)
-    recorder.answers = rate_limited(recorder)
+    recorder.reply_to = rate_limited(recorder)
     pipeline = pushing(fixture, recorder, **CHOICES[choice])
     with pytest.raises(Crash):
         run_at(fixture, DyingClock(), pipeline)
@@ -540,7 +540,7 @@ def test_retry_after_is_read_as_seconds_or_as_a_date_by_the_endpoints_clock(tmp_
         assert retry_after_s({"Retry-After": bad}, 0) is None
     fixture, clock = new_fixture(tmp_path), ManualClock()
     began_ms = clock.now_ms()
-    recorder.answers = lambda call: (503, {"Retry-After": "40"}) if len(recorder.received) == 2 else 200
+    recorder.reply_to = lambda call: (503, {"Retry-After": "40"}) if len(recorder.received) == 2 else 200
     run_at(fixture, clock, pushing(fixture, recorder, delivery="at_most_once"))
     assert clock.now_ms() - began_ms >= 40_000
     assert recorder.ids() == fixture.expected
@@ -549,7 +549,7 @@ def test_retry_after_is_read_as_seconds_or_as_a_date_by_the_endpoints_clock(tmp_
 def test_calls_stay_below_max_per_s(tmp_path: Path, recorder: Recorder) -> None:
     fixture, clock = new_fixture(tmp_path, 20), ManualClock()
     times = []
-    recorder.answers = lambda call: times.append(clock.now_ms()) or 200  # type: ignore[func-returns-value]
+    recorder.reply_to = lambda call: times.append(clock.now_ms()) or 200  # type: ignore[func-returns-value]
     run_at(fixture, clock, pushing(fixture, recorder, chunk_rows=7, max_per_s=4).replace(limits=Limits(max_files=20)))
     assert len(times) == 60
     assert times[-1] - times[0] == 59 * 250
@@ -564,7 +564,7 @@ def test_released_round_that_a_live_publisher_claimed_is_not_closed_as_unknown(
     It has not recorded its result when the first run continues.
     """
     fixture = new_fixture(tmp_path)
-    recorder.answers = rate_limited(recorder)
+    recorder.reply_to = rate_limited(recorder)
     pipeline = pushing(fixture, recorder, delivery="at_most_once", chunk_rows=6)
 
     class WakingClock(ManualClock):
@@ -590,7 +590,7 @@ def test_effects_that_contradict_the_records_of_their_round_are_reported_as_log_
 ) -> None:
     fixture = new_fixture(tmp_path)
     pipeline = pushing(fixture, recorder)
-    recorder.answers = lambda call: (429, {"Retry-After": "999"}) if call.ids == [1] else 200
+    recorder.reply_to = lambda call: (429, {"Retry-After": "999"}) if call.ids == [1] else 200
     with monkeypatch.context() as forged:
         real = LoggedEffects.record
         forged.setattr(LoggedEffects, "record", lambda self, *at, **named: real(self, *at, **{**named, **changed}))
@@ -603,10 +603,10 @@ def test_effects_that_contradict_the_records_of_their_round_are_reported_as_log_
 def test_endpoint_that_stays_unclear_is_called_again_by_the_next_retry(tmp_path: Path, recorder: Recorder) -> None:
     fixture = new_fixture(tmp_path)
     pipeline = pushing(fixture, recorder)
-    recorder.answers = lambda call: 503 if call.ids == [3] else 200
+    recorder.reply_to = lambda call: 503 if call.ids == [3] else 200
     with pytest.raises(UnavailableError, match=r"repeats it.*chunk=1 record=1 status=503"):
         fixture.run("a", pipeline=pipeline)
-    recorder.answers = lambda call: 200
+    recorder.reply_to = lambda call: 200
     fixture.run("b", pipeline=pipeline)
     check_guarantee("at_least_once", fixture, recorder, "after 503")
 
@@ -625,31 +625,31 @@ def test_unreachable_endpoint_costs_no_claim_and_no_record(tmp_path: Path) -> No
     assert receipt(fixture).result == "applied"
 
 
-@pytest.mark.parametrize(("answer", "error"), [(500, UnavailableError), (302, PublishError)])
+@pytest.mark.parametrize(("reply", "error"), [(500, UnavailableError), (302, PublishError)])
 def test_endpoint_that_always_fails_costs_at_most_one_chunk_per_retry(
-    answer: int, error: type[Exception], tmp_path: Path, recorder: Recorder
+    reply: int, error: type[Exception], tmp_path: Path, recorder: Recorder
 ) -> None:
     fixture = new_fixture(tmp_path)
     pipeline = pushing(fixture, recorder, delivery="at_most_once")
-    recorder.answers = lambda call: answer
+    recorder.reply_to = lambda call: reply
     with pytest.raises(error, match="are not claimed"):
         fixture.run("a", pipeline=pipeline)
     assert len(claims(fixture)) == 1
     assert len(recorder.received) == 2
-    recorder.answers = lambda call: 200
+    recorder.reply_to = lambda call: 200
     fixture.run("a", pipeline=pipeline)
     actual = receipt(fixture)
     assert (actual.rows, actual.detail["unknown"], actual.detail["refused"]) == (4, 2, 0)
     assert max(recorder.ids().values()) == 1
 
 
-@pytest.mark.parametrize(("answer", "error"), [(500, UnavailableError), (302, PublishError)])
+@pytest.mark.parametrize(("reply", "error"), [(500, UnavailableError), (302, PublishError)])
 def test_run_fails_if_the_only_chunk_of_a_batch_had_no_clear_reply(
-    answer: int, error: type[Exception], tmp_path: Path, recorder: Recorder
+    reply: int, error: type[Exception], tmp_path: Path, recorder: Recorder
 ) -> None:
     fixture = new_fixture(tmp_path)
     pipeline = pushing(fixture, recorder, delivery="at_most_once", chunk_rows=100)
-    recorder.answers = lambda call: answer
+    recorder.reply_to = lambda call: reply
     with pytest.raises(error):
         fixture.run("a", pipeline=pipeline)
     fixture.run("a", pipeline=pipeline)
@@ -657,15 +657,15 @@ def test_run_fails_if_the_only_chunk_of_a_batch_had_no_clear_reply(
 
 
 @pytest.mark.parametrize("chunk_rows", [2, 100])
-@pytest.mark.parametrize("answer", CALLER_REJECTED)
-def test_rejected_caller_loses_no_record(answer: int, chunk_rows: int, tmp_path: Path, recorder: Recorder) -> None:
+@pytest.mark.parametrize("reply", CALLER_REJECTED)
+def test_rejected_caller_loses_no_record(reply: int, chunk_rows: int, tmp_path: Path, recorder: Recorder) -> None:
     fixture = new_fixture(tmp_path)
     pipeline = pushing(fixture, recorder, delivery="at_most_once", chunk_rows=chunk_rows)
-    recorder.answers = lambda call: answer if call.ids == [3] else 200
+    recorder.reply_to = lambda call: reply if call.ids == [3] else 200
     for run in ("a", "a", "b"):
         with pytest.raises(PublishError, match="rejects the caller"):
             fixture.run(run, pipeline=pipeline)
-    recorder.answers = lambda call: 200
+    recorder.reply_to = lambda call: 200
     fixture.run("a", pipeline=pipeline)
     assert recorder.ids() == fixture.expected
     actual = receipt(fixture)
@@ -706,16 +706,16 @@ def test_failure_before_the_first_byte_is_distinguished_from_a_lost_reply(
         assert endpoint.call(b"{}", {}).kind == kind
 
 
-@pytest.mark.parametrize("answer", ["lost", "dropped"])
+@pytest.mark.parametrize("reply", ["lost", "dropped"])
 def test_call_that_a_proxy_accepted_is_never_reported_as_unsent(
-    answer: str, tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+    reply: str, tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The recorder is both the proxy and the endpoint behind it."""
     fixture = new_fixture(tmp_path)
     monkeypatch.setenv("HTTP_PROXY", recorder.url.removesuffix("/effects"))
     monkeypatch.setenv("NO_PROXY", "")
     pipeline = pushing(fixture, recorder, url="http://behind.invalid/effects", delivery="at_most_once")
-    recorder.answers = lambda call: answer if call.ids == [3] else 200
+    recorder.reply_to = lambda call: reply if call.ids == [3] else 200
     for _ in range(2):
         fixture.run("a", pipeline=pipeline)
     assert max(recorder.ids().values()) == 1
@@ -727,17 +727,17 @@ def test_retry_after_beyond_the_date_range_is_an_error_that_loses_no_record(tmp_
     fixture = new_fixture(tmp_path)
     pipeline = pushing(fixture, recorder, delivery="at_most_once")
     far = {"Retry-After": "Fri, 31 Dec 9999 23:59:59 GMT"}
-    recorder.answers = lambda call: (429, far) if call.ids == [3] else 200
+    recorder.reply_to = lambda call: (429, far) if call.ids == [3] else 200
     with pytest.raises(UnavailableError, match="limits the rate of calls"):
         fixture.run("a", pipeline=pipeline)
-    recorder.answers = lambda call: 200
+    recorder.reply_to = lambda call: 200
     fixture.run("a", pipeline=pipeline)
     assert recorder.ids() == fixture.expected
     assert receipt(fixture).result == "applied"
 
 
 def test_redirect_is_not_followed(tmp_path: Path, recorder: Recorder) -> None:
-    recorder.answers = lambda call: 307 if call.path == "/effects" else 200
+    recorder.reply_to = lambda call: 307 if call.path == "/effects" else 200
     for name, choice in CHOICES.items():
         fixture = new_fixture(tmp_path / name)
         with pytest.raises(PublishError):
@@ -749,12 +749,12 @@ def test_redirect_is_not_followed(tmp_path: Path, recorder: Recorder) -> None:
 def test_refused_record_blocks_the_pipeline_until_the_endpoint_accepts_it(tmp_path: Path, recorder: Recorder) -> None:
     fixture = new_fixture(tmp_path)
     pipeline = pushing(fixture, recorder)
-    recorder.answers = lambda call: 422 if call.ids == [3] else 200
+    recorder.reply_to = lambda call: 422 if call.ids == [3] else 200
     for run in ("a", "b"):
         with pytest.raises(PublishError, match=r"chunk=1 record=1 status=422.*streamsem skip"):
             fixture.run(run, pipeline=pipeline)
     assert fixture.opened().log.receipts(0) is None
-    recorder.answers = lambda call: 200
+    recorder.reply_to = lambda call: 200
     fixture.run("b", pipeline=pipeline)
     check_guarantee("at_least_once", fixture, recorder, "fixed")
 
@@ -764,7 +764,7 @@ def test_refused_record_is_counted_and_skipped_with_on_refusal_record(
     choice: str, tmp_path: Path, recorder: Recorder
 ) -> None:
     fixture = new_fixture(tmp_path)
-    recorder.answers = lambda call: 400 if call.ids[0] in (2, 3, 4) else 200
+    recorder.reply_to = lambda call: 400 if call.ids[0] in (2, 3, 4) else 200
     fixture.run("a", pipeline=pushing(fixture, recorder, delivery=choice, on_refusal="record"))
     assert recorder.ids() == Counter([0, 1, 5])
     assert receipt(fixture) == Receipt(
@@ -775,26 +775,26 @@ def test_refused_record_is_counted_and_skipped_with_on_refusal_record(
 def test_refused_credentials_are_never_counted_as_refused_records(tmp_path: Path, recorder: Recorder) -> None:
     fixture = new_fixture(tmp_path)
     pipeline = pushing(fixture, recorder, on_refusal="record")
-    recorder.answers = lambda call: 401
+    recorder.reply_to = lambda call: 401
     with pytest.raises(PublishError, match="status=401"):
         fixture.run("a", pipeline=pipeline)
-    recorder.answers = lambda call: 200
+    recorder.reply_to = lambda call: 200
     fixture.run("a", pipeline=pipeline)
     check_guarantee("at_least_once", fixture, recorder, "after 401")
 
 
-def test_skipped_batch_records_what_is_known_of_each_chunk(tmp_path: Path, recorder: Recorder) -> None:
+def test_skipped_batch_records_the_known_results_of_each_chunk(tmp_path: Path, recorder: Recorder) -> None:
     for choice, expected in (
         ("at_most_once", {"chunks": 3, "refused": 0, "unknown": 0, "skipped": 6}),
         ("at_least_once", {"chunks": 3, "refused": 0, "unknown": 6, "skipped": 0}),
     ):
         fixture = new_fixture(tmp_path / choice)
         pipeline = pushing(fixture, recorder, delivery=choice)
-        recorder.answers = lambda call: 403
+        recorder.reply_to = lambda call: 403
         with pytest.raises(PublishError):
             fixture.run("a", pipeline=pipeline)
         skip(pipeline, 0, sink="push", reason="the endpoint was removed", log=fixture.log())
-        recorder.answers = lambda call: 200
+        recorder.reply_to = lambda call: 200
         fixture.run("b", pipeline=pipeline)
         assert recorder.calls == []
         actual = receipt(fixture)
@@ -827,19 +827,27 @@ def test_idempotency_key_of_a_call_is_stable_across_retries_and_never_shared(
 ) -> None:
     fixture = new_fixture(tmp_path, 4)
     pipeline = pushing(fixture, recorder, records_per_call=2, chunk_rows=5)
-    recorder.answers = lambda call: 503 if 9 in call.ids else 200
+    recorder.reply_to = lambda call: 503 if 9 in call.ids else 200
     with pytest.raises(UnavailableError):
         fixture.run("a", pipeline=pipeline, drain=True)
-    recorder.answers = lambda call: 200
+    recorder.reply_to = lambda call: 200
     fixture.run("a", pipeline=pipeline, drain=True)
     by_key: dict[str, list[list[int]]] = {}
     for call in recorder.received:
         by_key.setdefault(call.key, []).append(call.ids)
     assert all(all(ids == tries[0] for ids in tries) for tries in by_key.values())
     assert [tries[0] for tries in by_key.values()] == [[0, 1], [2, 3], [4], [5], [6, 7], [8, 9], [10], [11]]
-    uuid, found = fixture.opened().record.pipeline_uuid, [fixture.log().outcome(version) for version in range(2)]
-    zero, one = (f"{uuid}-push-{version}-{stored[1][:16]}" for version, stored in enumerate(found) if stored)
-    assert list(by_key)[:5] == [f"{zero}-0-0", f"{zero}-0-2", f"{zero}-0-4", f"{zero}-1-0", f"{one}-0-0"]
+    uuid, outcomes = fixture.opened().record.pipeline_uuid, [fixture.log().outcome(version) for version in range(2)]
+    first_prefix, second_prefix = (
+        f"{uuid}-push-{version}-{stored[1][:16]}" for version, stored in enumerate(outcomes) if stored
+    )
+    assert list(by_key)[:5] == [
+        f"{first_prefix}-0-0",
+        f"{first_prefix}-0-2",
+        f"{first_prefix}-0-4",
+        f"{first_prefix}-1-0",
+        f"{second_prefix}-0-0",
+    ]
 
 
 def test_version_replanned_by_a_restored_log_has_new_idempotency_keys(tmp_path: Path, recorder: Recorder) -> None:
@@ -948,13 +956,13 @@ def test_secrets_come_from_the_connection_and_are_never_logged_or_stored(
     monkeypatch.setenv("AIRFLOW_CONN_HOOK", json.dumps(text))
     fixture = new_fixture(tmp_path)
     pipeline = pushing(fixture, recorder, url=None, conn_id="hook", endpoint="/v1/metrics?source=x", method="PUT")
-    recorder.answers = lambda call: 422
+    recorder.reply_to = lambda call: 422
     with pytest.raises(PublishError) as refused:
         fixture.run("a", pipeline=pipeline)
-    recorder.answers = lambda call: "lost"
+    recorder.reply_to = lambda call: "lost"
     with pytest.raises(UnavailableError) as lost:
         fixture.run("a", pipeline=pipeline)
-    recorder.answers = lambda call: 200
+    recorder.reply_to = lambda call: 200
     fixture.run("a", pipeline=pipeline)
     call = recorder.calls[-1]
     basic = base64.b64encode(f"u:{secrets[0]}".encode()).decode()
@@ -962,14 +970,14 @@ def test_secrets_come_from_the_connection_and_are_never_logged_or_stored(
     assert (call.headers["authorization"], call.headers["x-token"]) == (f"Basic {basic}", secrets[1])
     assert call.headers["content-type"] == "application/json"
     assert "verify" not in call.headers
-    actual = "".join("".join(traceback.format_exception(found.value)) for found in (refused, lost))
+    actual = "".join("".join(traceback.format_exception(raised.value)) for raised in (refused, lost))
     stored = "".join((fixture.store.read(stat.key) or b"").decode() for stat in fixture.store.list(""))
     for secret in (*secrets, basic):
         assert secret not in actual + stored + caplog.text + repr(pipeline)
 
 
 @pytest.mark.parametrize(
-    ("given", "is_warned"),
+    ("connection_fields", "is_warned"),
     [
         ({"host": "api.example.com", "password": "s3cret"}, True),
         ({"host": "http://api.example.com", "extra": {"Authorization": "Bearer s3cret"}}, True),
@@ -985,9 +993,12 @@ def test_secrets_come_from_the_connection_and_are_never_logged_or_stored(
     ],
 )
 def test_credentials_sent_unencrypted_to_another_machine_cause_a_warning(
-    given: dict[str, Any], is_warned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    connection_fields: dict[str, Any],
+    is_warned: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setenv("AIRFLOW_CONN_HOOK", json.dumps({"conn_type": "http", **given}))
+    monkeypatch.setenv("AIRFLOW_CONN_HOOK", json.dumps({"conn_type": "http", **connection_fields}))
     sink = HttpSink("/staged", conn_id="hook")
     sink.resolve_schema(_schema(a="string"))
     assert [record.getMessage() for record in caplog.records] == sink.warnings()
@@ -1033,10 +1044,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("given", "message"), BAD)
-def test_invalid_argument_is_reported_by_name(given: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(("arguments", "message"), BAD)
+def test_invalid_argument_is_reported_by_name(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidError, match=message) as refused:
-        HttpSink("/staged", **given)
+        HttpSink("/staged", **arguments)
     assert "pw-x" not in str(refused.value)
 
 
@@ -1044,12 +1055,12 @@ def test_invalid_argument_is_reported_by_name(given: dict[str, Any], message: st
 def test_label_and_spec_match_the_delivery_choice(choice: str, tmp_path: Path) -> None:
     fixture, recorder = PipelineFixture(tmp_path), Recorder(port=1)
     pipeline = pushing(fixture, recorder, **CHOICES[choice])
-    found = guarantee(pipeline)
-    assert found.label == choice
+    label = guarantee(pipeline)
+    assert label.label == choice
     promise = {
         "at_least_once": "may repeat.*idempotent=True", "at_most_once": "no call is performed twice.*unknown", "effectively_once": "promises.*cannot check",
     }  # fmt: skip
-    assert re.search(promise[choice], " ".join(found.reasons))
+    assert re.search(promise[choice], " ".join(label.reasons))
     spec = pipeline.to_json()
     again = from_json({key: value for key, value in spec.items() if key != "transform"})
     assert again.sinks == pipeline.sinks

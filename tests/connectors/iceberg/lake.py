@@ -142,17 +142,17 @@ class Lake:
 
     @property
     def sink(self) -> IcebergSink:
-        given: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "path": self.location or str(self.root / "table"),
             "table": self.name,
             "properties": self.properties,
         }
-        return IcebergSink(**{**given, **self.changes})
+        return IcebergSink(**{**arguments, **self.changes})
 
     def catalog(self) -> Catalog:
-        reached = iceberg_catalog._s3_properties(self.sink.path)
+        s3_access = iceberg_catalog._s3_properties(self.sink.path)
         kind = RestCatalog if self.rest else SqlCatalog
-        return kind("default", **{**self.properties, **reached})
+        return kind("default", **{**self.properties, **s3_access})
 
     def table(self) -> Table:
         with self.catalog() as catalog:
@@ -206,8 +206,8 @@ class Lake:
 
     def marked(self) -> list[str]:
         """Return the version and state of the marker of each snapshot that has one, in order."""
-        found = [s.summary.additional_properties.get("streamsem.p.t") for s in self.table().snapshots() if s.summary]
-        return [mark.rpartition(" ")[0] for mark in found if mark is not None]
+        marks = [s.summary.additional_properties.get("streamsem.p.t") for s in self.table().snapshots() if s.summary]
+        return [mark.rpartition(" ")[0] for mark in marks if mark is not None]
 
     def with_options(self, **changes: Any) -> Lake:
         return replace(self, changes={**self.changes, **changes})

@@ -1,4 +1,4 @@
-"""What an Iceberg table accepts, what is refused before the commit, how partitions and bounds are read, and where secrets never appear."""
+"""Columns, partitions and bounds of Iceberg tables, tables that are refused before the commit, and secrets that are never shown."""
 
 from __future__ import annotations
 
@@ -80,19 +80,19 @@ def test_each_partition_value_is_read_unchanged_and_found_by_a_filter(tmp_path: 
         at + more: value for at, (_, value) in enumerate(values) for more in (0, 100)
     }
     for at, (_, value) in enumerate(values):
-        wanted = IsNull("p") if value is None else EqualTo("p", value)
-        assert len(list(table.scan(row_filter=wanted).plan_files())) == 1
-        assert sorted(table.scan(row_filter=wanted).to_arrow()["id"].to_pylist()) == [at, at + 100]
+        row_filter = IsNull("p") if value is None else EqualTo("p", value)
+        assert len(list(table.scan(row_filter=row_filter).plan_files())) == 1
+        assert sorted(table.scan(row_filter=row_filter).to_arrow()["id"].to_pylist()) == [at, at + 100]
     lake.publish(lake.batch(1, files[:1], columns=columns, reprocesses=first))
     assert lake.rows() == [0, 100]
 
 
-@pytest.mark.parametrize("found", [[], ["other"], ["p", "id"]])
-def test_table_with_other_partitions_is_refused_before_the_commit(tmp_path: Path, found: list[str]) -> None:
+@pytest.mark.parametrize("partition_by", [[], ["other"], ["p", "id"]])
+def test_table_with_other_partitions_is_refused_before_the_commit(tmp_path: Path, partition_by: list[str]) -> None:
     lake = Lake(tmp_path)
     columns = [*ID, ("p", "string"), ("other", "string")]
-    partitioned = lake.with_options(partition_by=found)
-    partitioned.sink._created(lake.catalog(), partitioned.batch(0, [], columns=columns))
+    partitioned = lake.with_options(partition_by=partition_by)
+    partitioned.sink._create_table(lake.catalog(), partitioned.batch(0, [], columns=columns))
     with pytest.raises(ConflictError, match="other partitions"):
         lake.with_options(partition_by=["p"]).sink.resolve_schema(spark_schema(columns))
 
@@ -265,13 +265,13 @@ def test_types_that_iceberg_promotes_are_promoted_in_the_commit_that_needs_it(tm
         },
     ]
     assert sorted(lake.table().scan().to_arrow().to_pylist(), key=lambda row: row["id"]) == expected
-    for wanted, ids in [
+    for row_filter, ids in [
         (EqualTo("n", 7), [0]),
         (GreaterThan("n", 8), [1]),
         (EqualTo("s.a", 1), [0]),
         (LessThan("d", Decimal("2.00")), [0]),
     ]:
-        assert lake.table().scan(row_filter=wanted).to_arrow()["id"].to_pylist() == ids
+        assert lake.table().scan(row_filter=row_filter).to_arrow()["id"].to_pylist() == ids
     # The next batch is as narrow as the first. It is staged with the types of the table.
     accepted = {
         field["name"]: field["type"] for field in json.loads(lake.sink.resolve_schema(spark_schema(narrow)))["fields"]
@@ -284,28 +284,28 @@ def test_types_that_iceberg_promotes_are_promoted_in_the_commit_that_needs_it(tm
 
 
 @pytest.mark.parametrize(
-    ("there", "given"),
+    ("stored", "staged"),
     [("integer", "double"), ("integer", "decimal(10,0)"), ("decimal(5,2)", "decimal(7,4)"), ("date", "timestamp_ntz"), ("string", "long")],
 )  # fmt: skip
 def test_type_that_iceberg_does_not_promote_is_refused_before_the_commit(
-    tmp_path: Path, there: str, given: str
+    tmp_path: Path, stored: str, staged: str
 ) -> None:
     lake = Lake(tmp_path)
-    lake.sink._created(lake.catalog(), lake.batch(0, [], columns=[*ID, ("v", there)]))
+    lake.sink._create_table(lake.catalog(), lake.batch(0, [], columns=[*ID, ("v", stored)]))
     with pytest.raises(DataError, match="another type"):
-        lake.sink.resolve_schema(spark_schema([*ID, ("v", given)]))
+        lake.sink.resolve_schema(spark_schema([*ID, ("v", staged)]))
 
 
 def test_partition_column_is_not_promoted(tmp_path: Path) -> None:
     lake = Lake(tmp_path).with_options(partition_by=["p"])
-    lake.sink._created(lake.catalog(), lake.batch(0, [], columns=[*ID, ("p", "integer")]))
+    lake.sink._create_table(lake.catalog(), lake.batch(0, [], columns=[*ID, ("p", "integer")]))
     with pytest.raises(DataError, match="another type"):
         lake.sink.resolve_schema(spark_schema([*ID, ("p", "long")]))
 
 
 def test_untyped_column_gets_the_type_of_the_table(tmp_path: Path) -> None:
     lake = Lake(tmp_path)
-    lake.sink._created(lake.catalog(), lake.batch(0, [], columns=[*ID, ("v", "date")]))
+    lake.sink._create_table(lake.catalog(), lake.batch(0, [], columns=[*ID, ("v", "date")]))
     accepted = json.loads(lake.sink.resolve_schema(spark_schema([*ID, ("v", "void"), ("unknown", "void")])))["fields"]
     assert [field["type"] for field in accepted] == ["long", "date", "void"]
 
@@ -338,9 +338,12 @@ def test_reused_column_name_is_refused_since_readers_would_read_the_old_values(t
         reuse(update)
     with lake.table().update_schema() as update:
         update.add_column("v", LongType())
-    for given in (columns, ID):  # rows that this sink wrote earlier are wrong, whatever it writes now
+    for staged_columns in (
+        columns,
+        ID,
+    ):  # readers return wrong values of earlier rows, whichever columns the sink writes now
         with pytest.raises(DataError, match="has the name that another column had"):
-            lake.sink.resolve_schema(spark_schema(given))
+            lake.sink.resolve_schema(spark_schema(staged_columns))
     with pytest.raises(PublishError, match="was changed after the batch was staged"):
         lake.publish(staged)
 
@@ -367,7 +370,7 @@ def test_table_that_requires_more_of_its_writers_is_refused_by_name(
     tmp_path: Path, properties: dict[str, str], requires: str
 ) -> None:
     lake = Lake(tmp_path).with_options(expire_after_s=60)
-    lake.sink._created(lake.catalog(), lake.batch(0, []))
+    lake.sink._create_table(lake.catalog(), lake.batch(0, []))
     stored = Path(lake.table().metadata_location.removeprefix("file://"))  # as a writer with more features leaves it
     metadata = {**json.loads(stored.read_text()), "properties": properties}
     if "format-version" in properties:
@@ -418,8 +421,8 @@ def test_readers_skip_no_file_that_matches_their_filter(tmp_path: Path, kind: st
     table = lake.table()
     read = {row["id"]: row["v"] for row in table.scan().to_arrow().to_pylist()}
     for at, value in list(read.items()):
-        for wanted in [IsNull("v")] if value is None else [EqualTo("v", value), *_around(value)]:
-            assert at in table.scan(row_filter=wanted).to_arrow()["id"].to_pylist(), wanted
+        for row_filter in [IsNull("v")] if value is None else [EqualTo("v", value), *_around(value)]:
+            assert at in table.scan(row_filter=row_filter).to_arrow()["id"].to_pylist(), row_filter
     assert len(list(table.scan(row_filter=IsNull("v")).plan_files())) == 1
     if kind not in ("boolean", "float", "double"):
         assert len(list(table.scan(row_filter=EqualTo("v", values[0])).plan_files())) == 1
@@ -491,10 +494,10 @@ def test_connection_that_names_code_is_refused(tmp_path: Path) -> None:
         Lake(tmp_path).with_options(conn_id="lake").marker()
 
 
-@pytest.mark.parametrize("given", [{"table": "rows"}, {"table": "a..b"}, {"path": "/a#b"}, {"expire_after_s": 0}, {"properties": {"a": 1}}])  # fmt: skip
-def test_invalid_arguments_are_refused(tmp_path: Path, given: Any) -> None:
+@pytest.mark.parametrize("arguments", [{"table": "rows"}, {"table": "a..b"}, {"path": "/a#b"}, {"expire_after_s": 0}, {"properties": {"a": 1}}])  # fmt: skip
+def test_invalid_arguments_are_refused(tmp_path: Path, arguments: Any) -> None:
     with pytest.raises(InvalidError):
-        IcebergSink(**{"path": str(tmp_path), "table": "a.b", **given})
+        IcebergSink(**{"path": str(tmp_path), "table": "a.b", **arguments})
 
 
 def test_spec_round_trips_and_its_immutable_config_includes_the_table(tmp_path: Path) -> None:
@@ -510,7 +513,7 @@ def test_spec_round_trips_and_its_immutable_config_includes_the_table(tmp_path: 
 
 def test_table_whose_properties_name_code_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
     lake = Lake(tmp_path)
-    lake.sink._created(lake.catalog(), lake.batch(0, []))
+    lake.sink._create_table(lake.catalog(), lake.batch(0, []))
     stored = Path(lake.table().metadata_location.removeprefix("file://"))
     named = {"write.py-location-provider.impl": "os.path"}
     stored.write_text(json.dumps({**json.loads(stored.read_text()), "properties": named}))

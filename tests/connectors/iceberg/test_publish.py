@@ -54,7 +54,7 @@ def at_step(step: str, act: Any, *, nth: int = 1) -> None:
     Steps.hook = hook
 
 
-def fails(error: BaseException) -> Any:
+def raising(error: BaseException) -> Any:
     def act() -> None:
         raise error
 
@@ -138,7 +138,7 @@ def test_two_concurrent_publishers_apply_each_batch_once_in_every_round(tmp_path
             thread.join()
         receipts.append(lake.publish(batch))  # late
     assert len(receipts) == 3 * ROUNDS
-    assert {one.result for one in receipts} == {"applied"}
+    assert {receipt.result for receipt in receipts} == {"applied"}
     assert lake.rows() == list(range(ROUNDS + 1))
     assert lake.marked() == [f"{version} applied" for version in range(ROUNDS + 1)]
 
@@ -162,7 +162,7 @@ def test_publisher_paused_before_its_commit_is_refused_in_every_round(tmp_path: 
     lake.publish(lake.batch(0, [0]))
     for version in range(1, 2 * ROUNDS + 1, 2):
         batch, after = lake.batch(version, [version]), lake.batch(version + 1, [version + 1])
-        at_step("before commit_table", lambda both=(batch, after): [lake.publish(each) for each in both])
+        at_step("before commit_table", lambda both=(batch, after): [lake.publish(batch) for batch in both])
         assert lake.publish(batch) is None
     assert lake.rows() == list(range(2 * ROUNDS + 1))
     assert lake.marked() == [f"{version} applied" for version in range(2 * ROUNDS + 1)]
@@ -211,7 +211,7 @@ def test_two_concurrent_first_publishers_create_one_table(tmp_path: Path) -> Non
 def test_reply_lost_after_a_successful_commit_duplicates_nothing(tmp_path: Path, error: Exception) -> None:
     lake = Lake(tmp_path)
     lake.publish(lake.batch(0, [0]))
-    at_step("after commit_table", fails(error))
+    at_step("after commit_table", raising(error))
     receipt = lake.publish(lake.batch(1, [1]))
     assert receipt is not None
     assert receipt.result == "applied"

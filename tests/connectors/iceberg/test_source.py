@@ -119,34 +119,36 @@ class Progress:
     def next(self, *, on_data_loss: str = "fail") -> SourceSlice | None:
         """Plan one slice and advance to its end."""
         planner = self.source.open(CommitLog(MemoryStore()), self.hint)
-        found = planner.slice(self.offsets, planner.poll(self.hint), self.limits, self.hint, on_data_loss=on_data_loss)
-        if found is not None:
-            self.offsets |= {name: end for name, (_, end) in found.ranges.items()}
-            self.hint = self.source.next_hint(found.hint, self.stored(found), {})
-        return found
+        planned = planner.slice(
+            self.offsets, planner.poll(self.hint), self.limits, self.hint, on_data_loss=on_data_loss
+        )
+        if planned is not None:
+            self.offsets |= {name: end for name, (_, end) in planned.ranges.items()}
+            self.hint = self.source.next_hint(planned.hint, self.stored(planned), {})
+        return planned
 
     def all(self) -> list[SourceSlice]:
         """Plan slices until nothing is unread."""
         return [*iter(self.next, None)]
 
-    def stored(self, found: SourceSlice) -> Sequence[Any]:
+    def stored(self, planned: SourceSlice) -> Sequence[Any]:
         """Return pins as a later process decodes them."""
-        return self.source.read_pins(json.loads(canonical(plain([*found.pins]))))
+        return self.source.read_pins(json.loads(canonical(plain([*planned.pins]))))
 
-    def rows(self, spark: SparkSession, found: SourceSlice) -> list[dict[str, Any]]:
+    def rows(self, spark: SparkSession, planned: SourceSlice) -> list[dict[str, Any]]:
         """Read a slice with Spark, and check its number of rows."""
-        loaded = self.source.load(spark, self.stored(found))
+        loaded = self.source.load(spark, self.stored(planned))
         rows = [row.asDict(recursive=True) for row in loaded.frame.collect()]
         loaded.check_read(len(rows))  # type: ignore[attr-defined]
-        assert found.rows == len(rows)
+        assert planned.rows == len(rows)
         return sorted(rows, key=lambda row: str(row.get("id")))
 
 
 def files_of(slices: Iterable[SourceSlice]) -> list[str]:
-    return [pin.key for found in slices for pin in found.pins if isinstance(pin, FilePin)]
+    return [pin.key for planned in slices for pin in planned.pins if isinstance(pin, FilePin)]
 
 
-def made(root: Path, snapshots: int, **arguments: Any) -> Tables:
+def create_table(root: Path, snapshots: int, **arguments: Any) -> Tables:
     """Create a table whose snapshot ``n`` appends the row ``n``."""
     tables = Tables(root, **arguments)
     for n in range(snapshots):
@@ -156,7 +158,7 @@ def made(root: Path, snapshots: int, **arguments: Any) -> Tables:
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 100])
 def test_runs_in_new_processes_plan_each_file_once_at_every_limit(tmp_path: Path, limit: int) -> None:
-    tables = made(tmp_path, 3)
+    tables = create_table(tmp_path, 3)
     progress = Progress(tables.source(), max_files=limit)
     first = progress.next()
     assert first is not None
@@ -164,7 +166,7 @@ def test_runs_in_new_processes_plan_each_file_once_at_every_limit(tmp_path: Path
         tables.append(n)
     slices = [first, *progress.all()]
     assert Counter(files_of(slices)) == Counter(tables.files())
-    assert max(len(files_of([found])) for found in slices) == min(limit, 3)
+    assert max(len(files_of([planned])) for planned in slices) == min(limit, 3)
     assert progress.next() is None
 
 
@@ -176,10 +178,10 @@ def test_batch_ends_exactly_at_its_limit(tmp_path: Path, limit: str) -> None:
     for n in range(4):
         tables.append(n)
     size = next(iter(tables.loaded().scan().plan_files())).file.file_size_in_bytes
-    most = {"max_files": 2, "max_bytes": 2 * size, "max_rows": 2}[limit]
+    maximum = {"max_files": 2, "max_bytes": 2 * size, "max_rows": 2}[limit]
     for progress in (Progress(tables.source()), whole):
-        progress.limits = Limits(**{limit: most})
-        assert [len(files_of([found])) for found in progress.all()] == [2, 2]
+        progress.limits = Limits(**{limit: maximum})
+        assert [len(files_of([planned])) for planned in progress.all()] == [2, 2]
 
 
 def overwrite(table: Table) -> None:
@@ -221,7 +223,7 @@ def test_snapshot_that_changes_rows_is_refused_by_name_or_skipped(tmp_path: Path
 
 
 def test_compaction_adds_no_file(tmp_path: Path) -> None:
-    tables = made(tmp_path, 2)
+    tables = create_table(tmp_path, 2)
     progress = Progress(tables.source(starting="latest"))
     table = tables.loaded()
     with table.transaction() as transaction, transaction.update_snapshot().overwrite() as rewrite:
@@ -233,20 +235,20 @@ def test_compaction_adds_no_file(tmp_path: Path) -> None:
         rewrite._summary = lambda *given: Summary(Operation.REPLACE, **summary(*given).additional_properties)  # type: ignore[method-assign]
     assert tables.loaded().snapshots()[-1].summary.operation == Operation.REPLACE  # type: ignore[union-attr]
     tables.append(5)
-    (found,) = progress.all()
-    assert len(files_of([found])) == 1
-    assert found.rows == 1
+    (planned,) = progress.all()
+    assert len(files_of([planned])) == 1
+    assert planned.rows == 1
 
 
 def test_recreated_table_is_refused_before_and_after_a_plan(tmp_path: Path) -> None:
-    tables = made(tmp_path, 2)
+    tables = create_table(tmp_path, 2)
     progress = Progress(tables.source(), max_files=1)
     planned = progress.next()
     assert planned is not None
     tables.catalog.drop_table("lake.rows")
     with pytest.raises(SourceChangedError, match="no Iceberg table"):
         progress.next()
-    made(tmp_path, 4)
+    create_table(tmp_path, 4)
     with pytest.raises(SourceChangedError, match="recreated"):
         progress.next(on_data_loss="record_gap")
     for was_read in (False, True):
@@ -254,8 +256,8 @@ def test_recreated_table_is_refused_before_and_after_a_plan(tmp_path: Path) -> N
             progress.source.check_pins(progress.stored(planned), was_read=was_read)
 
 
-def test_branch_that_was_rolled_back_is_refused_also_when_it_has_grown_again(tmp_path: Path) -> None:
-    tables = made(tmp_path, 2)
+def test_branch_that_was_rolled_back_is_refused_even_if_it_has_grown_again(tmp_path: Path) -> None:
+    tables = create_table(tmp_path, 2)
     older = tables.loaded().snapshots()[0].snapshot_id
     progress = Progress(tables.source())
     assert len(progress.all()) == 1
@@ -270,8 +272,8 @@ def test_branch_that_was_rolled_back_is_refused_also_when_it_has_grown_again(tmp
         progress.next(on_data_loss="record_gap")
 
 
-def test_metadata_from_an_older_copy_is_refused_when_it_has_grown_again(tmp_path: Path) -> None:
-    tables = made(tmp_path, 2)
+def test_metadata_from_an_older_copy_is_refused_even_if_it_has_grown_again(tmp_path: Path) -> None:
+    tables = create_table(tmp_path, 2)
     older = tables.loaded().metadata_location
     progress = Progress(tables.source())
     tables.append(2)
@@ -294,32 +296,32 @@ def expire(tables: Tables, *numbers: int) -> None:
 
 
 def test_snapshots_that_were_read_may_expire(tmp_path: Path) -> None:
-    tables = made(tmp_path, 2)
+    tables = create_table(tmp_path, 2)
     progress = Progress(tables.source())
     assert progress.all()
     tables.append(2)
     expire(tables, 0, 1)
-    (found,) = progress.all()
-    assert found.rows == 1
+    (planned,) = progress.all()
+    assert planned.rows == 1
 
 
 def test_unread_snapshots_that_expired_fail_the_run_or_become_a_gap(tmp_path: Path) -> None:
-    tables = made(tmp_path, 1)
+    tables = create_table(tmp_path, 1)
     progress = Progress(tables.source(starting="latest"))
     for n in (1, 2, 3):
         tables.append(n)
     expire(tables, 0, 1, 2)
     with pytest.raises(SourceChangedError, match="may have expired"):
         progress.next()
-    found = progress.next(on_data_loss="record_gap")
-    assert found is not None
-    assert [*found.gaps.values()] == [((2, 4),)]
-    assert found.rows == 1
+    planned = progress.next(on_data_loss="record_gap")
+    assert planned is not None
+    assert [*planned.gaps.values()] == [((2, 4),)]
+    assert planned.rows == 1
     assert progress.next() is None
 
 
 def test_initial_snapshot_that_expires_before_it_was_read_is_refused(tmp_path: Path) -> None:
-    tables = made(tmp_path, 2)
+    tables = create_table(tmp_path, 2)
     progress = Progress(tables.source(), max_files=1)
     assert progress.next() is not None
     tables.append(2)
@@ -336,19 +338,19 @@ def test_missing_file_fails_the_run_or_its_snapshot_becomes_a_gap(tmp_path: Path
         known = {*tables.files()} if n else set()
         tables.append(n)
         snapshots += [*({*tables.files()} - known)]
-    planned = Progress(tables.source())
-    whole = planned.next()
+    initial = Progress(tables.source())
+    whole = initial.next()
     assert whole is not None
     (tables.path / snapshots[1]).unlink()
     (tables.path / snapshots[2]).write_bytes(b"other")
     with pytest.raises(SourceChangedError, match="missing"):
         progress.next()
-    found = progress.next(on_data_loss="record_gap")
-    assert found is not None
-    assert [*found.gaps.values()] == [((2, 4),)]
-    assert files_of([found]) == [snapshots[0], snapshots[3]]
+    planned = progress.next(on_data_loss="record_gap")
+    assert planned is not None
+    assert [*planned.gaps.values()] == [((2, 4),)]
+    assert files_of([planned]) == [snapshots[0], snapshots[3]]
     with pytest.raises(RecordsMissingError, match="missing"):
-        planned.source.check_pins(planned.stored(whole), was_read=False)
+        initial.source.check_pins(initial.stored(whole), was_read=False)
 
 
 def test_columns_are_found_by_field_id_after_renames_drops_and_promotions(tmp_path: Path, spark: SparkSession) -> None:
@@ -455,8 +457,8 @@ def test_partitioned_rows_with_unusual_values_are_those_of_the_table(tmp_path: P
         update.add_identity("day")
     progress = Progress(tables.source())
     tables.loaded().append(pyarrow.Table.from_pylist(rows, kinds))
-    (found,) = progress.all()
-    read = progress.rows(spark, found)
+    (planned,) = progress.all()
+    read = progress.rows(spark, planned)
     expected = [{**row, "at": at.replace(tzinfo=timezone.utc).timestamp()} for row in rows]
     assert [{**row, "at": row["at"].timestamp()} for row in read] == expected
 
@@ -478,8 +480,8 @@ def test_file_without_its_partition_column_is_refused_by_name(tmp_path: Path, sp
         progress.source.load(spark, [table, pin])
 
 
-def test_branch_is_read_by_itself(tmp_path: Path) -> None:
-    tables = made(tmp_path, 1)
+def test_only_the_configured_branch_is_read(tmp_path: Path) -> None:
+    tables = create_table(tmp_path, 1)
     with pytest.raises(SourceChangedError, match="no branch"):
         tables.source(branch="audit").initial_offsets()
     newest = tables.loaded().snapshots()[-1].snapshot_id
@@ -490,12 +492,12 @@ def test_branch_is_read_by_itself(tmp_path: Path) -> None:
     audit = Progress(tables.source(starting="tag:first", branch="audit"))
     both = [tables.append(n, branch=branch) for n, branch in enumerate(("main", "audit", "audit", "main"), 1)]
     for progress in (main, audit):
-        (found,) = progress.all()
-        assert found.rows == 2
+        (planned,) = progress.all()
+        assert planned.rows == 2
         assert progress.next() is None
     tables.append(9, branch="audit")
-    assert [found.rows for found in audit.all()] == [1]
-    assert [found.rows for found in Progress(tables.source(starting=both[0])).all()] == [1]
+    assert [planned.rows for planned in audit.all()] == [1]
+    assert [planned.rows for planned in Progress(tables.source(starting=both[0])).all()] == [1]
     with pytest.raises(InvalidError, match="does not have"):
         tables.source(starting=both[1]).initial_offsets()
     with pytest.raises(InvalidError, match="does not have"):
@@ -503,7 +505,7 @@ def test_branch_is_read_by_itself(tmp_path: Path) -> None:
 
 
 def test_starting_at_a_time_selects_the_first_later_snapshot(tmp_path: Path) -> None:
-    tables = made(tmp_path, 3)
+    tables = create_table(tmp_path, 3)
     times = [snapshot.timestamp_ms for snapshot in tables.loaded().snapshots()]
     assert times == sorted({*times})
 
@@ -520,7 +522,7 @@ def test_delete_files_of_the_initial_snapshot_are_refused_by_name(
 ) -> None:
     from pyiceberg.manifest import ManifestContent, ManifestFile
 
-    tables = made(tmp_path, 2)
+    tables = create_table(tmp_path, 2)
     # pyiceberg writes no delete files, so its own manifests are read as manifests of delete files.
     monkeypatch.setattr(ManifestFile, "content", property(lambda manifest: ManifestContent.DELETES))
     with pytest.raises(SourceChangedError, match="merge-on-read"):
@@ -528,7 +530,7 @@ def test_delete_files_of_the_initial_snapshot_are_refused_by_name(
 
 
 def test_files_of_concurrent_writers_are_each_planned_once(tmp_path: Path) -> None:
-    tables = made(tmp_path, 1)
+    tables = create_table(tmp_path, 1)
     progress = Progress(tables.source(), max_files=3)
 
     def write(first: int) -> None:
@@ -558,7 +560,7 @@ def test_tables_that_this_source_cannot_read_are_refused_by_name(tmp_path: Path)
     odd = [NestedField(2, "clock", TimeType(), required=False), NestedField(3, "key", UUIDType(), required=False)]
     with pytest.raises(SourceChangedError, match="clock: time"):
         Tables(tmp_path / "odd", Schema(ID, *odd)).source().initial_offsets()
-    elsewhere = made(tmp_path / "elsewhere", 1)
+    elsewhere = create_table(tmp_path / "elsewhere", 1)
     source = IcebergSource(path=str(tmp_path / "other"), table="lake.rows", properties=elsewhere.properties)
     with pytest.raises(SourceChangedError, match="not below the source's path"):
         source.initial_offsets()
@@ -569,7 +571,7 @@ def test_tables_that_this_source_cannot_read_are_refused_by_name(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "given",
+    "arguments",
     [
         {"path": "table"},
         {"table": "rows"},
@@ -582,14 +584,14 @@ def test_tables_that_this_source_cannot_read_are_refused_by_name(tmp_path: Path)
     ],
     ids=str,
 )
-def test_argument_that_is_not_valid_is_refused(given: dict[str, Any]) -> None:
+def test_argument_that_is_not_valid_is_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(InvalidError):
-        IcebergSource(**{"path": "/t", "table": "lake.rows", **given})
+        IcebergSource(**{"path": "/t", "table": "lake.rows", **arguments})
 
 
 @pytest.mark.parametrize("key", ["../f", "/f", "a//b", "a/../../f", ""])
 def test_pin_of_a_file_outside_the_location_is_refused(tmp_path: Path, key: str) -> None:
-    progress = Progress(made(tmp_path, 1).source())
+    progress = Progress(create_table(tmp_path, 1).source())
     planned = progress.next()
     assert planned is not None
     table, file = plain([*planned.pins])  # type: ignore[misc]

@@ -57,5 +57,5 @@ def test_other_data_are_one_record(data: bytes) -> None:
 
 @given(st.binary())
 def test_any_message_is_split_or_one_record(message: bytes) -> None:
-    found = split(framed(message))
-    assert found is None or isinstance(found, list)
+    user_records = split(framed(message))
+    assert user_records is None or isinstance(user_records, list)

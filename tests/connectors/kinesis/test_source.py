@@ -72,13 +72,13 @@ def test_plan_has_the_first_and_last_record_and_the_next_plan_continues(kinesis:
     start = source.initial_offsets()
     put(kinesis, source, 3)
     planner = planner_of(source)
-    found = planner.slice(start, planner.poll(None), Limits(max_rows=2), None, on_data_loss="fail")
-    assert found is not None
-    [pin] = found.pins
-    assert (pin.first, pin.last, found.rows) == (1, 2, 2)
-    source.check_pins(found.pins, was_read=False)
-    start = {**start, **{name: stop for name, (_, stop) in found.ranges.items()}}
-    later = planner.slice(start, planner.poll(found.hint), Limits(), found.hint, on_data_loss="fail")
+    planned = planner.slice(start, planner.poll(None), Limits(max_rows=2), None, on_data_loss="fail")
+    assert planned is not None
+    [pin] = planned.pins
+    assert (pin.first, pin.last, planned.rows) == (1, 2, 2)
+    source.check_pins(planned.pins, was_read=False)
+    start = {**start, **{name: stop for name, (_, stop) in planned.ranges.items()}}
+    later = planner.slice(start, planner.poll(planned.hint), Limits(), planned.hint, on_data_loss="fail")
     assert later is not None
     assert [(pin.first, pin.last) for pin in later.pins] == [(3, 3)]
 
@@ -93,9 +93,9 @@ def test_hint_of_another_form_only_costs_requests(kinesis: Any, source: KinesisS
         {"at_ms": 1, "shards": 7},
     ):
         planner = planner_of(source)
-        found = planner.slice(start, planner.poll(hint), Limits(), hint, on_data_loss="fail")
-        assert found is not None
-        assert [(pin.first, pin.last) for pin in found.pins] == [(1, 2)]
+        planned = planner.slice(start, planner.poll(hint), Limits(), hint, on_data_loss="fail")
+        assert planned is not None
+        assert [(pin.first, pin.last) for pin in planned.pins] == [(1, 2)]
 
 
 def test_min_rows_counts_records_and_does_not_shorten_the_range(kinesis: Any, source: KinesisSource) -> None:
@@ -103,13 +103,13 @@ def test_min_rows_counts_records_and_does_not_shorten_the_range(kinesis: Any, so
     put(kinesis, source, 5)
     planner = planner_of(source)
     limits = Limits(min_rows=2, max_delay_s=60)
-    found = planner.slice(start, planner.poll(None), limits, None, on_data_loss="fail")
-    assert found is not None
-    assert (found.rows, [pin.last for pin in found.pins]) == (2, [5])
+    planned = planner.slice(start, planner.poll(None), limits, None, on_data_loss="fail")
+    assert planned is not None
+    assert (planned.rows, [pin.last for pin in planned.pins]) == (2, [5])
 
 
 @pytest.mark.parametrize(
-    ("given", "named"),
+    ("arguments", "named"),
     [
         ({"stream": "arn:aws:kinesis:eu-west-1:1:stream/orders"}, "stream"),
         ({"stream": ""}, "stream"),
@@ -124,9 +124,9 @@ def test_min_rows_counts_records_and_does_not_shorten_the_range(kinesis: Any, so
     ],
     ids=str,
 )
-def test_argument_that_is_not_valid_is_refused_by_name(given: dict[str, Any], named: str) -> None:
+def test_argument_that_is_not_valid_is_refused_by_name(arguments: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidError, match=named) as raised:
-        KinesisSource(**{"stream": "orders", **given})
+        KinesisSource(**{"stream": "orders", **arguments})
     assert "password" not in str(raised.value)
 
 
@@ -168,14 +168,14 @@ def test_shard_that_is_missing_is_refused_or_a_gap(kinesis: Any, source: Kinesis
     offsets = {**start, other: 40}
     with pytest.raises(SourceChangedError, match="missing"):
         planner.slice(offsets, planner.poll(known), Limits(), known, on_data_loss="fail")
-    found = planner.slice(offsets, planner.poll(known), Limits(), known, on_data_loss="record_gap")
-    assert found is not None
-    assert found.gaps == {other: ((40, 50),)}
-    assert counting.count_gaps(source, found.gaps) == 1
+    planned = planner.slice(offsets, planner.poll(known), Limits(), known, on_data_loss="record_gap")
+    assert planned is not None
+    assert planned.gaps == {other: ((40, 50),)}
+    assert counting.count_gaps(source, planned.gaps) == 1
 
 
 def test_range_without_a_proof_that_no_record_has_expired_is_refused(kinesis: Any, source: KinesisSource) -> None:
-    """The stream is older than its retention, and the oldest record of a new shard may not be its first one."""
+    """The stream is older than its retention. So the oldest record of a new shard may not be its first record."""
     start = source.initial_offsets()
     put(kinesis, source, 1)
     later = ManualClock(SYSTEM_CLOCK.now_ms() + 25 * 3_600_000)
@@ -220,8 +220,8 @@ def test_refused_requests_become_one_clear_error(
     source: KinesisSource, code: str, status: int, expected: type[StreamsemError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(self: Any, operation: str, given: Any) -> Any:
-        answer = {"Error": {"Code": code, "Message": "text"}, "ResponseMetadata": {"HTTPStatusCode": status}}
-        raise ClientError(answer, operation)  # type: ignore[arg-type]
+        response = {"Error": {"Code": code, "Message": "text"}, "ResponseMetadata": {"HTTPStatusCode": status}}
+        raise ClientError(response, operation)  # type: ignore[arg-type]
 
     monkeypatch.setattr("botocore.client.BaseClient._make_api_call", refused)
     with pytest.raises(expected, match=source.stream) as raised:
@@ -229,7 +229,7 @@ def test_refused_requests_become_one_clear_error(
     assert raised.value.retryable is (expected is UnavailableError)
 
 
-def test_process_without_credentials_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_without_credentials_is_refused_with_the_settings_to_add(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")

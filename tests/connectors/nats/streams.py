@@ -69,44 +69,46 @@ class MemoryStream:
 
     def next(self, stream: str, sequence: int, subject: str) -> Stored | None:
         self.requests.append("next")
-        found = min((n for n in self._matching(subject) if n >= sequence), default=None)
-        return None if found is None else self._stored(found)
+        matching = min((n for n in self._matching(subject) if n >= sequence), default=None)
+        return None if matching is None else self._stored(matching)
 
     def last(self, stream: str, subject: str) -> Stored | None:
         self.requests.append("last")
-        found = max(self._matching(subject), default=None)
-        return None if found is None else self._stored(found)
+        newest = max(self._matching(subject), default=None)
+        return None if newest is None else self._stored(newest)
 
     def _matching(self, subject: str) -> list[int]:
         pattern = re.escape(subject).replace(r"\*", "[^.]+").replace(r">", ".+")
-        return [n for n, one in self.messages.items() if re.fullmatch(pattern, one)]
+        return [n for n, message_subject in self.messages.items() if re.fullmatch(pattern, message_subject)]
 
     @contextmanager
     def consumer(self, stream: str, start: int, subject: str | None) -> Iterator[str]:
         self._at, self._number, self._filter = start, 0, subject or ">"
         yield "c"
 
-    def pull(self, stream: str, consumer: str, *, most: int, most_bytes: int) -> list[Delivered]:
+    def pull(self, stream: str, consumer: str, *, max_messages: int, max_bytes: int) -> list[Delivered]:
         self.before_pull()
-        wanted = [n for n in sorted(self._matching(self._filter)) if self._at <= n < self.lags][: min(most, 3)]
-        found = []
-        for n in wanted:
+        sequences = [n for n in sorted(self._matching(self._filter)) if self._at <= n < self.lags][
+            : min(max_messages, 3)
+        ]
+        delivered = []
+        for n in sequences:
             self._number += 1
-            found.append(Delivered(self.messages[n], n, self._number, n * 10**9, None, b"x"))
+            delivered.append(Delivered(self.messages[n], n, self._number, n * 10**9, None, b"x"))
             self._at = n + 1
-        return found
+        return delivered
 
 
 @pytest.fixture
 def orders(monkeypatch: pytest.MonkeyPatch) -> MemoryStream:
     """Return a stream without messages, to which clients connect."""
-    made = MemoryStream()
+    stream = MemoryStream()
 
     @contextmanager
     def connected(*_: object) -> Iterator[MemoryStream]:
-        yield made
+        yield stream
 
     for module in (source, reading):
         monkeypatch.setattr(module, "connected", connected)
     monkeypatch.setattr(reading, "_WAITS_S", (0.0, 0.0))
-    return made
+    return stream

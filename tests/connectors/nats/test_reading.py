@@ -1,4 +1,4 @@
-"""What an executor reads of a range, with a stream in memory: complete ranges, or an error that says why a range is not complete."""
+"""Reads of a range by an executor, with a stream in memory: a complete range, or an error that names the missing messages."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def reading(start: int, end: int, *, subject: str | None = None, tasks: int = 1)
 
 
 def read(*arguments: Any, **named: Any) -> list[int]:
-    wanted = reading(*arguments, **named)
-    ids = iter([pa.RecordBatch.from_arrays([pa.array([*range(len(wanted.parts))])], names=["id"])])
-    return [n for batch in wanted.batches(ids) for n in batch.column("sequence").to_pylist()]
+    planned = reading(*arguments, **named)
+    ids = iter([pa.RecordBatch.from_arrays([pa.array([*range(len(planned.parts))])], names=["id"])])
+    return [n for batch in planned.batches(ids) for n in batch.column("sequence").to_pylist()]
 
 
 def test_range_is_read_without_its_holes_and_without_later_messages(orders: MemoryStream) -> None:
@@ -55,7 +55,7 @@ def test_split_range_is_read_once(orders: MemoryStream) -> None:
 
 
 @pytest.mark.parametrize("subject", [None, "a"])
-def test_replica_that_lacks_messages_of_the_leader_is_awaited_and_then_an_error(
+def test_replica_that_lags_behind_the_leader_is_awaited_and_then_fails_the_read(
     orders: MemoryStream, subject: str | None
 ) -> None:
     orders.put(10)
@@ -67,7 +67,7 @@ def test_replica_that_lacks_messages_of_the_leader_is_awaited_and_then_an_error(
     assert read(1, 11, subject=subject) == [*range(1, 11)]
 
 
-def test_replica_without_the_first_messages_is_an_error(orders: MemoryStream) -> None:
+def test_replica_without_the_first_messages_fails_the_read(orders: MemoryStream) -> None:
     orders.put(10)
     pull = orders.pull
 
@@ -80,7 +80,7 @@ def test_replica_without_the_first_messages_is_an_error(orders: MemoryStream) ->
         read(1, 11)
 
 
-def test_lost_delivery_is_an_error(orders: MemoryStream) -> None:
+def test_lost_delivery_fails_the_read(orders: MemoryStream) -> None:
     orders.put(10)
     pull = orders.pull
 
@@ -93,7 +93,7 @@ def test_lost_delivery_is_an_error(orders: MemoryStream) -> None:
 
 
 def at_pull(orders: MemoryStream, number: int, act: Any) -> None:
-    """Do something before the pull with this number, from 1."""
+    """Call an action before the pull with this number, from 1."""
 
     def pulls() -> Iterator[None]:
         for n in range(1, 1000):
@@ -101,8 +101,8 @@ def at_pull(orders: MemoryStream, number: int, act: Any) -> None:
                 act()
             yield
 
-    counted = pulls()
-    orders.before_pull = lambda: next(counted)
+    pull_numbers = pulls()
+    orders.before_pull = lambda: next(pull_numbers)
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4])

@@ -1,4 +1,4 @@
-"""How a range of a NATS stream is cut and checked, with a stream in memory, and which arguments and connections are refused."""
+"""Planning and checks of ranges of a NATS stream, with a stream in memory, and arguments and connections that are refused."""
 
 from __future__ import annotations
 
@@ -21,42 +21,42 @@ from tests.connectors.nats.streams import CREATED, MemoryStream
 NAME = f"ORDERS@{CREATED}"
 
 
-def source(**given: Any) -> NatsSource:
-    return NatsSource(**{"stream": "ORDERS", "servers": "h:1", **given})
+def source(**arguments: Any) -> NatsSource:
+    return NatsSource(**{"stream": "ORDERS", "servers": "h:1", **arguments})
 
 
-def slice_of(start: int, end: int | None = None, *, hint: Any = None, gap: bool = False, most: int | None = None, **given: Any) -> SourceSlice | None:  # fmt: skip
-    planner = source(**given).open(CommitLog(MemoryStore()), None)
+def slice_of(start: int, end: int | None = None, *, hint: Any = None, gap: bool = False, most: int | None = None, **arguments: Any) -> SourceSlice | None:  # fmt: skip
+    planner = source(**arguments).open(CommitLog(MemoryStore()), None)
     target = planner.poll(hint) if end is None else SourceEnd({NAME: end})
     policy = "record_gap" if gap else "fail"
     return planner.slice({NAME: start}, target, Limits(max_rows=most), hint, on_data_loss=policy)
 
 
-def some(found: SourceSlice | None) -> SourceSlice:
-    assert found is not None
-    return found
+def existing(planned: SourceSlice | None) -> SourceSlice:
+    assert planned is not None
+    return planned
 
 
 def test_slice_without_filter_needs_three_requests(orders: MemoryStream) -> None:
     orders.put(1_000)
-    found = some(slice_of(1))
-    assert (found.ranges, found.rows) == ({NAME: (1, 1_001)}, 1_000)
+    planned = existing(slice_of(1))
+    assert (planned.ranges, planned.rows) == ({NAME: (1, 1_001)}, 1_000)
     assert orders.requests == ["info", "info", "message"]
 
 
 def test_limit_counts_from_the_first_sequence_that_exists(orders: MemoryStream) -> None:
     orders.put(20)
     orders.expire(11)
-    found = some(slice_of(5, gap=True, most=3))
-    assert (found.ranges, found.gaps) == ({NAME: (5, 14)}, {NAME: ((5, 11),)})
-    assert [(pin.start, pin.end) for pin in found.pins] == [(11, 14)]
+    planned = existing(slice_of(5, gap=True, most=3))
+    assert (planned.ranges, planned.gaps) == ({NAME: (5, 14)}, {NAME: ((5, 11),)})
+    assert [(pin.start, pin.end) for pin in planned.pins] == [(11, 14)]
 
 
 def test_drain_target_that_retention_has_deleted_becomes_a_gap_up_to_the_target(orders: MemoryStream) -> None:
     orders.put(20)
     orders.expire(15)
-    found = some(slice_of(5, 10, gap=True))
-    assert (found.ranges, found.gaps, [*found.pins]) == ({NAME: (5, 10)}, {NAME: ((5, 10),)}, [])
+    planned = existing(slice_of(5, 10, gap=True))
+    assert (planned.ranges, planned.gaps, [*planned.pins]) == ({NAME: (5, 10)}, {NAME: ((5, 10),)}, [])
 
 
 def test_drain_target_above_the_end_of_the_stream_is_a_loss_that_never_becomes_a_gap(orders: MemoryStream) -> None:
@@ -69,7 +69,7 @@ def test_stream_that_grew_again_after_a_loss_is_detected_by_the_time_of_the_last
     orders: MemoryStream,
 ) -> None:
     orders.put(10)
-    hint = some(slice_of(1)).hint
+    hint = existing(slice_of(1)).hint
     assert slice_of(11, hint=hint) is None
     orders.lose(5)
     orders.put(20)
@@ -79,31 +79,31 @@ def test_stream_that_grew_again_after_a_loss_is_detected_by_the_time_of_the_last
 
 def test_deleted_last_committed_message_and_forged_hints_stop_no_run(orders: MemoryStream) -> None:
     orders.put(10)
-    hint = some(slice_of(1)).hint
+    hint = existing(slice_of(1)).hint
     orders.put(5)
     del orders.messages[10]
     for forged in (hint, None, 7, {"last": 1}, {"last": [NAME, "10", ""]}, {"last": ["OTHER", 10, "x"]}):
-        assert some(slice_of(11, hint=forged)).ranges == {NAME: (11, 16)}
+        assert existing(slice_of(11, hint=forged)).ranges == {NAME: (11, 16)}
 
 
-def test_check_of_pins_names_what_is_missing(orders: MemoryStream) -> None:
+def test_check_of_pins_names_the_planned_range_and_the_lost_sequences(orders: MemoryStream) -> None:
     orders.put(10)
-    made = source()
-    pins = [*some(slice_of(3)).pins]
-    made.check_pins(pins, was_read=False)
+    nats = source()
+    pins = [*existing(slice_of(3)).pins]
+    nats.check_pins(pins, was_read=False)
     orders.expire(5)
-    made.check_pins(pins, was_read=True)
+    nats.check_pins(pins, was_read=True)
     with pytest.raises(RecordsMissingError, match=r"range=\(3, 11\) first=5"):
-        made.check_pins(pins, was_read=False)
+        nats.check_pins(pins, was_read=False)
     orders.lose(8)
     with pytest.raises(SourceChangedError, match="end=8"):
-        made.check_pins(pins, was_read=True)
+        nats.check_pins(pins, was_read=True)
     orders.put(10)
     with pytest.raises(SourceChangedError, match="another message"):
-        made.check_pins(pins, was_read=True)
+        nats.check_pins(pins, was_read=True)
     orders.created = "2026-02-02T00:00:00Z"
     with pytest.raises(RecordsMissingError, match="recreated"):
-        made.check_pins(pins, was_read=True)
+        nats.check_pins(pins, was_read=True)
 
 
 def test_recreated_stream_is_refused_before_and_after_a_poll(orders: MemoryStream) -> None:
@@ -117,7 +117,7 @@ def test_recreated_stream_is_refused_before_and_after_a_poll(orders: MemoryStrea
 def test_subject_ends_the_range_at_its_last_message(orders: MemoryStream) -> None:
     orders.put(3, "a.x")
     orders.put(3, "b.x")
-    assert some(slice_of(1, subject="a.*")).ranges == {NAME: (1, 4)}
+    assert existing(slice_of(1, subject="a.*")).ranges == {NAME: (1, 4)}
     assert slice_of(4, subject="a.*") is None
     assert slice_of(1, subject="c.>") is None
 
@@ -130,8 +130,8 @@ def test_offsets_for_a_time_are_found_with_few_requests(orders: MemoryStream, me
     midnight_ms = 1_767_225_600_000
     for second in {0, 1, 2, 3, messages // 2, messages, messages + 1}:
         orders.requests.clear()
-        found = source().offsets_for_time(midnight_ms + second * 1_000)[NAME]
-        assert [n for n in orders.messages if n >= found] == [n for n in orders.messages if n >= second]
+        sequence = source().offsets_for_time(midnight_ms + second * 1_000)[NAME]
+        assert [n for n in orders.messages if n >= sequence] == [n for n in orders.messages if n >= second]
         assert len(orders.requests) <= 12
 
 
@@ -157,7 +157,7 @@ def test_forged_pins_are_refused(pin: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "named"),
+    ("arguments", "named"),
     [
         ({"stream": "a.b"}, "stream"),
         ({"stream": "$JS>"}, "stream"),
@@ -177,9 +177,9 @@ def test_forged_pins_are_refused(pin: Any) -> None:
     ],
     ids=str,
 )
-def test_invalid_argument_is_refused_by_name(given: dict[str, Any], named: str) -> None:
+def test_invalid_argument_is_refused_by_name(arguments: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidError, match=named) as caught:
-        source(**given)
+        source(**arguments)
     assert "s3cret" not in str(caught.value)
 
 
@@ -189,19 +189,19 @@ def test_subjects_with_wildcards_are_accepted(subject: str) -> None:
 
 
 def test_spec_is_stored_without_secrets_and_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = {"conn_type": "nats", "host": "a, b:5, [::1]", "port": 4333, "login": "u", "password": "s3cret"}
-    monkeypatch.setenv("AIRFLOW_CONN_N", json.dumps(given))
-    made = NatsSource(stream="ORDERS", conn_id="n", value=Json("id long"), starting="2026-01-01T00:00:00Z", tasks=4)
-    pipeline = Pipeline(name="p", log="memory://p", source=made, sinks={"out": FilesSink(path="/out")})
-    assert spec.from_json(json.loads(json.dumps(pipeline.to_json()))).source == made
-    assert made.access().servers == ("a:4333", "b:5", "[::1]:4333")
-    assert made.lineage({}) == [("nats://a:4333", "ORDERS")]
-    assert "s3cret" not in f"{made.access()!r}{pipeline.to_json()}{made!r}"
-    assert "without encryption" in made.warnings()[0]
+    connection_fields = {"conn_type": "nats", "host": "a, b:5, [::1]", "port": 4333, "login": "u", "password": "s3cret"}
+    monkeypatch.setenv("AIRFLOW_CONN_N", json.dumps(connection_fields))
+    nats = NatsSource(stream="ORDERS", conn_id="n", value=Json("id long"), starting="2026-01-01T00:00:00Z", tasks=4)
+    pipeline = Pipeline(name="p", log="memory://p", source=nats, sinks={"out": FilesSink(path="/out")})
+    assert spec.from_json(json.loads(json.dumps(pipeline.to_json()))).source == nats
+    assert nats.access().servers == ("a:4333", "b:5", "[::1]:4333")
+    assert nats.lineage({}) == [("nats://a:4333", "ORDERS")]
+    assert "s3cret" not in f"{nats.access()!r}{pipeline.to_json()}{nats!r}"
+    assert "without encryption" in nats.warnings()[0]
 
 
 @pytest.mark.parametrize(
-    ("given", "what"),
+    ("connection_fields", "message"),
     [
         ({"conn_type": "http", "host": "h"}, "type nats"),
         ({"conn_type": "nats"}, "host"),
@@ -212,10 +212,10 @@ def test_spec_is_stored_without_secrets_and_read_back(monkeypatch: pytest.Monkey
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_connection_that_cannot_be_used_is_refused(
-    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], what: str
+    monkeypatch: pytest.MonkeyPatch, connection_fields: dict[str, Any], message: str
 ) -> None:
-    monkeypatch.setenv("AIRFLOW_CONN_N", json.dumps(given))
-    with pytest.raises(InvalidError, match=what) as caught:
+    monkeypatch.setenv("AIRFLOW_CONN_N", json.dumps(connection_fields))
+    with pytest.raises(InvalidError, match=message) as caught:
         NatsSource(stream="ORDERS", conn_id="n").access()
     assert "s3cret" not in str(caught.value)
 
@@ -223,11 +223,11 @@ def test_connection_that_cannot_be_used_is_refused(
 def test_password_without_a_login_is_a_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     creds = tmp_path / "user.creds"
     creds.write_text("jwt")
-    given = {"conn_type": "nats", "host": "localhost", "password": "t", "extra": {"creds_file": str(creds)}}
-    monkeypatch.setenv("AIRFLOW_CONN_N", json.dumps(given))
-    made = NatsSource(stream="ORDERS", conn_id="n")
-    assert (made.access().token, made.access().login, made.access().creds) == ("t", "", "jwt")
-    assert made.warnings() == []
+    connection_fields = {"conn_type": "nats", "host": "localhost", "password": "t", "extra": {"creds_file": str(creds)}}
+    monkeypatch.setenv("AIRFLOW_CONN_N", json.dumps(connection_fields))
+    nats = NatsSource(stream="ORDERS", conn_id="n")
+    assert (nats.access().token, nats.access().login, nats.access().creds) == ("t", "", "jwt")
+    assert nats.warnings() == []
 
 
 def test_partition_contains_the_creation_time() -> None:

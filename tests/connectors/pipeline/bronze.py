@@ -28,7 +28,7 @@ class TypedEngine(RowsEngine):
 
 @dataclasses.dataclass
 class Bronze(PipelineFixture):
-    """The upstream. A version reads one file; its log is where a URL finds it."""
+    """The upstream. A version reads one file. Its log is opened by URL."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -88,14 +88,14 @@ class Silver(PipelineFixture):
     changes: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def pipeline(self, **changes: Any) -> Pipeline:
-        given = {
+        arguments = {
             "name": "silver",
             "source": PipelineSource(log=self.bronze.store.url, **self.source),
             "limits": Limits(max_rows=3),
             **self.changes,
             **changes,
         }
-        return super().pipeline(**given)
+        return super().pipeline(**arguments)
 
     @property
     def expected(self) -> Counter[int]:
@@ -104,9 +104,9 @@ class Silver(PipelineFixture):
 
     def read(self, version: int) -> list[int]:
         """The upstream versions that a plan reads."""
-        found = self.log().plan(version)
-        assert found is not None
-        return [pin["commit"] for plan in found[0].pins for pin in plan["versions"]]
+        stored = self.log().plan(version)
+        assert stored is not None
+        return [pin["commit"] for plan in stored[0].pins for pin in plan["versions"]]
 
 
 def pair(root: Path, *, changes: dict[str, Any] | None = None, **source: Any) -> tuple[Bronze, Silver]:

@@ -13,7 +13,7 @@ from tests.connectors.pipeline.bronze import Bronze, TypedEngine
 
 
 class UpstreamPipeline(SystemFixture):
-    """Each call commits one version. Deleting the file of the oldest version is not what a pipeline does, but what a lifecycle rule may do."""
+    """Each call of ``add`` commits one version. ``expire`` deletes the file of the oldest version, as a lifecycle rule of a bucket may do."""
 
     def __init__(self, root: Path) -> None:
         self.bronze = Bronze(root)

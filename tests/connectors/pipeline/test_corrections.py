@@ -118,7 +118,7 @@ class TestRefuse:
         silver.run("next", drain=True)
         assert silver.visible() == Counter(range(3, 6))
 
-    def test_correction_before_the_read_is_no_reason_to_refuse(self, tmp_path: Path) -> None:
+    def test_correction_before_the_read_is_not_refused(self, tmp_path: Path) -> None:
         bronze, silver = pair(tmp_path)
         bronze.commit(3)
         bronze.correct(0)
@@ -163,7 +163,7 @@ class TestReprocess:
         assert results(silver) == ["batch", "reprocess", "batch"]
         silver.check()
 
-    def test_reprocessing_by_hand_leaves_nothing_to_the_run(self, tmp_path: Path) -> None:
+    def test_run_reprocesses_nothing_after_a_reprocessing_by_hand(self, tmp_path: Path) -> None:
         bronze, silver = read_pair(tmp_path, on_reprocess="reprocess")
         bronze.correct(0)
         silver.run("fix", reprocessed=0)
@@ -271,7 +271,7 @@ class TestReprocess:
 
 
 class TestIgnore:
-    def test_rows_stay_as_they_are_and_the_next_versions_are_read(self, tmp_path: Path) -> None:
+    def test_read_rows_are_kept_and_the_next_versions_are_read(self, tmp_path: Path) -> None:
         bronze, silver = read_pair(tmp_path, on_reprocess="ignore")
         bronze.correct(0)
         bronze.commit()
@@ -292,7 +292,7 @@ class TestIgnore:
 
 
 class TestSeveralSources:
-    """Silver reads bronze and files; the pins of the files stay."""
+    """Silver reads bronze and files. The pins of the files are unchanged."""
 
     def test_only_the_corrected_source_takes_new_pins(self, tmp_path: Path) -> None:
         bronze = Bronze(tmp_path / "bronze")
@@ -307,14 +307,14 @@ class TestSeveralSources:
         assert pipeline.source.on_reprocess == "reprocess"  # type: ignore[attr-defined]
         source: Any = pipeline.source
         planner = source.open(silver.log().under("x/"), None)
-        found = planner.slice(source.initial_offsets(), planner.poll(None), Limits(), None, on_data_loss="fail")
-        assert [*source.repin(found.ranges, {}, found.pins)] == [*found.pins]
+        planned = planner.slice(source.initial_offsets(), planner.poll(None), Limits(), None, on_data_loss="fail")
+        assert [*source.repin(planned.ranges, {}, planned.pins)] == [*planned.pins]
         fixed = bronze.correct(1)
-        again = source.repin(found.ranges, {}, found.pins)
+        again = source.repin(planned.ranges, {}, planned.pins)
         assert [pin.commit for pin in again[0].pins[0].versions] == [0, fixed]
-        assert again[1] == found.pins[1]
+        assert again[1] == planned.pins[1]
         later = planner.slice(
-            {name: end for name, (_, end) in found.ranges.items()}, planner.poll(None), Limits(), found.hint, on_data_loss="fail"
+            {name: end for name, (_, end) in planned.ranges.items()}, planner.poll(None), Limits(), planned.hint, on_data_loss="fail"
         )  # fmt: skip
         assert [*later.corrected.values()] == [((1, 2),)]
 
@@ -332,11 +332,11 @@ def stepped(silver: Silver, steps: Steps) -> Callable[[], Any]:
 
 
 def steps_of(tmp_path: Path) -> list[int]:
-    """The steps of a run that leave different worlds: those of the engine, and after each object that is created."""
-    alone = Steps()
-    stepped(corrected(tmp_path / "alone")[1], alone)()
+    """Return the steps of a run after which the stored state differs: the steps of the engine, and each created object."""
+    steps = Steps()
+    stepped(corrected(tmp_path / "alone")[1], steps)()
     return [
-        at for at, step in enumerate(alone.taken) if not step.startswith(("before", "after")) or "after create" in step
+        at for at, step in enumerate(steps.taken) if not step.startswith(("before", "after")) or "after create" in step
     ]
 
 
@@ -355,7 +355,7 @@ def test_crash_at_every_step_of_a_run_with_a_correction_then_a_retry(tmp_path: P
 
 
 def test_upstream_that_commits_and_corrects_at_every_step_of_a_run(tmp_path: Path) -> None:
-    """Each row of the downstream is of one answer of the upstream, and the next run has the newest."""
+    """The downstream never has rows of a batch from two commits of the upstream, and the next run has the newest rows."""
     for at in steps_of(tmp_path):
         bronze, silver = corrected(tmp_path / str(at))
         taken: list[str] = []
@@ -416,8 +416,10 @@ def test_reprocessing_that_died_is_finished_with_the_pins_of_its_plan(tmp_path: 
     assert silver.visible() == Counter([1_000, 1_001, 1_002, 3, 4, 5])
 
 
-def test_unclear_answer_of_the_upstreams_store_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At requests of a run that finds a correction."""
+def test_request_whose_reply_the_upstreams_store_lost_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reply is lost at every tenth request of a run that finds a correction."""
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     _, alone = corrected(tmp_path / "alone")
     counting = CountingStore(alone.bronze.store)

@@ -1,4 +1,4 @@
-"""What the pipeline source reads of an upstream, and what it refuses."""
+"""The pipeline source: the versions of an upstream that it reads, and the upstreams that it refuses."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_range_without_rows_is_committed_without_reading(tmp_path: Path) -> None
 
 
 def test_upstream_reprocessed_before_it_was_read_is_read_once_with_its_newest_rows(tmp_path: Path) -> None:
-    """Also if the batch ends below the reprocessing run, which is later read without rows."""
+    """This holds also if the batch ends below the reprocessing run, whose version is later read without rows."""
     bronze, silver = pair(tmp_path)
     bronze.commit(3)
     bronze.correct(0)
@@ -262,7 +262,7 @@ def test_upstream_restored_from_an_older_copy_is_refused(tmp_path: Path, grows: 
         silver.run("b")
 
 
-def test_moved_upstream_is_read_on_at_its_new_location(tmp_path: Path) -> None:
+def test_reading_continues_at_the_new_location_of_a_moved_upstream(tmp_path: Path) -> None:
     bronze, silver = pair(tmp_path)
     bronze.commit()
     silver.run("a", drain=True)
@@ -348,7 +348,7 @@ def test_pipeline_cannot_read_its_own_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "arguments",
     [
         {"log": "relative"},
         {"sink": ""},
@@ -360,9 +360,9 @@ def test_pipeline_cannot_read_its_own_log(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_argument_that_is_not_valid_is_refused_by_name(given: dict[str, Any]) -> None:
-    with pytest.raises(InvalidError, match="location" if "log" in given else next(iter(given))):
-        PipelineSource(**{"log": "/bronze", **given})
+def test_argument_that_is_not_valid_is_refused_by_name(arguments: dict[str, Any]) -> None:
+    with pytest.raises(InvalidError, match="location" if "log" in arguments else next(iter(arguments))):
+        PipelineSource(**{"log": "/bronze", **arguments})
 
 
 FORGED = [
@@ -420,8 +420,8 @@ class TestGuarantee:
 
         bronze, silver = pair(tmp_path)
         bronze.commit()
-        found = upstream.stored_spec
-        monkeypatch.setattr(upstream, "stored_spec", lambda data: {**found(data), "guarantee": None})
+        stored = upstream.stored_spec
+        monkeypatch.setattr(upstream, "stored_spec", lambda data: {**stored(data), "guarantee": None})
         with pytest.raises(InvalidError, match="recorded no guarantee"):
             silver.run()
 

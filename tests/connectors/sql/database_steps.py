@@ -16,15 +16,15 @@ def _disk_error() -> Exception:
 
 @dataclass
 class Steps:
-    """At call number ``at``, counted from 0, the process dies ``after`` the call, or its reply is ``lost``."""
+    """Counts calls from 0. At call number ``at``, the process dies after the call (fault ``after``), or the reply is lost (fault ``lost``)."""
 
     at: int = -1
     fault: str = ""
     names: list[str] = field(default_factory=list)
     dead: bool = False
 
-    def take(
-        self, name: str, call: Callable[[], Any], die: Callable[[], None], lost: Callable[[], Exception] = _disk_error
+    def call(
+        self, name: str, work: Callable[[], Any], die: Callable[[], None], lost: Callable[[], Exception] = _disk_error
     ) -> Any:
         """
         Make one call.
@@ -36,7 +36,7 @@ class Steps:
             return None  # a dead process does nothing, whatever cleanup SQLAlchemy attempts
         is_target = len(self.names) == self.at
         self.names.append(name)
-        reply = call()
+        reply = work()
         if is_target and self.fault == "after":
             self.dead = True
             die()

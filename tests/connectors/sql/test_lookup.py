@@ -70,7 +70,7 @@ def test_columns_stay_those_of_the_plan(system: Dimension, spark: Any) -> None:
         system.lookup.load(spark, pin)
 
 
-def test_table_that_is_not_there_is_one_clear_error(system: Dimension) -> None:
+def test_missing_table_is_refused_with_a_clear_error(system: Dimension) -> None:
     with pytest.raises(SourceChangedError, match="no such table"):
         replace(system.lookup, table="absent").pin(0)
 
@@ -81,7 +81,9 @@ def test_forged_pin_is_refused(system: Dimension, change: dict[str, Any]) -> Non
         system.lookup.check_pin({**system.lookup.pin(0), **change})
 
 
-@pytest.mark.parametrize("given", [{"conn_id": ""}, {"table": "a.b.c"}, {"columns": "id"}, {"rows": "pinned"}], ids=str)
-def test_argument_that_is_not_valid_is_refused(given: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "arguments", [{"conn_id": ""}, {"table": "a.b.c"}, {"columns": "id"}, {"rows": "pinned"}], ids=str
+)
+def test_argument_that_is_not_valid_is_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(InvalidError):
-        JdbcTable(**{"conn_id": "db", "table": "t", **given})
+        JdbcTable(**{"conn_id": "db", "table": "t", **arguments})

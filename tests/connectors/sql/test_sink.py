@@ -71,9 +71,9 @@ class Database:
 
     def run(self, statement: str) -> list[tuple[Any, ...]]:
         with closing(sqlite3.Connection(self.path)) as connection:
-            found = connection.execute(statement).fetchall()
+            rows = connection.execute(statement).fetchall()
             connection.commit()
-            return found
+            return rows
 
     def ids(self) -> Counter[int]:
         return Counter(row[0] for row in self.run('SELECT id FROM "t"'))
@@ -103,10 +103,10 @@ def use_steps(monkeypatch: pytest.MonkeyPatch) -> Callable[[Steps], None]:
     def use(steps: Steps) -> None:
         class Cursor(sqlite3.Cursor):
             def execute(self, *arguments: Any) -> Any:
-                return steps.take("execute", lambda: super(Cursor, self).execute(*arguments), self.die)
+                return steps.call("execute", lambda: super(Cursor, self).execute(*arguments), self.die)
 
             def executemany(self, *arguments: Any) -> Any:
-                return steps.take("executemany", lambda: super(Cursor, self).executemany(*arguments), self.die)
+                return steps.call("executemany", lambda: super(Cursor, self).executemany(*arguments), self.die)
 
             def die(self) -> None:
                 self.close()  # otherwise the file stays locked until the cursor is collected
@@ -120,16 +120,16 @@ def use_steps(monkeypatch: pytest.MonkeyPatch) -> Callable[[Steps], None]:
                 return super().cursor(Cursor)
 
             def commit(self) -> None:
-                steps.take("commit", super().commit, self.die)
+                steps.call("commit", super().commit, self.die)
 
             def rollback(self) -> None:
-                steps.take("rollback", super().rollback, self.die)
+                steps.call("rollback", super().rollback, self.die)
 
             def close(self) -> None:
-                steps.take("close", super().close, self.die)
+                steps.call("close", super().close, self.die)
 
         def connect(*arguments: Any, **named: Any) -> Any:
-            connection = steps.take("connect", lambda: Connection(*arguments, **named), lambda: None)
+            connection = steps.call("connect", lambda: Connection(*arguments, **named), lambda: None)
             assert connection is not None
             return connection
 
@@ -138,9 +138,9 @@ def use_steps(monkeypatch: pytest.MonkeyPatch) -> Callable[[Steps], None]:
     return use
 
 
-@pytest.mark.parametrize(("mode", "what"), [("append", "batch"), ("replace_version", "reprocess")])
+@pytest.mark.parametrize(("mode", "run_kind"), [("append", "batch"), ("replace_version", "reprocess")])
 def test_crash_or_lost_reply_at_any_call_leaves_every_row_once(
-    mode: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use_steps: Callable[[Steps], None]
+    mode: str, run_kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use_steps: Callable[[Steps], None]
 ) -> None:
     def scenario(steps: Steps, location: Path) -> None:
         location.mkdir()
@@ -154,7 +154,7 @@ def test_crash_or_lost_reply_at_any_call_leaves_every_row_once(
         fixture.arrive(1)
 
         def work() -> None:
-            if what == "reprocess":
+            if run_kind == "reprocess":
                 fixture.run("again", pipeline=pipeline, reprocessed=0)
             else:
                 fixture.run("second", pipeline=pipeline)
@@ -164,12 +164,12 @@ def test_crash_or_lost_reply_at_any_call_leaves_every_row_once(
             work()
         use_steps(Steps())
         work()
-        if what == "reprocess":
+        if run_kind == "reprocess":
             fixture.run("second", pipeline=pipeline)
         assert db.ids() == fixture.expected, (steps.at, steps.fault, steps.names)
         verdict = fixture.verdict()
         assert verdict.findings == [], (steps.at, steps.fault, steps.names)
-        assert db.markers() == [(1 + (what == "reprocess"), "applied")]
+        assert db.markers() == [(1 + (run_kind == "reprocess"), "applied")]
 
     complete_run = Steps()
     scenario(complete_run, tmp_path / "complete")
@@ -257,7 +257,7 @@ def test_publisher_paused_between_marker_and_commit_changes_nothing_after_two_ne
 def test_columns_whose_names_differ_only_in_punctuation_keep_their_values(
     mode: str, db: Database, tmp_path: Path
 ) -> None:
-    """SQLAlchemy 2.0 makes parameters of column keys, and would make one parameter of two such names."""
+    """SQLAlchemy 2.0 derives parameter names from column keys, and would derive one parameter name from two such columns."""
     names = ["unit price", "unit_price", "p%", "pP"]
     db.run(f"CREATE TABLE t (id BIGINT PRIMARY KEY, {', '.join(f'{chr(34)}{name}{chr(34)} TEXT' for name in names)})")
     table = Target(None, "t", "mysql", {}, (), frozenset()).table(names)
@@ -405,9 +405,9 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_unsuitable_table_or_columns_are_refused_before_the_commit(what: str, db: Database, tmp_path: Path) -> None:
-    mode, statements, kinds = REFUSED[what]
+@pytest.mark.parametrize("case", REFUSED)
+def test_unsuitable_table_or_columns_are_refused_before_the_commit(case: str, db: Database, tmp_path: Path) -> None:
+    mode, statements, kinds = REFUSED[case]
     for statement in statements.split("; "):
         db.run(statement)
     with pytest.raises(DataError, match="nothing became visible"):

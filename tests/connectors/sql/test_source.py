@@ -48,15 +48,15 @@ class Table(SystemFixture):
         self.path = path
         connection = {"conn_type": "sqlite", "host": str(path), "password": "hunter2"}
         monkeypatch.setenv("AIRFLOW_CONN_DB", json.dumps(connection))
-        given = {"conn_id": "db", "table": "odd t", "cursor": "the id", "lag": 0}
-        self.source = JdbcSource(**{**given, **changes})
+        arguments_of_source = {"conn_id": "db", "table": "odd t", "cursor": "the id", "lag": 0}
+        self.source = JdbcSource(**{**arguments_of_source, **changes})
         self.run('CREATE TABLE "odd t" ("the id" INTEGER PRIMARY KEY AUTOINCREMENT, id INTEGER, "é""%s :x" TEXT)')
 
     def run(self, statement: str, *values: Any) -> list[Any]:
         with closing(sqlite3.Connection(self.path)) as connection:
-            found = connection.execute(statement, values).fetchall()
+            rows = connection.execute(statement, values).fetchall()
             connection.commit()
-            return found
+            return rows
 
     def add(self, ids: Iterable[int]) -> None:
         for id in ids:
@@ -100,8 +100,8 @@ def values(table: Table, values: Iterable[int | str | None]) -> Table:
 
 def test_equal_cursors_stay_in_one_batch_and_one_task(table: Table) -> None:
     values(table, [1, 2, 2, 2, 5, 7, 7])
-    found = slices(replace(table.source, rows_per_task=1), max_rows=2)
-    assert [[(pin.start, pin.end, pin.rows) for pin in one.pins] for one in found] == [
+    planned = slices(replace(table.source, rows_per_task=1), max_rows=2)
+    assert [[(pin.start, pin.end, pin.rows) for pin in batch.pins] for batch in planned] == [
         [(0, 2, 1)],
         [(2, 5, 3)],
         [(5, 7, 1)],
@@ -115,13 +115,14 @@ def test_batches_and_tasks_partition_the_rows_within_their_limits(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         table = values(Table(tmp_path_factory.mktemp("db") / "db.sqlite", patch), numbers)
-        found = slices(replace(table.source, rows_per_task=per_task), max_rows=most)
-    read = [[n for n in sorted(numbers) if pin.start <= n < pin.end] for one in found for pin in one.pins]
+        planned = slices(replace(table.source, rows_per_task=per_task), max_rows=most)
+    read = [[n for n in sorted(numbers) if pin.start <= n < pin.end] for batch in planned for pin in batch.pins]
     assert [n for rows in read for n in rows] == sorted(numbers)
-    assert [len(rows) for rows in read] == [pin.rows for one in found for pin in one.pins]
+    assert [len(rows) for rows in read] == [pin.rows for batch in planned for pin in batch.pins]
     assert all(len(rows) <= per_task or len({*rows}) == 1 for rows in read)
     assert all(
-        one.rows <= most or len({n for n in numbers if one.pins[0].start <= n < one.pins[-1].end}) == 1 for one in found
+        batch.rows <= most or len({n for n in numbers if batch.pins[0].start <= n < batch.pins[-1].end}) == 1
+        for batch in planned
     )
 
 
@@ -129,7 +130,7 @@ def test_batches_and_tasks_partition_the_rows_within_their_limits(
     rows=st.lists(st.tuples(st.datetimes(datetime.datetime(1971, 1, 1)), st.integers(0, 2**63 - 1)), max_size=10),
     hours=st.integers(-14, 14),
 )
-def test_offsets_of_a_pair_are_ordered_as_its_values_and_give_them_back(
+def test_offsets_of_a_pair_are_ordered_as_its_values_and_convert_back_to_them(
     rows: list[tuple[datetime.datetime, int]], hours: int
 ) -> None:
     time = CursorColumn("at", is_time=True, zoned=False, unit=1, nullable=False)
@@ -147,9 +148,9 @@ def test_row_without_a_cursor_fails_the_run_or_is_read_once_it_has_one(table: Ta
     with pytest.raises(DataError, match="null_cursor"):
         planner(table.source).poll(None)
     skipping = replace(table.source, null_cursor="skip")
-    assert [one.rows for one in slices(skipping)] == [1]
+    assert [batch.rows for batch in slices(skipping)] == [1]
     table.run("UPDATE d SET n = 2 WHERE n IS ?", value)
-    assert [one.rows for one in slices(skipping)] == [2]
+    assert [batch.rows for batch in slices(skipping)] == [2]
 
 
 def test_database_other_than_postgres_needs_a_lag_and_the_last_values_are_left(table: Table) -> None:
@@ -211,9 +212,13 @@ def test_start_is_a_value_or_the_end_of_the_table(table: Table) -> None:
 
 def test_age_of_unread_rows_of_an_integer_cursor_is_unknown(table: Table) -> None:
     values(table, range(10))
-    found = planner(table.source)
-    assert (found.minimum_clock({"d": 4}), found.minimum_clock({"d": 10})) == (0, None)
-    assert (found.unread_before({"d": 4}, 0), found.unread_before({"d": 4}, 1), found.lag({"d": 4}, None)) == (0, 6, 6)
+    bound_planner = planner(table.source)
+    assert (bound_planner.minimum_clock({"d": 4}), bound_planner.minimum_clock({"d": 10})) == (0, None)
+    assert (
+        bound_planner.unread_before({"d": 4}, 0),
+        bound_planner.unread_before({"d": 4}, 1),
+        bound_planner.lag({"d": 4}, None),
+    ) == (0, 6, 6)
 
 
 def test_only_the_named_columns_are_read_and_a_missing_one_is_refused(table: Table, spark: Any) -> None:
@@ -228,7 +233,7 @@ def test_missing_table_or_column_is_refused_by_name(table: Table, name: str, cur
         planner(replace(table.source, table=name, cursor=cursor)).poll(None)
 
 
-def test_missing_index_is_a_warning_of_the_first_poll(table: Table, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_index_causes_a_warning_at_the_first_poll(table: Table, caplog: pytest.LogCaptureFixture) -> None:
     planner(table.source).poll(None)
     assert "no index" not in caplog.text
     polling = planner(values(table, [1]).source)
@@ -237,7 +242,7 @@ def test_missing_index_is_a_warning_of_the_first_poll(table: Table, caplog: pyte
     assert caplog.text.count("no index of table d begins with n") == 1
 
 
-def test_terms_state_what_the_source_cannot_check(table: Table) -> None:
+def test_terms_state_the_conditions_that_the_source_cannot_check(table: Table) -> None:
     def label(**changes: Any) -> str:
         source = replace(table.source, **changes)
         return guarantee(Pipeline(name="p", log="/log", source=source, sinks={"out": FilesSink("/out")})).named
@@ -254,7 +259,7 @@ def test_lineage_names_the_server_and_the_table_without_credentials(monkeypatch:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "arguments",
     [
         {"conn_id": ""},
         {"table": "a.b.c"},
@@ -272,9 +277,9 @@ def test_lineage_names_the_server_and_the_table_without_credentials(monkeypatch:
     ],
     ids=str,
 )
-def test_argument_that_is_not_valid_is_refused_by_name(given: dict[str, Any]) -> None:
-    with pytest.raises(InvalidError, match=next(iter(given))):
-        JdbcSource(**{"conn_id": "db", "table": "t", "cursor": "id", **given})
+def test_argument_that_is_not_valid_is_refused_by_name(arguments: dict[str, Any]) -> None:
+    with pytest.raises(InvalidError, match=next(iter(arguments))):
+        JdbcSource(**{"conn_id": "db", "table": "t", "cursor": "id", **arguments})
 
 
 @pytest.mark.parametrize(

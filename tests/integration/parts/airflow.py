@@ -88,11 +88,11 @@ class Airflow:
 
     def end(self) -> None:
         """Send SIGKILL to every process until none is left. A dying scheduler may just have started another process."""
-        while found := self.processes():
-            for process in found:
+        while processes := self.processes():
+            for process in processes:
                 with suppress(psutil.Error):
                     process.kill()
-            psutil.wait_procs(found, 10)
+            psutil.wait_procs(processes, 10)
 
     def processes(self) -> list[psutil.Process]:
         """
@@ -101,20 +101,20 @@ class Airflow:
         Each component runs in a new session, which identifies its processes. No child leaves the session, because LocalExecutor starts only new process groups.
         The environment in /proc cannot identify them, because setproctitle overwrites it.
         """
-        found = []
+        processes = []
         for pid in psutil.pids():
             with suppress(OSError, psutil.Error):
                 if os.getsid(pid) in self._sessions:
                     process = psutil.Process(pid)
                     if process.status() != psutil.STATUS_ZOMBIE:
-                        found.append(process)
-        return found
+                        processes.append(process)
+        return processes
 
     def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """
         Send one request to the public API, with ``path`` below ``/api/v2``.
 
-        :raises OSError: no answer, or a refusal (``urllib.error.HTTPError``)
+        :raises OSError: the server did not respond, or refused the request (``urllib.error.HTTPError``)
         """
         if not self._token:
             login = {"username": USER, "password": PASSWORD}
@@ -161,14 +161,14 @@ class Airflow:
         """
         Call ``poll`` until its result is true, and return the result.
 
-        :raises TimeoutError: with the ends of the logs
+        :raises TimeoutError: the result did not become true in time. The message contains the ends of the logs
         """
         deadline = time.monotonic() + seconds
         last: object = None
         while time.monotonic() < deadline:
             try:
-                if found := poll():
-                    return found
+                if result := poll():
+                    return result
             except OSError as error:
                 last = error
             time.sleep(0.5)

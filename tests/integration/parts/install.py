@@ -104,14 +104,14 @@ def _is_installed(package: str) -> bool:
 
 def tool(name: str, *locations: str) -> str:
     """Return the path of a program on this machine."""
-    found = shutil.which(name) or next(
+    path = shutil.which(name) or next(
         (p for location in locations if os.access(p := os.path.join(location, name), os.X_OK)), None
     )
-    if found is None:
+    if path is None:
         raise MissingPartError(
             f"{name} is not on this machine. Do: install it (Debian: maven, golang, nodejs, npm, postgresql, mariadb-server, rabbitmq-server) and run again."
         )
-    return found
+    return path
 
 
 def java() -> str:

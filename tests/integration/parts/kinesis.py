@@ -50,10 +50,10 @@ class Kinesalite(Server):
 
     def requests(self) -> dict[str, int]:
         """Return the number of answered requests by name since the last call."""
-        found: dict[str, int] = json.loads(self._control("requests"))
-        return found
+        counts: dict[str, int] = json.loads(self._control("requests"))
+        return counts
 
     def _control(self, path: str) -> bytes:
-        with urllib.request.urlopen(f"{self.url}/control/{path}", timeout=10) as answer:
-            data: bytes = answer.read()
+        with urllib.request.urlopen(f"{self.url}/control/{path}", timeout=10) as response:
+            data: bytes = response.read()
         return data

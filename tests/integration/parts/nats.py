@@ -32,12 +32,12 @@ class NatsServer(Server):
         argv = [install.go_program("nats-server"), "-a", "127.0.0.1", "-p", str(port), "-c", str(home / "nats.conf")]
         super().__init__("nats", home, argv, port=port)
 
-    def ask(self, what: str, request: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Send a request to JetStream's API without credentials, and return its answer, which must not be an error."""
+    def ask(self, operation: str, request: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Send a request to JetStream's API without credentials, and return its response, which must not be an error."""
         with connected(Access(servers=(self.address_of_clients,)), None) as client:
-            answer = client._ask(what, request or {})
-        assert answer is not None
-        return answer
+            response = client._request(operation, request or {})
+        assert response is not None
+        return response
 
     def create(self, stream: str, **config: Any) -> None:
         """Create a stream with the subjects ``<stream>.>``."""
@@ -50,8 +50,8 @@ class NatsServer(Server):
             connection = client._connection
 
             async def publish() -> Any:
-                for each in messages[:-1]:
-                    await connection.publish(subject, each, headers=headers or None)
+                for message in messages[:-1]:
+                    await connection.publish(subject, message, headers=headers or None)
                 return await connection.request(subject, messages[-1], timeout=10, headers=headers or None)
 
             if messages:

@@ -87,14 +87,14 @@ class Cluster:
 
     def executors(self) -> list[psutil.Process]:
         """Return the running executors, which are children of the workers."""
-        found = []
+        pids = []
         for worker in self.workers:
             with suppress(psutil.Error):
                 for child in psutil.Process(worker.pid).children(recursive=True):
                     with suppress(psutil.Error):
                         if any("CoarseGrainedExecutorBackend" in word for word in child.cmdline()):
-                            found.append(child)
-        return found
+                            pids.append(child)
+        return pids
 
     @property
     def connection(self) -> dict[str, Any]:
