@@ -24,7 +24,7 @@ def checks(name: str, path: str) -> Iterator[Check]:
     :raises InvalidError: there is no such monoid or file, the file is not JSON Lines or has less than two rows, or pandas is not installed
     """
     if find_spec("pandas") is None:
-        raise InvalidError("pandas is not installed").advising("pip install pandas.")
+        raise InvalidError("pandas is not installed").advising("run `pip install pandas`.")
     monoid, rows = _monoid(name), _rows(path)
     for law in laws(monoid, rows):
         yield Check(name=law.name, passed=law.holds, seen=law.counterexample or f"{len(rows)} rows")

@@ -144,8 +144,10 @@ class BatchCommitted:
         named = {name: [p for p in head.next if name in (p, p.partition("@")[0])] for name in upto}
         several = sorted(p for found in named.values() if len(found) > 1 for p in found)
         if several:
-            what = "the log has offsets of several topics with this name, because the topic was deleted and recreated: name the topic with its id"
-            raise InvalidError(what, accepted=several)
+            summary = (
+                "the log has offsets of several topics with this name, because the topic was deleted and recreated"
+            )
+            raise InvalidError(summary, accepted=several).advising("name the topic with its id.")
         committed = {name: max((head.next[p] for p in found), default=0) for name, found in named.items()}
         return Finding(met=offsets.reached(committed, upto), seen={"version": head.closed, "next": committed})
 

@@ -135,13 +135,13 @@ class CommittedLog:
             raise InvalidError("the pipeline has no such sink", given=name, accepted=sorted(self.sinks))
         sink = self.sinks[name]
         if isinstance(sink, str) and not registry.is_built_in("sinks", sink):
-            what = (
-                "another package provides the type of this sink, so reading it requires the pipeline: pass the pipeline"
-            )
-            raise InvalidError(what, sink=name, type=sink, accepted="PIPELINE.toml, or open_log(…, pipeline=)")
+            summary = "another package provides the type of this sink, so reading it requires the pipeline"
+            accepted = "PIPELINE.toml, or open_log(…, pipeline=)"
+            raise InvalidError(summary, sink=name, type=sink, accepted=accepted).advising("pass the pipeline.")
         if isinstance(sink, str) or sink.publishes:
-            what = "this sink publishes its rows outside the log, so the log has no files of it: read its table, topic or endpoint directly"
-            raise InvalidError(what, sink=name, type=sink if isinstance(sink, str) else registry.name_of("sinks", sink))
+            summary = "this sink publishes its rows outside the log, so the log has no files of it"
+            kind = sink if isinstance(sink, str) else registry.name_of("sinks", sink)
+            raise InvalidError(summary, sink=name, type=kind).advising("read its table, topic or endpoint directly.")
         if name not in self._owned:
             claim_dataset(name, sink, self.log, self.record, url=self.log.store.url, new=False)
             self._owned.add(name)

@@ -48,7 +48,9 @@ def sink_of(opened: CommittedLog, sink: str | None) -> str:
     :raises InvalidError: the pipeline has several sinks, and none is given
     """
     if sink is None and len(opened.sinks) > 1:
-        raise InvalidError("the pipeline has several sinks: name one", accepted=sorted(opened.sinks))
+        raise InvalidError(
+            "the pipeline has several sinks, and none was named", accepted=sorted(opened.sinks)
+        ).advising("name one of the accepted sinks.")
     return sink or next(iter(opened.sinks))
 
 
