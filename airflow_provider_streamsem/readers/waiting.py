@@ -126,22 +126,22 @@ def waiting(pipeline: Pipeline, *, clock: Clock = SYSTEM_CLOCK) -> Waiting:
     # The hint in an open plan describes the source at `planned_ends`. The hint in the outcome before it describes an earlier state.
     hint = head.plan.hint if isinstance(head, OpenHead) and head.plan.kind == "batch" else head.hint
     end = dry.planner.poll(hint)
-    found = dry.planner.slice(planned_ends, end, limits, hint, on_data_loss=pipeline.on_data_loss)
-    rows = 0 if found is None else found.rows
+    batch = dry.planner.slice(planned_ends, end, limits, hint, on_data_loss=pipeline.on_data_loss)
+    rows = 0 if batch is None else batch.rows
     now_ms = clock.now_ms()
     is_open = isinstance(head, OpenHead) or planned_ends != dict(head.next)
     is_left = is_open and not may_wait(limits, 0, since_ms=since_ms, now_ms=now_ms)
-    is_ready = found is not None and not may_wait(limits, rows, since_ms=since_ms, now_ms=now_ms)
-    closes = found is None and not is_open and due_watermark(pipeline, head.outcome, now_ms=now_ms) is not None
-    left = offsets.between(head.next, planned_ends) if is_left else {}
+    is_ready = batch is not None and not may_wait(limits, rows, since_ms=since_ms, now_ms=now_ms)
+    closes_windows = batch is None and not is_open and due_watermark(pipeline, head.outcome, now_ms=now_ms) is not None
+    unfinished = offsets.between(head.next, planned_ends) if is_left else {}
     return Waiting(
         pipeline=pipeline.name,
         log=pipeline.log,
-        is_due=is_left or is_ready or closes or dry.is_new or head.requires_receipts,
+        is_due=is_left or is_ready or closes_windows or dry.is_new or head.requires_receipts,
         is_new=dry.is_new,
         version=head.closed,
         open_version=head.plan.version if isinstance(head, OpenHead) else None,
-        ranges=left if found is None or left else found.ranges,
+        ranges=unfinished if batch is None or unfinished else batch.ranges,
         planned_ends=planned_ends,
         rows=rows,
         lag=count(pipeline.source, offsets.between(head.next, end.offsets)),
@@ -151,8 +151,8 @@ def waiting(pipeline: Pipeline, *, clock: Clock = SYSTEM_CLOCK) -> Waiting:
 
 def _newest_plan(dry: DryRun) -> Plan | None:
     """Return the plan of the newest closed version, or ``None``. Between two batches of a drain, only this plan has the drain's target."""
-    found = None if dry.head.outcome is None else dry.log.plan(dry.head.closed)
-    return None if found is None else found[0]
+    stored = None if dry.head.outcome is None else dry.log.plan(dry.head.closed)
+    return None if stored is None else stored[0]
 
 
 def _planned_ends(head: Head, newest: Plan | None) -> Offsets:
