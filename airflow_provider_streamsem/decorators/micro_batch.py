@@ -62,8 +62,8 @@ class _MicroBatchDecoratedOperator(DecoratedOperator, MicroBatchOperator):  # ty
 
 def _refuse_transform(pipeline: Pipeline) -> None:
     if pipeline.transform is not None:
-        what = "a pipeline under @task.micro_batch must not have a transform, because the decorated function is the transform"
-        raise InvalidError(what, given=pipeline.transform_name)
+        summary = "a pipeline under @task.micro_batch must not have a transform, because the decorated function is the transform"
+        raise InvalidError(summary, given=pipeline.transform_name)
 
 
 def micro_batch_task(

@@ -86,7 +86,7 @@ class StatsListener:
         self._tags = dict(tags)
         self._unit = unit
         self._items_in = items_in
-        self._began: list[float] = []
+        self._phase_starts: list[float] = []
         self._last_poll: SourcePolled | None = None
         self._requests: Counter[tuple[str, bool]] = Counter()
 
@@ -103,11 +103,13 @@ class StatsListener:
         if isinstance(event, LogRequest):
             self._requests[event.request, event.unknown] += 1
         elif isinstance(event, PhaseStarted):
-            self._began.append(perf_counter())
+            self._phase_starts.append(perf_counter())
             if event.phase == "stage":
                 self._emit("streamsem.attempts.staged", 1)
         elif isinstance(event, PhaseEnded):
-            self._emit("streamsem.phases.duration", (perf_counter() - self._began.pop()) * 1000, phase=event.phase)
+            self._emit(
+                "streamsem.phases.duration", (perf_counter() - self._phase_starts.pop()) * 1000, phase=event.phase
+            )
             if event.phase == "run":
                 self._emit_requests()
         elif isinstance(event, SourcePolled):
@@ -116,9 +118,9 @@ class StatsListener:
         elif isinstance(event, Adopted):
             self._emit("streamsem.attempts.adopted", 1)
         elif isinstance(event, VersionClosed):
-            self._emit_decision(event)
+            self._emit_closed(event)
 
-    def _emit_decision(self, event: VersionClosed) -> None:
+    def _emit_closed(self, event: VersionClosed) -> None:
         self._emit("streamsem.attempts.lost", int(event.lost))
         if self._last_poll is not None:
             self._emit("streamsem.lag", self._last_poll.behind(event.next, self._items_in), unit=self._unit)
@@ -139,10 +141,10 @@ class StatsListener:
 
     def _emit(self, name: str, value: float, **tags: str) -> None:
         stat = STATS[name]
-        every = {**self._tags, **{tag: tags[tag] for tag in stat.tags}}
+        all_tags = {**self._tags, **{tag: tags[tag] for tag in stat.tags}}
         if stat.kind == "gauge":
-            self._stats.gauge(name, value, tags=every)
+            self._stats.gauge(name, value, tags=all_tags)
         elif stat.kind == "timer":
-            self._stats.timing(name, value, tags=every)
+            self._stats.timing(name, value, tags=all_tags)
         elif value:
-            self._stats.incr(name, value, tags=every)
+            self._stats.incr(name, value, tags=all_tags)

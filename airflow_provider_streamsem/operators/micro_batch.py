@@ -114,9 +114,9 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
                 run = self._run(context)
                 result = run(pipeline, run_key=run_key(context["ti"]), drain=self.drain, engine=self.engine())
                 account.result = result
-        answer: dict[str, Any] = result.to_json()
-        emit_outlet_events(self, context, answer)
-        return answer
+        document: dict[str, Any] = result.to_json()
+        emit_outlet_events(self, context, document)
+        return document
 
     def execute_complete(self, context: Any, event: dict[str, Any]) -> dict[str, Any]:
         """
@@ -125,13 +125,13 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
         :raises StageError: the log showed no progress for ``patience``. Committed versions stay committed
         """
         with mapped():
-            seen = result_of_event(event)
-            if seen["stalled"]:
+            observed = result_of_event(event)
+            if observed["stalled"]:
                 raise StageError(
                     "the log showed no progress for longer than `patience`, so the task treats the driver as lost. The run is not complete; committed versions "
                     "stay committed",
-                    run_key=seen["run_key"],
-                    version=seen["version"],
+                    run_key=observed["run_key"],
+                    version=observed["version"],
                     patience_s=self.patience_s,
                 )
         return self.execute(context)
@@ -182,7 +182,7 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
                 self._submission.start(connections)
         trigger = ConditionTrigger(to_text(condition), poll_interval_s=settings.poll_interval_s(), is_patient=True)
         self.defer(trigger=trigger, method_name="execute_complete")
-        raise AssertionError  # defer does not return
+        raise AssertionError("defer does not return")
 
     def _awaited(self, pipeline: Pipeline, condition: DriverWait) -> RunResult:
         """Wait until the run is complete in the log, after ``spark-submit`` ended. In cluster mode the driver may still be running."""
@@ -191,11 +191,11 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
             if finding.met:
                 break
             SYSTEM_CLOCK.sleep(settings.poll_interval_s())
-        answer = plan_run(pipeline, run_key=condition.run_key, drain=self.drain)
-        if answer is None or finding.seen["stalled"]:
-            what = "spark-submit ended, but the run is not complete in the log; committed versions stay committed"
-            raise StageError(what, **finding.seen)
-        return answer
+        result = plan_run(pipeline, run_key=condition.run_key, drain=self.drain)
+        if result is None or finding.seen["stalled"]:
+            summary = "spark-submit ended, but the run is not complete in the log; committed versions stay committed"
+            raise StageError(summary, **finding.seen)
+        return result
 
     def _run(self, context: Any) -> Callable[..., RunResult]:
         """

@@ -172,7 +172,7 @@ def test_spark_submit_that_cannot_start_fails_the_task_before_it_defers(
 
 def test_connection_secrets_are_in_the_drivers_environment_and_not_in_its_arguments(pipeline: Pipeline) -> None:
     recorded = ConnectionRecorder()
-    recorded.seen["my_kafka"] = Connection(conn_id="my_kafka", conn_type="kafka", password="hush", extra={"a": 1})
+    recorded.recorded["my_kafka"] = Connection(conn_id="my_kafka", conn_type="kafka", password="hush", extra={"a": 1})
     environment = recorded.environment()
     assert json.loads(environment["AIRFLOW_CONN_MY_KAFKA"])["password"] == "hush"
     assert "hush" not in " ".join(submit_app.arguments(pipeline, run_key="r", drain=True))
