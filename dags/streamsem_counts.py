@@ -64,7 +64,7 @@ COUNTS = Pipeline(
     tags=["streamsem"],
 )
 def streamsem_counts() -> None:
-    """Read the new files, and write the counts of hours that were closed."""
+    """Read the new files, and write the counts of the hours that the watermark has passed."""
     MicroBatchOperator(
         task_id="count",
         pipeline=COUNTS,
