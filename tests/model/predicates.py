@@ -206,10 +206,10 @@ def w28(s: State, _: Configuration) -> str:
         before.append((n, outcome.attempt) if outcome is not None and is_batch else before[-1])
         if outcome is not None and outcome.state != before[-1]:
             return f"the state of Outcome({n}) is that of {outcome.state}, expected {before[-1]}"
-        wanted = before[root_of(s.log, n)]
+        expected = before[root_of(s.log, n)]
         for x, attempt in enumerate(version.attempts):
-            if attempt.base != wanted:
-                return f"attempt {x} of version {n} loaded the state {attempt.base}, expected {wanted}"
+            if attempt.base != expected:
+                return f"attempt {x} of version {n} loaded the state {attempt.base}, expected {expected}"
     return ""
 
 
@@ -219,22 +219,24 @@ def newest_is_visible(log: Log) -> str:
     for n, version in enumerate(log):
         if committed(version):
             newest[root_of(log, n)] = n
-    seen = visible(log, len(log) - 1)
+    visible_versions = visible(log, len(log) - 1)
     return (
-        "" if seen == set(newest.values()) else f"visible are {sorted(seen)}, the newest are {sorted(newest.values())}"
+        ""
+        if visible_versions == set(newest.values())
+        else f"visible are {sorted(visible_versions)}, the newest are {sorted(newest.values())}"
     )
 
 
 def visible(log: Log, at: int) -> set[int]:
     """The versions whose files are visible at version ``at`` (R4)."""
-    found: set[int] = set()
+    versions: set[int] = set()
     for n in range(at + 1):
         outcome = log[n].outcome
         if committed(log[n]):
-            found.add(n)
+            versions.add(n)
         if outcome is not None:
-            found.discard(outcome.replaces)
-    return found
+            versions.discard(outcome.replaces)
+    return versions
 
 
 def has_committed_files(log: Log, n: int) -> bool:
@@ -250,18 +252,18 @@ def i12(s: State, c: Configuration) -> str:
             continue
         n, actor = process.n, c.actors[i]
         version = s.log[n]
-        who = f"process {i} returned version {n}, which"
+        subject = f"process {i} returned version {n}, which"
         if version.outcome is None:
-            return f"{who} is open"
+            return f"{subject} is open"
         if version.plan.run != actor.run or (version.plan.kind == REPROCESS) != (actor.kind == REPROCESS_RUN):
-            return f"{who} is not of its run"
+            return f"{subject} is not of its run"
         if c.sinks and committed(version) and version.receipts is None:
-            return f"{who} has no receipts"
+            return f"{subject} has no receipts"
         target = version.plan.target
         if target == NONE and not committed(version):
-            return f"{who} was aborted"
+            return f"{subject} was aborted"
         if target != NONE and next_after(s.log, len(s.log) - 1) < target:
-            return f"{who} is of a drain whose target the head has not reached"
+            return f"{subject} is of a drain whose target the head has not reached"
     return ""
 
 
@@ -271,16 +273,20 @@ def i1(before: State, after: State, _: Configuration) -> str:
         new = after.log[n]
         if old.plan != new.plan or (old.receipts is not None and old.receipts != new.receipts):
             return f"Plan({n}) or Receipts({n}) changed"
-        was = old.outcome or dict(after.deleted).get(n)
-        if was is not None and new.outcome is not None and _without_attempt(was) != _without_attempt(new.outcome):
-            return f"Outcome({n}) changed: {was.result} to {new.outcome.result}"
+        old_outcome = old.outcome or dict(after.deleted).get(n)
         if (
-            was is not None
+            old_outcome is not None
+            and new.outcome is not None
+            and _without_attempt(old_outcome) != _without_attempt(new.outcome)
+        ):
+            return f"Outcome({n}) changed: {old_outcome.result} to {new.outcome.result}"
+        if (
+            old_outcome is not None
             and new.outcome is not None
             and len(old.attempts) == len(new.attempts)
-            and was.attempt != new.outcome.attempt
+            and old_outcome.attempt != new.outcome.attempt
         ):
-            return f"Outcome({n}) changed from attempt {was.attempt} to attempt {new.outcome.attempt}"
+            return f"Outcome({n}) changed from attempt {old_outcome.attempt} to attempt {new.outcome.attempt}"
     for old_chain, new_chain in zip(before.pointers, after.pointers, strict=True):
         if any(a >= 0 and a != b for a, b in zip(old_chain, new_chain, strict=False)) or len(old_chain) > len(
             new_chain

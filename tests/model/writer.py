@@ -171,10 +171,10 @@ class Writer(Store):
     def close(self, s: State, i: int, process: Process) -> Steps:
         """Close an open version whose plan this process did not create: adopt a staged attempt, or stage a new one (W17)."""
         n = process.n
-        found = self.adoptable(s, n)
-        for x in found:
+        adoptable = self.adoptable(s, n)
+        for x in adoptable:
             yield (f"adopts attempt {x} of version", n), with_process(s, i, self.to_commit(s, i, n, x, own=False))
-        if not found or self.stale:
+        if not adoptable or self.stale:
             yield from self.stage(s, i, process)
 
     def adoptable(self, s: State, n: int) -> list[int]:

@@ -213,7 +213,6 @@ def test_orphans_are_counted_and_not_reported_as_a_fault(fixture: PipelineFixtur
 
 
 def test_open_version_is_not_reported_as_a_fault(fixture: PipelineFixture) -> None:
-
     fixture.arrive(1)
     fixture.dies("b")
     assert fixture.verdict().clean
