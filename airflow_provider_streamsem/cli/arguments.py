@@ -46,7 +46,7 @@ class Command:
     builds: str = ""
     """
     The objects of a pipeline that the command creates; ``""`` for none. A command that creates any requires the pipeline file. It must not use the spec in a
-    log instead, because a writer of the log could then choose which code runs, and with which credentials.
+    log instead. A writer of the log could then choose which code runs, and with which credentials.
     """
 
 

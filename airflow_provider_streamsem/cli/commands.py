@@ -133,7 +133,7 @@ def _refuse_without_pipeline(args: argparse.Namespace) -> None:
     """
     Raise an error if a command that creates objects of a pipeline was given a log.
 
-    If the command created them from the spec in the log, a writer of the log could choose which code runs here, and with which credentials.
+    A command must not create them from the spec in the log. A writer of the log could then choose which code runs here, and with which credentials.
 
     :raises InvalidError: the command requires a pipeline
     """
@@ -326,7 +326,7 @@ def show(args: argparse.Namespace) -> CommandResult:
 
 
 def _text(name: str, value: Json) -> str:
-    """Return a text as it is, a time also in UTC, a state as its operators and the number of its ids, and any other value as JSON."""
+    """Return the text of a field: a time also in UTC, a state by its operators and its number of ids, a text unchanged, and other values as JSON."""
     if name == "state" and isinstance(value, dict):
         return _state_text(value)
     if name.endswith("_at_ms") and isinstance(value, int):
@@ -514,9 +514,9 @@ def skip(args: argparse.Namespace) -> CommandResult:
     return CommandResult(document={"version": args.version, "results": results}, lines=lines)
 
 
-def _url(given: str) -> str:
-    """Return the URL of a log that a user has given as a URL or as a path, which may be relative."""
-    return given if "://" in given else os.path.abspath(given)
+def _url(location: str) -> str:
+    """Return the URL of a log from a URL or a path, which may be relative."""
+    return location if "://" in location else os.path.abspath(location)
 
 
 def move_log(args: argparse.Namespace) -> CommandResult:

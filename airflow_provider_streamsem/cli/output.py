@@ -53,7 +53,7 @@ class Table:
     """
     A table for the terminal. A cell may have several lines. Cells are never truncated.
 
-    :param left_out_first: the columns that may be left out if the terminal is too narrow, first to be left out first
+    :param left_out_first: the columns that may be left out if the terminal is too narrow, in the order in which they are left out
     :param folded: the columns whose text may wrap
     """
 

@@ -67,8 +67,8 @@ STATS = {
         Stat(name="streamsem.attempts.staged", kind="counter", meaning="attempts that this process started"),
         Stat(name="streamsem.attempts.adopted", kind="counter", meaning="complete attempts of other processes that this run adopted"),
         Stat(name="streamsem.attempts.lost", kind="counter", meaning="versions that another process closed first, with another attempt or result"),
-        Stat(name="streamsem.requests.answered", kind="counter", tags=("request",), meaning="requests to the log with a clear answer: `put`, `get`, `list`"),
-        Stat(name="streamsem.requests.unknown", kind="counter", tags=("request",), meaning="requests to the log without a clear answer; they are sent again"),
+        Stat(name="streamsem.requests.answered", kind="counter", tags=("request",), meaning="requests to the log whose result is known: `put`, `get`, `list`"),
+        Stat(name="streamsem.requests.unknown", kind="counter", tags=("request",), meaning="requests to the log whose result is unknown; they are sent again"),
     )
 }  # fmt: skip
 

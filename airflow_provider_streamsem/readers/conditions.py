@@ -95,8 +95,8 @@ class BatchCommitted:
         """
         Read the log. While the log does not exist, the condition is not met.
 
-        :raises InvalidError: the version was aborted, so it can never be committed; or ``offsets`` names a topic without its id, although the topic was
-            deleted and recreated
+        :raises InvalidError: the version was aborted, so it can never be committed. Or ``offsets`` names a topic without its id, and the topic was deleted
+            and recreated
         """
         if self.pipeline is None:
             return self._check(self.log, clock)
@@ -255,8 +255,11 @@ class DriverWait:
     """
     Met if a task that waits for its submitted driver must resume.
 
-    The task must resume in three cases: the run is complete; the run has closed no version and has none open; or the log has shown no progress for
-    ``patience_s`` seconds. In the third case the task considers the driver lost, and ``seen["stalled"]`` is true.
+    The task must resume in three cases:
+
+    * The run is complete.
+    * The run has closed no version and has none open.
+    * The log has shown no progress for ``patience_s`` seconds. The task then treats the driver as lost, and ``seen["stalled"]`` is true.
 
     :param run_key: the key of the run
     :param patience_s: maximum time without progress in the log, in seconds

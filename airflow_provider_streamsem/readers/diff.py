@@ -38,8 +38,8 @@ class Difference:
     """
     The result of :func:`diff`.
 
-    :param rows: a DataFrame with a line for each row that one side has more often: ``row`` (JSON text of the compared columns), ``only_in`` (``original`` or
-        ``fork``) and ``times`` (how much more often, at least 1)
+    :param rows: a DataFrame with one line for each row that one side has more often. ``row`` is the JSON text of the compared columns, ``only_in`` is
+        ``original`` or ``fork``, and ``times`` is how much more often that side has the row, at least 1
     :param columns: the compared columns: those that both sides have
     """
 
@@ -53,7 +53,7 @@ class Difference:
         """
         Whether both sides have read up to the same offsets and have the same watermark.
 
-        If not, one of them has yet to read records or to emit rows of its state, so rows may differ that will be equal later.
+        If not, one side has not yet read some records or emitted some rows of its state. Rows that differ now may then be equal later.
         """
         sides = self.original, self.fork
         return sides[0].next == sides[1].next and sides[0].watermark_ms == sides[1].watermark_ms

@@ -181,7 +181,7 @@ class CommittedLog:
 
     def changes(self, *, since: int, version: int | None = None, sink: str | None = None) -> Changes:
         """
-        Return the files to add to, and to remove from, a copy of the dataset as of ``since``, so that it equals the dataset as of ``version``.
+        Return the changes that update a copy of the dataset from the version ``since`` to ``version``: files to add and files to remove.
 
         :param since: the version of the copy; -1 for an empty copy
         :param version: the target version, inclusive; default: the newest closed one

@@ -358,6 +358,13 @@ class _Verification:
                 version=outcome.version,
             )
 
+    def _dedup_state(self, newest: Outcome | None) -> None:
+        """Check that the files of the deduplication state after the newest version exist and are unchanged."""
+        state = self.opened.record.initial_state if newest is None else newest.state
+        if self._try(partial(dedup.is_complete, self.opened.log.store.url, state)) is False:
+            what = "a file of the deduplication state is missing or was changed"
+            self._report("I6", what, version=None if newest is None else newest.version)
+
     def _operator_states(self, outcomes: list[Outcome]) -> None:
         """Check that the state after the newest version can be loaded. With a pipeline, check each state that ``state.keep_versions`` keeps."""
         pipeline = self.opened.pipeline
@@ -376,12 +383,7 @@ class _Verification:
         if self.opened.pipeline is not None:
             self._try(partial(self._markers, self.opened.pipeline, stored))
         outcomes = [outcome for outcome, _ in stored]
-        location = self.opened.log.store.url
-        newest = outcomes[-1] if outcomes else None
-        state = self.opened.record.initial_state if newest is None else newest.state
-        if self._try(partial(dedup.is_complete, location, state)) is False:
-            what = "a file of the deduplication state is missing or was changed"
-            self._report("I6", what, version=None if newest is None else newest.version)
+        self._dedup_state(outcomes[-1] if outcomes else None)
         self._operator_states(outcomes)
         named: set[tuple[str, str]] = set()
         replaced = {o.replaces.version for o in outcomes if o.replaces is not None}

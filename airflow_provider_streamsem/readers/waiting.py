@@ -1,4 +1,4 @@
-"""Determines which records wait to be read. It plans like a run, but keeps every object that the planner creates in memory."""
+"""Determines the work that a run would find. It plans like a run, but keeps every object that the planner creates in memory."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ class Waiting:
 
     :param pipeline: name of the pipeline
     :param log: URL of the log
-    :param is_due: whether the run would find work: a batch (also a no-data batch, which closes windows), an open version without progress, a commit with
-        pending publishes, or no log yet
+    :param is_due: whether the run would find work. Work is a batch, a no-data batch that closes windows, an open version without progress, or a commit with
+        pending publishes. Without a log, this is true too, because the first run creates the log
     :param is_new: whether there is no log yet. The first run creates it
     :param version: the newest closed version; -1 before the first
     :param open_version: the version that has a plan and no outcome, or ``None``

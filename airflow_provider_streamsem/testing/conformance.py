@@ -397,8 +397,8 @@ class LookupSystem(Protocol):
     :attr lookup: the lookup. It reads every row that :meth:`add` adds
     :attr column: name of a column with integers in which the rows have their ids
     :attr secrets: texts that must appear in no stored or printed value, such as passwords of the connection
-    :attr weaker: what the lookup does not promise. ``""``: for the same pin it returns the same rows, also after the table has grown. ``"unchanged"``: after
-        any change, the check of the pin fails. ``"current"``: it returns the current rows
+    :attr weaker: the guarantee of the lookup. ``""``: for the same pin it returns the same rows, also after the table has grown. ``"unchanged"``: the check
+        of the pin fails after any change of the table. ``"current"``: it returns the current rows
     """
 
     lookup: Lookup

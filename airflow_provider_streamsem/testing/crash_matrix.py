@@ -22,7 +22,7 @@ class Trial(Protocol):
     """Protocol of a run at a new, empty location."""
 
     def run(self, steps: Steps) -> None:
-        """Run, or continue after a kill. ``steps`` is called at each step, and what it raises is raised."""
+        """Run, or continue after a kill. The run calls ``steps`` at each step, and does not catch its exceptions."""
         ...
 
     def output(self) -> Output:
@@ -67,7 +67,7 @@ def _run_without_a_kill(trial: Trial) -> tuple[list[str], Output]:
 
 
 def _run_with_a_kill(trial: Trial, at: int, expected: Output) -> tuple[list[str], Exception | None]:
-    """Return the differences of the output after a kill and a retry as text, and the error with which one of the two runs failed, or ``None``."""
+    """Run with a kill, and retry. Return the differences of the output as text, and the error with which a run failed, or ``None``."""
     steps = Steps(at)
     try:
         trial.run(steps)

@@ -85,7 +85,7 @@ class DagHarness:
 
         A killed DAG run continues as the scheduler would continue it. A killed task gets another try, even if it has no ``retries`` left.
 
-        There is a step before and after each request to a log, before and after each message of a task to Airflow, and for each step of the engine.
+        There is a step before and after each request to a log, and before and after each message of a task to Airflow. Each step of the engine is a step too.
 
         The output is that of :meth:`PipelineHarness.crash_matrix` for each pipeline, and the return values of the tasks that run a pipeline.
 
@@ -121,8 +121,8 @@ class DagHarness:
         arrivals = {
             name: Arrivals(pipeline.source, location / name, self._spark) for name, pipeline in self._originals.items()
         }
-        for name, given in batches.items():
-            for rows in given:
+        for name, batches_of_pipeline in batches.items():
+            for rows in batches_of_pipeline:
                 arrivals[name].add(rows)
         return arrivals
 

@@ -1,5 +1,5 @@
 """
-Runs a DAG as ``dag.test()`` does, but with a run id of the caller, so that a killed DAG run can be continued and tasks can be cleared.
+Runs a DAG as ``dag.test()`` does, but with a run id of the caller. So a killed DAG run can be continued, and tasks can be cleared.
 
 No other module of :mod:`airflow_provider_streamsem.testing` imports Airflow.
 """

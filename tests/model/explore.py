@@ -137,8 +137,8 @@ class Explorer:
 
     def _liveness(self) -> Verdict:
         """
-        Check I10. From every state some path closes the open version and completes every run. In addition, the processes of each run alone close the open
-        version and complete while all others are halted and all requests in flight are lost, unless the run may wait for others.
+        Check I10. From every state some path closes the open version and completes every run. In addition, the processes of each run must close the open
+        version and complete alone, while all others are halted and all requests in flight are lost. A run that may wait for others is exempt.
         """
         states = len(self._order)
         if "I10" in self.unchecked:

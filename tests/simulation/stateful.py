@@ -1,8 +1,8 @@
 """
 The simulated pipeline with state: counts of the records of each id, which each batch emits for its ids.
 
-Its engine stands in for Spark's stateful operators. It writes state files with the names and the sharing of Spark's: a snapshot of each batch names the SST files
-that hold the counts, and shares them with the snapshots of earlier batches.
+Its engine replaces Spark's stateful operators. It names and shares state files as Spark does. The snapshot of a batch names the SST files with the counts, and
+shares them with the snapshots of earlier batches.
 """
 
 from __future__ import annotations
