@@ -1,5 +1,5 @@
 """
-The time from the start of a process to the first commit as a function of the size of the state, with log and state on S3: ``make bench ARGS=cold_state``.
+The time from the start of a process to its first commit, by the size of the state on S3: ``make bench ARGS=cold_state``.
 
 For each number of keys, one process writes the state. Then a new process for each round runs one batch of 1,000 records. The peer is the same pipeline
 without state, also in a new process. Both processes report their phases.

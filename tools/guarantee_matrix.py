@@ -240,7 +240,11 @@ def label(source: Any, sink: Any, **between: Any) -> str:
 
 
 def labels(sink: Any) -> dict[str, dict[str, str]]:
-    """Return source → column → label of a pipeline from the source into the sink. The columns are those of :data:`BETWEEN`, and ``""`` for nothing between."""
+    """
+    Return source → column → label of a pipeline from the source into the sink.
+
+    The columns are those of :data:`BETWEEN`, and ``""`` for a pipeline without them.
+    """
     columns: Mapping[str, Mapping[str, Any]] = {"": {}, **BETWEEN}
     return {
         name: {column: label(source, sink, **between) for column, between in columns.items()}
@@ -268,7 +272,7 @@ def by_source(columns: Mapping[str, Callable[[str], str]]) -> list[str]:
 
 
 REFUSED_TEXT = (
-    "A label holds for every table, file and value that is accepted. What would break it is refused by name before the commit, "
+    "A label holds for every table, file and value that is accepted. Data that would break it is refused by name before the commit, "
     "or the record is quarantined."
 )
 

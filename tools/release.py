@@ -1,7 +1,7 @@
 """
 Builds the distributions of a release and checks them (``make release``). Uploads nothing, and creates no tag.
 
-The checks: twine accepts the metadata, the wheel has the pages, the DAGs and the entry points and nothing else, and the wheel works in an empty environment.
+twine must accept the metadata. The wheel must contain the package, the pages and the example DAGs, and no other files. It must work in an empty environment.
 """
 
 from __future__ import annotations
