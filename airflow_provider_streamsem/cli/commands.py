@@ -102,9 +102,9 @@ def _target_of_run(args: argparse.Namespace) -> str:
     :raises InvalidError: there is neither a pipeline nor ``--source``, or a pipeline and an option that replaces it
     """
     if (args.target is None) == (args.source is None) or (args.into is not None and args.source is None):
-        given = [name for name in ("target", "source", "into") if getattr(args, name) is not None]
+        names = [name for name in ("target", "source", "into") if getattr(args, name) is not None]
         accepted = ["streamsem run PIPELINE", "streamsem run --source rate --into DIR"]
-        raise InvalidError("run requires either a pipeline, or --source", given=given, accepted=accepted)
+        raise InvalidError("run requires either a pipeline, or --source", given=names, accepted=accepted)
     return args.target if args.source is None else first_look.pipeline_file(args.into or first_look.DIRECTORY)
 
 
@@ -335,11 +335,11 @@ def _text(name: str, value: Json) -> str:
 
 
 def _state_text(state: dict[str, Json]) -> str:
-    kept = operator_state(state)
+    decoded = operator_state(state)
     operators = (
         []
-        if kept is None
-        else [f"{operator.name}: {operator.rows} rows, {operator.bytes} bytes" for operator in kept.operators]
+        if decoded is None
+        else [f"{operator.name}: {operator.rows} rows, {operator.bytes} bytes" for operator in decoded.operators]
     )
     layers = stored_layers(state)
     ids = [f"dedup: {sum(layer.rows for layer in layers)} ids in {len(layers)} layers"] if layers else []
@@ -366,10 +366,11 @@ def state(args: argparse.Namespace) -> CommandResult:
     opened = open_log(args.log)
     versions: list[Json] = []
     for version in opened.versions(limit=args.limit):
-        kept = None if version.outcome is None else operator_state(version.outcome.state)
-        if version.outcome is not None and kept is not None:
+        decoded = None if version.outcome is None else operator_state(version.outcome.state)
+        if version.outcome is not None and decoded is not None:
             operators = [
-                {"name": operator.name, "rows": operator.rows, "bytes": operator.bytes} for operator in kept.operators
+                {"name": operator.name, "rows": operator.rows, "bytes": operator.bytes}
+                for operator in decoded.operators
             ]
             late = version.outcome.counts.get("late")
             versions.append(

@@ -95,5 +95,7 @@ def _batch(location: Path, engine: Engine, transform: Callable[[Any], Any], rows
         cause = "" if error.__cause__ is None else f" ({type(error.__cause__).__name__})"
         return Check(name=name, passed=False, seen=f"{type(error).__name__}: {error.summary}{cause}")
     expected = {**_COUNTS, "written.out": rows}
-    seen = {count: result.counts.get(count) for count in expected}
-    return Check(name=name, passed=seen == expected, seen=", ".join(f"{key} {value}" for key, value in seen.items()))
+    counts = {count: result.counts.get(count) for count in expected}
+    return Check(
+        name=name, passed=counts == expected, seen=", ".join(f"{key} {value}" for key, value in counts.items())
+    )

@@ -42,10 +42,10 @@ STATS = {
     stat.name: stat
     for stat in (
         Stat(name="streamsem.rows.read", kind="counter", meaning="records that committed batches read"),
-        Stat(name="streamsem.rows.filtered", kind="counter", meaning="of these, dropped by the pipeline's `where`"),
-        Stat(name="streamsem.rows.quarantined", kind="counter", meaning="of these, quarantined: they could not be parsed"),
+        Stat(name="streamsem.rows.filtered", kind="counter", meaning="records of committed batches that the pipeline's `where` dropped"),
+        Stat(name="streamsem.rows.quarantined", kind="counter", meaning="records of committed batches that could not be parsed and were quarantined"),
         Stat(name="streamsem.rows.written", kind="counter", tags=("sink",), meaning="rows that committed batches wrote"),
-        Stat(name="streamsem.bytes.written", kind="counter", tags=("sink",), meaning="bytes of the files with these rows"),
+        Stat(name="streamsem.bytes.written", kind="counter", tags=("sink",), meaning="bytes of the files that committed batches wrote"),
         Stat(name="streamsem.batches.committed", kind="counter", meaning="versions that this process committed"),
         Stat(
             name="streamsem.batches.duration",

@@ -191,12 +191,12 @@ class CommittedLog:
         :raises LogDamagedError: an entry of the log or a dataset's ownership marker is missing or damaged
         """
         now = self.view(version=version)
-        kept = {f.version for f in now.files}
+        visible_versions = {f.version for f in now.files}
         before = self._committed_files(self.view(version=since), sink)
         return Changes(
             version=now.version,
             added=tuple(f for f in self._committed_files(now, sink) if f.version > since),
-            removed=tuple(f for f in before if f.version not in kept),
+            removed=tuple(f for f in before if f.version not in visible_versions),
         )
 
     def _committed_files(self, view: LogView, sink: str | None) -> list[CommittedFile]:

@@ -441,8 +441,8 @@ def _file(sink: Sink, file: DataFile, format: str, version: int) -> int:
     invariants.check_i6(file, version=version, found_bytes=size, found_checksum=checksum)
     rows = sink.count(file.key, format)
     if rows != file.rows:
-        what = "the number of rows in a visible file differs from the recorded number"
-        raise LogDamagedError(what, invariant="I14", key=file.key, rows=rows, recorded=file.rows)
+        summary = "the number of rows in a visible file differs from the recorded number"
+        raise LogDamagedError(summary, invariant="I14", key=file.key, rows=rows, recorded=file.rows)
     return rows
 
 

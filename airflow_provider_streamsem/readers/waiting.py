@@ -50,8 +50,10 @@ def dry_run(pipeline: Pipeline, *, clock: Clock = SYSTEM_CLOCK) -> DryRun:
     log = CommitLog(OverlayStore(open_store(pipeline.log)), clock)
     record, source = log.read_pipeline(), pipeline.source
     head = read_head(pipeline, log)
-    kept = log.of_source(source.immutable_config())
-    planner = source.peek(kept, head.hint) if isinstance(source, Consuming) else source.open(kept, head.hint)
+    source_log = log.of_source(source.immutable_config())
+    planner = (
+        source.peek(source_log, head.hint) if isinstance(source, Consuming) else source.open(source_log, head.hint)
+    )
     return DryRun(log=log, is_new=record is None, head=head, planner=planner)
 
 

@@ -130,12 +130,14 @@ def _spec(pipeline: object, min_rows: int | None, max_wait: timedelta | float | 
     from airflow_provider_streamsem.readers.waiting import limited
 
     accepted = "a Pipeline, or the path of its TOML file"
-    found = pipeline if isinstance(pipeline, Pipeline) else load_pipeline(text("pipeline", pipeline, accepted=accepted))
+    watched = (
+        pipeline if isinstance(pipeline, Pipeline) else load_pipeline(text("pipeline", pipeline, accepted=accepted))
+    )
     max_delay_s = None if max_wait is None else seconds("max_wait", max_wait)
-    if max_delay_s is None and found.limits.max_delay_s is None:
+    if max_delay_s is None and watched.limits.max_delay_s is None:
         max_delay_s = DEFAULT_MAX_WAIT_S
-    found = limited(found, min_rows=min_rows, max_delay_s=max_delay_s)
-    if holds_templates(found):
-        what = "the pipeline of an asset watcher must not contain templates, because no run renders them"
-        raise InvalidError(what, pipeline=found.name)
-    return spec_text(found)
+    watched = limited(watched, min_rows=min_rows, max_delay_s=max_delay_s)
+    if holds_templates(watched):
+        summary = "the pipeline of an asset watcher must not contain templates, because no run renders them"
+        raise InvalidError(summary, pipeline=watched.name)
+    return spec_text(watched)
