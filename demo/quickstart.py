@@ -22,7 +22,7 @@ from rich.table import Table
 
 from airflow_provider_streamsem.cli.output import show
 from airflow_provider_streamsem.commitlog.log import open_commit_log
-from airflow_provider_streamsem.readers.files import CommittedLog, open_log
+from airflow_provider_streamsem.readers.files import CommittedFile, CommittedLog, open_log
 from airflow_provider_streamsem.readers.verify import verify
 from airflow_provider_streamsem.testing.s3 import environment, s3_server
 from demo import arrivals
@@ -251,12 +251,24 @@ def report() -> None:
     show_rows(files[0].path)
     console.print("[bold]verdict[/], against an independent count of the CSV")
     with console.status("reading the CSV and all Parquet files"):
-        verdict = verify(LOG)
-        departed, cancelled, total = arrivals.expected()
-        visible = arrivals.visible([file.path for file in files])
+        comparisons = compare_with_csv(files)
+    table = Table("", "expected", "", "found", "")
+    for expected_name, expected, actual_name, actual in comparisons:
+        verdict = "[green]equal[/]" if expected == actual else "[red]DIFFERENT[/]"
+        table.add_row(expected_name, f"{expected:,}", actual_name, f"{actual:,}", verdict)
+    console.print(table)
+    if any(expected != actual for _, expected, _, actual in comparisons):
+        raise DemoError("the rows of the table differ from those of the CSV")
+
+
+def compare_with_csv(files: list[CommittedFile]) -> list[tuple[str, int, str, int]]:
+    """Return pairs of numbers that must be equal, one from the CSV and one from the log and its files, each with a name."""
+    verdict = verify(LOG)
+    departed, cancelled, total = arrivals.expected()
+    visible = arrivals.visible([file.path for file in files])
     counts = verdict.counts
     duplicated, lost = sum((visible - departed).values()), sum((departed - visible).values())
-    checks = [
+    return [
         ("lines in the CSV and added lines", total + arrivals.MALFORMED, "rows read", counts["read"]),
         ("flights that departed", sum(departed.values()), "rows visible", sum(visible.values())),
         ("cancelled flights", cancelled, "rows filtered by the declared predicate", counts["filtered"]),
@@ -271,18 +283,6 @@ def report() -> None:
         ("lost", 0, "rows of the CSV that are not visible", lost),
         ("faults", 0, f"streamsem verify: {verdict.versions} versions, {verdict.files} files", len(verdict.findings)),
     ]
-    table = Table("", "expected", "", "found", "")
-    for expected_name, expected, actual_name, actual in checks:
-        table.add_row(
-            expected_name,
-            f"{expected:,}",
-            actual_name,
-            f"{actual:,}",
-            "[green]equal[/]" if expected == actual else "[red]DIFFERENT[/]",
-        )
-    console.print(table)
-    if any(expected != actual for _, expected, _, actual in checks):
-        raise DemoError("the rows of the table differ from those of the CSV")
 
 
 def show_rows(path: str) -> None:
