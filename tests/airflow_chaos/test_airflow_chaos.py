@@ -84,16 +84,16 @@ def tasks() -> Iterator[list[psutil.Process]]:
 
 def test_only_two_live_tasks_in_one_open_version_overlap(tmp_path: Path, tasks: list[psutil.Process]) -> None:
     fixture = OverlapCounter(Setting(location=str(tmp_path), topic="t", bootstrap="", master=""))
-    one, two, three = (task.pid for task in tasks)
-    assert fixture.begin(one, 0) == 0
-    assert fixture.begin(one, 1) == 0
-    assert fixture.begin(two, 2) == 0
-    assert fixture.begin(one, 2) == 1
-    assert fixture.overlaps == [Overlap(2, two, one, orphaned=True)]
+    first, second, third = (task.pid for task in tasks)
+    assert fixture.begin(first, 0) == 0
+    assert fixture.begin(first, 1) == 0
+    assert fixture.begin(second, 2) == 0
+    assert fixture.begin(first, 2) == 1
+    assert fixture.overlaps == [Overlap(2, second, first, orphaned=True)]
     fixture.is_committed = True
-    assert fixture.begin(three, 2) == 1
+    assert fixture.begin(third, 2) == 1
     fixture.is_committed = False
     for task in tasks[:2]:
         task.kill()
         task.wait(5)
-    assert fixture.begin(three, 2) == 1
+    assert fixture.begin(third, 2) == 1

@@ -167,14 +167,14 @@ def i19(s: State, _: Configuration) -> str:
     runs: dict[int, tuple[int, bool]] = {}  # run -> target, whether it committed
     for n, version in enumerate(s.log):
         plan = version.plan
-        target, done = runs.get(plan.run, (plan.target, False))
+        target, has_committed = runs.get(plan.run, (plan.target, False))
         if plan.target != target:
             return f"version {n} of a drain has target {plan.target}, the first target of its run is {target}"
         if plan.target != NONE and not plan.start < plan.end <= plan.target:
             return f"version {n} of a drain plans [{plan.start}, {plan.end}), its target is {plan.target}"
-        if plan.target == NONE and done and committed(version):
+        if plan.target == NONE and has_committed and committed(version):
             return f"version {n} is the second commit of its run key"
-        runs[plan.run] = target, done or committed(version)
+        runs[plan.run] = target, has_committed or committed(version)
     return ""
 
 
