@@ -72,9 +72,7 @@ def read_state(
         names = [each.name for each in state.operators]
         raise InvalidError("the version has no such operator", version=at, given=operator, operators=names)
     if state.operators[operator].has_absolute_paths:
-        summary = (
-            "the state of transformWithState cannot be read, because its metadata names files by their absolute paths"
-        )
+        summary = "the state of transformWithState cannot be read, because its metadata has absolute paths of files"
         raise InvalidError(summary, version=at, operator=state.operators[operator].name).advising(
             "read the state of another operator, or emit the state as rows of the transform."
         )
