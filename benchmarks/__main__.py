@@ -326,10 +326,10 @@ def retry_and_import() -> None:
     code = "import time, airflow.sdk; began = time.perf_counter(); import airflow_provider_streamsem{}; print((time.perf_counter() - began) * 1000)"
     imports = [
         min(
-            float(subprocess.check_output([sys.executable, "-c", code.format(what)], text=True).splitlines()[-1])
+            float(subprocess.check_output([sys.executable, "-c", code.format(submodule)], text=True).splitlines()[-1])
             for _ in range(3)
         )
-        for what in ("", ".operators.micro_batch")
+        for submodule in ("", ".operators.micro_batch")
     ]
     show(
         "4. retry and import",

@@ -1,5 +1,5 @@
 """
-The time from the start of a process to the first commit as a function of the size of the state, with log and state on S3: ``make bench ARGS=cold_state``.
+The time from the start of a process to its first commit, by the size of the state on S3: ``make bench ARGS=cold_state``.
 
 For each number of keys, one process writes the state. Then a new process for each round runs one batch of 1,000 records. The peer is the same pipeline
 without state, also in a new process. Both processes report their phases.
@@ -47,10 +47,10 @@ print("PHASES", json.dumps({**phases, "read": result.counts["read"]}))
 def run(source: Path, log: str, subject: str, conf: dict[str, str], run_key: str) -> dict[str, float]:
     """Run one batch in a new process, and return its phases in seconds."""
     command = [sys.executable, "-c", PROGRAM, str(source), log, subject, json.dumps(conf), run_key]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(done.stderr[-3000:])
-    phases: dict[str, float] = json.loads(done.stdout.partition("PHASES ")[2])
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode:
+        raise RuntimeError(process.stderr[-3000:])
+    phases: dict[str, float] = json.loads(process.stdout.partition("PHASES ")[2])
     return phases
 
 
@@ -72,15 +72,15 @@ def measure(home: Path, conf: dict[str, str], keys: int) -> list[str]:
     logs = {subject: f"s3://lake/cold/{keys}/{subject}" for subject in ("state", "none")}
     for subject, log in logs.items():
         assert run(source, log, subject, conf, "first")["read"] == keys
-    found: dict[str, list[dict[str, float]]] = {"state": [], "none": []}
+    phases_by_subject: dict[str, list[dict[str, float]]] = {"state": [], "none": []}
     for number in range(1, ROUNDS + 1):
         write_records(source, number, range(keys // 2, keys // 2 + BATCH))
         for subject, log in logs.items():
             phases = run(source, log, subject, conf, f"run-{number}")
             assert phases.pop("read") == BATCH
-            found[subject].append(phases)
-    totals = {name: statistics.median(sum(p.values()) for p in rounds) for name, rounds in found.items()}
-    work = {name: statistics.median(p["work"] for p in rounds) for name, rounds in found.items()}
+            phases_by_subject[subject].append(phases)
+    totals = {name: statistics.median(sum(p.values()) for p in rounds) for name, rounds in phases_by_subject.items()}
+    work = {name: statistics.median(p["work"] for p in rounds) for name, rounds in phases_by_subject.items()}
     results.record(
         "cold_state", f"{keys:,} keys", {"provider": totals["state"] * 1000, "without state": totals["none"] * 1000}
     )

@@ -21,7 +21,7 @@ from benchmarks import results
 from benchmarks.kafka import show
 
 BATCHES = int(os.environ.get("BATCHES", "10"))
-KNOWN_IDS = [int(n) for n in os.environ.get("REMEMBERED", "10000 1000000 10000000").split()]
+KNOWN_IDS = [int(n) for n in os.environ.get("KNOWN_IDS", "10000 1000000 10000000").split()]
 ROCKS = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 SCHEMA = "id long, amount double"
 
@@ -43,19 +43,19 @@ def make(spark: Any, location: Path, known: int, rows: int) -> None:
 
 
 def run_provider(location: Path, root: Path, *, dedup: bool) -> tuple[list[float], int]:
-    """Return the milliseconds of each batch after the first, and the number of duplicates found."""
+    """Return the milliseconds of each batch after the first, and the number of duplicates that were dropped."""
     pipeline = Pipeline(
         name="bench", log=str(root / "log"), source=FilesSource(path=str(location), format="parquet", schema=SCHEMA), limits=Limits(max_files=1),
         sinks={"out": FilesSink(str(root / "out"))}, dedup=Dedup(keys=["id"], rows=10**9) if dedup else None,
     )  # fmt: skip
-    times_ms, found = [], 0
+    times_ms, duplicates = [], 0
     for n in range(BATCHES + 1):
         began = time.perf_counter()
         result = run_batch(pipeline, run_key=f"run-{n}")
         times_ms.append((time.perf_counter() - began) * 1000)
         assert result.status == "committed"
-        found += result.counts.get("duplicates", 0)
-    return times_ms[1:], found
+        duplicates += result.counts.get("duplicates", 0)
+    return times_ms[1:], duplicates
 
 
 def run_streaming(spark: Any, location: Path, root: Path) -> tuple[list[float], int]:
@@ -91,10 +91,10 @@ def main() -> None:
                 home = Path(directory) / f"{rows}-{known}"
                 home.mkdir()
                 make(spark, home / "in", known, rows)
-                provider_ms, found = run_provider(home / "in", home / "provider", dedup=True)
+                provider_ms, duplicates = run_provider(home / "in", home / "provider", dedup=True)
                 without_ms, _ = run_provider(home / "in", home / "without", dedup=False)
                 streaming_ms, expected = run_streaming(spark, home / "in", home / "streamed")
-                assert found == expected > 0, (found, expected)
+                assert duplicates == expected > 0, (duplicates, expected)
                 size = sum(f.stat().st_size for f in (home / "provider" / "log" / "state").rglob("*.parquet"))
                 medians = [statistics.median(each) for each in (provider_ms, without_ms, streaming_ms)]
                 subjects = ("provider", "provider without dedup", "streaming dropDuplicates")

@@ -39,22 +39,22 @@ def with_random_name(n: int) -> FoundFile:
     return file(n, path=f"{hashlib.md5(b'%d' % n, usedforsecurity=False).hexdigest()}.json")
 
 
-def history(seen: int, of: Callable[[int], FoundFile], *, at_once: int = FLUSH) -> MemoryStore:
+def history(known: int, of: Callable[[int], FoundFile], *, at_once: int = FLUSH) -> MemoryStore:
     """Create a log that has discovered this many files, with ``PER_DISCOVERY`` files per discovery."""
     store = MemoryStore()
     ledger = Ledger(CommitLog(store))
-    for first in range(0, seen, at_once):
-        ledger.add([of(n) for n in range(first, min(first + at_once, seen))])
+    for first in range(0, known, at_once):
+        ledger.add([of(n) for n in range(first, min(first + at_once, known))])
     newest = ledger.newest()
     assert newest is not None
-    newest = dataclasses.replace(newest, i=seen // PER_DISCOVERY - 1)
+    newest = dataclasses.replace(newest, i=known // PER_DISCOVERY - 1)
     store.create(keys.discovered(newest.i), codec.encode(newest).data)
     return store
 
 
-def polls(store: MemoryStore, listings: Listings, seen: int, warm_up: int) -> list[tuple[int, ...]]:
+def polls(store: MemoryStore, listings: Listings, known: int, warm_up: int) -> list[tuple[int, ...]]:
     """Return GET, PUT, bytes read and bytes written of each poll after the warm-up."""
-    hint, found = seen // PER_DISCOVERY - 1, []
+    hint, measured = known // PER_DISCOVERY - 1, []
     for listed in listings:
         counting = CountingStore(store)
         ledger = Ledger(CommitLog(counting), newest_hint=hint)
@@ -63,24 +63,24 @@ def polls(store: MemoryStore, listings: Listings, seen: int, warm_up: int) -> li
         assert newest is not None
         hint = newest.i
         counts = (counting.requests[name] for name in ("list", "read", "create"))
-        found.append((*counts, counting.read_bytes, counting.sent_bytes))
-    return found[warm_up:]
+        measured.append((*counts, counting.read_bytes, counting.sent_bytes))
+    return measured[warm_up:]
 
 
-def all_files_stay(seen: int, count: int, *, without: int = -1) -> Listings:
+def all_files_stay(known: int, count: int, *, without: int = -1) -> Listings:
     """List every file ever discovered and 10 new ones. One file may be missing."""
-    files = [file(n) for n in range(seen) if n != without]
-    for first in range(seen, seen + count * PER_DISCOVERY, PER_DISCOVERY):
+    files = [file(n) for n in range(known) if n != without]
+    for first in range(known, known + count * PER_DISCOVERY, PER_DISCOVERY):
         files += [file(n) for n in range(first, first + PER_DISCOVERY)]
         yield files
 
 
-def moving_window(seen: int, count: int, *, new: int, window: int, late: int = 0) -> Listings:
+def moving_window(known: int, count: int, *, new: int, window: int, late: int = 0) -> Listings:
     """List a window of the newest files, which moves at each poll. Some of the new files have an old name and an old time."""
-    rng = random.Random(seen)
+    rng = random.Random(known)
     extra: list[FoundFile] = []
     for poll in range(1, count + 1):
-        end = seen + poll * new
+        end = known + poll * new
         for n in range(late):
             older = file(rng.randrange(end - window, end))
             extra.append(dataclasses.replace(older, path=older.path + f".late{n}", identity=f"etag:late-{poll}-{n}"))
@@ -88,17 +88,17 @@ def moving_window(seen: int, count: int, *, new: int, window: int, late: int = 0
         yield [file(n) for n in range(end - window, end)] + [late for late in extra if late.path > start]
 
 
-def idle_window(seen: int, count: int) -> Listings:
+def idle_window(known: int, count: int) -> Listings:
     """List a window that moves by a few files at each poll, without new files."""
     for poll in range(1, count + 1):
-        yield [file(n) for n in range(seen - 2_000 + 7 * poll, seen)]
+        yield [file(n) for n in range(known - 2_000 + 7 * poll, known)]
 
 
-def deleted_daily(seen: int, count: int, of: Callable[[int], FoundFile], *, new: int, polls_a_day: int) -> Listings:
+def deleted_daily(known: int, count: int, of: Callable[[int], FoundFile], *, new: int, polls_a_day: int) -> Listings:
     """Delete processed files once a day."""
-    first = seen
+    first = known
     for poll in range(1, count + 1):
-        end = seen + poll * new
+        end = known + poll * new
         if poll % polls_a_day == 0:
             first = end - new
         yield [of(n) for n in range(first, end)]
@@ -119,16 +119,16 @@ def rows() -> Iterator[list[str]]:
     ]  # fmt: skip
     histories: dict[tuple[str, int], MemoryStore] = {}
     for scenario, of, listings, warm_up in scenarios:
-        for seen in SIZES:
-            at_once = FLUSH if of is file else seen
-            stored = histories.setdefault((of.__name__, seen), MemoryStore())
+        for known in SIZES:
+            at_once = FLUSH if of is file else known
+            stored = histories.setdefault((of.__name__, known), MemoryStore())
             if not stored._objects:
-                stored._objects.update(history(seen, of, at_once=at_once)._objects)
-            found = polls(MemoryStore(objects=dict(stored._objects)), listings(seen), seen, warm_up)
-            columns = list(zip(*found, strict=True))
+                stored._objects.update(history(known, of, at_once=at_once)._objects)
+            measured = polls(MemoryStore(objects=dict(stored._objects)), listings(known), known, warm_up)
+            columns = list(zip(*measured, strict=True))
             per_poll = [f"{statistics.mean(column):.2f} / {max(column)}" for column in columns[1:3]]
             kilobytes = [f"{statistics.mean(column) / 1e3:.0f} / {max(column) / 1e3:.0f}" for column in columns[3:]]
-            yield [scenario, f"{seen:,}", f"{seen // PER_DISCOVERY:,}", str(len(found)), *per_poll, *kilobytes]
+            yield [scenario, f"{known:,}", f"{known // PER_DISCOVERY:,}", str(len(measured)), *per_poll, *kilobytes]
 
 
 COLUMNS = ["poll", "files discovered", "discoveries", "polls", "GET", "PUT", "KB read", "KB written"]

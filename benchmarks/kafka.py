@@ -36,7 +36,7 @@ from tests.integration.parts.spark import peers_conf, session_conf
 BATCHES = int(os.environ.get("BATCHES", "20"))
 ROUNDS = int(os.environ.get("ROUNDS", "3"))
 FETCH = {"kafka.max.partition.fetch.bytes": os.environ["FETCH_BYTES"]} if "FETCH_BYTES" in os.environ else {}
-"""the fetch size of the peers: Spark's default, or the value of ``FETCH_BYTES``"""
+"""The fetch size of the peers: Spark's default, or the value of ``FETCH_BYTES``."""
 PARTITIONS = 2
 COLUMNS = ["", "per batch (median)", "provider / this (median of rounds)"]
 
@@ -147,7 +147,7 @@ TITLES = {
     "(a) bare read and write": "bare read and write",
     "(b) streaming, file sink": "streaming, file sink",
 }
-"""The subjects of the plots, by their names in the tables"""
+"""Name in the tables → name in the plots, for the subjects of the plots."""
 
 
 def produce(bootstrap: str, topic: str, rows: int) -> None:

@@ -69,14 +69,7 @@ def seconds_of(call: Callable[[], object]) -> float:
 
 def measure(server: Postgres, location: Path) -> None:
     """Fill the table in turns, and print the medians and their ratios."""
-    connection_fields = {
-        "conn_type": "postgres",
-        "host": "127.0.0.1",
-        "port": server.port,
-        "login": "postgres",
-        "schema": "postgres",
-    }
-    os.environ["AIRFLOW_CONN_BENCH"] = json.dumps(connection_fields)
+    use_connection(server)
     schema, data = schema_of(**KINDS), rows_of(0, ROWS)
     prepared = location / "rows.csv"
     pyarrow.csv.write_csv(data, prepared, pyarrow.csv.WriteOptions(include_header=False))
@@ -117,21 +110,37 @@ def measure(server: Postgres, location: Path) -> None:
     small = [staged(sink, rows_of(n, 100), 1_000 + n, schema=schema) for n in range(20)]
     small_publishes = [seconds_of(lambda batch=batch: sink.publish(batch, None)) for batch in small]  # type: ignore[misc]
     checks = [seconds_of(lambda: sink.resolve_schema(schema)) for _ in range(10)]
-    title = f"{ROWS:,} rows, {prepared.stat().st_size / 1e6:.0f} MB of CSV, median of {ROUNDS} rounds"
-    table = Table("", "seconds", "rows/s", "ratio", title=title)
-    copy_s = statistics.median(copies)
-    ratio = statistics.median(mine / other for mine, other in zip(publishes, copies, strict=True))
-    table.add_row("bare COPY of a prepared file", f"{copy_s:.2f}", f"{ROWS / copy_s:,.0f}", "1")
-    publish_s = statistics.median(publishes)
-    table.add_row("publish, append", f"{publish_s:.2f}", f"{ROWS / publish_s:,.0f}", f"{ratio:.2f}")
-    without_marker_s = statistics.median(without_marker)
-    throughput = statistics.median(other / mine for mine, other in zip(publishes, without_marker, strict=True))
-    table.add_row("the same without the marker", f"{without_marker_s:.2f}", f"{ROWS / without_marker_s:,.0f}", "")
-    throughput_text = f"exactly-once has {throughput:.2f} × the throughput of the same sink without the marker"
-    Console().print(table)
+    show(prepared.stat().st_size, copies, publishes, without_marker)
     small_ms, check_ms = statistics.median(small_publishes) * 1000, statistics.median(checks) * 1000
-    Console().print(throughput_text)
     Console().print(f"publish of 100 rows: {small_ms:.0f} ms; check of the columns: {check_ms:.0f} ms")
+
+
+def use_connection(server: Postgres) -> None:
+    """Set the Airflow connection ``bench`` to the server."""
+    connection_fields = {
+        "conn_type": "postgres",
+        "host": "127.0.0.1",
+        "port": server.port,
+        "login": "postgres",
+        "schema": "postgres",
+    }
+    os.environ["AIRFLOW_CONN_BENCH"] = json.dumps(connection_fields)
+
+
+def show(csv_bytes: int, copies: list[float], publishes: list[float], without_marker: list[float]) -> None:
+    """Print the medians of the rounds in seconds, and their ratios."""
+    title = f"{ROWS:,} rows, {csv_bytes / 1e6:.0f} MB of CSV, median of {ROUNDS} rounds"
+    table = Table("", "seconds", "rows/s", "ratio", title=title)
+    copy_s, publish_s, without_marker_s = map(statistics.median, (copies, publishes, without_marker))
+    ratio = statistics.median(publish / copy for publish, copy in zip(publishes, copies, strict=True))
+    table.add_row("bare COPY of a prepared file", f"{copy_s:.2f}", f"{ROWS / copy_s:,.0f}", "1")
+    table.add_row("publish, append", f"{publish_s:.2f}", f"{ROWS / publish_s:,.0f}", f"{ratio:.2f}")
+    table.add_row("the same without the marker", f"{without_marker_s:.2f}", f"{ROWS / without_marker_s:,.0f}", "")
+    Console().print(table)
+    throughput = statistics.median(
+        without / publish for publish, without in zip(publishes, without_marker, strict=True)
+    )
+    Console().print(f"exactly-once has {throughput:.2f} × the throughput of the same sink without the marker")
 
 
 def main() -> None:

@@ -63,25 +63,28 @@ def measure(home: Path, master: str, title: str) -> None:
     row = {"name": "ann", "amount": "1.50", "at": "2026-01-02T03:04:05Z"}
     lines = [json.dumps({**row, "id": n, **({} if n else {"amount": "0.00"})}) for n in range(1_000)]
     (source / "a.json").write_text("\n".join(lines))
-    seen: dict[str, list[dict[str, float]]] = {"bare": [], "provider": []}
+    phases_by_subject: dict[str, list[dict[str, float]]] = {"bare": [], "provider": []}
     for number in range(ROUNDS + 1):
         for name, code in (("bare", BARE), ("provider", PROVIDER)):
             target = home / f"{title}-{name}-{number}"
-            done = subprocess.run(
+            process = subprocess.run(
                 [sys.executable, "-c", code, master, str(source), str(target)],
                 capture_output=True,
                 text=True,
                 check=False,
             )
-            if done.returncode:
-                raise RuntimeError(done.stderr[-3000:])
+            if process.returncode:
+                raise RuntimeError(process.stderr[-3000:])
             if number:  # the first round fills the disk caches
-                seen[name].append(json.loads(done.stdout.partition("PHASES ")[2]))
+                phases_by_subject[name].append(json.loads(process.stdout.partition("PHASES ")[2]))
     medians = {
-        name: {phase: statistics.median(found[phase] for found in rounds) for phase in rounds[0]}
-        for name, rounds in seen.items()
+        name: {phase: statistics.median(measured[phase] for measured in rounds) for phase in rounds[0]}
+        for name, rounds in phases_by_subject.items()
     }
-    sums = {name: statistics.median(sum(found.values()) for found in rounds) for name, rounds in seen.items()}
+    sums = {
+        name: statistics.median(sum(measured.values()) for measured in rounds)
+        for name, rounds in phases_by_subject.items()
+    }
     for name, phases in medians.items():
         phases_text = ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in phases.items())
         print(f"{title}: {name}: {sums[name]:.2f} s: {phases_text}")

@@ -10,8 +10,8 @@ The DAG requires the directory ``arrivals``. This command creates it with two fi
       '{"page": "home", "user": "ann", "at": "2026-01-01T12:01:00Z"}' '{"page": "home", "user": "bob", "at": "2026-01-01T12:59:00Z"}' && \
       printf '%s\n' '{"page": "home", "user": "ann", "at": "2026-01-01T13:30:00Z"}' > 2.json
 
-The first run reads both files and writes no rows. The second run, ten minutes later, is a no-data batch: it writes the count of the hour from 12:00, because
-the view of 13:30 moved the watermark to 13:20, after the end of that hour.
+The first run reads both files and writes no rows. The view of 13:30 moves the watermark to 13:20. The second run, ten minutes later, is a no-data batch. It
+writes the count of the hour from 12:00, because the watermark is after the end of that hour.
 
 The environment variable STREAMSEM_COUNTS_HOME replaces the directory ``/tmp/streamsem-counts``.
 """
@@ -64,7 +64,7 @@ COUNTS = Pipeline(
     tags=["streamsem"],
 )
 def streamsem_counts() -> None:
-    """Read the new files, and write the counts of hours that were closed."""
+    """Read the new files, and write the counts of the hours that the watermark has passed."""
     MicroBatchOperator(
         task_id="count",
         pipeline=COUNTS,

@@ -2,8 +2,8 @@
 Pushes page views as increments of counters to an HTTP endpoint. Increments may be lost, but none may be sent twice.
 
 The endpoint adds each increment and does not support idempotency keys. An increment that is sent twice counts twice, and cannot be undone. A counter that lacks
-a few views after a crash is acceptable, but a counter that is too high causes an alarm. So the delivery is ``at_most_once``: after a crash or a timeout, the
-affected increments are not sent again, and the receipts of the version record how many are *unknown*. For payments, this is not acceptable; see
+a few views after a crash is acceptable, but a counter that is too high causes an alarm. So the delivery is ``at_most_once``. After a crash or a timeout, the
+affected increments are not sent again. The receipts of the version record how many are *unknown*. For payments, this is not acceptable; see
 ``streamsem_payments``.
 
 The DAG requires the folder ``arrivals`` and an endpoint that accepts POST. This command creates the folder with one file, and starts an endpoint that prints

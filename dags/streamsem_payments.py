@@ -90,9 +90,9 @@ def streamsem_payments_replay() -> None:
     @task
     def committed(params: dict[str, Any] | None = None) -> list[int]:
         assert params is not None
-        wanted = range(params["first"], params["last"] + 1)
-        found = open_log(PAYMENTS.log).versions(newest_first=False)
-        return [v.version for v in found if v.version in wanted and v.outcome is not None and v.outcome.committed]
+        numbers = range(params["first"], params["last"] + 1)
+        versions = open_log(PAYMENTS.log).versions(newest_first=False)
+        return [v.version for v in versions if v.version in numbers and v.outcome is not None and v.outcome.committed]
 
     ReprocessOperator.partial(
         task_id="reprocess",

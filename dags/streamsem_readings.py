@@ -10,7 +10,7 @@ The DAG requires the folder ``arrivals``. This command creates it with two files
       '{"sensor": "hall", "at": "2026-01-01T12:01:00Z", "celsius": 19.5}' '{"sensor": "hall", "at": "2026-01-01T12:03:00Z", "celsius": 20.5}' && \
       printf '%s\n' '{"sensor": "hall", "at": "2026-01-01T12:30:00Z", "celsius": 21.0}' > 2.json
 
-The first run reads both files and writes no rows. The second run, five minutes later, is a no-data batch: it writes the average of the first window, because
+The first run reads both files and writes no rows. The second run, five minutes later, is a no-data batch. It writes the average of the first window, because
 the reading of 12:30 has moved the watermark past its end.
 
 The environment variable STREAMSEM_READINGS_HOME replaces the folder ``/tmp/streamsem-readings``.

@@ -2,7 +2,7 @@ r"""
 Matches the orders of a shop with their payments. An order without a payment within 30 minutes is written as unpaid.
 
 Orders and payments arrive as JSON files in two directories, out of order and with delays. The state keeps an order until its payment arrives or the 30 minutes
-have passed in event time, so the two may be in different batches. Each order is written exactly once: as paid or as unpaid.
+have passed in event time. So the two may be in different batches. Each order is written exactly once: as paid or as unpaid.
 
 The DAG requires the directories ``orders`` and ``payments``. This command creates them with three orders and two payments:
 

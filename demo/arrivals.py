@@ -88,12 +88,12 @@ def visible(files: list[str]) -> Counter[Identity]:
     """Return the flights in Parquet files as a multiset. pyarrow reads the files, so that the comparison does not depend on Spark."""
     import pyarrow.parquet
 
-    found: Counter[Identity] = Counter()
+    flights: Counter[Identity] = Counter()
     names = ["day", "scheduled_hour", "flight", "origin", "destination", "scheduled_departure"]
     for file in files:
         columns = pyarrow.parquet.ParquetFile(file).read(columns=names).to_pydict()
         for day, hour, flight, origin, destination, departure in zip(*(columns[name] for name in names), strict=True):
-            found[
+            flights[
                 day.isoformat(), hour.strftime("%Y-%m-%dT%H:%M:%SZ"), flight, origin, destination, str(departure)
             ] += 1
-    return found
+    return flights

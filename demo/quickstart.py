@@ -22,7 +22,7 @@ from rich.table import Table
 
 from airflow_provider_streamsem.cli.output import show
 from airflow_provider_streamsem.commitlog.log import open_commit_log
-from airflow_provider_streamsem.readers.files import CommittedLog, open_log
+from airflow_provider_streamsem.readers.files import CommittedFile, CommittedLog, open_log
 from airflow_provider_streamsem.readers.verify import verify
 from airflow_provider_streamsem.testing.s3 import environment, s3_server
 from demo import arrivals
@@ -77,12 +77,12 @@ def start(run_id: str, *arguments: str) -> subprocess.Popen[bytes]:
         )
 
 
-def opened() -> CommittedLog | None:
+def open_existing_log() -> CommittedLog | None:
     """Return the commit log; ``None`` while it does not exist."""
     return open_log(open_commit_log(LOG)) if open_commit_log(LOG).read_pipeline() is not None else None
 
 
-def writing(version: int) -> bool:
+def is_writing(version: int) -> bool:
     """Return whether Spark is writing files of a version now."""
     return any((HOME / "flights" / "data" / str(version)).glob("*/_temporary/0/_temporary/*"))
 
@@ -108,15 +108,15 @@ def follow(
     :param on_version: called with a version while Spark writes its files, until it returns true
     """
     while process.poll() is None:
-        log = opened()
+        log = open_existing_log()
         head = -1 if log is None else log.head
         progress.update(task, completed=head + 1)  # type: ignore[arg-type]
         deadline = time.monotonic() + 0.5
         while time.monotonic() < deadline and process.poll() is None:
-            if on_version is not None and any(writing(v) and on_version(v) for v in (head + 1, head + 2)):
+            if on_version is not None and any(is_writing(v) and on_version(v) for v in (head + 1, head + 2)):
                 on_version = None
             time.sleep(0.005)
-    log = opened()
+    log = open_existing_log()
     progress.update(task, completed=0 if log is None else log.head + 1)  # type: ignore[arg-type]
     return process.returncode
 
@@ -134,13 +134,13 @@ def succeed(
 
     :raises DemoError: the DAG run failed
     """
-    began = time.monotonic()
+    started = time.monotonic()
     code = follow(process or start(run_id, *arguments), progress, task, on_version)
     if code != 0:
         raise DemoError(
             f"the process of DAG run {run_id} ended with exit code {code}; see {HOME / 'logs' / f'{run_id}.log'}"
         )
-    return time.monotonic() - began
+    return time.monotonic() - started
 
 
 def kill_from(version: int, victim: Callable[[], int], on_kill: Callable[[int], None]) -> Callable[[int], bool]:
@@ -163,7 +163,7 @@ def kill_from(version: int, victim: Callable[[], int], on_kill: Callable[[int], 
 
 
 killed: list[int] = []
-"""the versions that Spark was writing when a process was killed"""
+"""The versions that Spark was writing when a process was killed."""
 
 
 def play() -> None:
@@ -238,7 +238,7 @@ def report() -> None:
     from airflow_provider_streamsem.cli import commands
     from airflow_provider_streamsem.cli.arguments import parser
 
-    log = opened()
+    log = open_existing_log()
     assert log is not None
     # The table of `streamsem log` counts attempts that were killed before they wrote a manifest only if a pipeline file names the dataset.
     (HOME / "flights.toml").write_text(PIPELINE)
@@ -251,38 +251,38 @@ def report() -> None:
     show_rows(files[0].path)
     console.print("[bold]verdict[/], against an independent count of the CSV")
     with console.status("reading the CSV and all Parquet files"):
-        verdict = verify(LOG)
-        departed, cancelled, total = arrivals.expected()
-        found = arrivals.visible([file.path for file in files])
+        comparisons = compare_with_csv(files)
+    table = Table("", "expected", "", "found", "")
+    for expected_name, expected, actual_name, actual in comparisons:
+        verdict = "[green]equal[/]" if expected == actual else "[red]DIFFERENT[/]"
+        table.add_row(expected_name, f"{expected:,}", actual_name, f"{actual:,}", verdict)
+    console.print(table)
+    if any(expected != actual for _, expected, _, actual in comparisons):
+        raise DemoError("the rows of the table differ from those of the CSV")
+
+
+def compare_with_csv(files: list[CommittedFile]) -> list[tuple[str, int, str, int]]:
+    """Return pairs of numbers that must be equal, one from the CSV and one from the log and its files, each with a name."""
+    verdict = verify(LOG)
+    departed, cancelled, total = arrivals.expected()
+    visible = arrivals.visible([file.path for file in files])
     counts = verdict.counts
-    duplicated, lost = sum((found - departed).values()), sum((departed - found).values())
-    checks = [
+    duplicated, lost = sum((visible - departed).values()), sum((departed - visible).values())
+    return [
         ("lines in the CSV and added lines", total + arrivals.MALFORMED, "rows read", counts["read"]),
-        ("flights that departed", sum(departed.values()), "rows visible", sum(found.values())),
+        ("flights that departed", sum(departed.values()), "rows visible", sum(visible.values())),
         ("cancelled flights", cancelled, "rows filtered by the declared predicate", counts["filtered"]),
         ("malformed lines", arrivals.MALFORMED, "rows in quarantine", counts["quarantined"]),
         (
             "rows read",
             counts["read"],
             "visible + filtered + quarantined",
-            sum(found.values()) + counts["filtered"] + counts["quarantined"],
+            sum(visible.values()) + counts["filtered"] + counts["quarantined"],
         ),
         ("duplicates", 0, "visible rows in excess of the CSV", duplicated),
         ("lost", 0, "rows of the CSV that are not visible", lost),
         ("faults", 0, f"streamsem verify: {verdict.versions} versions, {verdict.files} files", len(verdict.findings)),
     ]
-    table = Table("", "expected", "", "found", "")
-    for expected_name, expected, found_name, seen in checks:
-        table.add_row(
-            expected_name,
-            f"{expected:,}",
-            found_name,
-            f"{seen:,}",
-            "[green]equal[/]" if expected == seen else "[red]DIFFERENT[/]",
-        )
-    console.print(table)
-    if any(expected != seen for _, expected, _, seen in checks):
-        raise DemoError("the rows of the table differ from those of the CSV")
 
 
 def show_rows(path: str) -> None:
@@ -298,7 +298,7 @@ def show_rows(path: str) -> None:
 
 def main() -> int:
     """Delete the files of an earlier demo, run the demo, and print the locations of its files. Return the exit code."""
-    began = time.monotonic()
+    started = time.monotonic()
     shutil.rmtree(HOME, ignore_errors=True)
     for name in ("airflow", "logs"):
         (HOME / name).mkdir(parents=True)
@@ -313,7 +313,7 @@ def main() -> int:
     console.print(f"table    {HOME / 'flights'}  (only the files that the log names are visible)")
     console.print(f"log      {HOME / 'log'}  (a copy of {LOG}, whose S3 server has ended)")
     console.print(f"try      .venv/bin/streamsem show {HOME / 'log'} {killed[0]}")
-    console.print(f"the demo took {time.monotonic() - began:.0f} s")
+    console.print(f"the demo took {time.monotonic() - started:.0f} s")
     return 0
 
 

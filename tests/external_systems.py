@@ -85,10 +85,10 @@ class TableSink(StagedSink):
         with closing(self._connected()) as db, db:
             db.execute("BEGIN IMMEDIATE")
             app = f"{batch.pipeline_uuid}/{batch.sink}"
-            found = _marker(db, app)
-            is_settled = found is not None and (found.version > batch.version or batch.is_settled(found))
+            marker = _marker(db, app)
+            is_settled = marker is not None and (marker.version > batch.version or batch.is_settled(marker))
             if not is_settled and state == "applied":
-                batch.check_marker(found, "the table has no marker", table=self.database)
+                batch.check_marker(marker, "the table has no marker", table=self.database)
             if not is_settled:
                 db.execute("INSERT OR REPLACE INTO markers VALUES (?, ?, ?, ?)", (app, batch.version, state, batch.outcome))  # fmt: skip
             if not is_settled and state == "applied":
@@ -98,12 +98,12 @@ class TableSink(StagedSink):
                         "INSERT INTO rows VALUES (?, ?, ?)",
                         [(batch.sink, n, batch.root) for n in records["id"].to_pylist()],
                     )
-            found = _marker(db, app)
-        assert found is not None
+            marker = _marker(db, app)
+        assert marker is not None
         type(self).step(f"after publish {batch.sink}")
-        if found.version > batch.version:
+        if marker.version > batch.version:
             return None
-        is_applied = found.state == "applied"
+        is_applied = marker.state == "applied"
         return Receipt(result="applied" if is_applied else "skipped", rows=batch.committable.rows if is_applied else 0)
 
     def _connected(self) -> sqlite3.Connection:
@@ -146,8 +146,8 @@ class PublishingFixture(PipelineFixture):
         with closing(sqlite3.connect(self.database)) as db:
             return Counter(n for (n,) in db.execute("SELECT id FROM rows WHERE sink = ?", (sink,)))
 
-    def check(self, seen: Callable[[], Counter[int]] | None = None) -> None:
-        super().check(seen)
+    def check(self, visible_ids: Callable[[], Counter[int]] | None = None) -> None:
+        super().check(visible_ids)
         for sink in ("audit", "table"):
             assert self.rows(sink) - self.expected == Counter(), f"duplicated in {sink}"
             assert self.expected - self.rows(sink) == Counter(), f"lost in {sink}"

@@ -140,16 +140,16 @@ class PipelineFixture:
             if v.outcome is not None and v.outcome.committed
             and not any(
                 r.versions[0] <= v.version < r.versions[1]
-                and (r.run_key == v.plan.run_key or v.version in [one.version for one in r.completed])
+                and (r.run_key == v.plan.run_key or v.version in [other.version for other in r.completed])
                 for r in self.returned
             )
         ]  # fmt: skip
 
-    def check(self, seen: Callable[[], Counter[int]] | None = None) -> None:
+    def check(self, visible_ids: Callable[[], Counter[int]] | None = None) -> None:
         """Check that the log is clean and that every id that arrived is visible exactly once."""
         verdict = self.verdict()
         assert verdict.findings == []
-        visible = (seen or self.visible)()
+        visible = (visible_ids or self.visible)()
         assert visible - self.expected == Counter(), "duplicated"
         assert self.expected - visible == Counter(), "lost"
 

@@ -5,4 +5,4 @@ from __future__ import annotations
 import os
 
 ROUNDS = int(os.environ.get("STREAMSEM_ROUNDS", "16"))
-"""an even number, 14 or more"""
+"""An even number, 14 or more."""

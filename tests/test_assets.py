@@ -96,5 +96,5 @@ def test_assets_module_imports_no_heavy_package() -> None:
         heavy = {"airflow", "pyspark", "boto3", "botocore", "pyarrow", "rich", "confluent_kafka"}
         print(sorted(heavy & set(sys.modules)))
     """)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout == "[]\n"

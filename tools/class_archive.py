@@ -45,10 +45,12 @@ def write(path: Path, classpath: str = "") -> None:
     environment = {"JAVA_TOOL_OPTIONS": f"{SHORT_LIVED} -Xlog:disable", "SPARK_LOCAL_IP": "127.0.0.1"}
     with tempfile.TemporaryDirectory() as location:
         command = [sys.executable, "-c", code, location, str(partial), classpath]
-        done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
-    if done.returncode:
-        print(done.stdout[-5000:], done.stderr[-5000:])
-    done.check_returncode()
+        process = subprocess.run(
+            command, env={**os.environ, **environment}, capture_output=True, text=True, check=False
+        )
+    if process.returncode:
+        print(process.stdout[-5000:], process.stderr[-5000:])
+    process.check_returncode()
     partial.touch()
     partial.replace(path)
 

@@ -95,7 +95,7 @@ TABLES: dict[str, list[Row]] = {
             "pipeline/test_pipeline.py::test_error_for_an_invalid_pipeline_file_names_the_cause",
         ),
         Row(
-            "the guarantee is less than `require` asks",
+            "the guarantee is weaker than `require`",
             InvalidError,
             "run `streamsem explain`, then change the pipeline or `require`",
             "operators/test_airflow.py::test_pipeline_file_below_its_required_guarantee_is_refused_when_the_dag_is_parsed",
@@ -121,7 +121,7 @@ TABLES: dict[str, list[Row]] = {
         Row(
             "two pipelines write to one dataset",
             DatasetOwnedError,
-            "give each a dataset of its own. If the log was moved: `streamsem move-log`",
+            "give each pipeline a separate dataset. If the log was moved: `streamsem move-log`",
             "pipeline/test_opening.py::test_two_logs_over_one_dataset_are_refused",
         ),
         Row(
@@ -151,13 +151,13 @@ TABLES: dict[str, list[Row]] = {
             "spark/test_causes.py::test_transform_with_an_unknown_column_is_reported_with_its_name",
         ),
         Row(
-            "a transform raises",
+            "a transform raises an error",
             StageError,
             "read the traceback; if a retry does not help, correct the transform",
             "spark/test_spark.py::test_transform_that_raises_fails_the_stage_and_its_message_is_not_quoted",
         ),
         Row(
-            "a transform returns no DataFrame, or those of other sinks",
+            "a transform returns no DataFrame, or DataFrames for other sinks",
             DataError,
             "return a DataFrame, or a dict of sink name and DataFrame",
             "spark/test_spark.py::test_transform_with_an_invalid_return_value_is_reported",
@@ -171,7 +171,7 @@ TABLES: dict[str, list[Row]] = {
     ],
     "Source": [
         Row(
-            "brokers do not answer",
+            "brokers do not respond",
             UnavailableError,
             "check the addresses in the message, and the network",
             "connectors/kafka/test_source.py::test_unreachable_brokers_are_reported_by_address",
@@ -245,7 +245,7 @@ TABLES: dict[str, list[Row]] = {
             "stores/test_s3.py::test_error_for_missing_credentials_names_the_variables_and_the_connection",
         ),
         Row(
-            "the S3 endpoint does not answer",
+            "the S3 endpoint does not respond",
             UnavailableError,
             "check the endpoint in the message, and the network",
             "stores/test_s3.py::test_error_names_an_endpoint_that_does_not_respond",
@@ -253,13 +253,13 @@ TABLES: dict[str, list[Row]] = {
         Row(
             "the log cannot be written: no permission, disk full",
             StoreRefusedError,
-            "give the right to write, or free space",
+            "grant permission to write, or free space",
             "pipeline/test_store_failures.py::test_run_continues_without_loss_after_the_log_was_not_writable",
         ),
         Row(
             "Spark cannot write below the path of a sink",
             StoreRefusedError,
-            "give Spark's user the right to write there",
+            "grant Spark's user permission to write there",
             "spark/test_causes.py::test_location_that_spark_cannot_write_to_is_reported_and_not_retried",
         ),
     ],

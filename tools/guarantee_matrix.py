@@ -236,12 +236,16 @@ discarded (Spark 4.1 and newer; [ADR 0015](../adr/0015-nondeterministic-shuffles
 
 def label(source: Any, sink: Any, **between: Any) -> str:
     """Return the computed label of a pipeline, as users read it."""
-    found = guarantee(Pipeline(name="p", log="/log", source=source, sinks={"out": sink}, **between))
-    return str(found).split("\n")[0]
+    computed = guarantee(Pipeline(name="p", log="/log", source=source, sinks={"out": sink}, **between))
+    return str(computed).split("\n")[0]
 
 
 def labels(sink: Any) -> dict[str, dict[str, str]]:
-    """Return source → column → label of a pipeline from the source into the sink. The columns are those of :data:`BETWEEN`, and ``""`` for nothing between."""
+    """
+    Return source → column → label of a pipeline from the source into the sink.
+
+    The columns are those of :data:`BETWEEN`, and ``""`` for a pipeline without them.
+    """
     columns: Mapping[str, Mapping[str, Any]] = {"": {}, **BETWEEN}
     return {
         name: {column: label(source, sink, **between) for column, between in columns.items()}
@@ -251,15 +255,15 @@ def labels(sink: Any) -> dict[str, dict[str, str]]:
 
 def groups_of_sinks() -> dict[str, dict[str, dict[str, str]]]:
     """Return names of sinks → their labels. Sinks that have the same labels with every source are one group."""
-    found: list[tuple[list[str], dict[str, dict[str, str]]]] = []
+    groups: list[tuple[list[str], dict[str, dict[str, str]]]] = []
     for name, sink in SINKS.items():
         computed = labels(sink)
-        same = next((names for names, others in found if others == computed), None)
+        same = next((names for names, others in groups if others == computed), None)
         if same is None:
-            found.append(([name], computed))
+            groups.append(([name], computed))
         else:
             same.append(name)
-    return {"; ".join(names): computed for names, computed in found}
+    return {"; ".join(names): computed for names, computed in groups}
 
 
 def by_source(columns: Mapping[str, Callable[[str], str]]) -> list[str]:
@@ -269,7 +273,7 @@ def by_source(columns: Mapping[str, Callable[[str], str]]) -> list[str]:
 
 
 REFUSED_TEXT = (
-    "A label holds for every table, file and value that is accepted. What would break it is refused by name before the commit, "
+    "A label holds for every table, file and value that is accepted. Data that would break it is refused by name before the commit, "
     "or the record is quarantined."
 )
 
@@ -331,14 +335,14 @@ REFUSED = [
         "../reference/security.md",
     ),
 ]
-"""where, what is refused, and the page that describes it"""
+"""The kind of data, the forms of it that are refused, and the page that describes them."""
 
 
 _LETTERS = "ABCDEFGH"
 
 
-def _cell(found: Mapping[str, Mapping[str, str]], column: str, source: str) -> str:
-    return found[source][column]
+def _cell(labels_of_group: Mapping[str, Mapping[str, str]], column: str, source: str) -> str:
+    return labels_of_group[source][column]
 
 
 def page() -> str:
@@ -347,11 +351,11 @@ def page() -> str:
     lines = [HEAD, "## Source by sink", "", "Sinks of one group have the same labels with every source:", ""]
     for number, names in enumerate(groups):
         lines += [f"- **{_LETTERS[number]}**: {names}"]
-    lines += ["", *by_source({_LETTERS[n]: partial(_cell, found, "") for n, found in enumerate(groups.values())})]
+    lines += ["", *by_source({_LETTERS[n]: partial(_cell, computed, "") for n, computed in enumerate(groups.values())})]
     lines += ["", "## With a predicate, a transform or deduplication", ""]
-    for number, found in enumerate(groups.values()):
+    for number, computed in enumerate(groups.values()):
         lines += [f"Into sinks of group **{_LETTERS[number]}**:", ""]
-        lines += [*by_source({column: partial(_cell, found, column) for column in BETWEEN}), ""]
+        lines += [*by_source({column: partial(_cell, computed, column) for column in BETWEEN}), ""]
     lines += ["## Why", ""]
     kinds: tuple[tuple[str, Mapping[str, Any]], ...] = (("source", SOURCES), ("sink", SINKS))
     for kind, parts in kinds:
@@ -365,7 +369,7 @@ def page() -> str:
     ]
     lines += [*operations.table(), ""]
     lines += ["## What is refused", "", REFUSED_TEXT, "", "| where | refused | described in |", "|---|---|---|"]
-    lines += [f"| {where} | {what} | [{location}]({location}) |" for where, what, location in REFUSED]
+    lines += [f"| {where} | {refused} | [{location}]({location}) |" for where, refused, location in REFUSED]
     lines += [""]
     lines += ["## Tests", "", "Each test fails if the pipeline does not keep its label.", ""]
     named = [(f"source {name}", proofs) for name, proofs in SOURCE_PROOFS.items()]

@@ -33,8 +33,8 @@ def version_of(java: Path) -> int | None:
         output = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=True).stderr
     except (OSError, subprocess.SubprocessError):
         return None
-    found = re.search(r'version "(\d+)', output)
-    return int(found[1]) if found else None
+    match = re.search(r'version "(\d+)', output)
+    return int(match[1]) if match else None
 
 
 def machine_java() -> Path | None:

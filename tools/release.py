@@ -1,7 +1,7 @@
 """
 Builds the distributions of a release and checks them (``make release``). Uploads nothing, and creates no tag.
 
-The checks: twine accepts the metadata, the wheel has the pages, the DAGs and the entry points and nothing else, and the wheel works in an empty environment.
+twine must accept the metadata. The wheel must contain the package, the pages and the example DAGs, and no other files. It must work in an empty environment.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ def run(*command: str | Path, **environment: str) -> None:
 
 def wrong_contents(names: set[str]) -> list[str]:
     """
-    Return what is wrong with the files of a wheel.
+    Return the files that a wheel lacks, and the files that it must not contain, as lines of text.
 
     :param names: paths in the wheel
     """
     shared = next((name.partition("/docs/")[0] for name in names if name.endswith("/docs/index.md")), "share")
-    wanted = {f"{PACKAGE}py.typed", *(path.relative_to(ROOT).as_posix() for path in (ROOT / PACKAGE).rglob("*.py"))}
-    for kept in [*(ROOT / "docs").rglob("*.md"), *(ROOT / "dags").glob("*.py")]:
-        wanted.add(f"{shared}/{kept.relative_to(ROOT).as_posix()}")
+    required = {f"{PACKAGE}py.typed", *(path.relative_to(ROOT).as_posix() for path in (ROOT / PACKAGE).rglob("*.py"))}
+    for data_file in [*(ROOT / "docs").rglob("*.md"), *(ROOT / "dags").glob("*.py")]:
+        required.add(f"{shared}/{data_file.relative_to(ROOT).as_posix()}")
     allowed = (PACKAGE, f"{shared}/")
     foreign = [name for name in names if not name.startswith(allowed) and ".dist-info/" not in name]
-    return [f"missing: {name}" for name in sorted(wanted - names)] + [f"foreign: {name}" for name in sorted(foreign)]
+    return [f"missing: {name}" for name in sorted(required - names)] + [f"foreign: {name}" for name in sorted(foreign)]
 
 
 def main() -> None:
@@ -57,8 +57,8 @@ def main() -> None:
     run(BIN / "uv", "tool", "run", "twine", "check", "--strict", *DIST.iterdir())
     (wheel,) = DIST.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        if wrong := wrong_contents({*archive.namelist()}):
-            sys.exit("\n".join(wrong))
+        if faults := wrong_contents({*archive.namelist()}):
+            sys.exit("\n".join(faults))
     empty = ROOT / "build" / "empty"
     run(BIN / "uv", "venv", "--quiet", "--python", sys.executable, empty)
     pins = ["--constraint", ROOT / "constraints.txt"]

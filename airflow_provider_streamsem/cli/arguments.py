@@ -46,7 +46,7 @@ class Command:
     builds: str = ""
     """
     The objects of a pipeline that the command creates; ``""`` for none. A command that creates any requires the pipeline file. It must not use the spec in a
-    log instead, because a writer of the log could then choose which code runs, and with which credentials.
+    log instead. A writer of the log could then choose which code runs, and with which credentials.
     """
 
 
@@ -105,7 +105,7 @@ COMMANDS = (
             _argument(
                 "--source",
                 choices=["rate"],
-                help="in place of a pipeline: generated records, ten a second, as a first look without any system",
+                help="in place of a pipeline: generate ten records a second, for a first look without an external system",
             ),
             _argument(
                 "--into",
@@ -308,7 +308,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("-v", "--verbose", action="store_true", help="print log lines to standard error")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:
-        made = commands.add_parser(
+        subparser = commands.add_parser(
             command.name,
             help=command.help,
             description=command.help,
@@ -316,5 +316,5 @@ def parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         for argument in arguments_of(command):
-            made.add_argument(*argument.flags, **argument.settings)
+            subparser.add_argument(*argument.flags, **argument.settings)
     return top

@@ -1,7 +1,7 @@
 """
 Implementations of the commands.
 
-Each command takes the parsed arguments and returns its result as an :class:`CommandResult`. ``args.log`` is the location of the log. ``args.pipeline`` is the
+Each command takes the parsed arguments and returns its result as a :class:`CommandResult`. ``args.log`` is the location of the log. ``args.pipeline`` is the
 pipeline, or ``None`` if the user named a log. The commands call the public functions of this package.
 """
 
@@ -78,19 +78,23 @@ def result_of_command(args: argparse.Namespace) -> CommandResult:
         args.target = _target_of_run(args)
     if "://" not in args.target:
         args.target = os.path.abspath(args.target)
-    in_python = re.fullmatch(r"(.+\.py):(\w+)", args.target)
-    if not args.target.endswith(".toml") and in_python is None:
+    file_and_variable = re.fullmatch(r"(.+\.py):(\w+)", args.target)
+    if not args.target.endswith(".toml") and file_and_variable is None:
         _refuse_without_pipeline(args)
         args.pipeline, args.log = None, args.target
         return command(args)
-    named = load_pipeline(args.target) if in_python is None else _pipeline_of(in_python[1], in_python[2])
-    if in_python is not None and args.command in ("run", "reprocess") and named.transform is None:
-        what = "the pipeline has no transform, and this command would not run the function of a @task.micro_batch task; nothing was written"
-        raise InvalidError(what, given=args.target, accepted="a pipeline with transform=, or the DAG's own task")
-    if holds_templates(named):
-        what = "the pipeline contains templates, which only an Airflow task renders; nothing was written"
-        raise InvalidError(what, given=args.target, accepted="a pipeline with values in place of the templates")
-    with located(named) as args.pipeline:
+    pipeline = (
+        load_pipeline(args.target)
+        if file_and_variable is None
+        else _pipeline_of(file_and_variable[1], file_and_variable[2])
+    )
+    if file_and_variable is not None and args.command in ("run", "reprocess") and pipeline.transform is None:
+        summary = "the pipeline has no transform, and this command would not run the function of a @task.micro_batch task; nothing was written"
+        raise InvalidError(summary, given=args.target, accepted="a pipeline with transform=, or the DAG's own task")
+    if holds_templates(pipeline):
+        summary = "the pipeline contains templates, which only an Airflow task renders; nothing was written"
+        raise InvalidError(summary, given=args.target, accepted="a pipeline with values in place of the templates")
+    with located(pipeline) as args.pipeline:
         args.log = args.pipeline.log
         return command(args)
 
@@ -102,9 +106,9 @@ def _target_of_run(args: argparse.Namespace) -> str:
     :raises InvalidError: there is neither a pipeline nor ``--source``, or a pipeline and an option that replaces it
     """
     if (args.target is None) == (args.source is None) or (args.into is not None and args.source is None):
-        given = [name for name in ("target", "source", "into") if getattr(args, name) is not None]
+        names = [name for name in ("target", "source", "into") if getattr(args, name) is not None]
         accepted = ["streamsem run PIPELINE", "streamsem run --source rate --into DIR"]
-        raise InvalidError("run requires either a pipeline, or --source", given=given, accepted=accepted)
+        raise InvalidError("run requires either a pipeline, or --source", given=names, accepted=accepted)
     return args.target if args.source is None else first_look.pipeline_file(args.into or first_look.DIRECTORY)
 
 
@@ -121,19 +125,19 @@ def _pipeline_of(path: str, name: str) -> Pipeline:
         raise InvalidError("the file does not exist", file=path)
     sys.path.insert(0, os.path.dirname(path))
     try:
-        found = runpy.run_path(path).get(name)
+        pipeline = runpy.run_path(path).get(name)
     except SystemExit as error:
         raise InvalidError("the file exits the process when it is executed", file=path) from error
-    if not isinstance(found, Pipeline):
+    if not isinstance(pipeline, Pipeline):
         raise InvalidError("the file has no variable of this name that is a pipeline", file=path, given=name)
-    return found
+    return pipeline
 
 
 def _refuse_without_pipeline(args: argparse.Namespace) -> None:
     """
     Raise an error if a command that creates objects of a pipeline was given a log.
 
-    If the command created them from the spec in the log, a writer of the log could choose which code runs here, and with which credentials.
+    A command must not create them from the spec in the log. A writer of the log could then choose which code runs here, and with which credentials.
 
     :raises InvalidError: the command requires a pipeline
     """
@@ -156,9 +160,11 @@ def run(args: argparse.Namespace) -> CommandResult:
     if not announces:
         log = open_commit_log(pipeline.log)
         result = with_others(log, result, before=before, after=_newest_closed(pipeline.log))
-    shown = _ran(pipeline, result)
+    command_result = _result_of_run(pipeline, result)
     return (
-        shown if args.source is None else replace(shown, lines=[*shown.lines, *first_look.next_commands(args.target)])
+        command_result
+        if args.source is None
+        else replace(command_result, lines=[*command_result.lines, *first_look.next_commands(args.target)])
     )
 
 
@@ -178,7 +184,7 @@ def reprocess(args: argparse.Namespace) -> CommandResult:
         raise InvalidError("--run-key cannot be combined with --quarantined, which starts one run for each version")
     pipeline, engine = args.pipeline, _engine(args, args.spark_packages)
     if not args.quarantined:
-        return _ran(
+        return _result_of_run(
             pipeline,
             reprocess_(
                 pipeline, args.version, run_key=args.run_key, current_lookups=args.current_lookups, engine=engine
@@ -197,8 +203,8 @@ def reprocess(args: argparse.Namespace) -> CommandResult:
             lines.append(f"version {version}: not reprocessed: {type(error).__name__}: {error}")
         else:
             reprocessed.append({**result.to_json(), "replaces": version})
-            still = result.counts["quarantined"]
-            lines.append(f"version {version}: reprocessed as {result.version}, {still} still quarantined")
+            remaining = result.counts["quarantined"]
+            lines.append(f"version {version}: reprocessed as {result.version}, {remaining} still quarantined")
     document = {"reprocessed": reprocessed, "not_reprocessed": refused}
     return CommandResult(
         document=document, lines=lines or ["there are no quarantined records"], exit_code=1 if refused else 0
@@ -231,16 +237,16 @@ def _engine(args: argparse.Namespace, spark_packages: str | None) -> SparkEngine
     return engine_of(connection(args.spark_conn_id), conf, packages=spark_packages)
 
 
-def _ran(pipeline: Pipeline, result: RunResult) -> CommandResult:
-    kept = guarantee(pipeline)
-    lines = [f"run key    {result.run_key}", f"guarantee  {kept.named}", f"status     {result.status}"]
+def _result_of_run(pipeline: Pipeline, result: RunResult) -> CommandResult:
+    computed = guarantee(pipeline)
+    lines = [f"run key    {result.run_key}", f"guarantee  {computed.named}", f"status     {result.status}"]
     lines += [f"version    {result.version}", f"ranges     {_ranges(result.ranges)}"]
     lines += [f"{name:<10} {count}" for name, count in sorted(result.counts.items())]
     lines += [
-        f"completed  version {one.version} of run {one.run_key}: {report.format_counts(one.counts)}"
-        for one in result.completed
+        f"completed  version {other.version} of run {other.run_key}: {report.format_counts(other.counts)}"
+        for other in result.completed
     ]
-    return CommandResult(document={**result.to_json(), "guarantee": plain(kept)}, lines=lines)
+    return CommandResult(document={**result.to_json(), "guarantee": plain(computed)}, lines=lines)
 
 
 def log(args: argparse.Namespace) -> CommandResult:
@@ -256,7 +262,7 @@ def log(args: argparse.Namespace) -> CommandResult:
     rows = [
         {
             **_version_row(opened, sinks, version, is_rolled_back=version.version in removed),
-            "changed": _changed(spec, before, version),
+            "changed": _changed_fields(spec, before, version),
         }
         for version, before in zip_longest(versions[: args.limit], versions[1:])
         if version is not None
@@ -289,9 +295,9 @@ def _version_row(opened: CommittedLog, sinks: Mapping[str, Sink], version: Versi
     }
 
 
-def _changed(spec: Callable[[str], Json], before: Version | None, version: Version) -> list[str]:
+def _changed_fields(spec: Callable[[str], Json], before: Version | None, version: Version) -> list[str]:
     """Return the spec fields in which a version differs from the previous version."""
-    specs = [one.plan.spec for one in (before, version) if one is not None]
+    specs = [each.plan.spec for each in (before, version) if each is not None]
     return [] if len({*specs}) < 2 else changed_fields(spec(specs[0]), spec(specs[1]))
 
 
@@ -310,8 +316,8 @@ def _sinks(outcome: Outcome, receipts: Receipts | None) -> dict[str, str]:
     no receipts yet.
     """
     initial_states = dict.fromkeys(outcome.publish, "waiting")
-    answered = {} if receipts is None else {name: receipt.result for name, receipt in receipts.sinks.items()}
-    return {name: {**initial_states, **answered}.get(name, "committed") for name in outcome.sinks}
+    results = {} if receipts is None else {name: receipt.result for name, receipt in receipts.sinks.items()}
+    return {name: {**initial_states, **results}.get(name, "committed") for name in outcome.sinks}
 
 
 def _ranges(ranges: Ranges) -> str:
@@ -337,23 +343,27 @@ def show(args: argparse.Namespace) -> CommandResult:
     for title, hidden_fields in hidden.items():
         entry = document[title] or {}
         lines += [f"{title}:"] if entry else []
-        lines += [f"  {name:<18} {_shown(name, value)}" for name, value in entry.items() if name not in hidden_fields]
+        lines += [f"  {name:<18} {_text(name, value)}" for name, value in entry.items() if name not in hidden_fields]
     lines += _files_of(outcome[0]) if outcome is not None else []
     return CommandResult(document=document, lines=lines)
 
 
-def _shown(name: str, value: Json) -> str:
-    """Return a text as it is, a time also in UTC, a state as its operators and the number of its ids, and any other value as JSON."""
+def _text(name: str, value: Json) -> str:
+    """Return the text of a field: a time also in UTC, a state by its operators and its number of ids, a text unchanged, and other values as JSON."""
     if name == "state" and isinstance(value, dict):
-        return _shown_state(value)
+        return _state_text(value)
     if name.endswith("_at_ms") and isinstance(value, int):
         return f"{value} ({utc(value)} UTC)"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _shown_state(state: dict[str, Json]) -> str:
-    found = operator_state(state)
-    operators = [] if found is None else [f"{one.name}: {one.rows} rows, {one.bytes} bytes" for one in found.operators]
+def _state_text(state: dict[str, Json]) -> str:
+    decoded = operator_state(state)
+    operators = (
+        []
+        if decoded is None
+        else [f"{operator.name}: {operator.rows} rows, {operator.bytes} bytes" for operator in decoded.operators]
+    )
     layers = stored_layers(state)
     ids = [f"dedup: {sum(layer.rows for layer in layers)} ids in {len(layers)} layers"] if layers else []
     return "; ".join([*operators, *ids]) or "empty"
@@ -369,8 +379,8 @@ def _files_of(outcome: Outcome) -> list[str]:
 
 def files(args: argparse.Namespace) -> CommandResult:
     """List the visible files (``streamsem files``)."""
-    found = open_log(args.log, pipeline=args.pipeline).files(version=args.at, since=args.since, sink=args.sink)
-    return CommandResult(document={"files": [plain(file) for file in found]}, lines=[file.path for file in found])
+    visible = open_log(args.log, pipeline=args.pipeline).files(version=args.at, since=args.since, sink=args.sink)
+    return CommandResult(document={"files": [plain(file) for file in visible]}, lines=[file.path for file in visible])
 
 
 def state(args: argparse.Namespace) -> CommandResult:
@@ -379,9 +389,12 @@ def state(args: argparse.Namespace) -> CommandResult:
     opened = open_log(args.log)
     versions: list[Json] = []
     for version in opened.versions(limit=args.limit):
-        found = None if version.outcome is None else operator_state(version.outcome.state)
-        if version.outcome is not None and found is not None:
-            operators = [{"name": one.name, "rows": one.rows, "bytes": one.bytes} for one in found.operators]
+        decoded = None if version.outcome is None else operator_state(version.outcome.state)
+        if version.outcome is not None and decoded is not None:
+            operators = [
+                {"name": operator.name, "rows": operator.rows, "bytes": operator.bytes}
+                for operator in decoded.operators
+            ]
             late = version.outcome.counts.get("late")
             versions.append(
                 {
@@ -396,12 +409,12 @@ def state(args: argparse.Namespace) -> CommandResult:
             str(row["version"]),
             utc(row.get("watermark_ms")),
             str(row["late"] or 0),
-            one["name"],
-            f"{one['rows']:,}",
-            f"{one['bytes']:,}",
+            operator["name"],
+            f"{operator['rows']:,}",
+            f"{operator['bytes']:,}",
         ]
         for row in versions
-        for one in row["operators"]
+        for operator in row["operators"]
     ]
     table = Table(
         title=f"state of {opened.record.name}",
@@ -418,22 +431,22 @@ def quarantine(args: argparse.Namespace) -> CommandResult:
     """Show quarantined records (``streamsem quarantine``)."""
     integer("limit", args.limit, least=1)
     opened = open_log(args.log, pipeline=args.pipeline)
-    found = list(islice(opened.quarantined(version=args.at, since=args.since), args.limit + 1))
-    shown = found[: args.limit]
+    records = list(islice(opened.quarantined(version=args.at, since=args.since), args.limit + 1))
+    shown = records[: args.limit]
     rows = [
-        [str(record["version"]), _where(record), str(record.get("error", "")), str(record.get("raw", ""))]
+        [str(record["version"]), _position(record), str(record.get("error", "")), str(record.get("raw", ""))]
         for record in shown
     ]
     columns = ["version", "where", "error", "record"]
     table = Table(title=f"quarantine of {args.log}", columns=columns, rows=rows, folded=["where", "error", "record"])
-    more = [f"Only the first {args.limit} are shown. Do: use --limit."] if len(found) > len(shown) else []
+    more = [f"Only the first {args.limit} are shown. Do: use --limit."] if len(records) > len(shown) else []
     lines = more if shown else ["there are no quarantined records"]
     return CommandResult(
         document={"records": shown, "complete": not more}, tables=[table] if shown else [], lines=lines
     )
 
 
-def _where(record: Mapping[str, Any]) -> str:
+def _position(record: Mapping[str, Any]) -> str:
     """Return the position of a quarantined record in its source: every field except ``version``, ``raw``, ``encoding`` and ``error``, one a line."""
     fields = {name: value for name, value in record.items() if name not in ("version", "raw", "encoding", "error")}
     return "\n".join(f"{name} {value}" for name, value in sorted(fields.items()) if value is not None)
@@ -443,9 +456,9 @@ def verify(args: argparse.Namespace) -> CommandResult:
     """Verify a log and its datasets (``streamsem verify``)."""
     verdict = verify_(args.pipeline or args.log, files=not args.log_only)
     document = {**plain(verdict), "clean": verdict.clean}
-    seen = f"{verdict.versions} versions, {verdict.commits} commits, {verdict.files} visible files, {verdict.orphans} orphans"
+    totals = f"{verdict.versions} versions, {verdict.commits} commits, {verdict.files} visible files, {verdict.orphans} orphans"
     lines = [
-        f"{'clean' if verdict.clean else 'FAULTS FOUND'}: {seen}",
+        f"{'clean' if verdict.clean else 'FAULTS FOUND'}: {totals}",
         *[f"{name:<20} {count}" for name, count in sorted(verdict.counts.items())],
         *[f"not checked without the pipeline file: sink {name}" for name in verdict.unchecked],
         *[f"{f.invariant} version={f.version} {f.what}" for f in verdict.findings],
@@ -456,15 +469,15 @@ def verify(args: argparse.Namespace) -> CommandResult:
 def doctor(args: argparse.Namespace) -> CommandResult:
     """Probe the store of a log (``streamsem doctor``)."""
     report = doctor_.examine(open_commit_log(args.log))
-    return _checked(f"doctor of {report.location}", plain(report), report.checks)
+    return _result_of_checks(f"doctor of {report.location}", plain(report), report.checks)
 
 
 def doctor_spark(args: argparse.Namespace) -> CommandResult:
     """Check the installed Spark (``streamsem doctor-spark``)."""
     from airflow_provider_streamsem.cli import spark_check
 
-    done = tuple(spark_check.checks(_engine(args, None)))
-    return _checked("doctor of Spark", {"checks": plain(done)}, done)
+    checks = tuple(spark_check.checks(_engine(args, None)))
+    return _result_of_checks("doctor of Spark", {"checks": plain(checks)}, checks)
 
 
 def check_monoid(args: argparse.Namespace) -> CommandResult:
@@ -472,11 +485,11 @@ def check_monoid(args: argparse.Namespace) -> CommandResult:
     from airflow_provider_streamsem.cli import monoid_check
 
     sys.path.insert(0, os.getcwd())
-    done = tuple(monoid_check.checks(args.monoid, args.rows))
-    return _checked(f"laws of {args.monoid}", {"checks": plain(done)}, done)
+    checks = tuple(monoid_check.checks(args.monoid, args.rows))
+    return _result_of_checks(f"laws of {args.monoid}", {"checks": plain(checks)}, checks)
 
 
-def _checked(title: str, document: Json, checks: Iterable[doctor_.Check]) -> CommandResult:
+def _result_of_checks(title: str, document: Json, checks: Iterable[doctor_.Check]) -> CommandResult:
     rows = [["passed" if check.passed else "FAILED", check.name, check.seen] for check in checks]
     table = Table(title=title, columns=["", "probe", "seen"], rows=rows, folded=["probe", "seen"])
     passed = all(check.passed for check in checks)
@@ -485,16 +498,16 @@ def _checked(title: str, document: Json, checks: Iterable[doctor_.Check]) -> Com
 
 def lag(args: argparse.Namespace) -> CommandResult:
     """Show the lag of a pipeline (``streamsem lag``)."""
-    found = lag_of(args.pipeline)
-    age = "never" if found.last_commit_age_ms is None else f"{found.last_commit_age_ms / 1000:.0f} s ago"
+    result = lag_of(args.pipeline)
+    age = "never" if result.last_commit_age_ms is None else f"{result.last_commit_age_ms / 1000:.0f} s ago"
     return CommandResult(
-        document=plain(found),
+        document=plain(result),
         lines=[
-            f"lag            {found.lag} {found.unit}",
-            f"minimum clock  {_clock(found.minimum_clock_ms)}",
-            *([] if found.watermark_ms is None else [f"watermark      {utc(found.watermark_ms)} UTC"]),
+            f"lag            {result.lag} {result.unit}",
+            f"minimum clock  {_clock(result.minimum_clock_ms)}",
+            *([] if result.watermark_ms is None else [f"watermark      {utc(result.watermark_ms)} UTC"]),
             f"last commit    {age}",
-            f"version        {found.version}",
+            f"version        {result.version}",
         ],
     )
 
@@ -525,32 +538,32 @@ def skip(args: argparse.Namespace) -> CommandResult:
     return CommandResult(document={"version": args.version, "results": results}, lines=lines)
 
 
-def _url(given: str) -> str:
-    """Return the URL of a log that a user has given as a URL or as a path, which may be relative."""
-    return given if "://" in given else os.path.abspath(given)
+def _url(location: str) -> str:
+    """Return the URL of a log from a URL or a path, which may be relative."""
+    return location if "://" in location else os.path.abspath(location)
 
 
 def move_log(args: argparse.Namespace) -> CommandResult:
     """Move a log (``streamsem move-log``)."""
-    done = move.move_log(open_commit_log(args.log), open_commit_log(_url(args.to)), already_moved=args.already_moved)
+    moved = move.move_log(open_commit_log(args.log), open_commit_log(_url(args.to)), already_moved=args.already_moved)
     lines = [
-        f"moved pipeline {done.pipeline} from {done.moved_from} to {done.moved_to}: versions up to {done.version}, {done.copied} objects copied",
-        f"Set the pipeline's log to {done.moved_to}. Runs with the old log are refused from now on.",
+        f"moved pipeline {moved.pipeline} from {moved.moved_from} to {moved.moved_to}: versions up to {moved.version}, {moved.copied} objects copied",
+        f"Set the pipeline's log to {moved.moved_to}. Runs with the old log are refused from now on.",
     ]
-    return CommandResult(document=plain(done), lines=lines)
+    return CommandResult(document=plain(moved), lines=lines)
 
 
 def fork(args: argparse.Namespace) -> CommandResult:
     """Create the log of a fork (``streamsem fork``)."""
     until_ms = None if args.until is None else time_ms("--until", args.until)
-    done = fork_(args.pipeline, _url(args.original), version=args.at, until_ms=until_ms)
-    place = "at the initial offsets" if done.version < 0 else f"after version {done.version}"
-    made = f"created {done.log}" if done.is_new else f"{done.log} exists already"
+    created = fork_(args.pipeline, _url(args.original), version=args.at, until_ms=until_ms)
+    position = "at the initial offsets" if created.version < 0 else f"after version {created.version}"
+    action = f"created {created.log}" if created.is_new else f"{created.log} exists already"
     lines = [
-        f"{made}, which starts {place} of {done.forked_from}: {done.copied} objects copied",
-        f"next offsets: {', '.join(f'{p} {at}' for p, at in sorted(done.offsets.items())) or 'none'}",
+        f"{action}, which starts {position} of {created.forked_from}: {created.copied} objects copied",
+        f"next offsets: {', '.join(f'{p} {at}' for p, at in sorted(created.offsets.items())) or 'none'}",
     ]
-    return CommandResult(document=plain(done), lines=lines)
+    return CommandResult(document=plain(created), lines=lines)
 
 
 def diff(args: argparse.Namespace) -> CommandResult:
@@ -560,63 +573,63 @@ def diff(args: argparse.Namespace) -> CommandResult:
 
     integer("limit", args.limit, least=1)
     fork_log, original, version = opened(args.log, _url(args.original))
-    found = diff_(_engine(args, None).session(), fork_log, original, sink=args.sink)
-    different = found.rows.persist()  # otherwise each of the two queries reads both logs again
-    sums = different.groupBy("only_in").agg({"times": "sum"}).collect()
+    difference = diff_(_engine(args, None).session(), fork_log, original, sink=args.sink)
+    different_rows = difference.rows.persist()  # otherwise each of the two queries reads both logs again
+    sums = different_rows.groupBy("only_in").agg({"times": "sum"}).collect()
     totals = {"original": 0, "fork": 0, **{only_in: int(times) for only_in, times in sums}}
-    rows = [row.asDict() for row in different.orderBy("row", "only_in").limit(args.limit).collect()]
-    lines = [f"compared columns {', '.join(found.columns)}"]
-    sides = {"original": found.original, "fork": found.fork}
+    rows = [row.asDict() for row in different_rows.orderBy("row", "only_in").limit(args.limit).collect()]
+    lines = [f"compared columns {', '.join(difference.columns)}"]
+    sides = {"original": difference.original, "fork": difference.fork}
     for name, side in sides.items():
         lines.append(
             f"{name}: {side.rows} rows after version {version} of the original, {totals[name]} of them only there"
         )
         lines += [f"{name}: columns only there: {', '.join(side.columns)}"] if side.columns else []
-    if not found.is_comparable:
+    if not difference.is_comparable:
         lines.append(
             "offsets or watermarks differ, so rows may differ that will be equal later: run both until a run finds nothing, then compare again"
         )
     document = {
-        "columns": list(found.columns),
+        "columns": list(difference.columns),
         **{name: {**plain(side), "different_rows": totals[name]} for name, side in sides.items()},
-        "is_comparable": found.is_comparable,
+        "is_comparable": difference.is_comparable,
         "rows": rows,
     }
     shown = [[row["only_in"], str(row["times"]), row["row"]] for row in rows]
     table = Table(title="different rows", columns=["only in", "times", "row"], rows=shown, folded=["row"])
-    code = 1 if rows or not found.is_comparable else 0
+    code = 1 if rows or not difference.is_comparable else 0
     return CommandResult(document=document, lines=lines, tables=[table] if rows else [], exit_code=code)
 
 
 def explain(args: argparse.Namespace) -> CommandResult:
     """Show the guarantee of a pipeline (``streamsem explain``)."""
     pipeline = args.pipeline
-    found, warned = guarantee(pipeline), warnings(pipeline)
-    lines = str(found).split("\n")
+    computed, risks = guarantee(pipeline), warnings(pipeline)
+    lines = str(computed).split("\n")
     if pipeline.transform is None and ".py:" in args.target:
         lines += ["the function of a @task.micro_batch task is not part of the pipeline, so it is not shown"]
-    lines += [f"sink {name}: {label.replace('_', '-')}" for name, label in sorted(found.sinks.items())]
+    lines += [f"sink {name}: {label.replace('_', '-')}" for name, label in sorted(computed.sinks.items())]
     upstreams = [
         _upstream(pipeline, source) for source in pipeline.source_parts.values() if isinstance(source, ReadsPipeline)
     ]
     lines += [text for _, text in upstreams]
-    lines += [f"warning: {warning}" for warning in warned]
-    needed = pipeline.spark_packages
-    named = (
-        (packages.coordinates(needed) or ",".join(package.coordinates for package in needed)).split(",")
-        if needed
+    lines += [f"warning: {warning}" for warning in risks]
+    required = pipeline.spark_packages
+    coordinates = (
+        (packages.coordinates(required) or ",".join(package.coordinates for package in required)).split(",")
+        if required
         else []
     )
-    lines += [f"Spark package: {name}" for name in named]
-    lacking = extras.missing(pipeline.extras)
-    lines += [f"not installed here: {extras.install_command(lacking)}"] if lacking else []
+    lines += [f"Spark package: {name}" for name in coordinates]
+    missing_extras = extras.missing(pipeline.extras)
+    lines += [f"not installed here: {extras.install_command(missing_extras)}"] if missing_extras else []
     return CommandResult(
         document={
-            **plain(found),
+            **plain(computed),
             "upstreams": [facts for facts, _ in upstreams],
-            "warnings": warned,
-            "spark_packages": named,
-            "missing_extras": lacking,
+            "warnings": risks,
+            "spark_packages": coordinates,
+            "missing_extras": missing_extras,
         },
         lines=lines,
     )
@@ -626,20 +639,20 @@ def _upstream(pipeline: Pipeline, source: ReadsPipeline) -> tuple[dict[str, Any]
     """Return the pipeline from which a source reads, as JSON and as a line of text. Its log is read; if that fails, both contain the reason."""
     try:
         with located(pipeline):
-            found = source.upstream()
+            upstream = source.upstream()
     except StreamsemError as error:
         return {"error": str(error)}, f"upstream: {error}"
-    terms = f" ({found.terms})" if found.terms else ""
-    named = f"upstream {found.pipeline}, sink {found.sink}, {found.log}"
-    return plain(found), f"{named}: {found.label.replace('_', '-')}{terms}"
+    terms = f" ({upstream.terms})" if upstream.terms else ""
+    text = f"upstream {upstream.pipeline}, sink {upstream.sink}, {upstream.log}"
+    return plain(upstream), f"{text}: {upstream.label.replace('_', '-')}{terms}"
 
 
 def vacuum(args: argparse.Namespace) -> CommandResult:
     """Delete files that no reader and no run needs (``streamsem vacuum``)."""
-    done = vacuum_log(args.pipeline, dry_run=args.dry_run, all_versions=args.all)
-    deleted = f"{len(done.attempts)} attempts and {len(done.keys)} objects of the log, {done.bytes} bytes"
+    vacuumed = vacuum_log(args.pipeline, dry_run=args.dry_run, all_versions=args.all)
+    deleted = f"{len(vacuumed.attempts)} attempts and {len(vacuumed.keys)} objects of the log, {vacuumed.bytes} bytes"
     return CommandResult(
-        document={**plain(done), "dry_run": args.dry_run},
+        document={**plain(vacuumed), "dry_run": args.dry_run},
         lines=[f"{'would delete' if args.dry_run else 'deleted'} {deleted}"],
     )
 

@@ -48,7 +48,7 @@ def pipeline_file(directory: str) -> str:
     start one minute ago.
 
     :param directory: an absolute or relative path
-    :raises InvalidError: the file exists, and it is another user's or has another source
+    :raises InvalidError: the file exists, and it belongs to another user or has another source
     :raises StoreRefusedError: the directory cannot be written
     """
     directory = os.path.abspath(directory)
@@ -71,7 +71,7 @@ def pipeline_file(directory: str) -> str:
 
 def next_commands(path: str) -> list[str]:
     """
-    Return lines that say how to look at the result.
+    Return lines that show commands to inspect the result.
 
     :param path: path of the pipeline file
     """
@@ -84,4 +84,8 @@ def next_commands(path: str) -> list[str]:
         f"streamsem run {quoted}": "the rows that have arrived since",
     }
     width = max(map(len, commands))
-    return ["", f"The pipeline is {file}. Next:", *(f"  {name:<{width}}  # {what}" for name, what in commands.items())]
+    return [
+        "",
+        f"The pipeline is {file}. Next:",
+        *(f"  {name:<{width}}  # {description}" for name, description in commands.items()),
+    ]

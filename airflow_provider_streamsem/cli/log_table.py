@@ -41,7 +41,7 @@ def log_table(name: str, rows: list[Json], *, now_ms: int) -> Table:
     if all(state == "committed" for row in rows for state in row["sinks"].values()):
         del cells["sinks"]  # the column `result` shows the same
     shown = [title for title, column in cells.items() if not rows or any(column)]
-    first = [
+    left_out_first = [
         "attempts",
         "files",
         "duration",
@@ -51,12 +51,15 @@ def log_table(name: str, rows: list[Json], *, now_ms: int) -> Table:
         "age",
         "filtered",
         "watermark (UTC)",
+        "quarantined",
+        "offsets",
+        "written",
     ]
     return Table(
         title=f"commit log of {name}" + ("" if rows else ": no versions yet"),
         columns=shown,
         rows=[*zip(*(cells[title] for title in shown), strict=True)],
-        left_out_first=[title for title in (*first, "quarantined", "offsets", "written") if title in shown],
+        left_out_first=[title for title in left_out_first if title in shown],
     )
 
 
@@ -71,8 +74,12 @@ def _result(row: Json) -> str:
 
 def _written(row: Json) -> list[str]:
     """Return the number of rows of each sink, with the sink's name if there are several."""
-    found = {sink: row["counts"].get(f"written.{sink}") for sink in sorted(row["sinks"])}
-    return [f"{sink} {rows}" if len(found) > 1 else str(rows) for sink, rows in found.items() if rows is not None]
+    rows_by_sink = {sink: row["counts"].get(f"written.{sink}") for sink in sorted(row["sinks"])}
+    return [
+        f"{sink} {rows}" if len(rows_by_sink) > 1 else str(rows)
+        for sink, rows in rows_by_sink.items()
+        if rows is not None
+    ]
 
 
 def _in_lines(parts: Iterable[str]) -> str:

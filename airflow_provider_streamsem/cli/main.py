@@ -21,12 +21,12 @@ INVALID, RETRY, REFUSED, FAILED = 2, 3, 4, 5
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the arguments (default: ``sys.argv``), run the command and return its exit code."""
-    made = parser()
+    top_parser = parser()
     with suppress(ImportError):  # Airflow installs argcomplete
         import argcomplete
 
-        argcomplete.autocomplete(made)
-    args = made.parse_args(argv)
+        argcomplete.autocomplete(top_parser)
+    args = top_parser.parse_args(argv)
     with _logging(verbose=args.verbose):
         return execute(args, shows_progress=not args.verbose)
 
@@ -40,20 +40,20 @@ def _logging(*, verbose: bool) -> Iterator[None]:
     """
     from airflow_provider_streamsem.cli.output import PrintableFormatter
 
-    own = logging.getLogger("airflow_provider_streamsem")
-    before = own.propagate, own.level
+    package_logger = logging.getLogger("airflow_provider_streamsem")
+    before = package_logger.propagate, package_logger.level
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(PrintableFormatter("%(asctime)s %(message)s"))
-    own.propagate = False
+    package_logger.propagate = False
     if verbose:
-        own.addHandler(handler)
-        own.setLevel(logging.INFO)
+        package_logger.addHandler(handler)
+        package_logger.setLevel(logging.INFO)
     try:
         yield
     finally:
-        own.removeHandler(handler)
-        own.propagate = before[0]
-        own.setLevel(before[1])
+        package_logger.removeHandler(handler)
+        package_logger.propagate = before[0]
+        package_logger.setLevel(before[1])
 
 
 def execute(args: argparse.Namespace, *, shows_progress: bool = False) -> int:
@@ -68,7 +68,7 @@ def execute(args: argparse.Namespace, *, shows_progress: bool = False) -> int:
         from airflow_provider_streamsem.cli import commands
 
         with output.progress(args.command) if shows_progress else nullcontext():
-            answer = commands.result_of_command(args)
+            result = commands.result_of_command(args)
     except StreamsemError as error:
         if args.json:
             output.show_json({"error": type(error).__name__, "retryable": error.retryable, "message": str(error)})
@@ -82,11 +82,11 @@ def execute(args: argparse.Namespace, *, shows_progress: bool = False) -> int:
         return FAILED
     with suppress(BrokenPipeError):  # the reader of a pipe may close it early
         if args.json:
-            output.show_json(answer.document)
+            output.show_json(result.document)
         else:
-            output.show(answer, wide=getattr(args, "wide", False))
+            output.show(result, wide=getattr(args, "wide", False))
         sys.stdout.flush()
-    return answer.exit_code
+    return result.exit_code
 
 
 if __name__ == "__main__":

@@ -21,10 +21,10 @@ def checks(name: str, path: str) -> Iterator[Check]:
 
     :param name: ``package.module:NAME`` of a :class:`Monoid` object
     :param path: a file with one JSON object per line: the example rows
-    :raises InvalidError: there is no such monoid or file, the file is not JSON Lines or has less than two rows, or pandas is not installed
+    :raises InvalidError: there is no such monoid or file, the file is not JSON Lines or has fewer than two rows, or pandas is not installed
     """
     if find_spec("pandas") is None:
-        raise InvalidError("pandas is not installed").advising("pip install pandas.")
+        raise InvalidError("pandas is not installed").advising("run `pip install pandas`.")
     monoid, rows = _monoid(name), _rows(path)
     for law in laws(monoid, rows):
         yield Check(name=law.name, passed=law.holds, seen=law.counterexample or f"{len(rows)} rows")
@@ -33,18 +33,18 @@ def checks(name: str, path: str) -> Iterator[Check]:
 def _monoid(name: str) -> Monoid:
     module, _, variable = name.partition(":")
     try:
-        found: Any = getattr(import_module(module), variable)
+        value: Any = getattr(import_module(module), variable)
     except (ImportError, AttributeError, ValueError) as error:
-        what = "the monoid cannot be imported"
-        raise InvalidError(what, given=name, reason=str(error), accepted="package.module:NAME").advising(
+        summary = "the monoid cannot be imported"
+        raise InvalidError(summary, given=name, reason=str(error), accepted="package.module:NAME").advising(
             "add the directory of the module to PYTHONPATH, or correct the name."
         ) from error
-    if not isinstance(found, Monoid):
-        what = "the name does not refer to a Monoid object"
-        raise InvalidError(what, given=name, type=type(found).__name__).advising(
+    if not isinstance(value, Monoid):
+        summary = "the name does not refer to a Monoid object"
+        raise InvalidError(summary, given=name, type=type(value).__name__).advising(
             'name a variable with an object, such as LONGEST = Longest("word"). Functions of Spark need no check.'
         )
-    return found
+    return value
 
 
 def _rows(path: str) -> list[dict[str, Any]]:
@@ -52,14 +52,14 @@ def _rows(path: str) -> list[dict[str, Any]]:
         with open(path, encoding="utf-8") as file:
             rows = [json.loads(line) for line in file if line.strip()]
     except OSError as error:
-        what = "the file with the example rows cannot be read"
-        raise InvalidError(what, path=path, reason=os.strerror(error.errno or 0)).advising(
+        summary = "the file with the example rows cannot be read"
+        raise InvalidError(summary, path=path, reason=os.strerror(error.errno or 0)).advising(
             "correct the path of the file."
         ) from error
     except ValueError as error:
-        what = "the file with the example rows is not JSON Lines"
-        raise InvalidError(what, path=path).advising("write one JSON object per line.") from error
+        summary = "the file with the example rows is not JSON Lines"
+        raise InvalidError(summary, path=path).advising("write one JSON object per line.") from error
     if not all(isinstance(row, dict) for row in rows):
-        what = "each line of the file with the example rows must be a JSON object"
-        raise InvalidError(what, path=path).advising("write one JSON object per line.")
+        summary = "each line of the file with the example rows must be a JSON object"
+        raise InvalidError(summary, path=path).advising("write one JSON object per line.")
     return rows

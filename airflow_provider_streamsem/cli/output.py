@@ -37,7 +37,7 @@ def printable(text: str, *, keep: str = "") -> str:
 
     :param keep: control characters to keep, such as the line breaks of a text that this package formatted
     """
-    return _CONTROLS.sub(lambda found: found[0] if found[0] in keep else f"\\u{ord(found[0]):04x}", text)
+    return _CONTROLS.sub(lambda match: match[0] if match[0] in keep else f"\\u{ord(match[0]):04x}", text)
 
 
 class PrintableFormatter(logging.Formatter):
@@ -53,7 +53,7 @@ class Table:
     """
     A table for the terminal. A cell may have several lines. Cells are never truncated.
 
-    :param left_out_first: the columns that may be left out if the terminal is too narrow, first to be left out first
+    :param left_out_first: the columns that may be left out if the terminal is too narrow, in the order in which they are left out
     :param folded: the columns whose text may wrap
     """
 
@@ -156,15 +156,15 @@ class _Progress(logging.Handler):
             self._status.update(line)
 
 
-def show(answer: CommandResult, *, wide: bool = False) -> None:
+def show(result: CommandResult, *, wide: bool = False) -> None:
     """
     Print the tables and lines of a command's result.
 
     :param wide: leave out no column, even if the table is wider than the terminal
     """
-    for table in answer.tables:
+    for table in result.tables:
         show_table(table, wide=wide)
-    for line in answer.lines:
+    for line in result.lines:
         print(printable(line))
 
 
@@ -197,12 +197,12 @@ def _drawn(table: Table) -> RichTable:
     from rich.text import Text
 
     # Text objects, because rich would parse a str as markup.
-    made = RichTable(title=Text(printable(table.title), style="table.title"), title_justify="left")
+    drawn = RichTable(title=Text(printable(table.title), style="table.title"), title_justify="left")
     for column in table.columns:
-        made.add_column(Text(printable(column)), overflow="fold", no_wrap=column not in table.folded)
+        drawn.add_column(Text(printable(column)), overflow="fold", no_wrap=column not in table.folded)
     for row in table.rows:
-        made.add_row(*[Text(printable(cell, keep="\n")) for cell in row])
-    return made
+        drawn.add_row(*[Text(printable(cell, keep="\n")) for cell in row])
+    return drawn
 
 
 def utc(at_ms: int | None) -> str:

@@ -44,9 +44,9 @@ def _grouped(rows: DataFrame) -> DataFrame:
 
 
 def _cached(rows: DataFrame) -> DataFrame:
-    kept = rows.cache()
-    kept.count()
-    return kept
+    cached = rows.cache()
+    cached.count()
+    return cached
 
 
 _PLANS: tuple[tuple[Callable[[Any], Any], int], ...] = (
@@ -67,9 +67,9 @@ def checks(engine: Engine) -> Iterator[Check]:
     A batch counts its records through internal Spark classes. If another Spark version has changed them, a count is wrong or the batch fails. The batches use
     temporary directories, which a cluster must be able to read and write.
     """
-    found = versions.installed()
-    minors = {version.rsplit(".", 1)[0] for version in found.values()}
-    text = ", ".join(f"{name} {version}" for name, version in found.items()) or "no pyspark"
+    installed = versions.installed()
+    minors = {version.rsplit(".", 1)[0] for version in installed.values()}
+    text = ", ".join(f"{name} {version}" for name, version in installed.items()) or "no pyspark"
     is_tested = bool(minors) and minors <= set(versions.TESTED)
     yield Check(name="the installed Spark version is supported", passed=is_tested, seen=text)
     for transform, rows in _PLANS:
@@ -95,5 +95,7 @@ def _batch(location: Path, engine: Engine, transform: Callable[[Any], Any], rows
         cause = "" if error.__cause__ is None else f" ({type(error.__cause__).__name__})"
         return Check(name=name, passed=False, seen=f"{type(error).__name__}: {error.summary}{cause}")
     expected = {**_COUNTS, "written.out": rows}
-    seen = {count: result.counts.get(count) for count in expected}
-    return Check(name=name, passed=seen == expected, seen=", ".join(f"{key} {value}" for key, value in seen.items()))
+    counts = {count: result.counts.get(count) for count in expected}
+    return Check(
+        name=name, passed=counts == expected, seen=", ".join(f"{key} {value}" for key, value in counts.items())
+    )

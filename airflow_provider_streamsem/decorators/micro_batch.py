@@ -37,18 +37,18 @@ class _MicroBatchDecoratedOperator(DecoratedOperator, MicroBatchOperator):  # ty
             )
         if op_args or parameters[0].name in (op_kwargs or {}):
             raise InvalidError(
-                "a function under @task.micro_batch receives its DataFrame from the operator; pass only the other arguments, by keyword",
+                "a function under @task.micro_batch receives its DataFrame from the operator, and takes the other arguments by keyword",
                 function=python_callable.__name__,
                 filled_in=parameters[0].name,
-            )
+            ).advising("pass only the other arguments, by keyword.")
         # DecoratedOperator binds the arguments to the function's signature. The DataFrame does not exist yet, so None is bound in its place.
         super().__init__(python_callable=python_callable, op_args=[None], op_kwargs=dict(op_kwargs or {}), **kwargs)
         self.op_args: list[Any] = []
         if self.run_in == "submit":
             raise InvalidError(
-                'a driver in another process cannot import a function of a DAG file: use MicroBatchOperator for run_in="submit"',
+                'run_in="submit" cannot be combined with @task.micro_batch, because a driver in another process cannot import a function of a DAG file',
                 function=python_callable.__name__,
-            )
+            ).advising('use MicroBatchOperator for run_in="submit".')
         if self.pipeline is not None:
             _refuse_transform(self.pipeline)
 
@@ -62,8 +62,8 @@ class _MicroBatchDecoratedOperator(DecoratedOperator, MicroBatchOperator):  # ty
 
 def _refuse_transform(pipeline: Pipeline) -> None:
     if pipeline.transform is not None:
-        what = "a pipeline under @task.micro_batch must not have a transform, because the decorated function is the transform"
-        raise InvalidError(what, given=pipeline.transform_name)
+        summary = "a pipeline under @task.micro_batch must not have a transform, because the decorated function is the transform"
+        raise InvalidError(summary, given=pipeline.transform_name)
 
 
 def micro_batch_task(

@@ -13,7 +13,7 @@ def mapped() -> Iterator[None]:
     """
     Within the block, replace each error that is not retryable by an ``AirflowFailException``, which fails the task without a retry.
 
-    A retryable error passes unchanged, and Airflow retries the task as its ``retries`` say.
+    A retryable error passes unchanged, and Airflow retries the task according to its ``retries``.
 
     :raises AirflowFailException: the block raised an error that is not retryable
     """
@@ -31,5 +31,5 @@ def airflow_exception(name: str) -> type[Exception]:
 
     sdk = import_module("airflow.sdk.exceptions")
     # Airflow 3.1 defines the exceptions in airflow.exceptions.
-    found: type[Exception] = getattr(sdk if hasattr(sdk, name) else import_module("airflow.exceptions"), name)
-    return found
+    cls: type[Exception] = getattr(sdk if hasattr(sdk, name) else import_module("airflow.exceptions"), name)
+    return cls

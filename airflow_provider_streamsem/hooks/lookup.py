@@ -8,7 +8,7 @@ from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.connections import Connection
 from airflow_provider_streamsem.errors import InvalidError
 
-_WAITS_S = (0.5, 1.5)
+_RETRY_WAITS_S = (0.5, 1.5)
 
 
 def airflow_connection(conn_id: str) -> Connection:
@@ -17,9 +17,9 @@ def airflow_connection(conn_id: str) -> Connection:
 
     :raises InvalidError: three lookups returned no such connection, or its extra is nested too deep
     """
-    for wait_s in (*_WAITS_S, None):
+    for wait_s in (*_RETRY_WAITS_S, None):
         try:
-            found = _found(conn_id)
+            stored = _look_up(conn_id)
             break
         except Exception as error:
             if type(error).__name__ != "AirflowNotFoundException":
@@ -30,25 +30,25 @@ def airflow_connection(conn_id: str) -> Connection:
                 ).advising(
                     "create it, for example with `airflow connections add`, or correct the id. No rows were committed."
                 ) from error
-            # Airflow raises the same exception if its API server does not respond as if there is no such connection, so the lookup is retried.
+            # Airflow raises this exception also if its API server does not respond, so the lookup is retried.
             SYSTEM_CLOCK.sleep(wait_s)
     try:
-        extra = found.extra_dejson
+        extra = stored.extra_dejson
     except RecursionError:
         raise InvalidError("the extra of a connection is nested too deep", conn_id=conn_id) from None
     return Connection(
         conn_id=conn_id,
-        conn_type=found.conn_type or "",
-        host=found.host or "",
-        port=found.port,
-        login=found.login or "",
-        password=found.password or "",
-        schema=found.schema or "",
+        conn_type=stored.conn_type or "",
+        host=stored.host or "",
+        port=stored.port,
+        login=stored.login or "",
+        password=stored.password or "",
+        schema=stored.schema or "",
         extra=extra,
     )
 
 
-def _found(conn_id: str) -> Any:
+def _look_up(conn_id: str) -> Any:
     from airflow.sdk.bases.hook import BaseHook
 
     try:
@@ -58,6 +58,6 @@ def _found(conn_id: str) -> Any:
             raise
         # The SDK of Airflow 3.1.0 looks up connections through the task's supervisor. A process without a supervisor, such as the API server, must read the
         # metadata database.
-        from airflow.models.connection import Connection as Kept
+        from airflow.models.connection import Connection as StoredConnection
 
-        return Kept.get_connection_from_secrets(conn_id)
+        return StoredConnection.get_connection_from_secrets(conn_id)

@@ -58,11 +58,11 @@ class HasPipeline:
             )
         self.pipeline = pipeline if isinstance(pipeline, Pipeline) else None
         self.pipeline_file = text("pipeline", pipeline) if isinstance(pipeline, str) else None
-        found = self.pipeline
+        parsed = self.pipeline
         if self.pipeline_file and os.path.isfile(self.pipeline_file):
-            found = load_pipeline(self.pipeline_file)
-        if found is not None:
-            refuse_secrets(found)
+            parsed = load_pipeline(self.pipeline_file)
+        if parsed is not None:
+            refuse_secrets(parsed)
 
     def rendered_pipeline(self, context: Any) -> Pipeline:
         """

@@ -29,8 +29,8 @@ def spark_history_url() -> str:
 
 def default_deferrable() -> bool:
     """Return Airflow's ``[operators] default_deferrable``: whether tasks wait in the triggerer if their ``deferrable`` is not set."""
-    found: bool = _configuration().getboolean("operators", "default_deferrable", fallback=False)
-    return found
+    enabled: bool = _configuration().getboolean("operators", "default_deferrable", fallback=False)
+    return enabled
 
 
 def _get(name: str) -> str:

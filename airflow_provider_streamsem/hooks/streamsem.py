@@ -40,13 +40,13 @@ class StreamsemHook(BaseHook):  # type: ignore[misc]
         Check whether the store has the properties that a log requires. Creates and deletes probe objects under ``<root>/_connection_test``.
 
         :raises InvalidError: the connection is not valid
-        :raises StoreRefusedError: the store denies this process to write, read or list under ``<root>/_connection_test``
-        :raises UnavailableError: the store gave no clear answer
+        :raises StoreRefusedError: this process has no permission to write, read or list under ``<root>/_connection_test``
+        :raises UnavailableError: the store did not report the result of a request
         """
         with use_resolver(airflow_connection):
-            found = airflow_connection(self.log_conn_id)
-            with s3.use_s3_access(location.access(found)):
-                return doctor.examine(open_commit_log(f"{location.root(found)}/_connection_test"))
+            connection = airflow_connection(self.log_conn_id)
+            with s3.use_s3_access(location.access(connection)):
+                return doctor.examine(open_commit_log(f"{location.root(connection)}/_connection_test"))
 
     def test_connection(self) -> tuple[bool, str]:
         """

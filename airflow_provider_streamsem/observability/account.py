@@ -55,7 +55,7 @@ class Account:
         if isinstance(event, PhaseStarted) and event.phase == "run":
             self.run_key = self.run_key or str(event.facts["run_key"])
         elif isinstance(event, PhaseEnded) and event.phase == "run":
-            self._name_inputs()
+            self._resolve_inputs()
         elif isinstance(event, (Planned, VersionClosed)):
             self._keep(event)
         elif isinstance(event, Adopted):
@@ -73,7 +73,7 @@ class Account:
             if event.mine:
                 self.outputs = {name: _sum(self.outputs.get(name), new) for name, new in event.outputs.items()}
 
-    def _name_inputs(self) -> None:
+    def _resolve_inputs(self) -> None:
         """Resolve the inputs now, because the OpenLineage provider later runs in a process that cannot look up connections."""
         if find_spec("airflow.providers.openlineage") is None:
             return

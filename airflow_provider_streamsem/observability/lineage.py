@@ -49,7 +49,7 @@ class StreamsemBatchesRunFacet(RunFacet):  # type: ignore[misc]
 
 
 def of_spec(pipeline: Pipeline) -> OperatorLineage:
-    """Return the inputs and outputs that the spec names. Locations that contain templates, or that only a connection names, are left out."""
+    """Return the inputs and outputs that the spec names. Locations that contain templates, or that only a connection defines, are left out."""
     try:
         inputs = pipeline.lineage({})
     except StreamsemError:
@@ -104,9 +104,9 @@ def _output(account: Account, sink: str, location: str) -> Any:
     if sink in account.schemas:
         facets["schema"] = SchemaDatasetFacet(fields=_fields(account.schemas[sink]), producer=PRODUCER)
     if sink in account.outputs:
-        made = account.outputs[sink]
+        output = account.outputs[sink]
         statistics["outputStatistics"] = OutputStatisticsOutputDatasetFacet(
-            rowCount=made.rows, size=made.bytes, fileCount=made.files, producer=PRODUCER
+            rowCount=output.rows, size=output.bytes, fileCount=output.files, producer=PRODUCER
         )
     return OutputDataset(namespace=namespace, name=name, facets=facets, outputFacets=statistics)
 
@@ -116,11 +116,11 @@ def _fields(schema: str) -> list[Any]:
     return [SchemaDatasetFacetFields(name=f["name"], type=_type(f["type"])) for f in json.loads(schema)["fields"]]
 
 
-def _type(given: Any) -> str:
-    if isinstance(given, str):
-        return {"integer": "int", "long": "bigint", "short": "smallint", "byte": "tinyint"}.get(given, given)
-    if given["type"] == "struct":
-        return "struct<" + ",".join(f"{f['name']}:{_type(f['type'])}" for f in given["fields"]) + ">"
-    if given["type"] == "map":
-        return f"map<{_type(given['keyType'])},{_type(given['valueType'])}>"
-    return f"array<{_type(given['elementType'])}>" if given["type"] == "array" else str(given["type"])
+def _type(spark_type: Any) -> str:
+    if isinstance(spark_type, str):
+        return {"integer": "int", "long": "bigint", "short": "smallint", "byte": "tinyint"}.get(spark_type, spark_type)
+    if spark_type["type"] == "struct":
+        return "struct<" + ",".join(f"{f['name']}:{_type(f['type'])}" for f in spark_type["fields"]) + ">"
+    if spark_type["type"] == "map":
+        return f"map<{_type(spark_type['keyType'])},{_type(spark_type['valueType'])}>"
+    return f"array<{_type(spark_type['elementType'])}>" if spark_type["type"] == "array" else str(spark_type["type"])

@@ -42,10 +42,10 @@ STATS = {
     stat.name: stat
     for stat in (
         Stat(name="streamsem.rows.read", kind="counter", meaning="records that committed batches read"),
-        Stat(name="streamsem.rows.filtered", kind="counter", meaning="of these, dropped by the pipeline's `where`"),
-        Stat(name="streamsem.rows.quarantined", kind="counter", meaning="of these, quarantined: they could not be parsed"),
+        Stat(name="streamsem.rows.filtered", kind="counter", meaning="records of committed batches that the pipeline's `where` dropped"),
+        Stat(name="streamsem.rows.quarantined", kind="counter", meaning="records of committed batches that could not be parsed and were quarantined"),
         Stat(name="streamsem.rows.written", kind="counter", tags=("sink",), meaning="rows that committed batches wrote"),
-        Stat(name="streamsem.bytes.written", kind="counter", tags=("sink",), meaning="bytes of the files with these rows"),
+        Stat(name="streamsem.bytes.written", kind="counter", tags=("sink",), meaning="bytes of the files that committed batches wrote"),
         Stat(name="streamsem.batches.committed", kind="counter", meaning="versions that this process committed"),
         Stat(
             name="streamsem.batches.duration",
@@ -67,8 +67,8 @@ STATS = {
         Stat(name="streamsem.attempts.staged", kind="counter", meaning="attempts that this process started"),
         Stat(name="streamsem.attempts.adopted", kind="counter", meaning="complete attempts of other processes that this run adopted"),
         Stat(name="streamsem.attempts.lost", kind="counter", meaning="versions that another process closed first, with another attempt or result"),
-        Stat(name="streamsem.requests.answered", kind="counter", tags=("request",), meaning="requests to the log with a clear answer: `put`, `get`, `list`"),
-        Stat(name="streamsem.requests.unknown", kind="counter", tags=("request",), meaning="requests to the log without a clear answer; they are sent again"),
+        Stat(name="streamsem.requests.answered", kind="counter", tags=("request",), meaning="requests to the log whose result is known: `put`, `get`, `list`"),
+        Stat(name="streamsem.requests.unknown", kind="counter", tags=("request",), meaning="requests to the log whose result is unknown; they are sent again"),
     )
 }  # fmt: skip
 
@@ -86,7 +86,7 @@ class StatsListener:
         self._tags = dict(tags)
         self._unit = unit
         self._items_in = items_in
-        self._began: list[float] = []
+        self._phase_starts: list[float] = []
         self._last_poll: SourcePolled | None = None
         self._requests: Counter[tuple[str, bool]] = Counter()
 
@@ -103,11 +103,13 @@ class StatsListener:
         if isinstance(event, LogRequest):
             self._requests[event.request, event.unknown] += 1
         elif isinstance(event, PhaseStarted):
-            self._began.append(perf_counter())
+            self._phase_starts.append(perf_counter())
             if event.phase == "stage":
                 self._emit("streamsem.attempts.staged", 1)
         elif isinstance(event, PhaseEnded):
-            self._emit("streamsem.phases.duration", (perf_counter() - self._began.pop()) * 1000, phase=event.phase)
+            self._emit(
+                "streamsem.phases.duration", (perf_counter() - self._phase_starts.pop()) * 1000, phase=event.phase
+            )
             if event.phase == "run":
                 self._emit_requests()
         elif isinstance(event, SourcePolled):
@@ -116,9 +118,9 @@ class StatsListener:
         elif isinstance(event, Adopted):
             self._emit("streamsem.attempts.adopted", 1)
         elif isinstance(event, VersionClosed):
-            self._emit_decision(event)
+            self._emit_closed(event)
 
-    def _emit_decision(self, event: VersionClosed) -> None:
+    def _emit_closed(self, event: VersionClosed) -> None:
         self._emit("streamsem.attempts.lost", int(event.lost))
         if self._last_poll is not None:
             self._emit("streamsem.lag", self._last_poll.behind(event.next, self._items_in), unit=self._unit)
@@ -139,10 +141,10 @@ class StatsListener:
 
     def _emit(self, name: str, value: float, **tags: str) -> None:
         stat = STATS[name]
-        every = {**self._tags, **{tag: tags[tag] for tag in stat.tags}}
+        all_tags = {**self._tags, **{tag: tags[tag] for tag in stat.tags}}
         if stat.kind == "gauge":
-            self._stats.gauge(name, value, tags=every)
+            self._stats.gauge(name, value, tags=all_tags)
         elif stat.kind == "timer":
-            self._stats.timing(name, value, tags=every)
+            self._stats.timing(name, value, tags=all_tags)
         elif value:
-            self._stats.incr(name, value, tags=every)
+            self._stats.incr(name, value, tags=all_tags)

@@ -61,13 +61,13 @@ class HasEngine:
         conf = self._conf()
         from airflow_provider_streamsem.spark import engine as spark
 
-        given: dict[str, Any] = {"packages": self.spark_packages, "logs_to_stdout": True}
+        options: dict[str, Any] = {"packages": self.spark_packages, "logs_to_stdout": True}
         conn_id = self.spark_conn_id or (None if self.spark_master else settings.spark_conn_id())
         if conn_id is not None:
-            self._engine = spark.engine_of(airflow_connection(conn_id), conf, **given)
+            self._engine = spark.engine_of(airflow_connection(conn_id), conf, **options)
         else:
             master = self.spark_master or "local[*]"
-            self._engine = spark.SparkEngine(master=master, conf=conf, **given)
+            self._engine = spark.SparkEngine(master=master, conf=conf, **options)
         return self._engine
 
     def conf_for(self, pipeline: Pipeline) -> dict[str, str]:

@@ -55,11 +55,11 @@ class VacuumOperator(HasPipeline, BaseOperator):  # type: ignore[misc]
         :raises StreamsemError: see :func:`airflow_provider_streamsem.pipeline.vacuum.vacuum`. An error that is not retryable fails the task at once
         """
         with self.resolved_pipeline(context) as pipeline:
-            done = vacuum(pipeline, dry_run=self.is_dry_run, all_versions=self.all_versions)
+            report = vacuum(pipeline, dry_run=self.is_dry_run, all_versions=self.all_versions)
         return {
-            "attempts": len(done.attempts),
-            "keys": len(done.keys),
-            "bytes": done.bytes,
+            "attempts": len(report.attempts),
+            "keys": len(report.keys),
+            "bytes": report.bytes,
             "dry_run": self.is_dry_run,
         }
 

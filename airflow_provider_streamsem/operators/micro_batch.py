@@ -51,17 +51,18 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
     :param spark_conn_id: as an alternative to a master, a connection of type ``spark`` (local, standalone, YARN or Kubernetes, in client mode) or
         ``spark_connect`` (templated). Default: the ``[streamsem] spark_conn_id`` option, and ``local[*]`` if that is empty
     :param spark_conf: settings of a Spark session that the task starts, or of ``spark-submit`` (templated)
-    :param spark_packages: ``"auto"``: the session or application loads the Spark packages that the pipeline needs, in the versions of the installed pyspark,
-        from Maven Central or ``spark.jars.repositories``. Default: it loads no packages. They must then be on Spark's class path or in ``spark_conf``
+    :param spark_packages: ``"auto"``: the session or application loads the Spark packages that the pipeline needs, in the versions of the installed pyspark.
+        It loads them from Maven Central or ``spark.jars.repositories``. Default: it loads no packages. They must then be on Spark's class path or in
+        ``spark_conf``
     :param run_in: ``"task"``: the driver is the task's process. ``"submit"``: the task plans the batch, submits the application through the Spark provider's
         hook, and waits for the outcome in the log. ``"submit"`` requires a ``spark_conn_id`` of type ``spark`` and a transform that the driver can import by
         name. It cannot be combined with ``spark_master`` or ``rerun="reprocess"``. Two drivers of one run never commit a version twice
     :param deferrable: with ``run_in="submit"``: wait in the triggerer and release the worker slot. Default: Airflow's ``[operators] default_deferrable``
     :param patience: with ``run_in="submit"``: how long the log may show no progress before the task treats the driver as lost. The task then fails, and its
         next try submits a new driver. Integer seconds or a ``timedelta``, 1 second or more; must be longer than one batch takes
-    :param partition_key: template of the partition key of outlet events (Airflow 3.3 or newer). The operator renders it after the run with the fields of the
-        result, for example ``"{{ version }}"``: once for the run's own version, and once for each version in ``completed``. Airflow then starts one run per
-        key of each partitioned DAG, and no run of a DAG with plain ``schedule=[asset]``. If nothing was committed, no key is added
+    :param partition_key: template of the partition key of outlet events (Airflow 3.3 or newer), for example ``"{{ version }}"``. After the run, the operator
+        renders it with the fields of the result: once for the run's own version, and once for each version in ``completed``. Airflow then starts one run
+        per key of each partitioned DAG, and no run of a DAG with plain ``schedule=[asset]``. If nothing was committed, no key is added
     :raises InvalidError: an argument is not valid, or two arguments cannot be combined
     """
 
@@ -114,9 +115,9 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
                 run = self._run(context)
                 result = run(pipeline, run_key=run_key(context["ti"]), drain=self.drain, engine=self.engine())
                 account.result = result
-        answer: dict[str, Any] = result.to_json()
-        emit_outlet_events(self, context, answer)
-        return answer
+        document: dict[str, Any] = result.to_json()
+        emit_outlet_events(self, context, document)
+        return document
 
     def execute_complete(self, context: Any, event: dict[str, Any]) -> dict[str, Any]:
         """
@@ -125,13 +126,13 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
         :raises StageError: the log showed no progress for ``patience``. Committed versions stay committed
         """
         with mapped():
-            seen = result_of_event(event)
-            if seen["stalled"]:
+            observed = result_of_event(event)
+            if observed["stalled"]:
                 raise StageError(
                     "the log showed no progress for longer than `patience`, so the task treats the driver as lost. The run is not complete; committed versions "
                     "stay committed",
-                    run_key=seen["run_key"],
-                    version=seen["version"],
+                    run_key=observed["run_key"],
+                    version=observed["version"],
                     patience_s=self.patience_s,
                 )
         return self.execute(context)
@@ -182,7 +183,7 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
                 self._submission.start(connections)
         trigger = ConditionTrigger(to_text(condition), poll_interval_s=settings.poll_interval_s(), is_patient=True)
         self.defer(trigger=trigger, method_name="execute_complete")
-        raise AssertionError  # defer does not return
+        raise AssertionError("defer does not return")
 
     def _awaited(self, pipeline: Pipeline, condition: DriverWait) -> RunResult:
         """Wait until the run is complete in the log, after ``spark-submit`` ended. In cluster mode the driver may still be running."""
@@ -191,11 +192,11 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
             if finding.met:
                 break
             SYSTEM_CLOCK.sleep(settings.poll_interval_s())
-        answer = plan_run(pipeline, run_key=condition.run_key, drain=self.drain)
-        if answer is None or finding.seen["stalled"]:
-            what = "spark-submit ended, but the run is not complete in the log; committed versions stay committed"
-            raise StageError(what, **finding.seen)
-        return answer
+        result = plan_run(pipeline, run_key=condition.run_key, drain=self.drain)
+        if result is None or finding.seen["stalled"]:
+            summary = "spark-submit ended, but the run is not complete in the log; committed versions stay committed"
+            raise StageError(summary, **finding.seen)
+        return result
 
     def _run(self, context: Any) -> Callable[..., RunResult]:
         """

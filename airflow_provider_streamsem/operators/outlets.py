@@ -35,7 +35,7 @@ def checked_partition_key(template: str | None, outlets: Sequence[Any]) -> str |
 
 
 @mapped()
-def emit_outlet_events(task: Any, context: Any, answer: dict[str, Any]) -> None:
+def emit_outlet_events(task: Any, context: Any, result: dict[str, Any]) -> None:
     """
     Set the ``extra`` of each outlet's event to the run's result, plus ``rows`` and ``manifest``.
 
@@ -47,12 +47,12 @@ def emit_outlet_events(task: Any, context: Any, answer: dict[str, Any]) -> None:
 
     Outlets that are neither assets nor aliases, such as files for lineage, have no events and are skipped.
 
-    :param answer: the result as JSON, from :meth:`RunResult.to_json`
+    :param result: the result as JSON, from :meth:`RunResult.to_json`
     :raises AirflowFailException: a key cannot be rendered, is empty or has more than 250 characters. The task fails without a retry, and committed versions
         stay committed
     """
-    counted = [answer, *answer["completed"]]
-    rows = sum(n for one in counted for name, n in one["counts"].items() if name.startswith("written."))
+    versions = [result, *result["completed"]]
+    rows = sum(n for version in versions for name, n in version["counts"].items() if name.startswith("written."))
     from jinja2 import StrictUndefined
 
     for outlet in task.outlets:
@@ -60,13 +60,13 @@ def emit_outlet_events(task: Any, context: Any, answer: dict[str, Any]) -> None:
             event = context["outlet_events"][outlet]
         except TypeError:  # Airflow raises TypeError for outlets that have no events
             continue
-        event.extra = {**answer, "rows": rows, "manifest": answer["outcome"]}
+        event.extra = {**result, "rows": rows, "manifest": result["outcome"]}
         if task.partition_key is not None:
             template = text_templates(task).overlay(undefined=StrictUndefined).from_string(task.partition_key)
-            for one in counted:
-                if not one["counts"]:  # the run itself committed nothing
+            for version in versions:
+                if not version["counts"]:  # the run itself committed nothing
                     continue
-                key = _rendered(template, {**answer, **one}, task)
+                key = _rendered(template, {**result, **version}, task)
                 if not 0 < len(key) <= _LONGEST_KEY:
                     raise InvalidError(
                         "a partition key must have 1 to 250 characters", task=task.task_id, given=key

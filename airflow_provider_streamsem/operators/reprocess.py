@@ -72,6 +72,6 @@ class ReprocessOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # type
             account.result = result = reprocess(
                 pipeline, version, run_key=key, current_lookups=self.current_lookups, engine=self.engine()
             )
-        answer: dict[str, Any] = result.to_json()
-        emit_outlet_events(self, context, answer)
-        return answer
+        document: dict[str, Any] = result.to_json()
+        emit_outlet_events(self, context, document)
+        return document

@@ -19,19 +19,19 @@ from airflow_provider_streamsem.pipeline.spec import Pipeline
 
 GRACE_S = 5.0
 _SUBMITTED_WITHIN_S = 600.0
-_NAMES_OF_DRIVERS = ("_driver_id", "_yarn_application_id", "_kubernetes_driver_pod")
+_DRIVER_IDS = ("_driver_id", "_yarn_application_id", "_kubernetes_driver_pod")
 
 
 @dataclass(slots=True)
 class ConnectionRecorder:
     """A connection resolver that records every connection that it returns. The task passes the recorded connections to the driver."""
 
-    seen: dict[str, Connection] = field(default_factory=dict)
+    recorded: dict[str, Connection] = field(default_factory=dict)
 
     def __call__(self, conn_id: str) -> Connection:
         """Look up and record a connection."""
-        self.seen[conn_id] = airflow_connection(conn_id)
-        return self.seen[conn_id]
+        self.recorded[conn_id] = airflow_connection(conn_id)
+        return self.recorded[conn_id]
 
     def need(self, pipeline: Pipeline) -> None:
         """Look up and record every connection that the spec names. Planning alone may not look up all of them."""
@@ -44,7 +44,7 @@ class ConnectionRecorder:
 
         They contain secrets. Never put them on a command line, which every user of the machine can read.
         """
-        return dict(to_environment(found) for found in self.seen.values())
+        return dict(to_environment(connection) for connection in self.recorded.values())
 
 
 def _conn_ids(spec: Any) -> Iterator[str]:
@@ -72,20 +72,20 @@ class Submission:
     ) -> None:
         from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 
-        found = airflow_connection(conn_id)
-        if found.conn_type != "spark" or not found.host:  # without a host, the hook would submit to YARN
+        connection = airflow_connection(conn_id)
+        if connection.conn_type != "spark" or not connection.host:  # without a host, the hook would submit to YARN
             raise InvalidError(
                 'run_in="submit" requires a connection of type spark with a host; nothing was submitted',
                 conn_id=conn_id,
-                conn_type=found.conn_type,
+                conn_type=connection.conn_type,
             )
-        if secret := secret_settings(conf or {}):
+        if secrets := secret_settings(conf or {}):
             raise InvalidError(
                 "settings contain secrets, and the command line of spark-submit is visible in process lists; nothing was submitted",
-                given=secret,
+                given=secrets,
                 accepted="spark-defaults.conf of the submitting Spark, a Hadoop credential provider, or a Kubernetes secret",
             )
-        self._is_cluster = found.extra.get("deploy-mode") == "cluster"
+        self._is_cluster = connection.extra.get("deploy-mode") == "cluster"
         self._application = submit_app.__file__
         self._hook: Any = SparkSubmitHook(
             conn_id=conn_id,
@@ -108,11 +108,11 @@ class Submission:
         thread.start()
         waited = 0.0
         while thread.is_alive() and waited < (_SUBMITTED_WITHIN_S if self._is_cluster else GRACE_S):
-            if self._is_cluster and any(getattr(self._hook, name, None) for name in _NAMES_OF_DRIVERS):
+            if self._is_cluster and any(getattr(self._hook, name, None) for name in _DRIVER_IDS):
                 break
             thread.join(1)
             waited += 1
-        self._refuse_failed()
+        self._raise_failure()
 
     def end(self) -> None:
         """Terminate ``spark-submit``, and in client mode the driver. Versions that the driver has committed stay committed."""
@@ -128,7 +128,7 @@ class Submission:
         :raises StageError: ``spark-submit`` failed. The version stays open
         """
         self._submit(connections.environment())
-        self._refuse_failed()
+        self._raise_failure()
 
     def _submit(self, environment: dict[str, str]) -> None:
         try:
@@ -137,7 +137,7 @@ class Submission:
         except Exception as error:
             self._failed.append(error)
 
-    def _refuse_failed(self) -> None:
+    def _raise_failure(self) -> None:
         if self._failed:
             raise StageError(
                 "spark-submit failed; committed versions stay committed, and an open version stays open"

@@ -67,8 +67,8 @@ class OffsetsAvailable:
 
     def check(self, *, clock: Clock = SYSTEM_CLOCK) -> Finding:
         """Plan the next batch without writing."""
-        found = waiting(self.pipeline, clock=clock)
-        return Finding(met=found.is_due, seen=found.to_json())
+        result = waiting(self.pipeline, clock=clock)
+        return Finding(met=result.is_due, seen=result.to_json())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +95,8 @@ class BatchCommitted:
         """
         Read the log. While the log does not exist, the condition is not met.
 
-        :raises InvalidError: the version was aborted, so it can never be committed; or ``offsets`` names a topic without its id, although the topic was
-            deleted and recreated
+        :raises InvalidError: the version was aborted, so it can never be committed. Or ``offsets`` names a topic without its id, and the topic was deleted
+            and recreated
         """
         if self.pipeline is None:
             return self._check(self.log, clock)
@@ -110,30 +110,30 @@ class BatchCommitted:
             return Finding(met=False, seen={"log": url, "version": -1})
         context = {"pipeline": record.name, "log": url}
         if self.version is not None:
-            found = self._of_version(log, self.version)
+            finding = self._of_version(log, self.version)
         elif self.run_key is not None:
-            found = self._of_run(log, log.find_head(), self.run_key)
+            finding = self._of_run(log, log.find_head(), self.run_key)
         else:
             head = log.find_head()
             if isinstance(head, ClosedHead) and head.spec is None and record.fork is not None:
                 head = dataclasses.replace(head, initial_offsets=record.fork.offsets)
-            found = self._of_offsets(head, self.offsets or {})
-        return Finding(met=found.met, seen={**context, **found.seen})
+            finding = self._of_offsets(head, self.offsets or {})
+        return Finding(met=finding.met, seen={**context, **finding.seen})
 
     def _of_version(self, log: CommitLog, version: int) -> Finding:
-        found = log.outcome(version)
-        if found is None:
+        stored = log.outcome(version)
+        if stored is None:
             return Finding(met=False, seen={"version": version})
-        if not found[0].committed:
-            what = "the version was closed by an abort and will never be committed; a later version reads its range"
-            raise InvalidError(what, log=log.store.url, version=version, reason=found[0].reason).advising(
+        if not stored[0].committed:
+            summary = "the version was closed by an abort and will never be committed; a later version reads its range"
+            raise InvalidError(summary, log=log.store.url, version=version, reason=stored[0].reason).advising(
                 "wait for a later version, or for offsets."
             )
-        return Finding(met=True, seen=_outcome_facts(found[0]))
+        return Finding(met=True, seen=_outcome_facts(stored[0]))
 
     @staticmethod
     def _of_run(log: CommitLog, head: Head, run_key: str) -> Finding:
-        # Without the open version: one of another run is irrelevant here, and the run's pointer leads to one of this run.
+        # An open version of another run is irrelevant here, and the run's pointer leads to an open version of this run. So the open version is left out.
         position = log.locate(run_key, without_pending(head))
         if not isinstance(position, RunComplete):
             return Finding(met=False, seen={"run_key": run_key, "version": head.closed})
@@ -141,12 +141,14 @@ class BatchCommitted:
 
     @staticmethod
     def _of_offsets(head: Head, upto: Offsets) -> Finding:
-        named = {name: [p for p in head.next if name in (p, p.partition("@")[0])] for name in upto}
-        several = sorted(p for found in named.values() if len(found) > 1 for p in found)
-        if several:
-            what = "the log has offsets of several topics with this name, because the topic was deleted and recreated: name the topic with its id"
-            raise InvalidError(what, accepted=several)
-        committed = {name: max((head.next[p] for p in found), default=0) for name, found in named.items()}
+        partitions = {name: [p for p in head.next if name in (p, p.partition("@")[0])] for name in upto}
+        ambiguous = sorted(p for matches in partitions.values() if len(matches) > 1 for p in matches)
+        if ambiguous:
+            summary = (
+                "the log has offsets of several topics with this name, because the topic was deleted and recreated"
+            )
+            raise InvalidError(summary, accepted=ambiguous).advising("name the topic with its id.")
+        committed = {name: max((head.next[p] for p in matches), default=0) for name, matches in partitions.items()}
         return Finding(met=offsets.reached(committed, upto), seen={"version": head.closed, "next": committed})
 
 
@@ -224,10 +226,10 @@ class Retention:
 
     def __post_init__(self) -> None:
         if not any(isinstance(source, Expiring) for source in self.pipeline.source_parts.values()):
-            what = (
+            summary = (
                 "the items of this source have no retention, so they never expire, and this sensor would never succeed"
             )
-            raise InvalidError(what, pipeline=self.pipeline.name, source=type(self.pipeline.source).__name__)
+            raise InvalidError(summary, pipeline=self.pipeline.name, source=type(self.pipeline.source).__name__)
 
     def check(self, *, clock: Clock = SYSTEM_CLOCK) -> Finding:
         """Compare the retention of the source with the committed offsets."""
@@ -239,12 +241,12 @@ class Retention:
         source = pipeline.source
         assert isinstance(source, Expiring)
         within_ms = None if self.within_s is None else self.within_s * 1000
-        found = source.expiry(dry.head.next, within_ms=within_ms, now_ms=clock.now_ms())
-        is_near = self.records is not None and found.spare is not None and found.spare < self.records
+        expiry = source.expiry(dry.head.next, within_ms=within_ms, now_ms=clock.now_ms())
+        is_near = self.records is not None and expiry.spare is not None and expiry.spare < self.records
         context = {"pipeline": pipeline.name, "log": pipeline.log, "version": dry.head.closed}
         return Finding(
-            met=bool(found.lost or found.at_risk) or is_near,
-            seen={**context, **plain(found), "unit": pipeline.source.unit},
+            met=bool(expiry.lost or expiry.at_risk) or is_near,
+            seen={**context, **plain(expiry), "unit": pipeline.source.unit},
         )
 
 
@@ -253,8 +255,11 @@ class DriverWait:
     """
     Met if a task that waits for its submitted driver must resume.
 
-    The task must resume in three cases: the run is complete; the run has closed no version and has none open; or the log has shown no progress for
-    ``patience_s`` seconds. In the third case the task considers the driver lost, and ``seen["stalled"]`` is true.
+    The task must resume in three cases:
+
+    * The run is complete.
+    * The run has closed no version and has none open.
+    * The log has shown no progress for ``patience_s`` seconds. The task then treats the driver as lost, and ``seen["stalled"]`` is true.
 
     :param run_key: the key of the run
     :param patience_s: maximum time without progress in the log, in seconds
@@ -278,9 +283,9 @@ class DriverWait:
         context = {"run_key": self.run_key, "version": head.closed}
         if isinstance(position, RunComplete) or (isinstance(position, Ready) and position.j == 0):
             return Finding(met=True, seen={**context, "stalled": False})
-        moments = [self.since_ms, head.plan.planned_at_ms if isinstance(head, OpenHead) else 0]
-        moments.append(0 if head.outcome is None else head.outcome.decided_at_ms)
-        stalled = clock.now_ms() - max(moments) > self.patience_s * 1000
+        progress_ms = [self.since_ms, head.plan.planned_at_ms if isinstance(head, OpenHead) else 0]
+        progress_ms.append(0 if head.outcome is None else head.outcome.decided_at_ms)
+        stalled = clock.now_ms() - max(progress_ms) > self.patience_s * 1000
         return Finding(met=stalled, seen={**context, "stalled": stalled})
 
 
@@ -318,8 +323,8 @@ def to_text(condition: Condition) -> str:
 
 def of_text(text: str) -> Condition:
     """Return the condition of a text that :func:`to_text` produced."""
-    given = json.loads(text)
-    if given.get("pipeline") is not None:
-        given["pipeline"] = of_spec_text(given["pipeline"])
-    found: Condition = _NAMES[given.pop("condition")](**given)
-    return found
+    fields = json.loads(text)
+    if fields.get("pipeline") is not None:
+        fields["pipeline"] = of_spec_text(fields["pipeline"])
+    condition: Condition = _NAMES[fields.pop("condition")](**fields)
+    return condition

@@ -38,8 +38,8 @@ class Difference:
     """
     The result of :func:`diff`.
 
-    :param rows: a DataFrame with a line for each row that one side has more often: ``row`` (JSON text of the compared columns), ``only_in`` (``original`` or
-        ``fork``) and ``times`` (how much more often, at least 1)
+    :param rows: a DataFrame with one line for each row that one side has more often. ``row`` is the JSON text of the compared columns, ``only_in`` is
+        ``original`` or ``fork``, and ``times`` is how much more often that side has the row, at least 1
     :param columns: the compared columns: those that both sides have
     """
 
@@ -53,7 +53,7 @@ class Difference:
         """
         Whether both sides have read up to the same offsets and have the same watermark.
 
-        If not, one of them has yet to read records or to emit rows of its state, so rows may differ that will be equal later.
+        If not, one side has not yet read some records or emitted some rows of its state. Rows that differ now may then be equal later.
         """
         sides = self.original, self.fork
         return sides[0].next == sides[1].next and sides[0].watermark_ms == sides[1].watermark_ms
@@ -65,21 +65,21 @@ def opened(fork: str | CommittedLog, original: str | CommittedLog) -> tuple[Comm
 
     :raises InvalidError: the log is no fork of the original, or has no closed version
     """
-    after = open_log(fork) if isinstance(fork, str) else fork
-    before = open_log(original) if isinstance(original, str) else original
-    position = after.record.fork
-    if position is None:
-        raise InvalidError("the log is not the log of a fork", log=after.log.store.url).advising(
+    fork_log = open_log(fork) if isinstance(fork, str) else fork
+    original_log = open_log(original) if isinstance(original, str) else original
+    forked_at = fork_log.record.fork
+    if forked_at is None:
+        raise InvalidError("the log is not the log of a fork", log=fork_log.log.store.url).advising(
             "name the log of the fork first, and that of the original second."
         )
-    if before.record.pipeline_uuid != position.pipeline_uuid:
-        what = "the fork was made from another log"
-        where = {"fork": after.log.store.url, "original": before.log.store.url, "forked_from": position.log}
-        raise InvalidError(what, **where).advising("name the log from which the fork was made.")
-    if after.head < 0:
-        what = "the fork has no closed version, so there is nothing to compare"
-        raise InvalidError(what, log=after.log.store.url).advising("run the fork first.")
-    return after, before, position.version
+    if original_log.record.pipeline_uuid != forked_at.pipeline_uuid:
+        summary = "the fork was made from another log"
+        logs = {"fork": fork_log.log.store.url, "original": original_log.log.store.url, "forked_from": forked_at.log}
+        raise InvalidError(summary, **logs).advising("name the log from which the fork was made.")
+    if fork_log.head < 0:
+        summary = "the fork has no closed version, so it has no rows to compare"
+        raise InvalidError(summary, log=fork_log.log.store.url).advising("run the fork first.")
+    return fork_log, original_log, forked_at.version
 
 
 def diff(
@@ -96,9 +96,13 @@ def diff(
     """
     from pyspark.sql import functions as F
 
-    after, before, version = opened(fork, original)
-    ends = {1: before.head, -1: after.head}
-    rows = {1: _rows_since(spark, before, sink, version, ends[1]), -1: _rows_since(spark, after, sink, -1, ends[-1])}
+    fork_log, original_log, version = opened(fork, original)
+    # The keys are signs: 1 for the original, -1 for the fork. The sum of the signs of equal rows is how much more often the original has the row.
+    ends = {1: original_log.head, -1: fork_log.head}
+    rows = {
+        1: _rows_since(spark, original_log, sink, version, ends[1]),
+        -1: _rows_since(spark, fork_log, sink, -1, ends[-1]),
+    }
     shared = [name for name in rows[1].columns if name in rows[-1].columns]
     if not shared:
         columns = {"original": rows[1].columns, "fork": rows[-1].columns}
@@ -126,8 +130,8 @@ def diff(
     return Difference(
         rows=total.selectExpr("row", only_in, "abs(balance) AS times"),
         columns=tuple(shared),
-        original=side(before, 1),
-        fork=side(after, -1),
+        original=side(original_log, 1),
+        fork=side(fork_log, -1),
     )
 
 

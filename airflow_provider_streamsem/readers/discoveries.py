@@ -68,18 +68,18 @@ class DiscoveryCheck:
             entry = self._read(i)
             if entry is None:
                 return
-            same = [*entry.recent] == files[entry.paged : entry.end] and pages.issuperset(entry.pages)
-            if entry.first != expected or entry.end < expected or not same:
-                what = "the ordinals of the discovered files are not consecutive, or differ from those of a later discovery"
-                self.report("D6", what, key=self.prefix + keys.discovered(i))
+            is_equal = [*entry.recent] == files[entry.paged : entry.end] and pages.issuperset(entry.pages)
+            if entry.first != expected or entry.end < expected or not is_equal:
+                description = "the ordinals of the discovered files are not consecutive, or differ from those of a later discovery"
+                self.report("D6", description, key=self.prefix + keys.discovered(i))
             expected = entry.end
 
     def _read(self, i: int) -> Discovery | None:
         key = keys.discovered(i)
-        found = self.attempt(lambda: self.log.perform(procedures.read_entry(Discovery, key)) or ())
-        if found == ():
+        stored = self.attempt(lambda: self.log.perform(procedures.read_entry(Discovery, key)) or ())
+        if stored == ():
             self.report("I1", "a discovery is missing", key=self.prefix + key)
-        return found[0] if found else None
+        return stored[0] if stored else None
 
     def _pages(self, refs: Sequence[PageRef], key: str) -> tuple[list[FoundFile], set[PageRef]]:
         """Return the files of pages and of their child pages in order of ordinals, and references to all these pages."""
@@ -88,9 +88,9 @@ class DiscoveryCheck:
         for ref in refs:
             page = self.attempt(partial(self.log.perform, discovery.read(ref)))
             if page is not None:
-                below, more = self._pages(page.pages, key)
-                files += [*page.files, *below]
-                pages |= more
+                child_files, child_pages = self._pages(page.pages, key)
+                files += [*page.files, *child_files]
+                pages |= child_pages
                 if any(child.level != ref.level - 1 for child in page.pages) or (page.files and ref.level):
                     self.report(
                         "D6",
@@ -101,8 +101,8 @@ class DiscoveryCheck:
 
     def _known(self, node: KnownNode) -> list[FileKey]:
         """Return the sorted keys of all files in a node of the search tree and in its descendants."""
-        found = [*node.files]
-        for below in node.ranges:
-            read = self.attempt(partial(self.log.perform, known.read(below)))
-            found += [] if read is None else self._known(read)
-        return sorted(found)
+        file_keys = [*node.files]
+        for ref in node.ranges:
+            child = self.attempt(partial(self.log.perform, known.read(ref)))
+            file_keys += [] if child is None else self._known(child)
+        return sorted(file_keys)

@@ -130,19 +130,19 @@ class CommittedLog:
 
         :raises InvalidError: there is no such sink, it publishes outside the log, or another package provides its type and no pipeline was given
         :raises ConflictError: the dataset belongs to another log
-        :raises LogDamagedError: the dataset has no mark
+        :raises LogDamagedError: the dataset has no ownership marker
         """
         if name not in self.sinks:
             raise InvalidError("the pipeline has no such sink", given=name, accepted=sorted(self.sinks))
         sink = self.sinks[name]
         if isinstance(sink, str) and not registry.is_built_in("sinks", sink):
-            what = (
-                "another package provides the type of this sink, so reading it requires the pipeline: pass the pipeline"
-            )
-            raise InvalidError(what, sink=name, type=sink, accepted="PIPELINE.toml, or open_log(…, pipeline=)")
+            summary = "another package provides the type of this sink, so reading it requires the pipeline"
+            accepted = "PIPELINE.toml, or open_log(…, pipeline=)"
+            raise InvalidError(summary, sink=name, type=sink, accepted=accepted).advising("pass the pipeline.")
         if isinstance(sink, str) or sink.publishes:
-            what = "this sink publishes its rows outside the log, so the log has no files of it: read its table, topic or endpoint directly"
-            raise InvalidError(what, sink=name, type=sink if isinstance(sink, str) else registry.name_of("sinks", sink))
+            summary = "this sink publishes its rows outside the log, so the log has no files of it"
+            kind = sink if isinstance(sink, str) else registry.name_of("sinks", sink)
+            raise InvalidError(summary, sink=name, type=kind).advising("read its table, topic or endpoint directly.")
         if name not in self._owned:
             claim_dataset(name, sink, self.log, self.record, url=self.log.store.url, new=False)
             self._owned.add(name)
@@ -178,11 +178,11 @@ class CommittedLog:
         :raises ConflictError: a dataset belongs to another log
         :raises LogDamagedError: an entry of the log or a dataset's ownership marker is missing or damaged
         """
-        return self._named(self.view(version=version, since=since), sink)
+        return self._committed_files(self.view(version=version, since=since), sink)
 
     def changes(self, *, since: int, version: int | None = None, sink: str | None = None) -> Changes:
         """
-        Return the files to add to, and to remove from, a copy of the dataset as of ``since``, so that it equals the dataset as of ``version``.
+        Return the changes that update a copy of the dataset from the version ``since`` to ``version``: files to add and files to remove.
 
         :param since: the version of the copy; -1 for an empty copy
         :param version: the target version, inclusive; default: the newest closed one
@@ -192,21 +192,21 @@ class CommittedLog:
         :raises LogDamagedError: an entry of the log or a dataset's ownership marker is missing or damaged
         """
         now = self.view(version=version)
-        kept = {f.version for f in now.files}
-        before = self._named(self.view(version=since), sink)
+        visible_versions = {f.version for f in now.files}
+        before = self._committed_files(self.view(version=since), sink)
         return Changes(
             version=now.version,
-            added=tuple(f for f in self._named(now, sink) if f.version > since),
-            removed=tuple(f for f in before if f.version not in kept),
+            added=tuple(f for f in self._committed_files(now, sink) if f.version > since),
+            removed=tuple(f for f in before if f.version not in visible_versions),
         )
 
-    def _named(self, view: LogView, sink: str | None) -> list[CommittedFile]:
+    def _committed_files(self, view: LogView, sink: str | None) -> list[CommittedFile]:
         if sink is not None:
             self.dataset(sink)
-        shown = [f for f in view.files if sink in (None, f.sink) and not self._is_published(f.sink)]
-        foreign = sorted({f.sink for f in shown} - {*self.sinks})
-        if foreign:
-            raise LogDamagedError("an outcome names sinks that the spec does not have", invariant="I8", sinks=foreign)
+        visible = [f for f in view.files if sink in (None, f.sink) and not self._is_published(f.sink)]
+        unknown = sorted({f.sink for f in visible} - {*self.sinks})
+        if unknown:
+            raise LogDamagedError("an outcome names sinks that the spec does not have", invariant="I8", sinks=unknown)
         return [
             CommittedFile(
                 version=f.version,
@@ -218,7 +218,7 @@ class CommittedLog:
                 partition=f.file.partition,
                 checksum=f.file.checksum,
             )
-            for f in shown
+            for f in visible
         ]
 
     def schema(self, sink: str, *, version: int | None = None) -> str | None:
@@ -227,8 +227,8 @@ class CommittedLog:
 
         :param version: as of this version; default: the newest closed one
         """
-        found = self.log.outcome(self.head if version is None else version) if self.head >= 0 else None
-        return None if found is None else found[0].schemas.get(sink)
+        stored = self.log.outcome(self.head if version is None else version) if self.head >= 0 else None
+        return None if stored is None else stored[0].schemas.get(sink)
 
     def quarantined(self, *, version: int | None = None, since: int | None = None) -> Iterator[dict[str, Any]]:
         """
@@ -247,7 +247,7 @@ class CommittedLog:
         """
         at = self.view(version=version, since=since).version
         stored = [self.log.outcome(number) for number in range(0 if since is None else since + 1, at + 1)]
-        outcomes = [found[0] for found in stored if found is not None]
+        outcomes = [entry[0] for entry in stored if entry is not None]
         hidden = not_visible(outcomes)
         for outcome in outcomes:
             for key in () if outcome.version in hidden else outcome.quarantine.keys:
@@ -276,8 +276,8 @@ class CommittedLog:
             plan, outcome = self.log.plan(number), self.log.outcome(number)
             receipts = self.log.receipts(number) if outcome is not None and outcome[0].requires_receipts else None
             if plan is not None:
-                found = None if outcome is None else outcome[0]
-                yield Version(version=number, plan=plan[0], outcome=found, receipts=receipts)
+                closed = None if outcome is None else outcome[0]
+                yield Version(version=number, plan=plan[0], outcome=closed, receipts=receipts)
 
 
 def _joined(location: str, key: str) -> str:

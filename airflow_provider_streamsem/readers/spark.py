@@ -1,4 +1,4 @@
-"""Returns a dataset as of a version as a Spark DataFrame."""
+"""Reads the rows of a dataset, as of a version, as a Spark DataFrame."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def read_committed(
     :param sink: name of the sink; required if the pipeline has several
     :raises InvalidError: there is no such log, version or sink, the sink publishes outside the log, or no commit has recorded the columns yet
     :raises ConflictError: the dataset belongs to another log
-    :raises LogDamagedError: an entry of the log is damaged, the dataset has no mark, or this Spark version cannot parse the recorded schema
+    :raises LogDamagedError: an entry of the log is damaged, the dataset has no ownership marker, or this Spark version cannot parse the recorded schema
     """
     opened = open_log(log) if isinstance(log, str) else log
     name = sink_of(opened, sink)
@@ -48,7 +48,9 @@ def sink_of(opened: CommittedLog, sink: str | None) -> str:
     :raises InvalidError: the pipeline has several sinks, and none is given
     """
     if sink is None and len(opened.sinks) > 1:
-        raise InvalidError("the pipeline has several sinks: name one", accepted=sorted(opened.sinks))
+        raise InvalidError(
+            "the pipeline has several sinks, and none was named", accepted=sorted(opened.sinks)
+        ).advising("name one of the accepted sinks.")
     return sink or next(iter(opened.sinks))
 
 

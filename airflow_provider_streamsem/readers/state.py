@@ -1,8 +1,8 @@
 """
 Reads the state of a transform at a version as a DataFrame, with Spark's data source for state.
 
-The data source reads a checkpoint directory. This module gives it one that consists of links: to the state files in the log, and to a temporary directory with
-the entries of the offset log and the commit log that the outcome of the version implies. So reading writes nothing to the log.
+The data source reads a checkpoint directory. This module provides one that consists of links, so it writes nothing to the log. One link leads to the state
+files in the log. The others lead to a temporary directory with the entries of Spark's offset log and commit log, which the module derives from the outcome.
 """
 
 from __future__ import annotations
@@ -62,54 +62,55 @@ def read_state(
     at = opened.head if version is None else version
     outcome = opened.log.outcome(at)
     stored = None if outcome is None else outcome[0].state
-    found = operator_state(stored)
-    if found is None:
-        what = (
+    state = operator_state(stored)
+    if state is None:
+        summary = (
             "the version keeps no state of operators" if outcome is not None else "the log has no such closed version"
         )
-        raise InvalidError(what, log=opened.log.store.url, version=at, newest_closed=opened.head)
-    if not 0 <= operator < len(found.operators):
-        names = [one.name for one in found.operators]
+        raise InvalidError(summary, log=opened.log.store.url, version=at, newest_closed=opened.head)
+    if not 0 <= operator < len(state.operators):
+        names = [each.name for each in state.operators]
         raise InvalidError("the version has no such operator", version=at, given=operator, operators=names)
-    if found.operators[operator].has_absolute_paths:
-        what = "the state of transformWithState cannot be read: its metadata names files by their absolute paths"
-        raise InvalidError(what, version=at, operator=found.operators[operator].name).advising(
+    if state.operators[operator].has_absolute_paths:
+        summary = "the state of transformWithState cannot be read, because its metadata has absolute paths of files"
+        raise InvalidError(summary, version=at, operator=state.operators[operator].name).advising(
             "read the state of another operator, or emit the state as rows of the transform."
         )
     if not state_files.is_loadable(opened.log.store, stored):
-        what = "files of the state after this version were deleted by vacuum"
-        raise InvalidError(what, version=at).advising("read a newer version, or raise state.keep_versions.")
-    root = _root_uri(opened.log.store.url, found)
+        summary = "vacuum has deleted files of the state after this version"
+        raise InvalidError(summary, version=at).advising("read a newer version, or raise state.keep_versions.")
+    root = _root_uri(opened.log.store.url, state)
     session = spark.newSession()
+    table = f"streamsem-{SYSTEM_CLOCK.new_id()}"
     settings = {
         **_STORE,
         "spark.sql.streaming.checkpointFileManagerClass": f"{_STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager",
-        **_links(table := f"streamsem-{SYSTEM_CLOCK.new_id()}", {"state": root, **_checkpoint(found)}),
+        **_links(table, {"state": root, **_checkpoint(state)}),
     }
     for name, value in settings.items():
         session.conf.set(name, value)
-    given = {"batchId": str(found.batches - 1), "operatorId": str(operator), **(options or {})}
-    return session.read.format("statestore").options(**given).load(f"viewfs://{table}/")
+    source_options = {"batchId": str(state.batches - 1), "operatorId": str(operator), **(options or {})}
+    return session.read.format("statestore").options(**source_options).load(f"viewfs://{table}/")
 
 
-def _root_uri(url: str, found: OperatorState) -> str:
+def _root_uri(url: str, state: OperatorState) -> str:
     """Return the directory of the state files as a URI, because the view file system parses the targets of its links as URIs."""
     scheme, path = split_url(url)
-    return f"{'s3a://' if scheme == 's3' else 'file:'}{quote(path)}/{LOCATION}/{found.root}/state"
+    return f"{'s3a://' if scheme == 's3' else 'file:'}{quote(path)}/{LOCATION}/{state.root}/state"
 
 
-def _checkpoint(found: OperatorState) -> dict[str, str]:
-    """Write the entries of the two logs for the newest batch of a state to a temporary directory. Returns name of the log → URL of its directory."""
+def _checkpoint(state: OperatorState) -> dict[str, str]:
+    """Write the entries of Spark's two logs for the newest batch of a state to a temporary directory. Return name of the log → URL of its directory."""
     home = Path(tempfile.mkdtemp(prefix="streamsem-state-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
-    conf = {**found.settings, **_STORE, "spark.sql.shuffle.partitions": str(found.partitions)}
-    offsets = {"batchWatermarkMs": found.watermark_ms, "batchTimestampMs": 0, "conf": conf}
-    ids = {str(number): [list(stores) for stores in one.ids] for number, one in enumerate(found.operators)}
-    commit = {"nextBatchWatermarkMs": found.next_watermark_ms, "stateUniqueIds": ids}
+    conf = {**state.settings, **_STORE, "spark.sql.shuffle.partitions": str(state.partitions)}
+    offsets = {"batchWatermarkMs": state.watermark_ms, "batchTimestampMs": 0, "conf": conf}
+    ids = {str(number): [list(stores) for stores in operator.ids] for number, operator in enumerate(state.operators)}
+    commit = {"nextBatchWatermarkMs": state.next_watermark_ms, "stateUniqueIds": ids}
     entries = {"offsets": f"v1\n{json.dumps(offsets)}\n0", "commits": f"v2\n{json.dumps(commit)}"}
     for name, text in entries.items():
         (home / name).mkdir()
-        (home / name / str(found.batches - 1)).write_text(text)
+        (home / name / str(state.batches - 1)).write_text(text)
     return {name: f"file:{home / name}" for name in entries}
 
 

@@ -173,10 +173,10 @@ class _Verification:
             where = error.fields.get("key") or error.fields.get("where") or ""
             what = str(error).split(". Do:")[0]
             rule = "R2" if isinstance(error, NewerFormatError) else str(error.fields.get("invariant", "I1"))
-            self._found(rule, what, version=version, key=str(where))
+            self._report(rule, what, version=version, key=str(where))
             return None
 
-    def _found(self, invariant: str, what: str, *, version: int | None = None, key: str = "") -> None:
+    def _report(self, invariant: str, what: str, *, version: int | None = None, key: str = "") -> None:
         self.verdict.findings.append(Finding(invariant=invariant, what=what, version=version, key=key))
 
     def _entry(self, cls: type[E], key: str, version: int | None = None) -> tuple[E, str] | None:
@@ -202,9 +202,9 @@ class _Verification:
                 head.planned(*plan)  # raises if the log was moved
             outcome = self._entry(Outcome, keys.outcome(version), version)
             if plan is None:
-                self._found("I2", "the plan of a version is missing or cannot be read", version=version)
+                self._report("I2", "the plan of a version is missing or cannot be read", version=version)
             if outcome is None and version < newest:
-                self._found(
+                self._report(
                     "I2", "the outcome of a version below the head is missing or cannot be read", version=version
                 )
             if plan is not None:
@@ -244,46 +244,46 @@ class _Verification:
             self._published[head.closed] = receipts[0]
             return replace(head, markers=receipts[0].markers)
         if head.closed < newest:
-            self._found(
+            self._report(
                 "I2", "the receipts of a version below the head are missing or cannot be read", version=head.closed
             )
         return head
 
-    def _markers(self, pipeline: Pipeline, found_outcomes: list[tuple[Outcome, str]]) -> None:
+    def _markers(self, pipeline: Pipeline, stored: list[tuple[Outcome, str]]) -> None:
         """Check that each transactional sink's marker names the newest commit published to it (I15, I18)."""
-        outcomes = [outcome for outcome, _ in found_outcomes]
-        shas = {outcome.version: sha for outcome, sha in found_outcomes}
+        outcomes = [outcome for outcome, _ in stored]
+        shas = {outcome.version: sha for outcome, sha in stored}
         by_version = {outcome.version: outcome for outcome in outcomes}
         for name in pipeline.publishes:
             sink = publishing(pipeline, name)
             publishing_versions = [
                 o.version for o in outcomes if name in o.publish and self._needs_marker(by_version, o, name)
             ]
-            got = [version for version in publishing_versions if version in self._published]
+            published = [version for version in publishing_versions if version in self._published]
             try:
-                found = sink.marker(self.opened.record.pipeline_uuid, name)
+                marker = sink.marker(self.opened.record.pipeline_uuid, name)
             except MarkerLostError as error:
-                self._found("I15", f"sink {name}: {error.summary}", version=max(got, default=None))
+                self._report("I15", f"sink {name}: {error.summary}", version=max(published, default=None))
                 continue
             except StreamsemError as error:
-                self._found("I15", f"the marker of sink {name} cannot be read: {str(error).split('. Do:')[0]}")
+                self._report("I15", f"the marker of sink {name} cannot be read: {str(error).split('. Do:')[0]}")
                 continue
-            at = -1 if found is None else found.version
-            if found is not None and at in shas and not found.is_of(at, shas[at]):
+            at = -1 if marker is None else marker.version
+            if marker is not None and at in shas and not marker.is_of(at, shas[at]):
                 what = f"the marker of sink {name} names another commit of version {at}: the log was restored from an older copy, or there are two copies of it"
-                self._found("I18", what, version=at)
+                self._report("I18", what, version=at)
             if at > max(publishing_versions, default=-1):
-                self._found(
+                self._report(
                     "I18", f"the marker of sink {name} is above every version that this log publishes to it", version=at
                 )
-            if sink.delivery == "exactly_once" and at < max(got, default=-1):
-                lost = (
+            if sink.delivery == "exactly_once" and at < max(published, default=-1):
+                fault = (
                     "is missing: its table or topic was deleted, renamed or recreated"
-                    if found is None
+                    if marker is None
                     else f"is at version {at}: an older copy of the table or topic was restored"
                 )
-                what = f"the marker of sink {name} {lost}. The receipts record that version {max(got)} was published"
-                self._found("I15", what, version=max(got))
+                what = f"the marker of sink {name} {fault}. The receipts record that version {max(published)} was published"
+                self._report("I15", what, version=max(published))
 
     def _needs_marker(self, by_version: Mapping[int, Outcome], outcome: Outcome, name: str) -> bool:
         """Return whether a version adds rows to a sink, or replaces rows that a version of its reprocessing chain has published to it (P2, P3)."""
@@ -303,7 +303,9 @@ class _Verification:
         plan = self._entry(Plan, keys.plan(replaced), replaced)
         outcome = self._entry(Outcome, keys.outcome(replaced), replaced)
         if replaced not in visible:
-            self._found("I20", "a reprocessing run replaces a version that is not visible", version=reprocessed.version)
+            self._report(
+                "I20", "a reprocessing run replaces a version that is not visible", version=reprocessed.version
+            )
         elif plan is not None and outcome is not None:
             self._try(partial(invariants.check_i20, reprocessed, plan[0], outcome[0]), version=reprocessed.version)
 
@@ -319,7 +321,7 @@ class _Verification:
         for found in outcomes:
             counts = add_counts(counts, net_counts(found) if found.version > to else {})
         if to not in kept:
-            self._found(
+            self._report(
                 "I21", "a rollback returns to a version that was rolled back or does not exist", version=plan.version
             )
             return
@@ -341,7 +343,7 @@ class _Verification:
         self._try(partial(opened.decided, *outcome), version=version)
         pointer = self._entry(RunPointer, keys.pointer(plan[0].run_key, plan[0].j), version)
         if pointer is None:
-            self._found("I16", "a closed version has no run pointer", version=version)
+            self._report("I16", "a closed version has no run pointer", version=version)
         else:
             self._try(partial(invariants.check_i16, pointer[0], plan[0]), version=version)
 
@@ -349,10 +351,10 @@ class _Verification:
         """Check that every stored segment equals the segment that its versions determine. A missing segment is not a violation (R5)."""
         children: dict[int, Segment] = {}
         for index in range(len(outcomes) // SEGMENT_WIDTH):
-            part = outcomes[index * SEGMENT_WIDTH : (index + 1) * SEGMENT_WIDTH]
-            if [o.version for o, _ in part] != list(range(index * SEGMENT_WIDTH, (index + 1) * SEGMENT_WIDTH)):
+            span = outcomes[index * SEGMENT_WIDTH : (index + 1) * SEGMENT_WIDTH]
+            if [o.version for o, _ in span] != list(range(index * SEGMENT_WIDTH, (index + 1) * SEGMENT_WIDTH)):
                 return
-            children[index] = segments.level_1(index, [o for o, _ in part], part[-1][1])
+            children[index] = segments.level_1(index, [o for o, _ in span], span[-1][1])
         level = 1
         while children:
             for index, expected in children.items():
@@ -369,28 +371,35 @@ class _Verification:
 
     def _discoveries(self) -> None:
         """Check the discoveries of each files source."""
-        found = [key.partition(keys.DISCOVERED) for key in self.opened.log.list_keys(keys.SOURCES)]
-        for prefix in sorted({before for before, sep, _ in found if sep}):
-            numbers = [keys.parse_newest_first(sep + name) for before, sep, name in found if before == prefix and sep]
+        parts = [key.partition(keys.DISCOVERED) for key in self.opened.log.list_keys(keys.SOURCES)]
+        for prefix in sorted({before for before, sep, _ in parts if sep}):
+            numbers = [keys.parse_newest_first(sep + name) for before, sep, name in parts if before == prefix and sep]
             newest = max((i for i in numbers if i is not None), default=None)
             if newest is not None:
                 log = self.opened.log.under(prefix)
-                DiscoveryCheck(log=log, prefix=prefix, attempt=self._try, report=self._found).run(newest)
+                DiscoveryCheck(log=log, prefix=prefix, attempt=self._try, report=self._report).run(newest)
 
     def _quarantine(self, outcome: Outcome) -> None:
         rows = 0
         for key in outcome.quarantine.keys:
             data = self.opened.log.read(key)
             if data is None:
-                self._found("I6", "quarantined records are missing", version=outcome.version, key=key)
+                self._report("I6", "quarantined records are missing", version=outcome.version, key=key)
                 return
             rows += data.count(b"\n")
         if rows != outcome.quarantine.rows:
-            self._found(
+            self._report(
                 "I14",
                 "the number of stored quarantined records differs from the recorded number",
                 version=outcome.version,
             )
+
+    def _dedup_state(self, newest: Outcome | None) -> None:
+        """Check that the files of the deduplication state after the newest version exist and are unchanged."""
+        state = self.opened.record.initial_state if newest is None else newest.state
+        if self._try(partial(dedup.is_complete, self.opened.log.store.url, state)) is False:
+            what = "a file of the deduplication state is missing or was changed"
+            self._report("I6", what, version=None if newest is None else newest.version)
 
     def _operator_states(self, outcomes: list[Outcome]) -> None:
         """Check that the state after the newest version can be loaded. With a pipeline, check each state that ``state.keep_versions`` keeps."""
@@ -401,22 +410,17 @@ class _Verification:
         states: list[tuple[int | None, Json]] = [(outcome.version, outcome.state) for outcome in newest]
         if len(newest) <= kept:  # a fork can reprocess version 0
             states.insert(0, (None, self.opened.record.initial_state))
-        given = [state for _, state in states]
-        for index in self._try(partial(state_files.unloadable, self.opened.log.store, given)) or []:
+        values = [state for _, state in states]
+        for index in self._try(partial(state_files.unloadable, self.opened.log.store, values)) or []:
             what = "a file of the operators' state is missing or damaged"
-            self._found("I6", what, version=states[index][0])
+            self._report("I6", what, version=states[index][0])
 
-    def _files(self, found_outcomes: list[tuple[Outcome, str]]) -> None:
+    def _files(self, stored: list[tuple[Outcome, str]]) -> None:
         """Check that every visible file exists, is unchanged, has the recorded number of rows, and is named once."""
         if self.opened.pipeline is not None:
-            self._try(partial(self._markers, self.opened.pipeline, found_outcomes))
-        outcomes = [outcome for outcome, _ in found_outcomes]
-        location = self.opened.log.store.url
-        newest = outcomes[-1] if outcomes else None
-        state = self.opened.record.initial_state if newest is None else newest.state
-        if self._try(partial(dedup.is_complete, location, state)) is False:
-            what = "a file of the deduplication state is missing or was changed"
-            self._found("I6", what, version=None if newest is None else newest.version)
+            self._try(partial(self._markers, self.opened.pipeline, stored))
+        outcomes = [outcome for outcome, _ in stored]
+        self._dedup_state(outcomes[-1] if outcomes else None)
         self._operator_states(outcomes)
         named: set[tuple[str, str]] = set()
         hidden = not_visible(outcomes)
@@ -426,21 +430,19 @@ class _Verification:
                 logger.info("checking files: version %d of %d", outcome.version, outcomes[-1].version)
             for name, committable in outcome.sinks.items():
                 if name not in self.opened.sinks:
-                    self._found("I8", "an outcome names a sink that the spec does not have", version=outcome.version)
+                    self._report("I8", "an outcome names a sink that the spec does not have", version=outcome.version)
                 for file in committable.files if name in sinks else ():
                     if (name, file.key) in named or f"/{outcome.attempt_id}/" not in file.key:
                         what = "the log names a file twice, or a file outside the directory of its attempt"
-                        self._found("I8", what, version=outcome.version, key=file.key)
+                        self._report("I8", what, version=outcome.version, key=file.key)
                     named.add((name, file.key))
                     if sinks[name].publishes and outcome.version in self._published:
                         continue  # after the publish, the table owns these files or vacuum deletes them
                     check = partial(_file, sinks[name], file, committable.format, outcome.version)
                     rows = self._try(check, version=outcome.version) or 0
                     if outcome.version not in hidden:
-                        self.verdict.rows[name], self.verdict.files = (
-                            self.verdict.rows[name] + rows,
-                            self.verdict.files + 1,
-                        )
+                        self.verdict.rows[name] += rows
+                        self.verdict.files += 1
         for name, sink in sinks.items():
             self.verdict.orphans += sum((name, key) not in named for key in _data_keys(sink))
 
@@ -450,7 +452,7 @@ class _Verification:
 
         :param is_marked: whether the datasets must have a marker. A first run that ended before its first outcome may have left them without one
         """
-        found: dict[str, Sink] = {}
+        owned: dict[str, Sink] = {}
         for name, sink in (self._try(lambda: self.opened.sinks) or {}).items():
             if isinstance(sink, str):
                 self.verdict.unchecked = (*self.verdict.unchecked, name)
@@ -458,12 +460,12 @@ class _Verification:
             self.verdict.rows[name] = 0
             log, record = self.opened.log, self.opened.record
             claim = partial(claim_dataset, name, sink, log, record, url=log.store.url, new=False)
-            known = len(self.verdict.findings)
+            findings_before = len(self.verdict.findings)
             if is_marked:
                 self._try(claim)
-            if len(self.verdict.findings) == known:
-                found[name] = sink
-        return found
+            if len(self.verdict.findings) == findings_before:
+                owned[name] = sink
+        return owned
 
 
 def _file(sink: Sink, file: DataFile, format: str, version: int) -> int:
@@ -476,8 +478,8 @@ def _file(sink: Sink, file: DataFile, format: str, version: int) -> int:
     invariants.check_i6(file, version=version, found_bytes=size, found_checksum=checksum)
     rows = sink.count(file.key, format)
     if rows != file.rows:
-        what = "the number of rows in a visible file differs from the recorded number"
-        raise LogDamagedError(what, invariant="I14", key=file.key, rows=rows, recorded=file.rows)
+        summary = "the number of rows in a visible file differs from the recorded number"
+        raise LogDamagedError(summary, invariant="I14", key=file.key, rows=rows, recorded=file.rows)
     return rows
 
 

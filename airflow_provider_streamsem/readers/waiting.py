@@ -1,4 +1,4 @@
-"""Determines which records wait to be read. It plans like a run, but keeps every object that the planner creates in memory."""
+"""Determines the work that a run would find. It plans like a run, but keeps every object that the planner creates in memory."""
 
 from __future__ import annotations
 
@@ -50,8 +50,10 @@ def dry_run(pipeline: Pipeline, *, clock: Clock = SYSTEM_CLOCK) -> DryRun:
     log = CommitLog(OverlayStore(open_store(pipeline.log)), clock)
     record, source = log.read_pipeline(), pipeline.source
     head = read_head(pipeline, log)
-    kept = log.of_source(source.immutable_config())
-    planner = source.peek(kept, head.hint) if isinstance(source, Consuming) else source.open(kept, head.hint)
+    source_log = log.of_source(source.immutable_config())
+    planner = (
+        source.peek(source_log, head.hint) if isinstance(source, Consuming) else source.open(source_log, head.hint)
+    )
     return DryRun(log=log, is_new=record is None, head=head, planner=planner)
 
 
@@ -62,8 +64,8 @@ class Waiting:
 
     :param pipeline: name of the pipeline
     :param log: URL of the log
-    :param is_due: whether the run would find work: a batch (also a no-data batch, which closes windows), an open version without progress, a commit with
-        pending publishes, or no log yet
+    :param is_due: whether the run would find work. Work is a batch, a no-data batch that closes windows, an open version without progress, or a commit with
+        pending publishes. Without a log, this is true too, because the first run creates the log
     :param is_new: whether there is no log yet. The first run creates it
     :param version: the newest closed version; -1 before the first
     :param open_version: the version that has a plan and no outcome, or ``None``
@@ -126,22 +128,22 @@ def waiting(pipeline: Pipeline, *, clock: Clock = SYSTEM_CLOCK) -> Waiting:
     # The hint in an open plan describes the source at `planned_ends`. The hint in the outcome before it describes an earlier state.
     hint = head.plan.hint if isinstance(head, OpenHead) and head.plan.kind == "batch" else head.hint
     end = dry.planner.poll(hint)
-    found = dry.planner.slice(planned_ends, end, limits, hint, on_data_loss=pipeline.on_data_loss)
-    rows = 0 if found is None else found.rows
+    batch = dry.planner.slice(planned_ends, end, limits, hint, on_data_loss=pipeline.on_data_loss)
+    rows = 0 if batch is None else batch.rows
     now_ms = clock.now_ms()
     is_open = isinstance(head, OpenHead) or planned_ends != dict(head.next)
     is_left = is_open and not may_wait(limits, 0, since_ms=since_ms, now_ms=now_ms)
-    is_ready = found is not None and not may_wait(limits, rows, since_ms=since_ms, now_ms=now_ms)
-    closes = found is None and not is_open and due_watermark(pipeline, head.outcome, now_ms=now_ms) is not None
-    left = offsets.between(head.next, planned_ends) if is_left else {}
+    is_ready = batch is not None and not may_wait(limits, rows, since_ms=since_ms, now_ms=now_ms)
+    closes_windows = batch is None and not is_open and due_watermark(pipeline, head.outcome, now_ms=now_ms) is not None
+    unfinished = offsets.between(head.next, planned_ends) if is_left else {}
     return Waiting(
         pipeline=pipeline.name,
         log=pipeline.log,
-        is_due=is_left or is_ready or closes or dry.is_new or head.has_pending_publishes,
+        is_due=is_left or is_ready or closes_windows or dry.is_new or head.has_pending_publishes,
         is_new=dry.is_new,
         version=head.closed,
         open_version=head.plan.version if isinstance(head, OpenHead) else None,
-        ranges=left if found is None or left else found.ranges,
+        ranges=unfinished if batch is None or unfinished else batch.ranges,
         planned_ends=planned_ends,
         rows=rows,
         lag=count(pipeline.source, offsets.between(head.next, end.offsets)),
@@ -151,8 +153,8 @@ def waiting(pipeline: Pipeline, *, clock: Clock = SYSTEM_CLOCK) -> Waiting:
 
 def _newest_plan(dry: DryRun) -> Plan | None:
     """Return the plan of the newest closed version, or ``None``. Between two batches of a drain, only this plan has the drain's target."""
-    found = None if dry.head.outcome is None else dry.log.plan(dry.head.closed)
-    return None if found is None else found[0]
+    stored = None if dry.head.outcome is None else dry.log.plan(dry.head.closed)
+    return None if stored is None else stored[0]
 
 
 def _planned_ends(head: Head, newest: Plan | None) -> Offsets:

@@ -89,18 +89,18 @@ class BatchCommittedSensor(HasPipeline, ConditionSensor):
         )
 
 
-def _run_key(given: object) -> str:
-    if not isinstance(given, Mapping):
-        return text("run", given, accepted="a run key, or dag_id, task_id and run_id")
-    known_keys("run", given, ("dag_id", "task_id", "run_id", "map_index"))
-    parts = {name: text(f"run {name}", given.get(name)) for name in ("dag_id", "task_id", "run_id")}
-    index = given.get("map_index", -1)
+def _run_key(run: object) -> str:
+    if not isinstance(run, Mapping):
+        return text("run", run, accepted="a run key, or dag_id, task_id and run_id")
+    known_keys("run", run, ("dag_id", "task_id", "run_id", "map_index"))
+    parts = {name: text(f"run {name}", run.get(name)) for name in ("dag_id", "task_id", "run_id")}
+    index = run.get("map_index", -1)
     return run_key(
         _Run(**parts, map_index=-1 if index in (-1, "-1", None) else number("run map_index", index, least=0))
     )
 
 
-def _offsets(given: object) -> dict[str, int]:
-    if not isinstance(given, Mapping) or not given:
-        raise InvalidError("offsets must map partitions to offsets", given=type(given).__name__)
-    return {text("partition", p): number(f"offset of {p}", at, least=0) for p, at in given.items()}
+def _offsets(offsets: object) -> dict[str, int]:
+    if not isinstance(offsets, Mapping) or not offsets:
+        raise InvalidError("offsets must map partitions to offsets", given=type(offsets).__name__)
+    return {text("partition", p): number(f"offset of {p}", at, least=0) for p, at in offsets.items()}

@@ -97,7 +97,7 @@ class PipelineSensor(HasPipeline, ConditionSensor):
         """
         Return the condition for a pipeline. Subclasses implement this method.
 
-        :raises InvalidError: this pipeline cannot have the condition, for example because its source keeps its items forever
+        :raises InvalidError: this pipeline cannot have the condition, for example because the items of its source do not expire
         """
         raise NotImplementedError
 

@@ -20,9 +20,15 @@ class FreshnessSensor(PipelineSensor):
     Freshness is measured against the source, not against the clock. If all records are committed, the data is fresh, however long ago the last commit was.
     While the log does not exist, the sensor waits.
 
-    XCom ``return_value``: ``pipeline``, ``log``, ``version`` (the newest closed version), ``lag`` (number of uncommitted items), ``too_old`` (number of
-    uncommitted items older than ``max_age``), ``before_until`` (number of uncommitted items that arrived before ``until``), ``unit`` (of these three),
-    ``watermark_ms`` (milliseconds since the epoch; ``None`` without a watermark), ``last_commit_age_ms`` (milliseconds since the newest outcome).
+    XCom ``return_value``:
+
+    * ``pipeline``, ``log`` and ``version`` (the newest closed version)
+    * ``lag``: number of uncommitted items
+    * ``too_old``: number of uncommitted items older than ``max_age``
+    * ``before_until``: number of uncommitted items that arrived before ``until``
+    * ``unit``: unit of these three numbers
+    * ``watermark_ms``: milliseconds since the epoch; ``None`` without a watermark
+    * ``last_commit_age_ms``: milliseconds since the newest outcome
 
     :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated)
     :param max_lag: maximum number of uncommitted items, inclusive. Items are offsets in Kafka, files in a files source, and landings in a queue source
@@ -62,9 +68,9 @@ class FreshnessSensor(PipelineSensor):
 
         :raises InvalidError: a bound was not rendered, or is not valid
         """
-        for name, given in (("until", self.until), ("watermark", self.watermark)):
-            if "{{" in str(given):
-                raise InvalidError(f"{name} is a template that was not rendered", given=str(given)[:60])
+        for name, bound in (("until", self.until), ("watermark", self.watermark)):
+            if "{{" in str(bound):
+                raise InvalidError(f"{name} is a template that was not rendered", given=str(bound)[:60])
         return self.condition_of(self.rendered_pipeline(context))
 
     def condition_of(self, pipeline: Pipeline) -> Freshness:
@@ -84,6 +90,6 @@ class FreshnessSensor(PipelineSensor):
         )
 
 
-def _time_ms(name: str, given: datetime | str | None) -> int | None:
+def _time_ms(name: str, bound: datetime | str | None) -> int | None:
     # While Airflow parses the DAG, a template is not rendered yet.
-    return None if given is None or "{{" in str(given) else time_ms(name, given)
+    return None if bound is None or "{{" in str(bound) else time_ms(name, bound)

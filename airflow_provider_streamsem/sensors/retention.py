@@ -21,8 +21,8 @@ class RetentionSensor(PipelineSensor):
     XCom ``return_value``: ``pipeline``, ``log``, ``version`` (the newest closed version), ``lost``, ``at_risk``, ``spare`` and ``unit``. The last four are
     as in :class:`airflow_provider_streamsem.connectors.contract.Expiry`.
 
-    :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated). The records of its source must expire. Sources that keep their items, such
-        as files, are refused: while Airflow parses the DAG if ``pipeline`` is a ``Pipeline`` object, otherwise when the task runs
+    :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated). The records of its source must expire. Other sources, such as files, are
+        refused. A ``Pipeline`` object is checked while Airflow parses the DAG, and a file when the task runs
     :param within: met if the topic's ``retention.ms`` allows Kafka to delete an unread record within this time. Integer seconds or a ``timedelta``, 1 second
         or more
     :param records: for topics with size-based retention: met if a partition holds fewer than this number of records before its first unread offset. Only

@@ -93,8 +93,8 @@ class Arrivals:
         self._files += 1
 
     def _header(self) -> list[bytes]:
-        given = {name.lower(): value.lower() for name, value in self.source.options.items()}
-        if self.source.format != "csv" or given.get("header") != "true":
+        options = {name.lower(): value.lower() for name, value in self.source.options.items()}
+        if self.source.format != "csv" or options.get("header") != "true":
             return []
         return [csv_line({name: name for name in self._columns}, self._columns, self.source.options).encode()]
 
@@ -117,14 +117,14 @@ class Arrivals:
         assert self._spark is not None
         frame: Any = rows
         if not hasattr(rows, "toArrow"):
-            given = [*_rows(rows)]
-            for row in given:
+            mappings = [*_rows(rows)]
+            for row in mappings:
                 if not isinstance(row, Mapping):
-                    what = "records of this source are not text: a row must be a mapping"
-                    raise InvalidError(what, given=type(row).__name__, format=self.source.format)
+                    summary = "records of this source are not text: a row must be a mapping"
+                    raise InvalidError(summary, given=type(row).__name__, format=self.source.format)
                 if self.source.schema is not None:
                     arguments.known_keys("a row", row, self._columns)
-            frame = self._spark.createDataFrame(given, self.source.schema)
+            frame = self._spark.createDataFrame(mappings, self.source.schema)
         elif self.source.schema is not None:  # add missing columns, because the source refuses files without them
             from pyspark.sql import functions as F
             from pyspark.sql.types import StructType
@@ -133,8 +133,8 @@ class Arrivals:
             frame = frame.withColumns({f.name: F.lit(None).cast(f.dataType) for f in missing}) if missing else frame
         written = path.with_suffix(".written")
         frame.coalesce(1).write.format(self.source.format).mode("overwrite").save(str(written))
-        (part,) = written.glob("part-*")
-        part.rename(path)
+        (part_file,) = written.glob("part-*")
+        part_file.rename(path)
         shutil.rmtree(written)
 
     @cached_property

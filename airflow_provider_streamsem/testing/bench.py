@@ -70,8 +70,8 @@ class Committed:
         if self.spark is None:
             files = self.log.files(since=self.since, sink=sink)
             return [json.loads(line) for file in files for line in Path(file.path).read_text().splitlines()]
-        found: list[dict[str, Any]] = [] if self.log.head < 0 else self.frame(sink).toArrow().to_pylist()
-        return found
+        rows: list[dict[str, Any]] = [] if self.log.head < 0 else self.frame(sink).toArrow().to_pylist()
+        return rows
 
     def frame(self, sink: str | None = None) -> DataFrame:
         """
@@ -165,8 +165,8 @@ def bench(original: Pipeline, arrivals: Arrivals, *, location: Path, log: str, s
 
 
 def _moved(name: str, sink: Any, location: str) -> Sink:
-    arguments = {f.name for f in dataclasses.fields(sink)} if dataclasses.is_dataclass(sink) else set()
-    if "path" not in arguments:
+    field_names = {f.name for f in dataclasses.fields(sink)} if dataclasses.is_dataclass(sink) else set()
+    if "path" not in field_names:
         raise InvalidError(
             "the harness cannot replace the location of the sink, because sinks of this type have no path",
             sink=name,

@@ -108,7 +108,7 @@ class StoreContract:
                     barrier.wait()
                     return store.create(key, b"writer %d" % writer)
 
-                won = [writer for writer, answer in enumerate(pool.map(race, range(writers))) if answer]
+                won = [writer for writer, created in enumerate(pool.map(race, range(writers))) if created]
                 assert len(won) == 1
                 assert store.read(f"race/{round_number}") == b"writer %d" % won[0]
 
@@ -239,12 +239,12 @@ class SourceContract:
         self, system: SourceSystem, streamsem_spark: SparkSession
     ) -> None:
         progress = _Progress(system)
-        found: list[int] = []
+        read: list[int] = []
         for ids in (range(3), range(3, 5), range(5, 6)):
             system.add(ids)
             for planned in progress.slices(_smallest(system.source)):
-                found += _read(system, streamsem_spark, planned.pins)
-        assert sorted(found) == list(range(6))
+                read += _read(system, streamsem_spark, planned.pins)
+        assert sorted(read) == list(range(6))
 
     def test_limited_slice_ends_before_the_end_of_the_source(self, system: SourceSystem) -> None:
         system.add(range(3))
@@ -397,8 +397,8 @@ class LookupSystem(Protocol):
     :attr lookup: the lookup. It reads every row that :meth:`add` adds
     :attr column: name of a column with integers in which the rows have their ids
     :attr secrets: texts that must appear in no stored or printed value, such as passwords of the connection
-    :attr weaker: what the lookup does not promise. ``""``: for the same pin it returns the same rows, also after the table has grown. ``"unchanged"``: after
-        any change, the check of the pin fails. ``"current"``: it returns the current rows
+    :attr weaker: the guarantee of the lookup. ``""``: for the same pin it returns the same rows, also after the table has grown. ``"unchanged"``: the check
+        of the pin fails after any change of the table. ``"current"``: it returns the current rows
     """
 
     lookup: Lookup
@@ -499,9 +499,9 @@ def _pin(lookup: Lookup) -> Json:
 def _looked_up(system: LookupSystem, lookup: Lookup, spark: SparkSession, pin: Json) -> list[int]:
     """Check a pin as a run does, and return the ids of its rows, in ascending order."""
     lookup.check_pin(pin)
-    found = sorted(row[0] for row in lookup.load(spark, pin).select(system.column).collect())
+    ids = sorted(row[0] for row in lookup.load(spark, pin).select(system.column).collect())
     lookup.check_pin(pin)
-    return found
+    return ids
 
 
 def _with_lookup(lookup: Lookup) -> spec.Pipeline:
@@ -518,8 +518,8 @@ def _with_lookup(lookup: Lookup) -> spec.Pipeline:
 def _imported_by(module: str) -> set[str]:
     """Return the names of the modules that the import of a module loads, in a new process."""
     code = "import importlib, sys; importlib.import_module(sys.argv[1]); print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code, module], capture_output=True, text=True, check=True)
-    return {*done.stdout.split()}
+    process = subprocess.run([sys.executable, "-c", code, module], capture_output=True, text=True, check=True)
+    return {*process.stdout.split()}
 
 
 class _Progress:

@@ -22,7 +22,7 @@ class Trial(Protocol):
     """Protocol of a run at a new, empty location."""
 
     def run(self, steps: Steps) -> None:
-        """Run, or continue after a kill. ``steps`` is called at each step, and what it raises is raised."""
+        """Run, or continue after a kill. The run calls ``steps`` at each step, and does not catch its exceptions."""
         ...
 
     def output(self) -> Output:
@@ -39,8 +39,8 @@ def crash_matrix(trial: Callable[[], Trial]) -> list[str]:
     :raises AssertionError: the output differs after a kill; the message names each such step, with lost and duplicated elements. Or the two runs without a kill
         have different output, so that no comparison is meaningful
     """
-    steps, expected = _left_alone(trial())
-    _, repeated = _left_alone(trial())
+    steps, expected = _run_without_a_kill(trial())
+    _, repeated = _run_without_a_kill(trial())
     differences = compare(expected, repeated)
     if differences:
         raise AssertionError(
@@ -50,34 +50,34 @@ def crash_matrix(trial: Callable[[], Trial]) -> list[str]:
     faults: list[str] = []
     cause: Exception | None = None
     for at, step in enumerate(steps):
-        differences, error = _killed(trial(), at, expected)
+        differences, error = _run_with_a_kill(trial(), at, expected)
         cause = cause or error
         if differences:
             faults.append(f"killed at step {at + 1} of {len(steps)}, {step}:\n{_indented(differences)}")
     if faults:
-        what = "after a kill and a retry, the output differs from that of an undisturbed run"
-        raise AssertionError(f"{what}: {len(faults)} of {len(steps)} steps\n" + "\n".join(faults)) from cause
+        summary = "after a kill and a retry, the output differs from that of an undisturbed run"
+        raise AssertionError(f"{summary}: {len(faults)} of {len(steps)} steps\n" + "\n".join(faults)) from cause
     return steps
 
 
-def _left_alone(trial: Trial) -> tuple[list[str], Output]:
+def _run_without_a_kill(trial: Trial) -> tuple[list[str], Output]:
     steps = Steps()
     trial.run(steps)
     return steps.taken, trial.output()
 
 
-def _killed(trial: Trial, at: int, expected: Output) -> tuple[list[str], Exception | None]:
-    """Return the differences of the output after a kill and a retry as text, and the error with which one of the two runs failed, or ``None``."""
-    kill = Steps(at)
+def _run_with_a_kill(trial: Trial, at: int, expected: Output) -> tuple[list[str], Exception | None]:
+    """Run with a kill, and retry. Return the differences of the output as text, and the error with which a run failed, or ``None``."""
+    steps = Steps(at)
     try:
-        trial.run(kill)
+        trial.run(steps)
     except Crash:
         pass
     except Exception as error:
-        if not kill.died:
+        if not steps.died:
             return [f"the run failed before this step: {type(error).__name__}: {error}"], error
-    if not kill.died:
-        return [f"the run took only {len(kill.taken)} steps: it does not take the same steps each time"], None
+    if not steps.died:
+        return [f"the run took only {len(steps.taken)} steps: it does not take the same steps each time"], None
     try:
         trial.run(Steps())
     except Exception as error:
@@ -85,22 +85,22 @@ def _killed(trial: Trial, at: int, expected: Output) -> tuple[list[str], Excepti
     return compare(expected, trial.output()), None
 
 
-def compare(expected: Output, found: Output) -> list[str]:
+def compare(expected: Output, actual: Output) -> list[str]:
     """Return the differences of two outputs as text, one for each name whose value differs."""
     differences = []
-    for name in sorted({*expected, *found}):
-        wanted, got = expected.get(name), found.get(name)
-        if isinstance(wanted, Counter) and isinstance(got, Counter):
-            missing, more = wanted - got, got - wanted
+    for name in sorted({*expected, *actual}):
+        expected_value, value = expected.get(name), actual.get(name)
+        if isinstance(expected_value, Counter) and isinstance(value, Counter):
+            missing, more = expected_value - value, value - expected_value
             fields = {
                 "lost": missing,
-                "duplicated": Counter({row: n for row, n in more.items() if wanted[row]}),
-                "new": Counter({row: n for row, n in more.items() if not wanted[row]}),
+                "duplicated": Counter({row: n for row, n in more.items() if expected_value[row]}),
+                "new": Counter({row: n for row, n in more.items() if not expected_value[row]}),
             }
-            parts = [f"{what} {_shown(rows)}" for what, rows in fields.items() if rows]
+            parts = [f"{difference} {_shown(rows)}" for difference, rows in fields.items() if rows]
             differences += [f"{name}: {'; '.join(parts)}"] if parts else []
-        elif wanted != got:
-            differences.append(f"{name}: {got!r}, but the undisturbed run has {wanted!r}")
+        elif expected_value != value:
+            differences.append(f"{name}: {value!r}, but the undisturbed run has {expected_value!r}")
     return differences
 
 

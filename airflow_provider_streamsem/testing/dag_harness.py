@@ -57,7 +57,7 @@ class DagHarness:
                 raise InvalidError(
                     "two tasks run different pipelines with the same name", dag=dag.dag_id, name=pipeline.name
                 )
-        self._places = count()
+        self._numbers = count()
 
     def run(self, batches: Mapping[str, Sequence[Rows]]) -> dict[str, Committed]:
         """
@@ -68,9 +68,9 @@ class DagHarness:
         :raises AssertionError: the DAG run did not succeed
         :raises InvalidError: ``batches`` does not name exactly the pipelines of the DAG, or a row is not valid
         """
-        trial = self._trial(self._given(batches), (), lambda: None)
+        trial = self._trial(self._arrivals(batches), (), lambda: None)
         trial.run(Steps())
-        return {name: laid.committed() for name, laid in trial.benches.items()}
+        return {name: each_bench.committed() for name, each_bench in trial.benches.items()}
 
     def crash_matrix(
         self,
@@ -85,7 +85,7 @@ class DagHarness:
 
         A killed DAG run continues as the scheduler would continue it. A killed task gets another try, even if it has no ``retries`` left.
 
-        There is a step before and after each request to a log, before and after each message of a task to Airflow, and for each step of the engine.
+        There is a step before and after each request to a log, and before and after each message of a task to Airflow. Each step of the engine is a step too.
 
         The output is that of :meth:`PipelineHarness.crash_matrix` for each pipeline, and the return values of the tasks that run a pipeline.
 
@@ -102,7 +102,7 @@ class DagHarness:
                 "a crash matrix requires at least one batch, because without records it cannot fail",
                 accepted="{name: [[row, …]]}",
             )
-        arrivals = self._given(batches)
+        arrivals = self._arrivals(batches)
 
         def trial() -> _Trial:
             prepare()
@@ -110,26 +110,26 @@ class DagHarness:
 
         return crash_matrix(trial)
 
-    def _given(self, batches: Mapping[str, Sequence[Rows]]) -> dict[str, Arrivals]:
+    def _arrivals(self, batches: Mapping[str, Sequence[Rows]]) -> dict[str, Arrivals]:
         if set(batches) != set(self._originals):
             raise InvalidError(
                 "the batches must name exactly the pipelines of the DAG",
                 given=sorted(batches),
                 accepted=sorted(self._originals),
             )
-        location = self._location / f"in-{next(self._places)}"
+        location = self._location / f"in-{next(self._numbers)}"
         arrivals = {
             name: Arrivals(pipeline.source, location / name, self._spark) for name, pipeline in self._originals.items()
         }
-        for name, given in batches.items():
-            for rows in given:
+        for name, batches_of_pipeline in batches.items():
+            for rows in batches_of_pipeline:
                 arrivals[name].add(rows)
         return arrivals
 
     def _trial(
         self, arrivals: Mapping[str, Arrivals], ignore: Collection[str], observe: Callable[[], object]
     ) -> _Trial:
-        name = f"run-{next(self._places)}"
+        name = f"run-{next(self._numbers)}"
         benches = {
             pipeline: bench(
                 original,
@@ -171,66 +171,73 @@ class _Trial:
 
     def output(self) -> Output:
         parts = {
-            f"{name}: {what}": value
-            for name, laid in self.benches.items()
-            for what, value in laid.output(self._ignore).items()
+            f"{name}: {part}": value
+            for name, each_bench in self.benches.items()
+            for part, value in each_bench.output(self._ignore).items()
         }
-        answers = {f"returned by {task}": _without_location(answer) for task, answer in self._returned.items()}
-        return {**parts, **answers, "observed": self._observe()}
+        return_values = {
+            f"returned by {task}": _without_location(value_of_task) for task, value_of_task in self._returned.items()
+        }
+        return {**parts, **return_values, "observed": self._observe()}
 
     @contextmanager
     def _bench_at(self, steps: Steps) -> Iterator[None]:
         """Within the block, the tasks run the pipelines of the benches, and the Spark engines that they create stage through the engines of the benches."""
-        by_location = {laid.arrivals.source.path: laid for laid in self.benches.values()}
-        by_spark = SparkEngine.stage
+        by_location = {each_bench.arrivals.source.path: each_bench for each_bench in self.benches.values()}
+        original_stage = SparkEngine.stage
 
         def stage(engine: SparkEngine, job: Job, log: CommitLog) -> Produced:
             source: Any = job.source
-            unpatched: Any = SimpleNamespace(stage=partial(by_spark, engine))
-            return by_location[source.path].engine(steps, unpatched).stage(job, log)
+            spark_engine: Any = SimpleNamespace(stage=partial(original_stage, engine))
+            return by_location[source.path].engine(steps, spark_engine).stage(job, log)
 
         with ExitStack() as stack:
             stack.enter_context(patch.object(commit_log, "open_store", self._opener(steps)))
             stack.enter_context(patch.object(SparkEngine, "stage", stage))
             for task, pipeline in self._tasks.items():
-                given = {
+                replacements = {
                     "pipeline": self.benches[pipeline.name].pipeline,
                     "pipeline_file": None,
                     "spark_conn_id": None,
                     "run_in": "task",
                 }
-                for name, value in given.items():
+                for name, value in replacements.items():
                     if hasattr(task, name):
                         stack.enter_context(patch.object(task, name, value))
             yield
 
     def _opener(self, steps: Steps) -> Callable[[str], Store]:
         """Return a function that opens the log of a bench by its URL, or by the production URL of the pipeline."""
-        known = {laid.pipeline.log: laid.pipeline.log for laid in self.benches.values()}
-        known |= {pipeline.log: self.benches[pipeline.name].pipeline.log for pipeline in self._tasks.values()}
+        test_logs = {each_bench.pipeline.log: each_bench.pipeline.log for each_bench in self.benches.values()}
+        test_logs |= {pipeline.log: self.benches[pipeline.name].pipeline.log for pipeline in self._tasks.values()}
 
         def opened(url: str) -> Store:
-            if url not in known:
+            if url not in test_logs:
                 raise InvalidError(
-                    "a test of a DAG can open only the logs of the DAG's pipelines", given=url, accepted=sorted(known)
+                    "a test of a DAG can open only the logs of the DAG's pipelines",
+                    given=url,
+                    accepted=sorted(test_logs),
                 )
-            return SteppedStore(open_store(known[url]), steps)
+            return SteppedStore(open_store(test_logs[url]), steps)
 
         return opened
 
 
-def _without_location(answer: Any) -> Any:
+def _without_location(value: Any) -> Any:
     """Return a task's return value without the log and the run key, which differ between trials."""
-    if not isinstance(answer, Mapping):
-        return answer
-    return {name: part for name, part in answer.items() if name not in ("log", "run_key")}
+    if not isinstance(value, Mapping):
+        return value
+    return {name: item for name, item in value.items() if name not in ("log", "run_key")}
 
 
 def _runs_a_pipeline(task: Any) -> bool:
     if not getattr(task, "is_mapped", False):
         return hasattr(task, "pipeline") and hasattr(task, "pipeline_file")
-    named = {*getattr(task, "partial_kwargs", {}), *(getattr(getattr(task, "expand_input", None), "value", None) or {})}
-    if "pipeline" in named:
+    argument_names = {
+        *getattr(task, "partial_kwargs", {}),
+        *(getattr(getattr(task, "expand_input", None), "value", None) or {}),
+    }
+    if "pipeline" in argument_names:
         raise InvalidError(
             "a harness cannot run a mapped task with pipelines, because they are known only when the task runs",
             task=task.task_id,
@@ -240,8 +247,8 @@ def _runs_a_pipeline(task: Any) -> bool:
 
 def _pipeline(task: Any) -> Pipeline:
     if task.pipeline is not None:
-        found: Pipeline = task.pipeline
-        return found
+        pipeline: Pipeline = task.pipeline
+        return pipeline
     if "{{" in task.pipeline_file or "{%" in task.pipeline_file:
         raise InvalidError(
             "the path of the pipeline file is a template, so it is known only when the task runs",

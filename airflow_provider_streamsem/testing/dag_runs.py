@@ -1,6 +1,7 @@
 """
-Runs a DAG as ``dag.test()`` does, but with a given run id, so that a killed DAG run can be continued and tasks can be cleared. Of the modules in this package
-for tests, only this one imports Airflow.
+Runs a DAG as ``dag.test()`` does, but with a run id of the caller. So a killed DAG run can be continued, and tasks can be cleared.
+
+No other module of :mod:`airflow_provider_streamsem.testing` imports Airflow.
 """
 
 from __future__ import annotations
@@ -62,14 +63,14 @@ def run_dag(dag: Any, run_id: str, *, clear: Collection[str] = (), conf: dict[st
 
     finished = {TaskInstanceState.SUCCESS, TaskInstanceState.FAILED, TaskInstanceState.SKIPPED, None}
     finished |= {TaskInstanceState.UPSTREAM_FAILED, TaskInstanceState.REMOVED}
-    make = dagrun_module.get_or_create_dagrun
+    original = dagrun_module.get_or_create_dagrun
 
     def continue_or_make(*, dag: Any, session: Any, **arguments: Any) -> Any:
-        found = session.scalar(select(DagRun).where(DagRun.dag_id == dag.dag_id, DagRun.run_id == run_id))
-        if found is None:
-            return make(dag=dag, session=session, **{**arguments, "run_id": run_id})
-        found.dag = dag
-        for ti in found.get_task_instances(session=session):
+        dag_run = session.scalar(select(DagRun).where(DagRun.dag_id == dag.dag_id, DagRun.run_id == run_id))
+        if dag_run is None:
+            return original(dag=dag, session=session, **{**arguments, "run_id": run_id})
+        dag_run.dag = dag
+        for ti in dag_run.get_task_instances(session=session):
             if ti.state not in finished:
                 if ti.state != TaskInstanceState.UP_FOR_RETRY:
                     ti.prepare_db_for_next_try(session)
@@ -77,9 +78,9 @@ def run_dag(dag: Any, run_id: str, *, clear: Collection[str] = (), conf: dict[st
         session.commit()
         if clear:
             dag.clear(task_ids=list(clear), run_id=run_id, dag_run_state=DagRunState.RUNNING, session=session)
-        found.set_state(DagRunState.RUNNING)
+        dag_run.set_state(DagRunState.RUNNING)
         session.commit()
-        return found
+        return dag_run
 
     with (
         patch.object(dagrun_module, "get_or_create_dagrun", continue_or_make),
@@ -109,7 +110,7 @@ def returned(dag_run: Any, task_ids: Collection[str]) -> dict[str, Any]:
         run_id=dag_run.run_id, key="return_value", dag_ids=dag_run.dag_id, task_ids=sorted(task_ids)
     )
     with create_session() as session:
-        return {found.task_id: XComModel.deserialize_value(found) for found in session.scalars(query)}
+        return {xcom.task_id: XComModel.deserialize_value(xcom) for xcom in session.scalars(query)}
 
 
 @contextmanager
@@ -126,9 +127,9 @@ def stepped_messages(step: Callable[[str], object]) -> Iterator[None]:
 
     def step_by_step(comms: Any, msg: Any) -> Any:
         step(f"before Airflow gets {type(msg).__name__}")
-        answer = send(comms, msg)
+        response = send(comms, msg)
         step(f"after Airflow got {type(msg).__name__}")
-        return answer
+        return response
 
     with patch.object(InProcessSupervisorComms, "send", step_by_step):
         yield

@@ -35,13 +35,13 @@ def laws(monoid: Monoid, rows: Sequence[Mapping[str, Any]]) -> list[Law]:
     """
     Test each law for all combinations of these partial values: the identity, that of all rows, and those of each of the first six rows.
 
-    :param rows: example rows with the columns that the monoid reads, at least two. Put rows that differ most first. Give nulls too, if the records may have
-        them, and ``1.0`` for a column of floating-point numbers
-    :raises InvalidError: there are less than two rows
+    :param rows: example rows with the columns that the monoid reads, at least two. Put the rows that differ most first. Include nulls if the records may have
+        them. Write numbers of a floating-point column as floats, such as ``1.0``
+    :raises InvalidError: there are fewer than two rows
     """
     if len(rows) < 2:
-        what = "the laws of a monoid need at least two example rows"
-        raise InvalidError(what, given=len(rows)).advising("add example rows.")
+        summary = "the laws of a monoid need at least two example rows"
+        raise InvalidError(summary, given=len(rows)).advising("add example rows.")
     return [
         _law("combine(identity, a) = a = combine(a, identity)", _identity(monoid, rows)),
         _law("combine(combine(a, b), c) = combine(a, combine(b, c))", _associative(monoid, rows)),
@@ -80,9 +80,9 @@ def _partials(monoid: Monoid, rows: Sequence[Mapping[str, Any]]) -> list[Any]:
 
 def _identity(monoid: Monoid, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for a in _partials(monoid, rows):
-        for found in (monoid.combine(monoid.identity(), a), monoid.combine(a, monoid.identity())):
-            if not _equal(monoid, found, a):
-                yield f"a={a!r} gives {found!r}"
+        for combined in (monoid.combine(monoid.identity(), a), monoid.combine(a, monoid.identity())):
+            if not _equal(monoid, combined, a):
+                yield f"a={a!r} gives {combined!r}"
 
 
 def _associative(monoid: Monoid, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -125,9 +125,9 @@ def _unordered(monoid: Monoid, rows: Sequence[Mapping[str, Any]]) -> Iterator[st
 def _stored(monoid: Monoid, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for a in _partials(monoid, rows):
         text = monoid.serialize(a)
-        found = monoid.deserialize(text)
-        if not isinstance(text, str) or not _equal(monoid, found, a):
-            yield f"a={a!r} is stored as {text!r} and read as {found!r}"
+        restored = monoid.deserialize(text)
+        if not isinstance(text, str) or not _equal(monoid, restored, a):
+            yield f"a={a!r} is stored as {text!r} and read as {restored!r}"
 
 
 def _equal(monoid: Monoid, left: Any, right: Any) -> bool:

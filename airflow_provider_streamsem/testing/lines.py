@@ -29,21 +29,21 @@ def csv_line(row: Mapping[str, Any], columns: Sequence[str], options: Mapping[st
     :param options: options of Spark's reader, of which ``sep``, ``quote``, ``escape`` and ``nullValue`` are used
     :raises InvalidError: a value cannot be written as text
     """
-    given = {name.lower(): value for name, value in options.items()}
-    separator = given.get("sep", given.get("delimiter", ","))
-    quote = given.get("quote", '"')
-    escape = given.get("escape", quote)
+    lower_options = {name.lower(): value for name, value in options.items()}
+    separator = lower_options.get("sep", lower_options.get("delimiter", ","))
+    quote = lower_options.get("quote", '"')
+    escape = lower_options.get("escape", quote)
 
-    def written(value: Any) -> str:
+    def cell(value: Any) -> str:
         if value is None:
-            return given.get("nullvalue", "")
+            return lower_options.get("nullvalue", "")
         text = json.dumps(value) if isinstance(value, bool) else str(_plain(value))
         if text and not any(sign in text for sign in (separator, quote, escape, "\r", "\n")):
             return text
         escaped = text if escape == quote else text.replace(escape, escape * 2)
         return quote + escaped.replace(quote, escape + quote) + quote
 
-    return separator.join(written(row.get(name)) for name in columns)
+    return separator.join(cell(row.get(name)) for name in columns)
 
 
 def _plain(value: Any) -> Any:

@@ -109,26 +109,32 @@ class Messages:
             parts = dict(row)
             value = parts.pop("value", None)
         else:
-            beside = {f"kafka_{name}": name for name in _PARTS if name != "value"}
-            parts = {beside[name]: given for name, given in row.items() if name in beside}
-            inside = {name: given for name, given in row.items() if name not in beside}
-            value = _encoded("value", self._source.value, inside)
+            field_of_column = {f"kafka_{name}": name for name in _PARTS if name != "value"}
+            parts = {
+                field_of_column[name]: value_of_column
+                for name, value_of_column in row.items()
+                if name in field_of_column
+            }
+            value_fields = {
+                name: value_of_column for name, value_of_column in row.items() if name not in field_of_column
+            }
+            value = _encoded("value", self._source.value, value_fields)
         key = parts.pop("key", None)
         if isinstance(key, Mapping):
             key = _encoded("key", self._source.key, key)
         return KafkaMessage(value=value, key=key, **parts)
 
     def _topic(self, message: KafkaMessage) -> str:
-        named = message.topic or next(iter(self._source.topics), None)
+        topic = message.topic or next(iter(self._source.topics), None)
         pattern = self._source.topic_pattern
-        known = named in self._source.topics if pattern is None else re.fullmatch(pattern, named or "") is not None
-        if named is None or not known:
+        is_read = topic in self._source.topics if pattern is None else re.fullmatch(pattern, topic or "") is not None
+        if topic is None or not is_read:
             raise InvalidError(
                 "the source does not read the topic of this message",
-                given=named,
+                given=topic,
                 accepted=pattern or list(self._source.topics),
             )
-        return named
+        return topic
 
 
 class GivenMessages:
@@ -153,13 +159,13 @@ class GivenMessages:
         return KafkaRecords(read, key=self._kafka.key, value=self._kafka.value, topics=list(self._kafka.topics))
 
 
-def _encoded(part: str, decoder: Decoder | None, given: Mapping[str, Any]) -> str:
+def _encoded(part: str, decoder: Decoder | None, values: Mapping[str, Any]) -> str:
     """
     Return a key or value as JSON text.
 
     :param part: ``key`` or ``value``
     :param decoder: the decoder of the source for this part
-    :param given: name → value of the fields
+    :param values: name → value of the fields
     :raises InvalidError: the source does not decode this part from JSON, or its schema has no such fields
     """
     if not isinstance(decoder, Json):
@@ -168,8 +174,8 @@ def _encoded(part: str, decoder: Decoder | None, given: Mapping[str, Any]) -> st
             decoder=None if decoder is None else decoder.type,
             accepted=f"bytes of the {part}, or a copy of the source with {part}=Json(...) of the same columns",
         )
-    arguments.known_keys(f"a row's {part}", given, _columns(decoder.schema))
-    return json_line(given)
+    arguments.known_keys(f"a row's {part}", values, _columns(decoder.schema))
+    return json_line(values)
 
 
 @lru_cache(maxsize=16)

@@ -33,7 +33,7 @@ def streamsem_s3_endpoint() -> Iterator[str]:
 
     with ExitStack() as stack:
         with pytest.MonkeyPatch.context() as patched:
-            _forget_aws(patched)
+            _remove_aws_settings(patched)
             endpoint = stack.enter_context(s3_server(bucket=_BUCKET))
         yield endpoint
 
@@ -47,14 +47,14 @@ def streamsem_log(streamsem_s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -
     """
     from airflow_provider_streamsem.testing.s3 import environment, make_bucket
 
-    _forget_aws(monkeypatch)
+    _remove_aws_settings(monkeypatch)
     for name, value in environment(streamsem_s3_endpoint).items():
         monkeypatch.setenv(name, value)
     make_bucket(streamsem_s3_endpoint, _BUCKET)  # a test with mock_aws also deletes the buckets of moto's servers
     return f"s3://{_BUCKET}/test-{next(_LOCATIONS)}"
 
 
-def _forget_aws(monkeypatch: pytest.MonkeyPatch) -> None:
+def _remove_aws_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Remove environment variables and configuration files that could make boto3 use another server or a missing profile."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
@@ -85,10 +85,10 @@ def streamsem_harness(streamsem_spark: SparkSession, tmp_path: Path) -> Callable
     """
     from airflow_provider_streamsem.testing.harness import PipelineHarness
 
-    def made(pipeline: Pipeline, *, log: str | None = None) -> PipelineHarness:
+    def make(pipeline: Pipeline, *, log: str | None = None) -> PipelineHarness:
         return PipelineHarness(pipeline, tmp_path, spark=streamsem_spark, log=log)
 
-    return made
+    return make
 
 
 @pytest.fixture(scope="session")
@@ -114,7 +114,7 @@ def streamsem_dag_harness(
     """
     from airflow_provider_streamsem.testing.dag_harness import DagHarness
 
-    def made(dag: Any) -> DagHarness:
+    def make(dag: Any) -> DagHarness:
         return DagHarness(dag, tmp_path, spark=streamsem_spark)
 
-    return made
+    return make

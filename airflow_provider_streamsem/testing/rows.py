@@ -55,8 +55,8 @@ class RowsEngine:
         self._step("transform")
         result = job.transform(rows)
         if not isinstance(result, Mapping):
-            same = [*result]
-            result = {name: same for name in job.sinks}
+            rows_of_each = [*result]
+            result = {name: rows_of_each for name in job.sinks}
         out = {name: [*result[name]] for name in job.sinks}
         sinks = {}
         for name, sink in sorted(job.sinks.items()):
@@ -91,15 +91,15 @@ class RowsEngine:
 
     def _read(self, job: Job) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
         if isinstance(job.source, PipelineSource):
-            named = [
+            files = [
                 (open_store(os.path.dirname(path)), os.path.basename(path)) for path in job.source.located(job.pins)
             ]
         else:
             assert job.source.location is not None
             store = open_store(job.source.location)
-            named = [(store, pin.path) for pin in job.pins]
+            files = [(store, pin.path) for pin in job.pins]
         rows, bad = [], []
-        for store, path in named:
+        for store, path in files:
             data = store.read(path)
             if data is None:
                 raise StageError("a planned file was deleted before it was read; nothing became visible", file=path)
@@ -117,34 +117,34 @@ class RowsEngine:
 
     def _deduplicated(self, job: Job, log: CommitLog, rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], Json]:
         """Return the rows that pass, and the deduplication state after the batch. The files of the state are those that Spark would write."""
-        wanted = job.dedup
-        if wanted is None:
+        settings = job.dedup
+        if settings is None:
             return rows, job.base_state
         now_ms = job.batch_time_ms
-        layers = dedup.layers_of(job.base_state, wanted, now_ms)
-        seen = {key for key, _ in _read_layers(log, layers, wanted.cutoff_ms(now_ms))}
+        layers = dedup.layers_of(job.base_state, settings, now_ms)
+        known_ids = {key for key, _ in _read_layers(log, layers, settings.cutoff_ms(now_ms))}
         if job.chain is not None:
-            seen |= _later(log, job, wanted)
-        lacking = sorted({key for row in rows for key in wanted.keys if key not in row})
-        if lacking:
-            raise DataError("the records lack key columns of dedup; nothing became visible", missing=lacking)
-        nameless = [row for row in rows if any(row[key] is None for key in wanted.keys)]
-        passed: dict[bytes, dict[str, Any]] = {}
+            known_ids |= _later(log, job, settings)
+        missing = sorted({key for row in rows for key in settings.keys if key not in row})
+        if missing:
+            raise DataError("the records lack key columns of dedup; nothing became visible", missing=missing)
+        rows_with_nulls = [row for row in rows if any(row[key] is None for key in settings.keys)]
+        first_rows: dict[bytes, dict[str, Any]] = {}
         for row in rows:
-            if all(row[key] is not None for key in wanted.keys):
-                passed.setdefault(_id(row, wanted.keys), row)
-        fresh = {key: row for key, row in passed.items() if key not in seen}
-        passing = [*fresh.values(), *nameless]
-        added, removed = set(fresh), set[bytes]()
+            if all(row[key] is not None for key in settings.keys):
+                first_rows.setdefault(_id(row, settings.keys), row)
+        new_rows = {key: row for key, row in first_rows.items() if key not in known_ids}
+        passing = [*new_rows.values(), *rows_with_nulls]
+        added, removed = set(new_rows), set[bytes]()
         if job.chain is not None:
             before = _passed_by(log, job.chain, now_ms)
-            added, removed, layers = added - before, before - set(fresh), dedup.stored_layers(job.chain.current)
-        if not wanted.keeps_state or not (added or removed):
+            added, removed, layers = added - before, before - set(new_rows), dedup.stored_layers(job.chain.current)
+        if not settings.keeps_state or not (added or removed):
             return passing, dedup.state_of(layers) if job.chain is None else job.chain.current
-        self._step("remember")
+        self._step("write deduplication state")
         kept, older = ([], layers) if removed else dedup.split(layers, len(added))
         dropped = {(key, now_ms) for key in removed}
-        old = _read_layers(log, older, 0 if removed else wanted.cutoff_ms(now_ms)) - dropped
+        old = _read_layers(log, older, 0 if removed else settings.cutoff_ms(now_ms)) - dropped
         location = dedup.layers_dataset(log.store.url)
         table = [{dedup.ID: key, dedup.AT: at} for key, at in sorted(old | {(key, now_ms) for key in added})]
         self._write(location.attempt_location(job.plan.version, job.attempt_id), table, "parquet")
@@ -176,34 +176,34 @@ class RowsEngine:
 
 
 def _id(row: Mapping[str, Any], names: Sequence[str]) -> bytes:
-    odd = [name for name in names if isinstance(row[name], (float, list, dict))]
-    if odd:
+    unsupported = [name for name in names if isinstance(row[name], (float, list, dict))]
+    if unsupported:
         raise DataError(
             "dedup does not accept key columns of these types, because equal values may have different text forms; nothing became visible",
-            columns=odd,
+            columns=unsupported,
         )
     return hashlib.sha256(canonical([row[name] for name in names])).digest()[:16]
 
 
-def _later(log: CommitLog, job: Job, wanted: dedup.Dedup) -> set[bytes]:
+def _later(log: CommitLog, job: Job, settings: dedup.Dedup) -> set[bytes]:
     """Return the ids that passed in a version after the reprocessed one, but not in the reprocessed one."""
     assert job.chain is not None
     now_ms = job.batch_time_ms
     current = _read_layers(log, dedup.stored_layers(job.chain.current), now_ms + 1)
-    end_ms = None if wanted.ttl_s is None else now_ms + wanted.ttl_s * 1000
+    end_ms = None if settings.ttl_s is None else now_ms + settings.ttl_s * 1000
     return {key for key, at in current if end_ms is None or at <= end_ms} - _passed_by(log, job.chain, now_ms)
 
 
 def _passed_by(log: CommitLog, chain: dedup.ChainStates, now_ms: int) -> set[bytes]:
     """Return the ids that passed in the newest commit of the chain."""
-    found: set[bytes] = set()
+    ids: set[bytes] = set()
     for states in chain.commits:
         before, after = (
             {key for key, at in _read_layers(log, dedup.stored_layers(state), now_ms) if at == now_ms}
             for state in states
         )
-        found = (found | (after - before)) - (before - after)
-    return found
+        ids = (ids | (after - before)) - (before - after)
+    return ids
 
 
 def _read_layers(log: CommitLog, layers: Sequence[dedup.Layer], cutoff_ms: int) -> set[tuple[bytes, int]]:
@@ -214,7 +214,7 @@ def _read_layers(log: CommitLog, layers: Sequence[dedup.Layer], cutoff_ms: int) 
     """
     import pyarrow.parquet
 
-    found: set[tuple[bytes, int]] = set()
+    ids: set[tuple[bytes, int]] = set()
     store = open_store(dedup.layers_dataset(log.store.url).location)
     for key in [key for layer in layers for key in layer.files_of(None)]:
         data = store.read(key)
@@ -222,8 +222,8 @@ def _read_layers(log: CommitLog, layers: Sequence[dedup.Layer], cutoff_ms: int) 
             raise StageError("a file of the deduplication state is missing; nothing became visible", file=key)
         for row in pyarrow.parquet.read_table(pyarrow.BufferReader(data)).to_pylist():
             if row[dedup.AT] >= cutoff_ms:
-                found.add((row[dedup.ID], row[dedup.AT]))
-    return found
+                ids.add((row[dedup.ID], row[dedup.AT]))
+    return ids
 
 
 def _columns(job: Job, name: str, rows: list[dict[str, Any]]) -> str:
@@ -240,10 +240,10 @@ def _schema(rows: list[dict[str, Any]]) -> str:
     return json.dumps({"type": "struct", "fields": fields})
 
 
-def _refuse_casts(name: str, given: str, accepted: str) -> None:
-    if column_types.bare(json.loads(accepted)) != column_types.bare(json.loads(given)):
-        what = "the sink's table has wider types than the rows, and an engine without Spark does not cast; nothing became visible"
-        raise InvalidError(what, sink=name, given=given, accepted=accepted)
+def _refuse_casts(name: str, schema: str, accepted: str) -> None:
+    if column_types.bare(json.loads(accepted)) != column_types.bare(json.loads(schema)):
+        summary = "the sink's table has wider types than the rows, and an engine without Spark does not cast; nothing became visible"
+        raise InvalidError(summary, sink=name, given=schema, accepted=accepted)
 
 
 def _refuse_what_needs_spark(job: Job) -> None:

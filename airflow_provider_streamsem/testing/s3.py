@@ -29,8 +29,8 @@ def s3_server(*, bucket: str, port: int = 0) -> Iterator[str]:
         from moto.server import DomainDispatcherApplication, create_backend_app
         from werkzeug.serving import WSGIRequestHandler, make_server
     except ImportError as error:
-        raise InvalidError(
-            "moto's server is not installed", accepted="pip install 'airflow-provider-streamsem[testing]'"
+        raise InvalidError("moto's server is not installed").advising(
+            "run `pip install 'airflow-provider-streamsem[testing]'`."
         ) from error
 
     class Quiet(WSGIRequestHandler):  # type: ignore[misc]

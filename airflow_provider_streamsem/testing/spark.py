@@ -68,5 +68,5 @@ def _active() -> SparkSession | None:
         from pyspark.sql import SparkSession
     except ImportError:
         return None
-    found: SparkSession | None = SparkSession.getActiveSession()
-    return found
+    session: SparkSession | None = SparkSession.getActiveSession()
+    return session

@@ -88,9 +88,9 @@ class SteppedStore:
         if key.startswith(self._unless):
             return request()
         self._step(f"before {method} {key}")
-        answer = request()
+        response = request()
         self._step(f"after {method} {key}")
-        return answer
+        return response
 
 
 class SteppedEngine:

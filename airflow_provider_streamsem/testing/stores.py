@@ -112,12 +112,12 @@ class FaultyStore:
 
     def indexes(self, fault: Fault) -> list[int]:
         """
-        Return the indexes of the requests so far at which a fault has an effect of its own.
+        Return the indexes of the requests so far at which a fault has another effect than every other fault.
 
-        A read or a listing that was not answered is sent again, so a conflict or a late application of it is a lost reply.
+        A read or a listing without a response is sent again, so a conflict or a late application has the effect of a lost reply.
         """
-        of_all = fault not in (Fault.CONFLICT, Fault.APPLIED_LATE)
-        return [index for index, kind in enumerate(self.kinds) if of_all or kind == "create"]
+        affects_every_request = fault not in (Fault.CONFLICT, Fault.APPLIED_LATE)
+        return [index for index, kind in enumerate(self.kinds) if affects_every_request or kind == "create"]
 
     def create(self, key: str, data: bytes) -> bool:
         """Forward the request, or inject the fault."""
@@ -128,9 +128,9 @@ class FaultyStore:
             raise UnknownAnswerError(key)
         if fault is Fault.PAUSE_BEFORE:
             self._others()
-        answer = self.store.create(key, data)
+        response = self.store.create(key, data)
         self._after(fault, key)
-        return answer
+        return response
 
     def read(self, key: str) -> bytes | None:
         """Forward the request, or inject the fault."""
@@ -139,9 +139,9 @@ class FaultyStore:
             raise UnknownAnswerError(key)
         if fault is Fault.PAUSE_BEFORE:
             self._others()
-        answer = self.store.read(key)
+        response = self.store.read(key)
         self._after(fault, key)
-        return answer
+        return response
 
     def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
         """Forward the request, or inject the fault."""
@@ -150,9 +150,9 @@ class FaultyStore:
             raise UnknownAnswerError(prefix)
         if fault is Fault.PAUSE_BEFORE:
             self._others()
-        answer = list(self.store.list(prefix, limit, start_after))
+        response = list(self.store.list(prefix, limit, start_after))
         self._after(fault, prefix)
-        return iter(answer)
+        return iter(response)
 
     def stat(self, key: str) -> ObjectStat | None:
         """Forward the request."""

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def checked(question: Callable[[], T]) -> T:
+def checked(check: Callable[[], T]) -> T:
     """Call a function while connection ids are resolved by Airflow, and return its result. Blocks until the function returns."""
     with use_resolver(airflow_connection):
-        return question()
+        return check()
 
 
-async def in_thread(question: Callable[[], T]) -> T:
+async def in_thread(check: Callable[[], T]) -> T:
     """
     Call :func:`checked` in a thread, without blocking the event loop.
 
@@ -35,7 +35,7 @@ async def in_thread(question: Callable[[], T]) -> T:
     """
     from asgiref.sync import sync_to_async
 
-    return await sync_to_async(checked, thread_sensitive=False)(question)
+    return await sync_to_async(checked, thread_sensitive=False)(check)
 
 
 class ConditionTrigger(BaseTrigger):  # type: ignore[misc]
@@ -87,8 +87,8 @@ def result_of_event(event: dict[str, Any]) -> dict[str, Any]:
     """
     if "error" in event:
         raise getattr(errors, event["error"])(event["summary"], **event["fields"]).advising(event["do"])
-    seen: dict[str, Any] = event["seen"]
-    return seen
+    observed: dict[str, Any] = event["seen"]
+    return observed
 
 
 def _check(condition: str) -> Finding:
@@ -100,6 +100,6 @@ def _check(condition: str) -> Finding:
 
 def _error(error: StreamsemError) -> dict[str, Any]:
     """Return the JSON from which :func:`result_of_event` recreates the error. It does not contain the cause, which may contain secrets."""
-    known = next(cls for cls in type(error).__mro__ if cls.__module__ == StreamsemError.__module__)
+    public_class = next(cls for cls in type(error).__mro__ if cls.__module__ == StreamsemError.__module__)
     fields = {name: v if v is None or isinstance(v, (str, int)) else repr(v) for name, v in error.fields.items()}
-    return {"error": known.__name__, "summary": error.summary, "fields": fields, "do": error.do}
+    return {"error": public_class.__name__, "summary": error.summary, "fields": fields, "do": error.do}

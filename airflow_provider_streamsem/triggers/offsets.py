@@ -86,7 +86,7 @@ class OffsetRangeTrigger(BaseEventTrigger):  # type: ignore[misc]
         emitted_state, emitted_at, logged_error = "", 0.0, ""
         while True:
             try:
-                found = await in_thread(partial(_check, self.pipeline))
+                waiting = await in_thread(partial(_check, self.pipeline))
             except StreamsemError as error:
                 kind = type(error).__name__
                 if error.retryable:
@@ -99,19 +99,19 @@ class OffsetRangeTrigger(BaseEventTrigger):  # type: ignore[misc]
                 self.log.exception("polling pipeline %s failed", name)
             else:
                 logged_error = ""
-                if found.is_due and (emitted_state != _state(found) or clock() >= emitted_at + again_after_s):
-                    yield TriggerEvent(found.to_json())
-                    emitted_state, emitted_at = _state(found), clock()
+                if waiting.is_due and (emitted_state != _state(waiting) or clock() >= emitted_at + again_after_s):
+                    yield TriggerEvent(waiting.to_json())
+                    emitted_state, emitted_at = _state(waiting), clock()
             await asyncio.sleep(self.poll_interval_s)
 
 
-def _state(found: Waiting) -> str:
+def _state(waiting: Waiting) -> str:
     """
     Return the claimed offsets as text, which changes only when a run claims offsets.
 
     Before the log exists, the text is constant, because the initial offsets of the source may differ at every poll.
     """
-    return "new" if found.is_new else repr(sorted(found.planned_ends.items()))
+    return "new" if waiting.is_new else repr(sorted(waiting.planned_ends.items()))
 
 
 def _check(pipeline: str) -> Waiting:
@@ -130,12 +130,14 @@ def _spec(pipeline: object, min_rows: int | None, max_wait: timedelta | float | 
     from airflow_provider_streamsem.readers.waiting import limited
 
     accepted = "a Pipeline, or the path of its TOML file"
-    found = pipeline if isinstance(pipeline, Pipeline) else load_pipeline(text("pipeline", pipeline, accepted=accepted))
+    watched = (
+        pipeline if isinstance(pipeline, Pipeline) else load_pipeline(text("pipeline", pipeline, accepted=accepted))
+    )
     max_delay_s = None if max_wait is None else seconds("max_wait", max_wait)
-    if max_delay_s is None and found.limits.max_delay_s is None:
+    if max_delay_s is None and watched.limits.max_delay_s is None:
         max_delay_s = DEFAULT_MAX_WAIT_S
-    found = limited(found, min_rows=min_rows, max_delay_s=max_delay_s)
-    if holds_templates(found):
-        what = "the pipeline of an asset watcher must not contain templates, because no run renders them"
-        raise InvalidError(what, pipeline=found.name)
-    return spec_text(found)
+    watched = limited(watched, min_rows=min_rows, max_delay_s=max_delay_s)
+    if holds_templates(watched):
+        summary = "the pipeline of an asset watcher must not contain templates, because no run renders them"
+        raise InvalidError(summary, pipeline=watched.name)
+    return spec_text(watched)

@@ -24,13 +24,13 @@ def main() -> int:
     parser.add_argument("--report", type=Path, help="also write the tables to this Markdown file")
     args = parser.parse_args()
     stop_servers_on_sigterm()
-    found = trial.run(args.database, args.minutes, args.seed, lambda line: print(line, flush=True))
+    result = trial.run(args.database, args.minutes, args.seed, lambda line: print(line, flush=True))
     if args.report:
-        args.report.write_text(report.markdown([found]))
-    report.show(found)
-    if found.evidence:
-        print(f"not clean; logs and data were kept in {found.evidence}", flush=True)
-    return 0 if found.is_clean else 1
+        args.report.write_text(report.markdown([result]))
+    report.show(result)
+    if result.evidence:
+        print(f"not clean; logs and data were kept in {result.evidence}", flush=True)
+    return 0 if result.is_clean else 1
 
 
 if __name__ == "__main__":

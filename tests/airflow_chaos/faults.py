@@ -79,16 +79,16 @@ def scheduler_killed_with_supervisors(fixture: PipelineFixture, rng: random.Rand
 def held_task(fixture: PipelineFixture) -> psutil.Process:
     """Wait for a task with a supervisor to reach a batch, hold it there, and return it."""
     pace.hold(fixture.setting)
-    found: list[psutil.Process] = []
+    tasks: list[psutil.Process] = []
 
     def has_task() -> bool:
-        found[:] = [task for task in fixture.active_tasks() if supervisor_of(task)]
-        return bool(found)
+        tasks[:] = [task for task in fixture.active_tasks() if supervisor_of(task)]
+        return bool(tasks)
 
     if not fixture.until(has_task, 90):
         pace.release(fixture.setting)
         raise NotInjectedError("no task reached a batch")
-    return found[0]
+    return tasks[0]
 
 
 def is_alive(process: psutil.Process) -> bool:
@@ -173,17 +173,17 @@ def clear_or_mark_once(fixture: PipelineFixture, rng: random.Random) -> str:
     match rng.choice(("clear task", "clear run", "mark task", "mark run")):
         case "clear task":
             airflow.clear(DAG, run, [rng.choice((WAIT, DRAIN, DRAIN))])
-            what = "task cleared"
+            action = "task cleared"
         case "clear run":
             airflow.clear_run(DAG, run)
-            what = "run cleared"
+            action = "run cleared"
         case "mark task":
             airflow.mark(DAG, run, state, DRAIN)
-            what = f"task marked {state}"
+            action = f"task marked {state}"
         case _:
             airflow.mark(DAG, run, state)
-            what = f"run marked {state}"
-    return what + (" (newest run)" if age == 0 else f" ({age} before the newest)")
+            action = f"run marked {state}"
+    return action + (" (newest run)" if age == 0 else f" ({age} before the newest)")
 
 
 FAULTS: dict[str, Fault] = {

@@ -26,10 +26,10 @@ def summary_row(trial: AirflowTrial) -> tuple[str, ...]:
 
 def all_notes(trial: AirflowTrial) -> list[str]:
     """Return the facts that the tables do not show."""
-    found = notes(trial)
+    lines = notes(trial)
     if not trial.orphan_overlaps:
-        found.append("no orphan was concurrent with its retry: this trial proves nothing about orphans")
-    return found
+        lines.append("no orphan was concurrent with its retry: this trial proves nothing about orphans")
+    return lines
 
 
 def show(trial: AirflowTrial) -> None:

@@ -104,16 +104,16 @@ class PipelineFixture(SupervisedTrial):
     def active_tasks(self) -> list[psutil.Process]:
         """Return the live processes whose newest batch belongs to an open version."""
         newest, is_committed = self.subject.newest()
-        found: list[psutil.Process] = []
+        active: list[psutil.Process] = []
         if is_committed:
-            return found
+            return active
         for pid, version in self._in_version.items():
             with suppress(psutil.Error):
                 process = psutil.Process(pid)
                 alive = process.status() != psutil.STATUS_ZOMBIE and is_task(process)
                 if alive and version == newest:
-                    found.append(process)
-        return found
+                    active.append(process)
+        return active
 
     def is_busy(self) -> bool:
         with suppress(BotoCoreError, ClientError):
@@ -141,10 +141,10 @@ class PipelineFixture(SupervisedTrial):
         return self.until_drained(drained, timeout_s)
 
     def newest_runs(self, limit: int = 5) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.airflow.request(
+        runs: list[dict[str, Any]] = self.airflow.request(
             "GET", f"/dags/{DAG}/dagRuns?order_by=-run_after&limit={limit}"
         )["dag_runs"]
-        return found
+        return runs
 
     def _is_empty_since(self, run: dict[str, Any], mark: float) -> bool:
         if run["state"] != "success" or not run["start_date"]:

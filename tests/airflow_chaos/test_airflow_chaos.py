@@ -25,13 +25,15 @@ from tests.chaos.setting import Setting
 @pytest.mark.prove
 @pytest.mark.timeout(1800)
 def test_orphans_and_other_faults_on_a_real_airflow_duplicate_and_lose_no_records() -> None:
-    found = trial.run("sqlite", 1, 11, print)
-    assert (found.duplicates, found.losses, found.foreign, found.unreadable, found.findings) == (0, 0, 0, 0, []), found
-    assert found.injections[0].kind == ORPHAN
-    assert found.orphans > 0, [i.action for i in found.injections]
-    assert found.orphan_overlaps > 0
-    assert found.both_wrote > 0, "only one of orphan and retry wrote files for their version"
-    assert found.is_clean, found.evidence
+    result = trial.run("sqlite", 1, 11, print)
+    assert (result.duplicates, result.losses, result.foreign, result.unreadable, result.findings) == (0, 0, 0, 0, []), (
+        result
+    )
+    assert result.injections[0].kind == ORPHAN
+    assert result.orphans > 0, [i.action for i in result.injections]
+    assert result.orphan_overlaps > 0
+    assert result.both_wrote > 0, "only one of orphan and retry wrote files for their version"
+    assert result.is_clean, result.evidence
 
 
 def test_trial_starts_with_an_orphan_and_draws_every_kind_once_before_any_is_repeated() -> None:
@@ -41,12 +43,12 @@ def test_trial_starts_with_an_orphan_and_draws_every_kind_once_before_any_is_rep
 
 
 def test_trial_without_an_orphan_concurrent_with_its_retry_is_not_clean() -> None:
-    found = AirflowTrial("sqlite", "", 1, drained=True, overlaps=[Overlap(3, 10, 11, orphaned=False)])
-    assert not found.is_clean
-    found.overlaps.append(Overlap(4, 10, 12, orphaned=True))
-    assert found.is_clean
-    found.duplicates = 1
-    assert not found.is_clean
+    result = AirflowTrial("sqlite", "", 1, drained=True, overlaps=[Overlap(3, 10, 11, orphaned=False)])
+    assert not result.is_clean
+    result.overlaps.append(Overlap(4, 10, 12, orphaned=True))
+    assert result.is_clean
+    result.duplicates = 1
+    assert not result.is_clean
 
 
 class OverlapCounter(PipelineFixture):
@@ -82,16 +84,16 @@ def tasks() -> Iterator[list[psutil.Process]]:
 
 def test_only_two_live_tasks_in_one_open_version_overlap(tmp_path: Path, tasks: list[psutil.Process]) -> None:
     fixture = OverlapCounter(Setting(location=str(tmp_path), topic="t", bootstrap="", master=""))
-    one, two, three = (task.pid for task in tasks)
-    assert fixture.begin(one, 0) == 0
-    assert fixture.begin(one, 1) == 0
-    assert fixture.begin(two, 2) == 0
-    assert fixture.begin(one, 2) == 1
-    assert fixture.overlaps == [Overlap(2, two, one, orphaned=True)]
+    first, second, third = (task.pid for task in tasks)
+    assert fixture.begin(first, 0) == 0
+    assert fixture.begin(first, 1) == 0
+    assert fixture.begin(second, 2) == 0
+    assert fixture.begin(first, 2) == 1
+    assert fixture.overlaps == [Overlap(2, second, first, orphaned=True)]
     fixture.is_committed = True
-    assert fixture.begin(three, 2) == 1
+    assert fixture.begin(third, 2) == 1
     fixture.is_committed = False
     for task in tasks[:2]:
         task.kill()
         task.wait(5)
-    assert fixture.begin(three, 2) == 1
+    assert fixture.begin(third, 2) == 1

@@ -29,8 +29,8 @@ ORDERS = Pipeline(
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    found = re.findall(rf"^( *)```{language}\n(.*?)^ *```", page.read_text(), re.DOTALL | re.MULTILINE)
-    return [textwrap.dedent(code) for _, code in found]
+    matches = re.findall(rf"^( *)```{language}\n(.*?)^ *```", page.read_text(), re.DOTALL | re.MULTILINE)
+    return [textwrap.dedent(code) for _, code in matches]
 
 
 def test_drawing_of_the_states_equals_the_table_of_the_protocol() -> None:

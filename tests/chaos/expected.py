@@ -41,22 +41,22 @@ def read_topic(bootstrap: str, topic: str, seconds: float = 120) -> dict[int, li
         }
     )
     consumer.assign([TopicPartition(topic, p, 0) for p in range(PARTITIONS)])
-    found: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    left = set(range(PARTITIONS))
+    locations: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    unfinished = set(range(PARTITIONS))
     deadline = time.monotonic() + seconds
-    while left:
+    while unfinished:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"the topic was not read to its end in time; partitions left: {sorted(left)}")
+            raise TimeoutError(f"the topic was not read to its end in time; partitions left: {sorted(unfinished)}")
         message = consumer.poll(1.0)
         if message is None:
             continue
         if message.error():
             if message.error().code() == KafkaError._PARTITION_EOF:
-                left.discard(message.partition())
+                unfinished.discard(message.partition())
             continue
-        found[int(message.value())].append((message.partition(), message.offset()))
+        locations[int(message.value())].append((message.partition(), message.offset()))
     consumer.close()
-    return dict(found)
+    return dict(locations)
 
 
 def expected_rows(setting: Setting) -> Expected:

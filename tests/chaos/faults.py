@@ -84,18 +84,18 @@ def zombie_woken(fixture: PipelineFixture, rng: random.Random) -> str:
 
 def runner_doubled(fixture: PipelineFixture, rng: random.Random) -> str:
     """Start a second runner of the same run key, then kill a random one of the two."""
-    one = first(fixture)
-    two = fixture.zombie()
+    original = first(fixture)
+    second = fixture.zombie()
     confirm(
-        fixture.until(lambda: any(e["pid"] == two.pid for e in fixture.setting.read_events()), 60),
+        fixture.until(lambda: any(e["pid"] == second.pid for e in fixture.setting.read_events()), 60),
         "the second runner did not start",
     )
     fixture.pass_time(rng.uniform(2, 8))
-    victim = rng.choice([one, two])
+    victim = rng.choice([original, second])
     killed = victim.kill()
-    fixture.until(lambda: not two.is_alive, SECOND_RUNNER_S)
-    two.kill()
-    which = "first" if victim is one else "second"
+    fixture.until(lambda: not second.is_alive, SECOND_RUNNER_S)
+    second.kill()
+    which = "first" if victim is original else "second"
     return f"second runner of the same run key concurrent with the first; the {which} {'killed' if killed else 'had ended'}"
 
 
@@ -181,7 +181,7 @@ def kinds(needs: frozenset[str]) -> list[str]:
 
 def draw(names: list[str], count: int, rng: random.Random) -> list[str]:
     """Draw faults: every kind once in a random order, then again in another order."""
-    found: list[str] = []
-    while len(found) < count:
-        found += rng.sample(names, len(names))
-    return found[:count]
+    drawn: list[str] = []
+    while len(drawn) < count:
+        drawn += rng.sample(names, len(names))
+    return drawn[:count]

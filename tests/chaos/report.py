@@ -61,19 +61,19 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 def notes(trial: Trial) -> list[str]:
     """Return the facts that the tables do not show."""
-    found = list(trial.findings)
+    lines = list(trial.findings)
     if trial.unknown:
-        found.append(
+        lines.append(
             f"{trial.unknown} records in transactions with an unknown commit; the topic determines whether they are expected"
         )
     if trial.foreign:
-        found.append(f"{trial.foreign} visible rows are not in the topic")
+        lines.append(f"{trial.foreign} visible rows are not in the topic")
     if not trial.drained:
-        found.append("the topic was not drained in time: losses may be records that were not read yet")
-    found += [f"tries that failed with {error}: {count}" for error, count in sorted(trial.failed.items())]
+        lines.append("the topic was not drained in time: losses may be records that were not read yet")
+    lines += [f"tries that failed with {error}: {count}" for error, count in sorted(trial.failed.items())]
     if trial.evidence:
-        found.append("not clean: logs and data were kept")
-    return found
+        lines.append("not clean: logs and data were kept")
+    return lines
 
 
 def markdown(trials: Sequence[Trial]) -> str:

@@ -15,14 +15,14 @@ pytestmark = [pytest.mark.integration, pytest.mark.prove]
 
 @pytest.mark.timeout(900)
 def test_no_kind_of_fault_duplicates_or_loses_records() -> None:
-    found = run_clean_trial("streamsem", kinds(subject_class("streamsem").needs))
-    assert found.commits >= 10, "too few versions: the faults may not have hit a batch"
+    result = run_clean_trial("streamsem", kinds(subject_class("streamsem").needs))
+    assert result.commits >= 10, "too few versions: the faults may not have hit a batch"
 
 
 @pytest.mark.timeout(600)
 def test_killed_executors_workers_and_clusters_duplicate_and_lose_no_records() -> None:
-    found = run_clean_trial("streamsem_on_a_cluster", ["executor killed", "worker killed", "everything killed"])
-    assert found.commits >= 4, "too few versions: the faults may not have hit a batch"
+    result = run_clean_trial("streamsem_on_a_cluster", ["executor killed", "worker killed", "everything killed"])
+    assert result.commits >= 4, "too few versions: the faults may not have hit a batch"
 
 
 @pytest.mark.timeout(900)
@@ -34,17 +34,17 @@ def test_killed_executors_workers_and_clusters_duplicate_and_lose_no_records() -
     ],
 )
 def test_faults_duplicate_and_lose_no_records_of_transforms_with_state(name: str, faults: list[str]) -> None:
-    found = run_clean_trial(name, faults)
-    assert found.commits >= 10, "too few versions: the faults may not have hit a batch"
+    result = run_clean_trial(name, faults)
+    assert result.commits >= 10, "too few versions: the faults may not have hit a batch"
 
 
 def run_clean_trial(name: str, faults: Sequence[str]) -> trial.Trial:
     """Run a trial, and check that each fault was injected once and that the trial is clean."""
-    found = trial.run(name, len(faults), 11, print, only=faults)
-    assert (found.duplicates, found.losses, found.foreign, found.findings) == (0, 0, 0, []), found
-    assert found.drained, found
-    assert sorted(i.kind for i in found.injections) == sorted(faults)
-    assert all(i.injected for i in found.injections), [i.action for i in found.injections if not i.injected]
-    assert found.records >= 1_000
-    assert found.aborted > 0
-    return found
+    result = trial.run(name, len(faults), 11, print, only=faults)
+    assert (result.duplicates, result.losses, result.foreign, result.findings) == (0, 0, 0, []), result
+    assert result.drained, result
+    assert sorted(i.kind for i in result.injections) == sorted(faults)
+    assert all(i.injected for i in result.injections), [i.action for i in result.injections if not i.injected]
+    assert result.records >= 1_000
+    assert result.aborted > 0
+    return result

@@ -65,9 +65,9 @@ def test_rows_of_committed_outcomes_are_counted_each_time_an_outcome_names_their
         "log/spill/abc.json": spilled,
         **{f"out/data/{n}/a/x": parquet([10 * n, 10 * n + 1]) for n in range(5)},
     }
-    seen = CheckerOnObjects(setting, objects).visible()
-    assert dict(seen.counts) == {0: 2, 1: 2, 10: 1, 11: 1, 20: 1, 21: 1}
-    assert seen.reached == {0: 21}
+    visible = CheckerOnObjects(setting, objects).visible()
+    assert dict(visible.counts) == {0: 2, 1: 2, 10: 1, 11: 1, 20: 1, 21: 1}
+    assert visible.reached == {0: 21}
 
 
 def test_missing_file_of_an_outcome_raises_an_error(setting: Setting) -> None:
@@ -78,9 +78,9 @@ def test_missing_file_of_an_outcome_raises_an_error(setting: Setting) -> None:
 def test_number_in_all_sinks_is_counted_as_often_as_in_the_sink_with_most_copies(setting: Setting) -> None:
     numbers_of = {"out": [0, 1, 2], "delta": [0, 1, 1, 2], "database": [0, 1], "topic": [0, 1, 2, 9]}
     each = {name: VisibleRows(Counter(numbers), {0: max(numbers)}) for name, numbers in numbers_of.items()}
-    seen = StreamsemIntoSinks(setting).merged(each)
-    assert (dict(seen.counts), seen.reached) == ({0: 1, 1: 2}, {0: 1})
-    assert sorted(text.partition(" is")[0] for text in seen.findings) == ["number 2", "number 9"]
+    visible = StreamsemIntoSinks(setting).merged(each)
+    assert (dict(visible.counts), visible.reached) == ({0: 1, 1: 2}, {0: 1})
+    assert sorted(text.partition(" is")[0] for text in visible.findings) == ["number 2", "number 9"]
 
 
 def test_rows_of_a_delta_table_are_those_of_added_files_that_were_not_removed(setting: Setting) -> None:
@@ -104,13 +104,13 @@ def test_rows_of_a_delta_table_are_those_of_added_files_that_were_not_removed(se
 def test_loss_is_attributed_to_the_first_fault_after_which_the_dataset_was_past_the_record(setting: Setting) -> None:
     trial = Trial("streamsem", "", 0, [Injection("a", "", reached={0: 1}), Injection("b", "", reached={0: 9})])
     trial.drained = True
-    seen = VisibleRows()
-    seen.counts.update([0, 1, 1, 3, 77])
-    known = Expected({n: [(0, n)] for n in range(4)}, aborted=0, unknown=0, findings=[])
+    visible = VisibleRows()
+    visible.counts.update([0, 1, 1, 3, 77])
+    expected = Expected({n: [(0, n)] for n in range(4)}, aborted=0, unknown=0, findings=[])
     fixture: Any = SimpleNamespace(
         subject=SimpleNamespace(commits=lambda: 1, expected=lambda locations: locations), setting=setting, hung=0
     )
-    compare(trial, seen, known, fixture)
+    compare(trial, visible, expected, fixture)
     assert (trial.duplicates, trial.losses, trial.foreign, trial.is_clean) == (1, 1, 1, False)
     assert [i.losses for i in trial.injections] == [0, 1]
 

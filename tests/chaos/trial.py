@@ -125,10 +125,10 @@ def inject(fixture: W, kind: str, fault: Callable[[W, random.Random], str], rng:
         injection.action = f"not injected: {error}"
     commits = fixture.subject.commits()
     fixture.until(lambda: fixture.subject.commits() > commits, 90)
-    seen = fixture.subject.visible()
+    visible = fixture.subject.visible()
     injection.attempts = count_started(fixture) - started_before
-    injection.duplicates = count_duplicates(seen) - duplicates_before
-    injection.reached = seen.reached
+    injection.duplicates = count_duplicates(visible) - duplicates_before
+    injection.reached = visible.reached
     return injection
 
 
@@ -136,19 +136,19 @@ def count_started(fixture: SupervisedTrial) -> int:
     return sum(event["event"] == "started" for event in fixture.setting.read_events())
 
 
-def count_duplicates(seen: VisibleRows) -> int:
-    return sum(count - 1 for count in seen.counts.values())
+def count_duplicates(visible: VisibleRows) -> int:
+    return sum(count - 1 for count in visible.counts.values())
 
 
-def compare(trial: Trial, seen: VisibleRows, expected: Expected, fixture: SupervisedTrial) -> None:
+def compare(trial: Trial, visible: VisibleRows, expected: Expected, fixture: SupervisedTrial) -> None:
     """Compare with the expected rows. A loss is attributed to the first fault after which the dataset was past the record."""
     locations = fixture.subject.expected(expected.locations)
-    lost = [n for n in locations if n not in seen.counts]
+    lost = [n for n in locations if n not in visible.counts]
     trial.records, trial.aborted, trial.unknown = len(locations), expected.aborted, expected.unknown
-    trial.findings = expected.findings + seen.findings
-    trial.duplicates, trial.losses = count_duplicates(seen), len(lost)
-    trial.foreign = sum(n not in locations for n in seen.counts)
-    trial.unreadable = len(seen.unreadable)
+    trial.findings = expected.findings + visible.findings
+    trial.duplicates, trial.losses = count_duplicates(visible), len(lost)
+    trial.foreign = sum(n not in locations for n in visible.counts)
+    trial.unreadable = len(visible.unreadable)
     for number in lost:
         ((partition, offset), *_) = locations[number]
         for injection in trial.injections:

@@ -144,9 +144,9 @@ def test_explain_prints_label_reasons_and_the_guarantee_of_each_sink(
     )
     code, out, _ = run(capsys, "explain", str(fixture.root / "weak.toml"), "--json")
     assert json.loads(out)["warnings"] == []
-    found = json.loads(out)
-    assert (code, found["label"], found["terms"]) == (0, "effectively_once", "dedup 24 h")
-    assert found["sinks"] == {"out": "effectively_once"}
+    guarantee = json.loads(out)
+    assert (code, guarantee["label"], guarantee["terms"]) == (0, "effectively_once", "dedup 24 h")
+    assert guarantee["sinks"] == {"out": "effectively_once"}
 
 
 def test_files_prints_one_path_per_line(fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]) -> None:
@@ -214,15 +214,15 @@ def test_vacuum_deletes_losing_attempts(fixture: PipelineFixture, capsys: pytest
 def test_invalid_arguments_exit_with_2_and_are_reported(
     fixture: PipelineFixture, capsys: pytest.CaptureFixture[str], argv: list[str], code: int, message: str
 ) -> None:
-    given = [
+    arguments = [
         a.replace("{log}", str(fixture.root / "log")).replace("{toml}", str(fixture.root / "p.toml")) for a in argv
     ]
-    got, _, err = run(capsys, *given)
-    assert got == code
+    actual, _, err = run(capsys, *arguments)
+    assert actual == code
     assert message in err
     assert "Do:" in err
-    got, out, _ = run(capsys, *given, "--json")
-    assert (got, "Do:" in json.loads(out)["message"]) == (code, True)
+    actual, out, _ = run(capsys, *arguments, "--json")
+    assert (actual, "Do:" in json.loads(out)["message"]) == (code, True)
 
 
 def test_exit_code_distinguishes_retryable_from_permanent_errors(
@@ -271,9 +271,10 @@ def test_run_lists_the_version_of_another_run_that_it_closed(
     code, out, _ = run(capsys, "run", toml, "--json")
     document = json.loads(out)
     assert (code, document["status"], document["version"]) == (0, "committed", 1)
-    assert [(one["version"], one["run_key"], one["ranges"]) for one in document["completed"]] == [
-        (1, "b", {"files": [2, 3]})
-    ]
+    assert [
+        (other_version["version"], other_version["run_key"], other_version["ranges"])
+        for other_version in document["completed"]
+    ] == [(1, "b", {"files": [2, 3]})]
     fixture.arrive(2)
     fixture.dies("c")
     code, out, _ = run(capsys, "run", toml)
@@ -317,14 +318,14 @@ def test_first_look_refuses_a_pipeline_file_of_another_user_or_source(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = Path(first_look.pipeline_file(str(tmp_path)))
-    given = ["run", "--source", "rate", "--into", str(tmp_path)]
+    arguments = ["run", "--source", "rate", "--into", str(tmp_path)]
     with monkeypatch.context() as patched:
         patched.setattr(os, "getuid", lambda: path.stat().st_uid + 1)
-        code, _, err = run(capsys, *given)
+        code, _, err = run(capsys, *arguments)
     assert (code, "another user" in err, "--into" in err) == (2, True, True)
     other = FilesSource(path="/in", format="text")
     monkeypatch.setattr(first_look, "load_pipeline", lambda path: load_pipeline(path).replace(source=other))
-    code, _, err = run(capsys, *given)
+    code, _, err = run(capsys, *arguments)
     assert (code, "another source" in err) == (2, True)
 
 
@@ -393,8 +394,8 @@ def test_quarantined_records_become_rows_by_one_command_after_a_fix(
         0,
         ["version 0: reprocessed as 3, 0 still quarantined", "version 2: reprocessed as 4, 1 still quarantined"],
     )
-    found = "".join(Path(file.path).read_text() for file in open_log(str(tmp_path / "log")).files())
-    assert sorted(json.loads(line)["id"] for line in found.splitlines()) == [1, 2, 3, 4]
+    rows = "".join(Path(file.path).read_text() for file in open_log(str(tmp_path / "log")).files())
+    assert sorted(json.loads(line)["id"] for line in rows.splitlines()) == [1, 2, 3, 4]
     code, out, _ = run(capsys, "reprocess", str(toml), "--quarantined", "--json")
     assert [(r["replaces"], r["counts"]["quarantined"]) for r in json.loads(out)["reprocessed"]] == [(4, 1)]
     assert run(capsys, "reprocess", str(toml))[0] == run(capsys, "reprocess", str(toml), "0", "--quarantined")[0] == 2
@@ -408,10 +409,10 @@ def test_quarantined_records_become_rows_by_one_command_after_a_fix(
 
 def test_command_imports_no_heavy_modules(fixture: PipelineFixture) -> None:
     code = "import sys; from airflow_provider_streamsem.cli.main import main; main(sys.argv[1:]); print(sorted(m for m in ('airflow', 'pyspark', 'boto3', 'rich', 'pyarrow') if m in sys.modules))"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code, "files", str(fixture.root / "log")], capture_output=True, text=True, check=True
     )
-    assert done.stdout.splitlines()[-1] == "[]"
+    assert process.stdout.splitlines()[-1] == "[]"
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
@@ -675,8 +676,8 @@ P = Pipeline(name="p", log={str(tmp_path / "log")!r}, source=FilesSource(path={s
 """
     (tmp_path / "p.py").write_text(code)
     command = [sys.executable, "-m", "airflow_provider_streamsem.cli.main", "run", f"{tmp_path}/p.py:P", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout)["status"] == "empty"
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(process.stdout)["status"] == "empty"
 
 
 def test_check_monoid_accepts_the_example_of_the_docs_and_reports_broken_laws(

@@ -28,8 +28,8 @@ def test_format_1_is_written_unchanged_byte_for_byte(make: object) -> None:
 @pytest.mark.parametrize("location", LOCATIONS, ids=lambda location: location.name)
 def test_verify_reports_the_fault(location: Path) -> None:
     verdict = verify(str(location / "log"), files=False)
-    found = [[finding.invariant, finding.version] for finding in verdict.findings]
-    assert found == json.loads((location / "expect.json").read_text())["findings"]
+    findings = [[finding.invariant, finding.version] for finding in verdict.findings]
+    assert findings == json.loads((location / "expect.json").read_text())["findings"]
 
 
 @pytest.mark.parametrize("name", ["outcome_of_1_edited", "outcome_of_1_missing", "plan_of_3_torn"])
@@ -39,7 +39,7 @@ def test_reading_a_damaged_entry_raises_an_error(name: str) -> None:
         assert [opened.files(), *opened.versions()]
 
 
-def test_log_of_a_newer_format_is_refused_and_the_error_says_to_upgrade() -> None:
+def test_log_of_a_newer_format_is_refused_with_the_advice_to_upgrade() -> None:
     with pytest.raises(NewerFormatError, match="upgrade"):
         open_log(str(ROOT / "outcome_of_3_in_a_newer_format" / "log")).files()
 

@@ -78,8 +78,8 @@ def test_s3_is_reached_through_the_connection_only_while_the_pipeline_uses_its_l
     fixture: PipelineFixture, endpoint: str
 ) -> None:
     before = s3.access()
-    with located(on_connection(fixture)) as there:
-        assert there.log_conn_id is None
+    with located(on_connection(fixture)) as located_pipeline:
+        assert located_pipeline.log_conn_id is None
         assert s3.access().endpoint_url == endpoint
         assert SECRET not in repr(s3.access())
     assert s3.access() == before
@@ -99,8 +99,8 @@ def test_inspection_of_a_source_on_s3_uses_the_connection_until_its_end(
 
 def lag_of_new_log(pipeline: Pipeline) -> int:
     """Return the lag by the function that needs a log. The log is created."""
-    with located(pipeline) as there:
-        open_pipeline(there, open_commit_log(there.log))
+    with located(pipeline) as located_pipeline:
+        open_pipeline(located_pipeline, open_commit_log(located_pipeline.log))
     return lag(pipeline).lag
 
 
@@ -121,22 +121,22 @@ def test_connection_is_tested_by_the_doctor(endpoint: str, monkeypatch: pytest.M
 
 def test_connection_of_the_metadata_database_is_found_outside_of_tasks() -> None:
     """This is the API server's case. Its *Test connection* resolves the connection that another one names."""
-    from airflow.models.connection import Connection as Kept
+    from airflow.models.connection import Connection as StoredConnection
     from airflow.utils.session import create_session
 
     from airflow_provider_streamsem.testing.dag_runs import initialise_airflow
 
     initialise_airflow()
     with create_session() as session:
-        session.add(Kept(conn_id="kept", conn_type="streamsem", host="/logs"))
+        session.add(StoredConnection(conn_id="kept", conn_type="streamsem", host="/logs"))
     code = (
         "from airflow_provider_streamsem.hooks.lookup import airflow_connection; print(airflow_connection('kept').host)"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "_AIRFLOW_PROCESS_CONTEXT": "server"}, capture_output=True, text=True, timeout=180, check=False,
     )  # fmt: skip
-    assert done.stdout.splitlines()[-1:] == ["/logs"], done.stderr[-2000:]
+    assert process.stdout.splitlines()[-1:] == ["/logs"], process.stderr[-2000:]
 
 
 def test_airflow_finds_the_connection_type() -> None:
@@ -157,25 +157,25 @@ def test_airflow_shows_the_fields_of_the_connection_type() -> None:
     assert {name.rpartition("__")[2] for name in widgets} >= {"aws_conn_id", "endpoint_url", "region_name"}
 
 
-def given(conn_type: str = "streamsem", host: str = "s3://lake/logs", **extra: Any) -> Connection:
+def log_connection(conn_type: str = "streamsem", host: str = "s3://lake/logs", **extra: Any) -> Connection:
     return Connection(conn_id="c", conn_type=conn_type, host=host, extra=extra)
 
 
 @pytest.mark.parametrize(
     ("connection", "message"),
     [
-        (given(conn_type="aws"), "of type streamsem"),
-        (given(host=""), "must have the root"),
-        (given(aws_conn_id="other"), "of type aws"),
-        (given(aws_conn_id="role"), "does not support"),
+        (log_connection(conn_type="aws"), "of type streamsem"),
+        (log_connection(host=""), "must have the root"),
+        (log_connection(aws_conn_id="other"), "of type aws"),
+        (log_connection(aws_conn_id="role"), "does not support"),
     ],
 )
 def test_connections_that_cannot_store_a_log_are_reported(connection: Connection, message: str) -> None:
-    known = {
+    connections = {
         "other": Connection(conn_id="other", conn_type="http"),
         "role": Connection(conn_id="role", conn_type="aws", extra={"role_arn": "arn:aws:iam::1:role/x"}),
     }
-    with use_resolver(known.__getitem__), pytest.raises(InvalidError, match=message):
+    with use_resolver(connections.__getitem__), pytest.raises(InvalidError, match=message):
         _ = (access(connection), root(connection))
 
 
@@ -186,14 +186,16 @@ def test_settings_of_the_connection_override_those_of_its_aws_connection() -> No
     }  # fmt: skip
     aws = Connection(conn_id="a", conn_type="aws", login="k", password="s", extra=extra)
     with use_resolver(lambda conn_id: aws):
-        assert access(given(aws_conn_id="a")) == s3.S3Access(
+        assert access(log_connection(aws_conn_id="a")) == s3.S3Access(
             endpoint_url="http://b",
             region_name="eu-west-1",
             access_key_id="k",
             secret_access_key="s",
             session_token="t",
         )
-        assert access(given(aws_conn_id="a", endpoint_url="http://c", region_name="r")).endpoint_url == "http://c"
+        assert (
+            access(log_connection(aws_conn_id="a", endpoint_url="http://c", region_name="r")).endpoint_url == "http://c"
+        )
 
 
 @pytest.mark.parametrize("log", [{"log": "", "log_conn_id": None}, {"log": "/x", "log_conn_id": "c"}])

@@ -91,17 +91,17 @@ class Explorer:
     def _add(self, s: State, parent: int) -> int:
         key = 0
         for numbers, parts, part in zip(self._numbers, self._parts, s, strict=True):
-            number = numbers.get(part)
-            if number is None:
-                number = numbers[part] = len(parts)
+            part_index = numbers.get(part)
+            if part_index is None:
+                part_index = numbers[part] = len(parts)
                 parts.append(part)
-            key = key << BITS | number
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = len(self._order)
+            key = key << BITS | part_index
+        index = self._known.get(key)
+        if index is None:
+            index = self._known[key] = len(self._order)
             self._order.append(key)
             self._parent.append(parent)
-        return found
+        return index
 
     def _state(self, k: int) -> State:
         key, parts = self._order[k], []
@@ -137,8 +137,8 @@ class Explorer:
 
     def _liveness(self) -> Verdict:
         """
-        Check I10. From every state some path closes the open version and completes every run. In addition, the processes of each run alone close the open
-        version and complete while all others are halted and all requests in flight are lost, unless the run may wait for others.
+        Check I10. From every state some path closes the open version and completes every run. In addition, the processes of each run must close the open
+        version and complete alone, while all others are halted and all requests in flight are lost. A run that may wait for others is exempt.
         """
         states = len(self._order)
         if "I10" in self.unchecked:
@@ -153,8 +153,8 @@ class Explorer:
         for run, reached in good.items():
             stuck = self._spread(reached, run).find(0)
             if stuck >= 0:
-                message = "no path closes the open version and completes every run"
-                message = message if run == NONE else f"run {run} never completes while all others are halted"
+                alone = f"run {run} never completes while all others are halted"
+                message = "no path closes the open version and completes every run" if run == NONE else alone
                 return Verdict(states, "I10", message, self._trace(stuck))
         return Verdict(states)
 

@@ -181,6 +181,6 @@ class UnknownEffectIsDone(Mutant):
 
     def effect(self, s: State, i: int, process: Process) -> Steps:
         for label, after in super().effect(s, i, process):
-            done = after.processes[i]
-            results = tuple(DONE if result == UNKNOWN else str(result) for result in done.memory)
-            yield label, with_process(after, i, done._replace(memory=results))
+            performer = after.processes[i]
+            results = tuple(DONE if result == UNKNOWN else str(result) for result in performer.memory)
+            yield label, with_process(after, i, performer._replace(memory=results))

@@ -184,14 +184,14 @@ def i19(s: State, _: Configuration) -> str:
     runs: dict[int, tuple[int, bool]] = {}  # run -> target, whether it committed
     for n, version in enumerate(s.log):
         plan = version.plan
-        target, done = runs.get(plan.run, (plan.target, False))
+        target, has_committed = runs.get(plan.run, (plan.target, False))
         if plan.target != target:
             return f"version {n} of a drain has target {plan.target}, the first target of its run is {target}"
         if plan.target != NONE and not plan.start < plan.end <= plan.target:
             return f"version {n} of a drain plans [{plan.start}, {plan.end}), its target is {plan.target}"
-        if plan.target == NONE and done and committed(version):
+        if plan.target == NONE and has_committed and committed(version):
             return f"version {n} is the second commit of its run key"
-        runs[plan.run] = target, done or committed(version)
+        runs[plan.run] = target, has_committed or committed(version)
     return ""
 
 
@@ -243,10 +243,10 @@ def w28(s: State, _: Configuration) -> str:
         before.append((n, outcome.attempt) if outcome is not None and is_batch else after)
         if outcome is not None and outcome.state != before[-1]:
             return f"the state of Outcome({n}) is that of {outcome.state}, expected {before[-1]}"
-        wanted = before[root_of(s.log, n)]
+        expected = before[root_of(s.log, n)]
         for x, attempt in enumerate(version.attempts):
-            if attempt.base != wanted:
-                return f"attempt {x} of version {n} loaded the state {attempt.base}, expected {wanted}"
+            if attempt.base != expected:
+                return f"attempt {x} of version {n} loaded the state {attempt.base}, expected {expected}"
     return ""
 
 
@@ -256,24 +256,26 @@ def newest_is_visible(log: Log) -> str:
     for n in kept(log, len(log) - 1):
         if committed(log[n]) and log[n].plan.kind != ROLLBACK:
             newest[root_of(log, n)] = n
-    seen = visible(log, len(log) - 1)
+    visible_versions = visible(log, len(log) - 1)
     return (
-        "" if seen == set(newest.values()) else f"visible are {sorted(seen)}, the newest are {sorted(newest.values())}"
+        ""
+        if visible_versions == set(newest.values())
+        else f"visible are {sorted(visible_versions)}, the newest are {sorted(newest.values())}"
     )
 
 
 def visible(log: Log, at: int) -> set[int]:
     """The versions whose files are visible at version ``at`` (R4)."""
-    found: set[int] = set()
+    versions: set[int] = set()
     for n in range(at + 1):
         outcome = log[n].outcome
         if outcome is not None and outcome.to != NONE:
-            found = {m for m in found if m <= outcome.to}
+            versions = {m for m in versions if m <= outcome.to}
         if committed(log[n]) and log[n].plan.kind != ROLLBACK:
-            found.add(n)
+            versions.add(n)
         if outcome is not None:
-            found.discard(outcome.replaces)
-    return found
+            versions.discard(outcome.replaces)
+    return versions
 
 
 def has_committed_files(log: Log, n: int) -> bool:
@@ -291,21 +293,20 @@ def i12(s: State, c: Configuration) -> str:
             continue
         n, actor = process.n, c.actors[i]
         version = s.log[n]
-        who = f"process {i} returned version {n}, which"
+        subject = f"process {i} returned version {n}, which"
         if version.outcome is None:
-            return f"{who} is open"
+            return f"{subject} is open"
         if version.plan.run != actor.run or version.plan.kind != KINDS.get(actor.kind, BATCH):
-            return f"{who} is not of its run"
+            return f"{subject} is not of its run"
         if c.sinks and committed(version) and version.receipts is None:
-            return f"{who} has no receipts"
+            return f"{subject} has no receipts"
         target = version.plan.target
         if target == NONE and not committed(version):
-            return f"{who} was aborted"
-        ends = [
-            after.outcome.next for after in s.log[n:] if after.outcome is not None
-        ]  # a rollback may return below the target later
+            return f"{subject} was aborted"
+        # A rollback may return below the target later.
+        ends = [after.outcome.next for after in s.log[n:] if after.outcome is not None]
         if target != NONE and max(ends) < target:
-            return f"{who} is of a drain whose target the head has not reached"
+            return f"{subject} is of a drain whose target the head has not reached"
     return ""
 
 
@@ -315,16 +316,20 @@ def i1(before: State, after: State, _: Configuration) -> str:
         new = after.log[n]
         if old.plan != new.plan or (old.receipts is not None and old.receipts != new.receipts):
             return f"Plan({n}) or Receipts({n}) changed"
-        was = old.outcome or dict(after.deleted).get(n)
-        if was is not None and new.outcome is not None and _without_attempt(was) != _without_attempt(new.outcome):
-            return f"Outcome({n}) changed: {was.result} to {new.outcome.result}"
+        old_outcome = old.outcome or dict(after.deleted).get(n)
         if (
-            was is not None
+            old_outcome is not None
+            and new.outcome is not None
+            and _without_attempt(old_outcome) != _without_attempt(new.outcome)
+        ):
+            return f"Outcome({n}) changed: {old_outcome.result} to {new.outcome.result}"
+        if (
+            old_outcome is not None
             and new.outcome is not None
             and len(old.attempts) == len(new.attempts)
-            and was.attempt != new.outcome.attempt
+            and old_outcome.attempt != new.outcome.attempt
         ):
-            return f"Outcome({n}) changed from attempt {was.attempt} to attempt {new.outcome.attempt}"
+            return f"Outcome({n}) changed from attempt {old_outcome.attempt} to attempt {new.outcome.attempt}"
     for old_chain, new_chain in zip(before.pointers, after.pointers, strict=True):
         if any(a >= 0 and a != b for a, b in zip(old_chain, new_chain, strict=False)) or len(old_chain) > len(
             new_chain

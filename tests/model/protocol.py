@@ -51,8 +51,8 @@ from tests.model.state import (
 
 def winners_of(log: Log) -> dict[tuple[int, int], tuple[int, int]]:
     """The states that folding renames: version and winning attempt → version and attempt 0."""
-    found = {n: v.outcome.attempt for n, v in enumerate(log) if v.outcome is not None and v.outcome.attempt > 0}
-    return {(n, x): (n, 0) for n, x in found.items()}
+    winners = {n: v.outcome.attempt for n, v in enumerate(log) if v.outcome is not None and v.outcome.attempt > 0}
+    return {(n, x): (n, 0) for n, x in winners.items()}
 
 
 class Protocol(Publisher):
@@ -91,18 +91,18 @@ class Protocol(Publisher):
 
     def successors(self, s: State) -> list[Move]:
         """All steps from a state. Each has its run, or ``NONE`` for a fault or an action of an operator, its label and the state after it."""
-        found: list[Move] = []
+        moves: list[Move] = []
         for i, process in enumerate(s.processes):
             actor = self.actors[i]
-            who = f"{actor.name}[{i}]"
+            name = f"{actor.name}[{i}]"
             for label, after in self._moves[process.at](s, i, process):
-                found.append((actor.run, (who, *label), self.normalize(after)))
+                moves.append((actor.run, (name, *label), self.normalize(after)))
             if s.budget.crashes and process.at not in (LIST_HEAD, COMPLETED):
-                label = (who, "crashes at:", process.at, process.n)
-                found.append((NONE, label, self.normalize(self.crash(s, i, process))))
+                label = (name, "crashes at:", process.at, process.n)
+                moves.append((NONE, label, self.normalize(self.crash(s, i, process))))
         for move in (self.apply_late, self.abort, self.skip, self.vacuum):
-            found.extend((NONE, label, self.normalize(after)) for label, after in move(s))
-        return found
+            moves.extend((NONE, label, self.normalize(after)) for label, after in move(s))
+        return moves
 
     # ---- liveness (I10)
 
@@ -220,7 +220,7 @@ class Protocol(Publisher):
     # ---- equivalent states
 
     def normalize(self, s: State) -> State:
-        """Remove what cannot affect any later step: requests without effect, nonces of ended publishers and, without a mutant, the rest in ``fold``."""
+        """Remove details that cannot affect a later step: nonces of ended publishers and requests without effect. If ``folds`` is true, also fold the state."""
         if AMO in self.sinks:
             s = self.retire(s)
         if self.folds:

@@ -82,8 +82,8 @@ class Publisher(Writer):
     def effect(self, s: State, i: int, process: Process) -> Steps:
         """Perform the effect: one call, without retries by its client."""
         n = process.n
-        done = self.publish(s, n, self.with_result(process, DONE))
-        yield ("performs the effect of version", n), with_process(self.apply(s, ("effect", n))[0], i, done)
+        performed = self.publish(s, n, self.with_result(process, DONE))
+        yield ("performs the effect of version", n), with_process(self.apply(s, ("effect", n))[0], i, performed)
         if s.budget.unknown:
             lost = with_late(spend(s, "unknown"), ("effect", n))
             unknown = self.publish(s, n, self.with_result(process, UNKNOWN))

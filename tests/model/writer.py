@@ -197,10 +197,10 @@ class Writer(Store):
         if s.log[n].plan.kind == ROLLBACK:
             yield ("closes the rollback", n), with_process(s, i, self.to_commit(s, i, n, NONE, own=False))
             return
-        found = self.adoptable(s, n)
-        for x in found:
+        adoptable = self.adoptable(s, n)
+        for x in adoptable:
             yield (f"adopts attempt {x} of version", n), with_process(s, i, self.to_commit(s, i, n, x, own=False))
-        if not found or self.stale:
+        if not adoptable or self.stale:
             yield from self.stage(s, i, process)
 
     def adoptable(self, s: State, n: int) -> list[int]:

@@ -73,9 +73,9 @@ def _conforms_to_class(value: Any, hint: Any, where: str) -> None:
 
 
 def _conforms_to_ours(value: Any) -> None:
-    named = value["_schemaURL"].removeprefix(FACET["$id"])
+    reference = value["_schemaURL"].removeprefix(FACET["$id"])
     checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
-    jsonschema.Draft202012Validator({**FACET, "$ref": named}, format_checker=checker).validate(value)
+    jsonschema.Draft202012Validator({**FACET, "$ref": reference}, format_checker=checker).validate(value)
 
 
 def published() -> dict[str, Any]:

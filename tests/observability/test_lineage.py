@@ -73,10 +73,10 @@ def test_rows_of_a_version_that_another_process_committed_are_not_counted(disk_f
     def other() -> None:
         contextvars.Context().run(disk_fixture.run, "a")  # a separate process does not share these listeners
 
-    kept = Account(disk_fixture.pipeline())
-    with listening(kept):
-        kept.result = disk_fixture.run("a", store=BeforeOutcome(disk_fixture.store, other))
-    sent = check_event(of_account(kept))
+    task_account = Account(disk_fixture.pipeline())
+    with listening(task_account):
+        task_account.result = disk_fixture.run("a", store=BeforeOutcome(disk_fixture.store, other))
+    sent = check_event(of_account(task_account))
     (batch,) = sent["run"]["facets"]["streamsem_batches"]["batches"]
     assert (batch["version"], batch["result"], batch["lost"]) == (0, "commit", False)
     assert sent["outputs"][0].get("outputFacets", {}) == {}
@@ -86,10 +86,10 @@ def test_long_drain_keeps_its_newest_batches_and_the_sum_of_all(
     disk_fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(account, "KEPT", 2)
-    kept = Account(disk_fixture.pipeline(limits=Limits(max_files=1)))
-    with listening(kept):
-        kept.result = disk_fixture.run("a", drain=True, pipeline=kept.pipeline)
-    sent = check_event(of_account(kept))
+    task_account = Account(disk_fixture.pipeline(limits=Limits(max_files=1)))
+    with listening(task_account):
+        task_account.result = disk_fixture.run("a", drain=True, pipeline=task_account.pipeline)
+    sent = check_event(of_account(task_account))
     versions = [batch["version"] for batch in sent["run"]["facets"]["streamsem_batches"]["batches"]]
     assert versions == [1, 2]
     assert sent["outputs"][0]["outputFacets"]["outputStatistics"]["rowCount"] == 9

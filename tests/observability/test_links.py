@@ -19,8 +19,8 @@ pytestmark = pytest.mark.airflow
 
 
 def link(cls: Any, operator: Any) -> str:
-    found: str = cls().get_link(operator, ti_key=None)
-    return found
+    url: str = cls().get_link(operator, ti_key=None)
+    return url
 
 
 def test_links_are_empty_if_the_deployment_configures_no_pages(execute: Callable[..., Any]) -> None:

@@ -33,17 +33,17 @@ Emitted = list[tuple[str, str, float, dict[str, str]]]
 @pytest.fixture
 def emitted() -> Iterator[Emitted]:
     """Collect the calls to the backend of Airflow's statistics: (kind, name, value, tags)."""
-    got: Emitted = []
+    calls: Emitted = []
 
     class Backend:
         def incr(self, stat: str, count: int = 1, rate: float = 1, *, tags: Any = None) -> None:
-            got.append(("counter", stat, count, dict(tags)))
+            calls.append(("counter", stat, count, dict(tags)))
 
         def gauge(self, stat: str, value: float, rate: float = 1, delta: bool = False, *, tags: Any = None) -> None:
-            got.append(("gauge", stat, value, dict(tags)))
+            calls.append(("gauge", stat, value, dict(tags)))
 
         def timing(self, stat: str, dt: float, *, tags: Any = None) -> None:
-            got.append(("timer", stat, dt, dict(tags)))
+            calls.append(("timer", stat, dt, dict(tags)))
 
     try:
         from airflow.sdk.observability.stats import Stats
@@ -53,13 +53,13 @@ def emitted() -> Iterator[Emitted]:
         type(Stats) is not type
     ):  # before Airflow 3.3 this is a class, and its metaclass creates the backend once per process
         Stats.instance, Stats._instance_pid = Backend(), os.getpid()
-        yield got
+        yield calls
         Stats.instance = None
         return
     from airflow.sdk._shared.observability.metrics.base_stats_logger import NoStatsLogger
 
     Stats.initialize(factory=Backend, export_legacy_names=True)
-    yield got
+    yield calls
     Stats.initialize(factory=NoStatsLogger, export_legacy_names=True)
 
 
@@ -69,11 +69,11 @@ def run_with_stats(fixture: PipelineFixture, *arguments: Any, **named: Any) -> N
 
 
 def sums(emitted: Emitted) -> dict[str, float]:
-    found: Counter[str] = Counter()
+    totals: Counter[str] = Counter()
     for kind, name, value, _ in emitted:
         if kind == "counter":
-            found[name.removeprefix("streamsem.")] += value  # type: ignore[assignment]
-    return dict(found)
+            totals[name.removeprefix("streamsem.")] += value  # type: ignore[assignment]
+    return dict(totals)
 
 
 def test_statistics_of_a_run_match_its_outcomes(fixture: PipelineFixture, emitted: Emitted) -> None:
@@ -81,8 +81,8 @@ def test_statistics_of_a_run_match_its_outcomes(fixture: PipelineFixture, emitte
     run_with_stats(fixture, "a", drain=True)
     view = fixture.opened().view()
     files = fixture.opened().files()
-    counted = {name: n for name, n in sums(emitted).items() if not name.startswith("requests.")}
-    assert counted == {
+    totals = {name: n for name, n in sums(emitted).items() if not name.startswith("requests.")}
+    assert totals == {
         "rows.read": view.counts["read"],
         "rows.quarantined": 5,
         "rows.written": 15,
@@ -109,9 +109,9 @@ def test_aborted_version_is_not_counted_as_a_committed_batch(fixture: PipelineFi
     fixture.dies("a")
     (fixture.root / "in" / "00000.json").unlink()
     run_with_stats(fixture, "a", pipeline=fixture.pipeline(on_data_loss="record_gap"))
-    counted = sums(emitted)
-    assert (fixture.opened().head, counted["batches.committed"], counted["rows.read"]) == (1, 1, 3)
-    assert "attempts.lost" not in counted
+    totals = sums(emitted)
+    assert (fixture.opened().head, totals["batches.committed"], totals["rows.read"]) == (1, 1, 3)
+    assert "attempts.lost" not in totals
     assert [name for _, name, _, _ in emitted].count("streamsem.batches.duration") == 1
 
 
@@ -123,9 +123,9 @@ def test_version_that_another_process_committed_is_counted_only_there(
 
     fixture.arrive(1)
     run_with_stats(fixture, "a", store=BeforeOutcome(fixture.store, other))
-    counted = sums(emitted)
-    assert (counted["batches.committed"], counted["rows.written"], counted["attempts.adopted"]) == (1, 3, 1)
-    assert "attempts.lost" not in counted
+    totals = sums(emitted)
+    assert (totals["batches.committed"], totals["rows.written"], totals["attempts.adopted"]) == (1, 3, 1)
+    assert "attempts.lost" not in totals
 
 
 def test_every_statistic_is_emitted_as_declared(fixture: PipelineFixture, emitted: Emitted, tmp_path: Path) -> None:
@@ -139,18 +139,18 @@ def test_every_statistic_is_emitted_as_declared(fixture: PipelineFixture, emitte
     run_with_stats(fixture, "a", store=FaultyStore(fixture.store, 3, Fault.LOST_REPLY))
     fixture.arrive(1)
     run_with_stats(fixture, "b", store=BeforeOutcome(fixture.store, abort_version))
-    found = {}
+    tags_of_stats = {}
     for kind, name, value, tags in emitted:
         assert kind == STATS[name].kind
         assert value or kind != "counter"
         assert {name: tags[name] for name in COMMON_TAGS} == TAGS
-        found[name] = tuple(tag for tag in tags if tag not in COMMON_TAGS)
-    assert found == {name: stat.tags for name, stat in STATS.items() if name != "streamsem.rows.filtered"}
+        tags_of_stats[name] = tuple(tag for tag in tags if tag not in COMMON_TAGS)
+    assert tags_of_stats == {name: stat.tags for name, stat in STATS.items() if name != "streamsem.rows.filtered"}
     assert {t["phase"] for _, n, _, t in emitted if n == "streamsem.phases.duration"} == {
         "run", "plan", "stage", "collect", "commit",
     }  # fmt: skip
-    counted = sums(emitted)
-    assert (counted["attempts.adopted"], counted["attempts.lost"], counted["requests.unknown"]) == (1, 1, 1)
+    totals = sums(emitted)
+    assert (totals["attempts.adopted"], totals["attempts.lost"], totals["requests.unknown"]) == (1, 1, 1)
 
 
 def test_statistic_names_fit_every_backend_of_airflow() -> None:
@@ -250,8 +250,8 @@ def test_every_line_of_a_task_log_has_the_fields_for_any_logger(tmp_path: Path) 
             fixture.run("a", pipeline=fixture.pipeline(transform=transform))
         logging.getLogger("user").info("after the run")
     """)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    lines = [json.loads(line) for line in process.stdout.splitlines()]
     names = ("pipeline", "version", "attempt_id")
     fields = {line["event"].split(" in ")[0]: {k: line[k] for k in names if k in line} for line in lines}
     attempt = fields["by stdlib"]["attempt_id"]

@@ -73,12 +73,12 @@ def operator(fixture: PipelineFixture, **arguments: Any) -> Any:
 
 
 def test_airflow_lists_the_provider() -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "airflow", "providers", "get", "airflow-provider-streamsem", "--full", "-o", "json"],
         capture_output=True, text=True, timeout=180, check=True,
     )  # fmt: skip
-    for known in ("task-decorators", "micro_batch", "asset-uris", "sensors.freshness", "triggers.offsets"):
-        assert known in done.stdout
+    for component in ("task-decorators", "micro_batch", "asset-uris", "sensors.freshness", "triggers.offsets"):
+        assert component in process.stdout
 
 
 def test_classes_named_in_the_provider_info_exist() -> None:
@@ -99,13 +99,13 @@ def test_operator_returns_small_json_and_emits_asset_events(fixture: PipelineFix
     from airflow.sdk import Asset
 
     asset = Asset("orders")
-    given = context()
-    result = operator(fixture, outlets=[asset]).execute(given)
+    task_context = context()
+    result = operator(fixture, outlets=[asset]).execute(task_context)
     assert json.loads(json.dumps(result)) == result
     assert (result["status"], result["version"], result["ranges"]) == ("committed", 0, {"files": [0, 2]})
     assert result["counts"]["read"] == 6
     assert len(json.dumps(result)) < 1_000
-    assert given["outlet_events"][asset].extra == {**result, "rows": 6, "manifest": result["outcome"]}
+    assert task_context["outlet_events"][asset].extra == {**result, "rows": 6, "manifest": result["outcome"]}
 
 
 @since("3.3", "partition keys of events")
@@ -117,9 +117,9 @@ def test_partition_key_is_rendered_from_the_result_and_only_after_a_commit(
     asset = Asset("orders")
     task = operator(fixture, outlets=[asset], partition_key="{{ pipeline }}-{{ version }}", drain=True)
     for run_id, keys in (("first", {"world-1"}), ("second", set())):
-        given = context(run_id)
-        task.execute(given)
-        assert given["outlet_events"][asset].partition_keys == keys
+        task_context = context(run_id)
+        task.execute(task_context)
+        assert task_context["outlet_events"][asset].partition_keys == keys
 
 
 def test_asset_event_of_a_task_that_completes_another_runs_version_includes_its_rows(
@@ -129,15 +129,15 @@ def test_asset_event_of_a_task_that_completes_another_runs_version_includes_its_
 
     asset = Asset("orders")
     fixture.dies("a task that failed")
-    given = context()
-    result = operator(fixture, outlets=[asset], drain=True).execute(given)
-    extra = given["outlet_events"][asset].extra
+    task_context = context()
+    result = operator(fixture, outlets=[asset], drain=True).execute(task_context)
+    extra = task_context["outlet_events"][asset].extra
     assert (extra["status"], extra["rows"], extra["versions"]) == ("committed", 9, [0, 2])
-    assert [(one["version"], one["run_key"]) for one in extra["completed"]] == [(0, "a task that failed")]
+    assert [(version["version"], version["run_key"]) for version in extra["completed"]] == [(0, "a task that failed")]
     assert (extra["version"], extra["counts"]["read"]) == (1, 3)
-    given = context()
-    assert operator(fixture, outlets=[asset], drain=True).execute(given) == result
-    assert given["outlet_events"][asset].extra == extra
+    task_context = context()
+    assert operator(fixture, outlets=[asset], drain=True).execute(task_context) == result
+    assert task_context["outlet_events"][asset].extra == extra
 
 
 @since("3.3", "partition keys of events")
@@ -150,9 +150,9 @@ def test_partition_key_is_text_and_one_that_cannot_be_rendered_is_reported(
     asset = Asset("orders")
     with DAG("native", schedule=None, render_template_as_native_obj=True):
         task = operator(fixture, outlets=[asset], partition_key="2026_{{ version }}")
-    given = context()
-    task.execute(given)
-    assert given["outlet_events"][asset].partition_keys == {"2026_0"}
+    task_context = context()
+    task.execute(task_context)
+    assert task_context["outlet_events"][asset].partition_keys == {"2026_0"}
     with pytest.raises(AirflowFailException, match="cannot be rendered"):
         operator(fixture, outlets=[asset], partition_key="{{ ds }}").execute(context())
 
@@ -163,9 +163,9 @@ def test_each_completed_version_has_a_partition_key(fixture: PipelineFixture, ro
 
     asset = Asset("orders")
     fixture.dies("a task that failed")
-    given = context()
-    operator(fixture, outlets=[asset], partition_key="{{ version }}-{{ counts['read'] }}").execute(given)
-    assert given["outlet_events"][asset].partition_keys == {"0-6", "1-3"}
+    task_context = context()
+    operator(fixture, outlets=[asset], partition_key="{{ version }}-{{ counts['read'] }}").execute(task_context)
+    assert task_context["outlet_events"][asset].partition_keys == {"0-6", "1-3"}
 
 
 def test_partition_key_is_refused_by_airflow_releases_without_it(
@@ -219,8 +219,8 @@ def test_spark_and_kafka_are_found_through_airflow_connections(
     monkeypatch.setattr(
         spark,
         "SparkEngine",
-        lambda **named: (
-            looked_up.append(named),
+        lambda **settings: (
+            looked_up.append(settings),
             RowsEngine(lambda step: looked_up.append(connection("my_kafka").extra)),
         )[1],
     )
@@ -369,15 +369,15 @@ def decorated(function: Any, pipeline: Pipeline, *args: Any, **kwargs: Any) -> A
 def test_decorated_function_is_the_transform_and_gets_its_keyword_arguments(
     fixture: PipelineFixture, rows_engine: list[str]
 ) -> None:
-    seen = []
+    received = []
 
     def clean(rows: list[dict[str, int]], *, least: int) -> list[dict[str, int]]:
-        seen.append(least)
+        received.append(least)
         return [row for row in rows if row["id"] >= least]
 
     task = decorated(clean, fixture.pipeline(), least=4)
     assert task.execute(context())["counts"]["written.out"] == 2
-    assert seen == [4]
+    assert received == [4]
     (outcome, _) = open_log(str(fixture.root / "log")).log.outcome(0) or pytest.fail("no outcome")
     assert outcome.transform.endswith("clean")
 
@@ -416,8 +416,10 @@ def test_serialized_dag_is_the_same_in_every_process() -> None:
     environment = {**os.environ, "PYTHONPATH": f"{os.environ['AIRFLOW__CORE__DAGS_FOLDER']}:{ROOT}"}
 
     def serialized() -> str:
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
-        return next(line for line in done.stdout.splitlines() if line.startswith("DAGS:"))
+        process = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
+        )
+        return next(line for line in process.stdout.splitlines() if line.startswith("DAGS:"))
 
     texts = {serialized() for _ in range(2)}
     assert len(texts) == 1

@@ -102,8 +102,10 @@ def test_independent_pipelines_can_be_mapped(
         spec = base(tmp_path / name).to_json()
         text = f'name = "{spec["name"]}"\nlog = "{spec["log"]}"\n'
         for table, part in (("source", spec["source"]), ("sinks.out", spec["sinks"]["out"])):
-            given = {k: v for k, v in part.items() if isinstance(v, (str, int)) and v != "" and not isinstance(v, bool)}
-            text += f"[{table}]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in given.items())
+            settings = {
+                k: v for k, v in part.items() if isinstance(v, (str, int)) and v != "" and not isinstance(v, bool)
+            }
+            text += f"[{table}]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in settings.items())
         files.append(str(tmp_path / f"{name}.toml"))
         Path(files[-1]).write_text(text)
     mapped = MicroBatchOperator.partial(task_id="load", drain=True).expand(pipeline=files)
@@ -119,14 +121,14 @@ def test_outlet_without_events_does_not_fail_a_committed_task(
     from airflow.providers.common.compat.lineage.entities import File
     from airflow.sdk import Asset
 
-    given = context()
+    task_context = context()
     asset = Asset("orders")
     operator = MicroBatchOperator(task_id="t", pipeline=base(tmp_path), outlets=[File(url="/x"), asset])
-    assert operator.execute(given)["status"] == "committed"
-    assert given["outlet_events"][asset].extra["rows"] == 6
+    assert operator.execute(task_context)["status"] == "committed"
+    assert task_context["outlet_events"][asset].extra["rows"] == 6
 
 
-def test_soft_fail_sensor_fails_on_errors_and_is_skipped_when_all_is_well(tmp_path: Path) -> None:
+def test_soft_fail_sensor_fails_on_errors_and_is_skipped_if_its_condition_is_not_met(tmp_path: Path) -> None:
     AirflowSkipException = airflow_exception("AirflowSkipException")
 
     from airflow_provider_streamsem import FreshnessSensor

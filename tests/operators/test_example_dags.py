@@ -85,9 +85,9 @@ def test_metrics_are_pushed_once_and_unknown_ones_are_reported_and_not_pushed_ag
         (tmp_path / "arrivals" / name).write_text("\n".join(lines) + "\n")
 
     def receipt(version: int) -> Any:
-        found = open_log(str(tmp_path / "log")).log.receipts(version)
-        assert found is not None
-        return found.sinks["push"]
+        receipts = open_log(str(tmp_path / "log")).log.receipts(version)
+        assert receipts is not None
+        return receipts.sinks["push"]
 
     initialise_airflow()
     with serving(Recorder()) as counters:
@@ -237,5 +237,5 @@ def test_examples_are_parsed_without_loading_an_engine_or_a_client() -> None:
         print(json.dumps(found))
     """)
     environment = {**os.environ, "PYTHONPATH": os.environ["AIRFLOW__CORE__DAGS_FOLDER"]}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
-    assert json.loads(done.stdout.splitlines()[-1]) == {name: [] for name in EXAMPLES}
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert json.loads(process.stdout.splitlines()[-1]) == {name: [] for name in EXAMPLES}

@@ -31,10 +31,10 @@ def test_reprocess_operator_reprocesses_once_per_run_however_often_its_task_runs
     first = operator(fixture, drain=True).execute(context())
     asset = Asset("orders")
     task = ReprocessOperator(task_id="reprocess", pipeline=fixture.pipeline(), version=0, outlets=[asset])
-    given = context("reprocess-run")
-    reprocessed = task.execute(given)
+    task_context = context("reprocess-run")
+    reprocessed = task.execute(task_context)
     assert (reprocessed["version"], reprocessed["counts"]["read"]) == (first["version"] + 1, 6)
-    assert given["outlet_events"][asset].extra == {**reprocessed, "rows": 6, "manifest": reprocessed["outcome"]}
+    assert task_context["outlet_events"][asset].extra == {**reprocessed, "rows": 6, "manifest": reprocessed["outcome"]}
     assert task.execute(context("reprocess-run", try_number=2)) == reprocessed
     again = task.execute(context("another-run"))
     assert again["version"] == reprocessed["version"] + 1
@@ -63,8 +63,8 @@ def test_vacuum_operator_deletes_losing_attempts_and_returns_counts(
     operator(fixture).execute(context("x"))
     dry_run_result = VacuumOperator(task_id="v", pipeline=fixture.pipeline(), dry_run=True).execute(context())
     assert (dry_run_result["attempts"], dry_run_result["dry_run"]) == (1, True)
-    done = VacuumOperator(task_id="v", pipeline=fixture.pipeline()).execute(context())
-    assert done == {**dry_run_result, "dry_run": False}
+    result = VacuumOperator(task_id="v", pipeline=fixture.pipeline()).execute(context())
+    assert result == {**dry_run_result, "dry_run": False}
     assert VacuumOperator(task_id="v", pipeline=fixture.pipeline()).execute(context())["attempts"] == 0
     assert fixture.verdict().clean
 
@@ -149,11 +149,11 @@ def test_airflow_command_group_behaves_like_the_streamsem_command(
     rows_engine: list[str],  # noqa: F811
 ) -> None:
     operator(fixture).execute(context())
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "airflow", "streamsem", "log", fixture.store.url, "--json"],
         capture_output=True, text=True, timeout=180, check=True,
     )  # fmt: skip
-    document = json.loads(done.stdout[done.stdout.index("{") :])
+    document = json.loads(process.stdout[process.stdout.index("{") :])
     assert (document["pipeline"], document["versions"][0]["counts"]["read"]) == ("world", 6)
     refused = subprocess.run(
         [sys.executable, "-m", "airflow", "streamsem", "show", fixture.store.url, "7"],
@@ -173,11 +173,11 @@ def test_airflow_command_group_finds_connections_of_the_metadata_database(
     operator(fixture).execute(context())
 
     def airflow(*arguments: str) -> str:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", "airflow", *arguments], capture_output=True, text=True, timeout=180, check=False
         )
-        assert done.returncode == 0, done.stderr[-2000:]
-        return done.stdout
+        assert process.returncode == 0, process.stderr[-2000:]
+        return process.stdout
 
     airflow("connections", "add", "kept_in_the_database", "--conn-type", "streamsem", "--conn-host", str(fixture.root))
     path = fixture.root / "p.toml"
@@ -195,5 +195,5 @@ def test_command_group_imports_no_heavy_modules() -> None:
         "from airflow_provider_streamsem.cli.airflow_group import commands; commands();"
         "print(sorted(m for m in set(sys.modules) - before if not m.startswith('airflow_provider_streamsem')))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.splitlines()[-1] == "[]"

@@ -52,8 +52,8 @@ class Runs:
         from airflow.sdk import DAG
 
         with DAG(self.name, schedule=None) as created:
-            given = {"drain": True, "retries": 1, "retry_delay": timedelta(0), **arguments}
-            MicroBatchOperator(task_id="t", pipeline=self.fixture.pipeline(), **given)
+            task_arguments = {"drain": True, "retries": 1, "retry_delay": timedelta(0), **arguments}
+            MicroBatchOperator(task_id="t", pipeline=self.fixture.pipeline(), **task_arguments)
         created.fileloc = __file__
         DagBundlesManager().sync_bundles_to_db()
         bag = dag_files().DagBag(dag_folder=os.devnull, bundle_path=None)

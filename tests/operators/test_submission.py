@@ -125,9 +125,9 @@ def test_driver_gets_every_connection_of_the_spec_even_with_nothing_to_plan(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_MY_KAFKA", '{"conn_type": "kafka", "extra": {"bootstrap.servers": "h:1"}}')
-    recorded = ConnectionRecorder()
-    recorded.need(pipeline.replace(source=KafkaSource(topics=["t"], conn_id="my_kafka")))
-    assert json.loads(recorded.environment()["AIRFLOW_CONN_MY_KAFKA"])["extra"] == {"bootstrap.servers": "h:1"}
+    recorder = ConnectionRecorder()
+    recorder.need(pipeline.replace(source=KafkaSource(topics=["t"], conn_id="my_kafka")))
+    assert json.loads(recorder.environment()["AIRFLOW_CONN_MY_KAFKA"])["extra"] == {"bootstrap.servers": "h:1"}
 
 
 @pytest.mark.parametrize("connection", ['{"conn_type": "spark_connect", "host": "h"}', '{"conn_type": "spark"}', ""])
@@ -171,9 +171,9 @@ def test_spark_submit_that_cannot_start_fails_the_task_before_it_defers(
 
 
 def test_connection_secrets_are_in_the_drivers_environment_and_not_in_its_arguments(pipeline: Pipeline) -> None:
-    recorded = ConnectionRecorder()
-    recorded.seen["my_kafka"] = Connection(conn_id="my_kafka", conn_type="kafka", password="hush", extra={"a": 1})
-    environment = recorded.environment()
+    recorder = ConnectionRecorder()
+    recorder.recorded["my_kafka"] = Connection(conn_id="my_kafka", conn_type="kafka", password="hush", extra={"a": 1})
+    environment = recorder.environment()
     assert json.loads(environment["AIRFLOW_CONN_MY_KAFKA"])["password"] == "hush"
     assert "hush" not in " ".join(submit_app.arguments(pipeline, run_key="r", drain=True))
 
@@ -200,9 +200,9 @@ def test_secret_in_the_spark_conf_of_spark_submit_is_refused_by_name(pipeline: P
 def test_arguments_that_cannot_be_submitted_are_refused_when_the_dag_is_parsed(
     pipeline: Pipeline, arguments: dict[str, Any]
 ) -> None:
-    given: dict[str, Any] = {"run_in": "submit", "spark_conn_id": "c", **arguments}
+    task_arguments: dict[str, Any] = {"run_in": "submit", "spark_conn_id": "c", **arguments}
     with pytest.raises(InvalidError):
-        MicroBatchOperator(task_id="t", pipeline=pipeline, **given)
+        MicroBatchOperator(task_id="t", pipeline=pipeline, **task_arguments)
 
 
 def test_function_of_a_dag_file_cannot_be_submitted(pipeline: Pipeline) -> None:

@@ -89,7 +89,7 @@ def test_no_duplicate_is_written_after_a_crash_at_any_step(tmp_path: Path) -> No
         return fixture, steps
 
     _, complete_run = run_to(None)
-    assert "remember" in complete_run.taken
+    assert "write deduplication state" in complete_run.taken
     for at in range(len(complete_run.taken)):
         for other in ("run", "another"):
             fixture, steps = run_to(at)

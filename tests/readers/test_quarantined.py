@@ -14,9 +14,9 @@ from tests.pipeline_fixture import PipelineFixture
 
 def paths(fixture: PipelineFixture, **bounds: int) -> Counter[str]:
     """The number of quarantined records of each file ``00000.json`` …."""
-    found = [*fixture.opened().quarantined(**bounds)]
-    assert all(record["raw"] == "{not json" for record in found)
-    return Counter(record["path"][:5].lstrip("0") or "0" for record in found)
+    records = [*fixture.opened().quarantined(**bounds)]
+    assert all(record["raw"] == "{not json" for record in records)
+    return Counter(record["path"][:5].lstrip("0") or "0" for record in records)
 
 
 @pytest.fixture

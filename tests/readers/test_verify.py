@@ -198,8 +198,8 @@ class TestDiscoveryTrees:
 
 def test_missing_or_truncated_quarantined_records_are_reported(fixture: PipelineFixture) -> None:
     (key,) = fixture.opened().log.outcome(1)[0].quarantine.keys  # type: ignore[index]
-    kept = objects(fixture)[key]
-    objects(fixture)[key] = kept.split(b"\n")[0] + b"\n"
+    original = objects(fixture)[key]
+    objects(fixture)[key] = original.split(b"\n")[0] + b"\n"
     assert findings(fixture) == [("I14", 1)]
     del objects(fixture)[key]
     assert findings(fixture) == [("I6", 1)]
@@ -213,7 +213,6 @@ def test_orphans_are_counted_and_not_reported_as_a_fault(fixture: PipelineFixtur
 
 
 def test_open_version_is_not_reported_as_a_fault(fixture: PipelineFixture) -> None:
-
     fixture.arrive(1)
     fixture.dies("b")
     assert fixture.verdict().clean

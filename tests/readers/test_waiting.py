@@ -86,10 +86,10 @@ def test_condition_is_unchanged_after_serialization(fixture: PipelineFixture, ki
 
 def test_serialized_condition_has_no_transform(fixture: PipelineFixture) -> None:
     condition = OffsetsAvailable(pipeline=fixture.pipeline(transform=lambda rows: rows))
-    found = of_text(to_text(condition))
-    assert isinstance(found, OffsetsAvailable)
-    assert found.pipeline.transform is None
-    assert found.pipeline.source == condition.pipeline.source
+    restored = of_text(to_text(condition))
+    assert isinstance(restored, OffsetsAvailable)
+    assert restored.pipeline.transform is None
+    assert restored.pipeline.source == condition.pipeline.source
 
 
 @pytest.mark.parametrize("min_rows", [1, 4, 6, 7, 100])
@@ -103,19 +103,19 @@ def test_due_ranges_are_those_that_a_run_plans(
     fixture.arrive(1)
     fixture.run("first", pipeline=spec)
     fixture.arrive(files)
-    found = waiting(spec, clock=after(seconds))
+    work = waiting(spec, clock=after(seconds))
     log = fixture.log()
     log.clock.sleep(seconds)
     result = run_batch(spec, run_key="second", log=log, engine=RowsEngine())
-    assert found.is_due == (result.status == "committed")
-    if found.is_due:
-        assert found.ranges == result.ranges
-        assert (found.version, found.open_version, found.lag, found.unit) == (0, None, files, "files")
+    assert work.is_due == (result.status == "committed")
+    if work.is_due:
+        assert work.ranges == result.ranges
+        assert (work.version, work.open_version, work.lag, work.unit) == (0, None, files, "files")
 
 
 def test_pipeline_without_a_log_is_due_so_that_the_first_run_creates_it(fixture: PipelineFixture) -> None:
-    found = waiting(fixture.pipeline(), clock=after(0))
-    assert (found.is_due, found.is_new, found.version, found.ranges) == (True, True, -1, {})
+    work = waiting(fixture.pipeline(), clock=after(0))
+    assert (work.is_due, work.is_new, work.version, work.ranges) == (True, True, -1, {})
     fixture.run()
     assert not waiting(fixture.pipeline(), clock=after(0)).is_due
     fixture.arrive(1)
@@ -126,13 +126,13 @@ def test_planned_rows_of_another_run_are_due_only_after_it_made_no_progress(fixt
     spec = fixture.pipeline(limits=Limits(max_files=2, min_rows=1, max_delay_s=60))
     fixture.arrive(2)
     fixture.dies("dead", pipeline=spec)
-    found = waiting(spec, clock=after(59))
-    assert (found.is_due, found.open_version, found.lag) == (False, 0, 2)
-    found = waiting(spec, clock=after(60))
-    assert (found.is_due, found.ranges) == (True, {"files": (0, 2)})
+    work = waiting(spec, clock=after(59))
+    assert (work.is_due, work.open_version, work.lag) == (False, 0, 2)
+    work = waiting(spec, clock=after(60))
+    assert (work.is_due, work.ranges) == (True, {"files": (0, 2)})
     fixture.arrive(1)
-    found = waiting(spec, clock=after(59))
-    assert (found.is_due, found.ranges) == (True, {"files": (2, 3)})
+    work = waiting(spec, clock=after(59))
+    assert (work.is_due, work.ranges) == (True, {"files": (2, 3)})
 
 
 def test_open_version_of_a_dead_run_is_due_immediately_without_max_delay_s(fixture: PipelineFixture) -> None:
@@ -165,17 +165,17 @@ def test_sensor_compares_the_source_with_the_hint_of_the_open_version(
     head = fixture.log().find_head()
     assert isinstance(head, OpenHead)
     assert head.plan.hint != head.hint
-    given = []
+    hints = []
     real = FilesPlanner.slice
     monkeypatch.setattr(
         FilesPlanner,
         "slice",
-        lambda self, start, end, limits, hint, **named: (
-            given.append(hint) or real(self, start, end, limits, hint, **named)
+        lambda self, start, end, limits, hint, **arguments: (
+            hints.append(hint) or real(self, start, end, limits, hint, **arguments)
         ),
     )
     waiting(fixture.pipeline(), clock=after(0))
-    assert given == [head.plan.hint]
+    assert hints == [head.plan.hint]
 
 
 def test_offsets_below_the_target_of_a_drain_are_not_due_between_its_batches(tmp_path: Path) -> None:
@@ -190,8 +190,8 @@ def test_offsets_below_the_target_of_a_drain_are_not_due_between_its_batches(tmp
         head = None if record is None else fixture.log().find_head()
         if head is not None and head.closed == 0 and isinstance(head, ClosedHead):
             observed_states += 1
-            found = waiting(spec, clock=after(0))
-            assert (found.is_due, found.open_version, found.lag) == (False, None, 2)
+            work = waiting(spec, clock=after(0))
+            assert (work.is_due, work.open_version, work.lag) == (False, None, 2)
     assert observed_states
 
 
@@ -234,10 +234,10 @@ def test_version_counts_as_committed_once_its_outcome_exists(fixture: PipelineFi
     fixture.dies("dead")
     assert not condition.check().met
     fixture.run("next")
-    found = condition.check()
-    assert found.met
-    assert (found.seen["version"], found.seen["counts"]["read"]) == (0, 3)
-    assert fixture.store.read(found.seen["outcome"]) is not None
+    finding = condition.check()
+    assert finding.met
+    assert (finding.seen["version"], finding.seen["counts"]["read"]) == (0, 3)
+    assert fixture.store.read(finding.seen["outcome"]) is not None
 
 
 def test_waiting_for_an_aborted_version_fails(fixture: PipelineFixture) -> None:
@@ -266,8 +266,8 @@ def test_offsets_count_as_committed_if_all_records_below_them_are(fixture: Pipel
     fixture.arrive(3)
     fixture.run()
     for upto, met in ((2, True), (3, False)):
-        found = BatchCommitted(log=fixture.store.url, offsets={"files": upto}).check()
-        assert (found.met, found.seen["next"]) == (met, {"files": 2})
+        finding = BatchCommitted(log=fixture.store.url, offsets={"files": upto}).check()
+        assert (finding.met, finding.seen["next"]) == (met, {"files": 2})
     assert not BatchCommitted(log=fixture.store.url, offsets={"files": 1, "other": 1}).check().met
 
 
@@ -276,11 +276,11 @@ def test_kafka_partitions_may_be_named_without_the_topic_id() -> None:
     assert BatchCommitted._of_offsets(head, {"a-0": 5, "a-1@X": 7}).met
     assert not BatchCommitted._of_offsets(head, {"a-0": 6}).met
     assert not BatchCommitted._of_offsets(head, {"a": 1}).met
-    twice = ClosedHead(initial_offsets={"a-0@X": 1_000, "a-0@Y": 5})
+    recreated = ClosedHead(initial_offsets={"a-0@X": 1_000, "a-0@Y": 5})
     with pytest.raises(InvalidError, match="deleted and recreated") as caught:
-        BatchCommitted._of_offsets(twice, {"a-0": 10})
+        BatchCommitted._of_offsets(recreated, {"a-0": 10})
     assert caught.value.fields["accepted"] == ["a-0@X", "a-0@Y"]
-    assert not BatchCommitted._of_offsets(twice, {"a-0@Y": 10}).met
+    assert not BatchCommitted._of_offsets(recreated, {"a-0@Y": 10}).met
 
 
 def test_freshness_depends_on_unread_items_and_not_on_the_last_commit(fixture: PipelineFixture) -> None:
@@ -293,8 +293,8 @@ def test_freshness_depends_on_unread_items_and_not_on_the_last_commit(fixture: P
         assert condition.check(clock=after(10**6)).met
     fixture.arrive(1)
     assert by_lag.check(clock=after(10**6)).met
-    found = by_age.check(clock=after(10**6))
-    assert (found.met, found.seen["lag"], found.seen["too_old"]) == (False, 1, 1)
+    finding = by_age.check(clock=after(10**6))
+    assert (finding.met, finding.seen["lag"], finding.seen["too_old"]) == (False, 1, 1)
     assert by_age.check(clock=after(3600)).met
     assert not by_age.check(clock=after(3601)).met
     fixture.arrive(1)
@@ -312,8 +312,8 @@ def test_freshness_until_a_time_waits_for_every_item_before_it_and_for_the_time_
     assert not until.check(clock=after(0)).met
     assert until.check(clock=after(1)).met
     fixture.arrive(1)
-    found = until.check(clock=after(1))
-    assert (found.met, found.seen["before_until"]) == (False, 1)
+    finding = until.check(clock=after(1))
+    assert (finding.met, finding.seen["before_until"]) == (False, 1)
     assert Freshness(pipeline=fixture.pipeline(), until_ms=START_MS).check(clock=after(1)).met
     watermark = Freshness(pipeline=fixture.pipeline(), watermark_ms=1)
     assert not watermark.check(clock=after(1)).met  # the versions have no watermark
@@ -324,8 +324,8 @@ def test_minimum_clock_is_the_arrival_of_the_oldest_unread_item(fixture: Pipelin
     fixture.run("first")
     assert lag(fixture.pipeline()).minimum_clock_ms is None
     fixture.arrive(2)
-    found = lag(fixture.pipeline())
-    assert (found.lag, found.minimum_clock_ms, found.watermark_ms) == (2, START_MS + 2, None)
+    measured = lag(fixture.pipeline())
+    assert (measured.lag, measured.minimum_clock_ms, measured.watermark_ms) == (2, START_MS + 2, None)
 
 
 def test_age_of_files_does_not_depend_on_their_discovery(fixture: PipelineFixture) -> None:

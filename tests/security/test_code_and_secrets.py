@@ -66,8 +66,8 @@ def test_iceberg_property_that_names_code_is_refused_in_specs_and_connections(tm
     with pytest.raises(InvalidError, match="may load code"):
         IcebergSink(str(tmp_path), "a.b", properties={"type": "sql", "uri": "sqlite://", name: "subprocess.Popen"})
     sink = IcebergSink(str(tmp_path), "a.b", conn_id="lake")
-    named = Connection(conn_id="lake", extra={"type": "sql", "uri": "sqlite://", name: "subprocess.Popen"})
-    with use_resolver(lambda conn_id: named), pytest.raises(InvalidError, match="may load code"):
+    connection = Connection(conn_id="lake", extra={"type": "sql", "uri": "sqlite://", name: "subprocess.Popen"})
+    with use_resolver(lambda conn_id: connection), pytest.raises(InvalidError, match="may load code"):
         sink.marker("u", "s")
 
 
@@ -187,9 +187,9 @@ def test_values_that_only_resemble_secrets_are_accepted() -> None:
 def test_template_that_reads_connections_or_variables_is_refused_when_the_dag_is_parsed(
     tmp_path: Path, template: str
 ) -> None:
-    given = pipeline(sinks={"out": FilesSink(f"/out/{template}")})
+    templated = pipeline(sinks={"out": FilesSink(f"/out/{template}")})
     with pytest.raises(InvalidError, match="must not read connections"):
-        MicroBatchOperator(task_id="t", pipeline=given)
+        MicroBatchOperator(task_id="t", pipeline=templated)
     file = tmp_path / "p.toml"
     text = """name = "p"\nlog = "/logs/p"\n[source]\ntype = "files"\npath = "/in/%s"\nformat = "text"\n[sinks.out]\ntype = "files"\npath = '/out'\n"""
     file.write_text(text % template.replace('"', "'"))
@@ -219,9 +219,9 @@ def test_template_that_fails_or_hides_a_missing_value_stops_the_run(text: str) -
 
     from airflow_provider_streamsem.pipeline.templates import rendered
 
-    given = pipeline(sinks={"out": FilesSink(f"/out/{text}")})
+    templated = pipeline(sinks={"out": FilesSink(f"/out/{text}")})
     with pytest.raises(InvalidError, match="has no value in this run"):
-        rendered(given, Environment(), {"day": None, "n": 0}, where="w")
+        rendered(templated, Environment(), {"day": None, "n": 0}, where="w")
 
 
 def test_templates_are_checked_with_the_delimiters_that_render_them() -> None:
@@ -229,9 +229,9 @@ def test_templates_are_checked_with_the_delimiters_that_render_them() -> None:
 
     from airflow_provider_streamsem.pipeline.templates import rendered
 
-    given = pipeline(sinks={"out": FilesSink("/out/<< var.p >>/{{ ds }}")})
+    templated = pipeline(sinks={"out": FilesSink("/out/<< var.p >>/{{ ds }}")})
     with pytest.raises(InvalidError, match="must not read connections"):
-        rendered(given, Environment(variable_start_string="<<", variable_end_string=">>"), {"var": {}}, where="w")
+        rendered(templated, Environment(variable_start_string="<<", variable_end_string=">>"), {"var": {}}, where="w")
 
 
 @pytest.mark.parametrize("value", [None, lazy_object_proxy.Proxy(lambda: None)])
@@ -240,11 +240,11 @@ def test_template_without_a_value_in_this_run_stops_the_run(value: object) -> No
 
     from airflow_provider_streamsem.pipeline.templates import rendered
 
-    given = pipeline(sinks={"out": FilesSink("/out/{{ prev_data_interval_end_success }}")})
+    templated = pipeline(sinks={"out": FilesSink("/out/{{ prev_data_interval_end_success }}")})
     with pytest.raises(InvalidError, match="has no value in this run"):
-        rendered(given, Environment(), {"prev_data_interval_end_success": value}, where="w")
+        rendered(templated, Environment(), {"prev_data_interval_end_success": value}, where="w")
     with pytest.raises(InvalidError, match="has no value in this run") as caught:
-        rendered(given, Environment(undefined=StrictUndefined), {}, where="w")
+        rendered(templated, Environment(undefined=StrictUndefined), {}, where="w")
     assert "prev_data_interval_end_success" in caught.value.fields["problem"]
 
 
@@ -253,8 +253,8 @@ def test_spec_of_a_template_is_the_same_in_every_rendering() -> None:
 
     from airflow_provider_streamsem.pipeline.templates import rendered
 
-    given = pipeline(sinks={"out": FilesSink("/out/{{ ds }}")})
-    once, again = (rendered(given, Environment(), {"ds": "d"}, where="w") for _ in range(2))
+    templated = pipeline(sinks={"out": FilesSink("/out/{{ ds }}")})
+    once, again = (rendered(templated, Environment(), {"ds": "d"}, where="w") for _ in range(2))
     assert once.spec_sha256 == again.spec_sha256 == pipeline(sinks={"out": FilesSink("/out/d")}).spec_sha256
 
 
@@ -334,14 +334,14 @@ run_batch(pipeline, run_key="r", engine=SparkEngine(master="local[1]", conf={"sp
 
 @pytest.mark.spark
 def test_secret_setting_is_passed_to_hadoop_and_not_on_a_command_line(tmp_path: Path) -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", SESSION, str(tmp_path)], capture_output=True, text=True, timeout=200, check=False
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert process.returncode == 0, process.stderr[-3000:]
     assert b"spark.ui.enabled=false" in (tmp_path / "cmdline").read_bytes()
     assert b"hush" not in (tmp_path / "cmdline").read_bytes()
     assert (tmp_path / "setting").read_text() == "hush"
-    assert "hush" not in done.stdout + done.stderr
+    assert "hush" not in process.stdout + process.stderr
 
 
 def test_secret_that_requires_a_command_line_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

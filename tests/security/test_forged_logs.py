@@ -298,9 +298,9 @@ def test_vacuum_deletes_only_in_the_locations_of_its_pipeline(fixture: PipelineF
 def test_vacuum_ignores_directories_that_no_writer_creates(fixture: PipelineFixture) -> None:
     for version in ("999999999999999", "-1", "x", "²"):
         for directory in ("out/data", "log/attempts"):
-            odd = fixture.root / directory / version / "attempt" / "f.json"
-            odd.parent.mkdir(parents=True)
-            odd.write_text("{}")
+            file = fixture.root / directory / version / "attempt" / "f.json"
+            file.parent.mkdir(parents=True)
+            file.write_text("{}")
     assert vacuum(fixture.pipeline()).attempts == ()
     fixture.check()
 

@@ -51,7 +51,7 @@ from tests.security.forging import sealed
 
 EXAMPLES = 200 if os.environ.get("HYPOTHESIS_PROFILE", "same") == "same" else 5_000
 SECRET = "@secret"
-"""placeholder for a directory outside the pipeline, with a file that must not be read"""
+"""Placeholder for a directory outside the pipeline, with a file that must not be read."""
 TEXTS = [
     "", ".", "..", "\0", "\x1b[2J", "a" * 300, "../../secret/f.json", "../secret/f.json", "../in/00000.json", "/etc/passwd", SECRET, f"{SECRET}/f.json", "file:///etc/passwd",
     "s3://b/k", "data/0/../../../secret/f.json", "quarantine/../../../secret/f.json", "subprocess.Popen", "tests.security.decoy:called", "iceberg", "kafka",
@@ -80,7 +80,7 @@ HOSTILE_VALUES: dict[str, list[Any]] = {
     "log": [f"{SECRET}/log"],
     "pipeline_uuid": ["other"],
 }  # fmt: skip
-"""values that an attacker would write, by the name of the field"""
+"""Name of a field → values that an attacker would write."""
 _NAMES = count()
 
 
@@ -114,7 +114,7 @@ class _Guard:
         finally:
             self.is_armed = False
 
-    def _record(self, event: str, given: tuple[Any, ...]) -> None:
+    def _record(self, event: str, arguments: tuple[Any, ...]) -> None:
         if not self.is_armed or threading.get_ident() in self.others:
             return
         if event in (
@@ -125,13 +125,13 @@ class _Guard:
             "socket.connect",
             "pickle.find_class",
         ):
-            self.violations.append(f"{event} {given}")
-        elif event == "import" and "decoy" in str(given[0]):
-            self.violations.append(f"import {given[0]}")
+            self.violations.append(f"{event} {arguments}")
+        elif event == "import" and "decoy" in str(arguments[0]):
+            self.violations.append(f"import {arguments[0]}")
         elif event == "open" or event.startswith(
             ("os.listdir", "os.scandir", "os.remove", "os.rmdir", "os.link", "os.mkdir", "shutil.rmtree")
         ):
-            path = os.fspath(given[0]) if isinstance(given[0], (str, os.PathLike)) else ""
+            path = os.fspath(arguments[0]) if isinstance(arguments[0], (str, os.PathLike)) else ""
             if os.path.basename(path) in _TABLE_MARKERS and event in ("open", "os.scandir"):
                 return  # the check whether the source's path is in a dataset or a table
             if os.path.isabs(path) and not os.path.normpath(path).startswith(
@@ -199,7 +199,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 _UNCHANGED: dict[Path, tuple[int, int]] = {}
-"""file → its inode and change time when it was last unchanged"""
+"""File → its inode and change time when it was last unchanged."""
 
 
 def restore(location: Path) -> FuzzedFixture:
@@ -234,9 +234,9 @@ def files_of(source: Path) -> dict[Path, bytes]:
 
 def stored(root: Path) -> list[str]:
     """The JSON objects of the log, and the ownership markers of the datasets."""
-    found = [*(root / "log").rglob("*.json"), *(root / "log").rglob("*.jsonl"), *root.glob("*/_streamsem.json")]
+    paths = [*(root / "log").rglob("*.json"), *(root / "log").rglob("*.jsonl"), *root.glob("*/_streamsem.json")]
     return sorted(
-        str(path.relative_to(root)) for path in found if "/data/" not in str(path) and "probe" not in str(path)
+        str(path.relative_to(root)) for path in paths if "/data/" not in str(path) and "probe" not in str(path)
     )
 
 
@@ -258,7 +258,7 @@ def locations(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
 
 
 def changed(body: Any, rng: random.Random) -> Any:
-    """The value with one part replaced, removed, doubled, renamed, or exchanged for another part."""
+    """Return the value with one part replaced, removed, doubled, renamed, or exchanged for another part."""
     all_locations = [at for at in locations(body) if at and at != ("checksum",)]
     if not all_locations:
         return value(None, rng)
@@ -271,14 +271,14 @@ def changed(body: Any, rng: random.Random) -> Any:
     if is_hostile:
         owner[last] = deepcopy(rng.choice(HOSTILE_VALUES[last]))
         return body
-    what = rng.choice(["replace"] * 6 + ["remove", "double", "rename", "exchange"])
-    if what == "remove":
+    operation = rng.choice(["replace"] * 6 + ["remove", "double", "rename", "exchange"])
+    if operation == "remove":
         del owner[last]
-    elif what == "double" and isinstance(owner, list):
+    elif operation == "double" and isinstance(owner, list):
         owner.append(owner[last])
-    elif what == "rename" and isinstance(owner, dict):
+    elif operation == "rename" and isinstance(owner, dict):
         owner[str(rng.choice(["..", "", "../../secret", "out", "table", "none", "files"]))] = owner.pop(last)
-    elif what == "exchange":
+    elif operation == "exchange":
         other = body
         for step in rng.choice(all_locations):
             other = other[step]
@@ -289,7 +289,7 @@ def changed(body: Any, rng: random.Random) -> Any:
 
 
 def value(before: Any, rng: random.Random) -> Any:
-    """Mostly a value of the same type, because other types are refused early."""
+    """Return a random value. It is mostly of the same type, because other types are refused early."""
     same_type = TEXTS if isinstance(before, str) else NUMBERS if isinstance(before, int) else OTHERS
     return deepcopy(rng.choice(same_type if rng.random() < 0.8 else [*TEXTS, *NUMBERS, *OTHERS]))
 
@@ -297,8 +297,8 @@ def value(before: Any, rng: random.Random) -> Any:
 def change(fixture: FuzzedFixture, name: str, rng: random.Random) -> str:
     path = fixture.root / name
     data = path.read_bytes()
-    how = "torn" if rng.random() < 0.05 else "changed"
-    if how == "torn":
+    kind_of_change = "torn" if rng.random() < 0.05 else "changed"
+    if kind_of_change == "torn":
         data = data[: rng.randrange(len(data))] + bytes(rng.randrange(256) for _ in range(3))
     elif name.endswith(".jsonl"):
         data = b"".join(canonical(changed(json.loads(line), rng)) + b"\n" for line in data.splitlines())
@@ -316,7 +316,7 @@ def change(fixture: FuzzedFixture, name: str, rng: random.Random) -> str:
     elif name.startswith(("log/log/", "log/attempts/")):
         # A changed plan is staged again, and a changed manifest is adopted.
         chain(fixture, manifests=name.startswith("log/attempts/"))
-    return how
+    return kind_of_change
 
 
 def entry(fixture: FuzzedFixture, key: str, update: Callable[[dict[str, Any]], object]) -> bytes | None:
@@ -372,7 +372,7 @@ def point_to_spill(fixture: FuzzedFixture, data: bytes) -> None:
 
 def reads(fixture: FuzzedFixture) -> dict[str, Callable[[], object]]:
     log, pipeline = fixture.store.url, fixture.pipeline()
-    found: dict[str, Callable[[], object]] = {
+    readers: dict[str, Callable[[], object]] = {
         "files": lambda: all_within(fixture, open_log(log).files()),
         "own files": lambda: all_within(fixture, open_log(log, pipeline=pipeline).files(since=0)),
         "changes": lambda: open_log(log).changes(since=0),
@@ -393,7 +393,7 @@ def reads(fixture: FuzzedFixture) -> dict[str, Callable[[], object]]:
             [decode(Segment, "k", fixture.store.read(keys.segment(1, 0)) or b"")], initial_offsets={}
         ),
     }
-    return found
+    return readers
 
 
 def all_within(fixture: FuzzedFixture, files: list[CommittedFile]) -> None:
@@ -434,7 +434,7 @@ def check_change(location: Path, kind: str, seed: int) -> None:
     names = [name for name in stored(fixture.root) if kind in name]
     assert names, f"the log has no {kind}"
     with guard().confined_to(fixture.root):
-        what = change(fixture, rng.choice(names), rng)
+        kind_of_change = change(fixture, rng.choice(names), rng)
         steps = [*reads(fixture).items(), rng.choice([*commands(fixture).items()])]
         with suppress(StreamsemError):
             steps += rng.sample([*writes(fixture).items()], rng.choice([0, 1]))
@@ -443,7 +443,7 @@ def check_change(location: Path, kind: str, seed: int) -> None:
                 with suppress(StreamsemError):
                     step()
             except Exception as error:
-                raise AssertionError(f"{name} of a {what} {kind}: {type(error).__name__}: {error}") from error
+                raise AssertionError(f"{name} of a {kind_of_change} {kind}: {type(error).__name__}: {error}") from error
     violations, guard().violations = guard().violations, []
     assert violations == []
 

@@ -38,13 +38,13 @@ def dags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     sys.modules.pop("streamsem_event_driven", None)
 
 
-def outcome_of(dag_id: str, run_id: str, task_id: str) -> Any:
+def return_value_of(dag_id: str, run_id: str, task_id: str) -> Any:
     from airflow.models.xcom import XComModel
     from airflow.utils.session import create_session
 
     with create_session() as session:
-        found = XComModel.get_many(run_id=run_id, dag_ids=dag_id, task_ids=task_id, key="return_value")
-        return XComModel.deserialize_value(session.scalars(found).one())
+        query = XComModel.get_many(run_id=run_id, dag_ids=dag_id, task_ids=task_id, key="return_value")
+        return XComModel.deserialize_value(session.scalars(query).one())
 
 
 @pytest.mark.spark
@@ -75,11 +75,11 @@ def test_event_driven_dags_read_each_range_once_however_often_they_are_started(
     assert run_dag(loads, "third").state == "success"
     listener.close()
     assert run_dag(reports, "late").state == "success"
-    assert outcome_of(reports.dag_id, "late", "report") == {"version": 1, "parcels": 998}
-    assert outcome_of(loads.dag_id, "doubled", "clean")["status"] == "empty"
+    assert return_value_of(reports.dag_id, "late", "report") == {"version": 1, "parcels": 998}
+    assert return_value_of(loads.dag_id, "doubled", "clean")["status"] == "empty"
     with create_session() as session:
-        found = session.scalars(select(AssetEvent).order_by(AssetEvent.id))
-        extras = [event.extra for event in found if event.extra.get("log") == str(tmp_path / "log")]
+        events_in_order = session.scalars(select(AssetEvent).order_by(AssetEvent.id))
+        extras = [event.extra for event in events_in_order if event.extra.get("log") == str(tmp_path / "log")]
     events = [(e["status"], e["version"], e["ranges"], e["rows"], e["manifest"] != "") for e in extras]
     assert events == [
         ("committed", 0, {"files": [0, 1]}, 499, True),

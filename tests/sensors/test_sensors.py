@@ -47,16 +47,16 @@ def fixture(tmp_path: Path) -> PipelineFixture:
 
 
 SENSORS: dict[str, Callable[..., Any]] = {
-    "offsets": lambda fixture, **given: OffsetsAvailableSensor(pipeline=fixture.pipeline(), **given),
-    "version": lambda fixture, **given: BatchCommittedSensor(log=fixture.store.url, version=1, **given),
-    "run": lambda fixture, **given: BatchCommittedSensor(
+    "offsets": lambda fixture, **arguments: OffsetsAvailableSensor(pipeline=fixture.pipeline(), **arguments),
+    "version": lambda fixture, **arguments: BatchCommittedSensor(log=fixture.store.url, version=1, **arguments),
+    "run": lambda fixture, **arguments: BatchCommittedSensor(
         pipeline=fixture.pipeline(),
         run={"dag_id": "d", "task_id": "t", "run_id": "{{ run_id }}"},
-        **given,
+        **arguments,
     ),
-    "upto": lambda fixture, **given: BatchCommittedSensor(log=fixture.store.url, offsets={"files": 3}, **given),
-    "fresh": lambda fixture, **given: FreshnessSensor(
-        pipeline=fixture.pipeline(), max_lag=0, until="{{ '2023-01-01T00:00:00Z' }}", **given
+    "upto": lambda fixture, **arguments: BatchCommittedSensor(log=fixture.store.url, offsets={"files": 3}, **arguments),
+    "fresh": lambda fixture, **arguments: FreshnessSensor(
+        pipeline=fixture.pipeline(), max_lag=0, until="{{ '2023-01-01T00:00:00Z' }}", **arguments
     ),
 }
 
@@ -77,19 +77,19 @@ def meet_condition(fixture: PipelineFixture, kind: str) -> None:
         fixture.run('airflow:["d","t","the_run",-1]')
 
 
-def run_sensor(sensor: Any, given: dict[str, Any]) -> Any:
+def run_sensor(sensor: Any, task_context: dict[str, Any]) -> Any:
     """Run a sensor in a task's process. If it defers, run its trigger and then resume it."""
     TaskDeferred = airflow_exception("TaskDeferred")
 
-    sensor.render_template_fields(given)
+    sensor.render_template_fields(task_context)
     try:
-        return sensor.execute(given)
+        return sensor.execute(task_context)
     except TaskDeferred as stopped:
         deferred = stopped
     assert deferred.timeout == timedelta(seconds=sensor.timeout)
     with listening(deferred.trigger) as listener:
         event = listener.next(10)
-    return sensor.resume_execution(deferred.method_name, {"event": event}, given)
+    return sensor.resume_execution(deferred.method_name, {"event": event}, task_context)
 
 
 def run_context() -> dict[str, Any]:
@@ -107,18 +107,18 @@ def test_sensors_wait_and_return_small_json(
     prepare_unmet(fixture, kind)
     real, findings = module.checked, []
 
-    def check(question: Any) -> Any:
-        findings.append(real(question))
+    def check(condition_check: Any) -> Any:
+        findings.append(real(condition_check))
         if len(findings) == 1:
             meet_condition(fixture, kind)
         return findings[-1]
 
     monkeypatch.setattr(module, "checked", check)
-    seen = run_sensor(SENSORS[kind](fixture, task_id="wait", poke_interval=0.1, timeout=60, **mode), run_context())
+    observed = run_sensor(SENSORS[kind](fixture, task_id="wait", poke_interval=0.1, timeout=60, **mode), run_context())
     assert [finding.met for finding in findings] == [False, True][: 1 if "deferrable" in mode else 2]
-    assert (seen["pipeline"], seen["log"]) == ("world", fixture.store.url)
-    assert json.loads(json.dumps(seen)) == seen
-    assert len(json.dumps(seen)) < 500
+    assert (observed["pipeline"], observed["log"]) == ("world", fixture.store.url)
+    assert json.loads(json.dumps(observed)) == observed
+    assert len(json.dumps(observed)) < 500
     expected = {
         "offsets": {"version": 0, "ranges": {"files": [2, 3]}, "lag": 1},
         "version": {"version": 1, "outcome": keys.outcome(1)},
@@ -126,7 +126,7 @@ def test_sensors_wait_and_return_small_json(
         "upto": {"version": 1, "next": {"files": 3}},
         "fresh": {"version": 1, "lag": 0},
     }
-    assert {name: seen[name] for name in expected[kind]} == expected[kind]
+    assert {name: observed[name] for name in expected[kind]} == expected[kind]
 
 
 @pytest.mark.parametrize("kind", SENSORS)
@@ -136,14 +136,14 @@ def test_rescheduled_sensors_release_their_slot_and_succeed_when_they_are_resume
     AirflowRescheduleException = airflow_exception("AirflowRescheduleException")
 
     prepare_unmet(fixture, kind)
-    given = run_context()
-    given["ti"].get_first_reschedule_date = lambda context: None
+    task_context = run_context()
+    task_context["ti"].get_first_reschedule_date = lambda context: None
     sensor = SENSORS[kind](fixture, task_id="wait", mode="reschedule", timeout=60)
-    sensor.render_template_fields(given)
+    sensor.render_template_fields(task_context)
     with pytest.raises(AirflowRescheduleException):
-        sensor.execute(given)
+        sensor.execute(task_context)
     meet_condition(fixture, kind)
-    assert sensor.execute(given)["version"] == (0 if kind == "offsets" else 1)
+    assert sensor.execute(task_context)["version"] == (0 if kind == "offsets" else 1)
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
@@ -151,9 +151,9 @@ def test_condition_met_at_the_first_check_needs_no_triggerer(fixture: PipelineFi
     fixture.arrive(1)
     fixture.run()
     sensor = BatchCommittedSensor(task_id="wait", log=fixture.store.url, version="{{ 0 }}", **mode)
-    given = run_context()
-    sensor.render_template_fields(given)
-    assert sensor.execute(given)["version"] == 0
+    task_context = run_context()
+    sensor.render_template_fields(task_context)
+    assert sensor.execute(task_context)["version"] == 0
 
 
 def register_in_airflow(dag: Any) -> None:
@@ -187,15 +187,15 @@ def test_sensors_run_with_airflows_task_execution(
             for n in range(3)
         ]
         tasks[0] >> tasks[1] >> tasks[2]
-    real, seen = module.checked, []
+    real, versions = module.checked, []
 
-    def check(question: Any) -> Any:
-        finding = real(question)
-        if finding.met or question.__self__.version not in seen:
-            seen.append(question.__self__.version)
+    def check(condition_check: Any) -> Any:
+        finding = real(condition_check)
+        if finding.met or condition_check.__self__.version not in versions:
+            versions.append(condition_check.__self__.version)
             if not finding.met:
                 fixture.arrive(1)
-                fixture.run(f"run {question.__self__.version}")
+                fixture.run(f"run {condition_check.__self__.version}")
         return finding
 
     monkeypatch.setattr(module, "checked", check)
@@ -203,8 +203,8 @@ def test_sensors_run_with_airflows_task_execution(
     assert run_dag(dag, "the_run").state == "success"
     with create_session() as session:
         rows = session.scalars(XComModel.get_many(run_id="the_run", dag_ids="sensing", key="return_value")).all()
-        answers = {row.task_id: XComModel.deserialize_value(row) for row in rows}
-    assert {task: seen["version"] for task, seen in answers.items()} == {"wait_0": 0, "wait_1": 1, "wait_2": 2}
+        return_values = {row.task_id: XComModel.deserialize_value(row) for row in rows}
+    assert {task: value["version"] for task, value in return_values.items()} == {"wait_0": 0, "wait_1": 1, "wait_2": 2}
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
@@ -247,10 +247,10 @@ def test_errors_end_a_deferred_sensor_like_a_poking_one(
 
     monkeypatch.setattr(FilesSource, "listing", fails)
 
-    def run_with_error(error: Exception, **given: Any) -> None:
+    def run_with_error(error: Exception, **arguments: Any) -> None:
         errors[:] = [None, error] if at == "the second check" else [error]
         sensor = OffsetsAvailableSensor(
-            task_id="wait", pipeline=fixture.pipeline(), poke_interval=0.1, timeout=1, **given, **mode
+            task_id="wait", pipeline=fixture.pipeline(), poke_interval=0.1, timeout=1, **arguments, **mode
         )
         run_sensor(sensor, run_context())
 
@@ -386,7 +386,7 @@ def test_invalid_arguments_are_reported_when_the_dag_is_parsed(
 
 
 @pytest.mark.parametrize(
-    "given",
+    "arguments",
     [
         {"version": "next"},
         {"version": -1},
@@ -401,12 +401,12 @@ def test_invalid_arguments_are_reported_when_the_dag_is_parsed(
     ids=str,
 )
 def test_invalid_rendered_arguments_fail_the_task_without_a_retry(
-    fixture: PipelineFixture, given: dict[str, Any]
+    fixture: PipelineFixture, arguments: dict[str, Any]
 ) -> None:
     AirflowFailException = airflow_exception("AirflowFailException")
 
     with pytest.raises(AirflowFailException, match="Do:"):
-        run_sensor(BatchCommittedSensor(task_id="wait", log=fixture.store.url, **given), run_context())
+        run_sensor(BatchCommittedSensor(task_id="wait", log=fixture.store.url, **arguments), run_context())
 
 
 def test_mapped_runs_are_identified_by_their_index(fixture: PipelineFixture) -> None:

@@ -119,14 +119,14 @@ def parse_log(objects: Mapping[str, bytes]) -> RawLog:
 
 def rows(dataset: Path, files: list[str]) -> list[dict[str, int]]:
     """The rows in some files of a dataset, parsed as plain JSON lines."""
-    found: list[dict[str, int]] = []
+    parsed: list[dict[str, int]] = []
     for key in files:
         try:
             text = (dataset / key).read_text()
         except FileNotFoundError:
             raise Violation(f"a visible file is missing: {key}") from None
-        found += map(json.loads, text.splitlines())
-    return found
+        parsed += map(json.loads, text.splitlines())
+    return parsed
 
 
 def ids(dataset: Path, files: list[str]) -> Counter[int]:

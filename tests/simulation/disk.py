@@ -51,11 +51,11 @@ class Directory(LocalDataset):
     def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
         fate = self._turn("list", prefix, listing=self._name == "in")
         # The store's own listing calls stat for each file. These calls are not requests of the process.
-        found = list(LocalStore(self.root).list(prefix, limit, start_after))
+        stats = list(LocalStore(self.root).list(prefix, limit, start_after))
         if fate is Fate.STALE:
-            newest = sorted(found, key=lambda stat: stat.mtime_ns)[-self._scheduler.rng.randrange(1, 3) :]
-            found = [stat for stat in found if stat not in newest]
-        return iter(found)
+            newest = sorted(stats, key=lambda stat: stat.mtime_ns)[-self._scheduler.rng.randrange(1, 3) :]
+            stats = [stat for stat in stats if stat not in newest]
+        return iter(stats)
 
     def _turn(self, method: str, key: str, *, listing: bool = False) -> Fate:
         process = self._scheduler.current

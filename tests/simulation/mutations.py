@@ -41,8 +41,8 @@ class Mutation:
 
     def seeds(self, seeds: int) -> list[int]:
         """The seeds with the mutation's pipeline, in the order in which they are tried."""
-        found = [seed for seed in range(seeds) if fixture_of(seed).name == self.fixture and seed != self.first]
-        return found if self.first is None else [self.first, *found]
+        own_seeds = [seed for seed in range(seeds) if fixture_of(seed).name == self.fixture and seed != self.first]
+        return own_seeds if self.first is None else [self.first, *own_seeds]
 
 
 def outcome_is_created_before_its_pointer(patch: pytest.MonkeyPatch) -> None:
@@ -148,19 +148,19 @@ def pointers_are_read_from_a_listing(patch: pytest.MonkeyPatch) -> None:
         listed = yield from machine.list_keys(keys.run(run_key), 1)
         if not listed:
             return None
-        found = yield from procedures.read_entry(RunPointer, listed[0])
-        return None if found is None else found[0]
+        stored = yield from procedures.read_entry(RunPointer, listed[0])
+        return None if stored is None else stored[0]
 
     patch.setattr(procedures, "_newest_pointer", newest_pointer)
 
 
 def newest_pointer_is_not_confirmed(patch: pytest.MonkeyPatch) -> None:
     def newest_pointer(run_key: str) -> Any:
-        found = yield from procedures.read_entry(RunPointer, keys.pointer(run_key, 0))
+        first = yield from procedures.read_entry(RunPointer, keys.pointer(run_key, 0))
         listed = yield from machine.list_keys(keys.run(run_key), 1)
         hint = max((j for j in map(keys.parse_newest_first, listed) if j is not None), default=0)
-        later = (yield from procedures.read_entry(RunPointer, keys.pointer(run_key, hint))) if hint else found
-        return None if later is None else later[0]
+        newest = (yield from procedures.read_entry(RunPointer, keys.pointer(run_key, hint))) if hint else first
+        return None if newest is None else newest[0]
 
     patch.setattr(procedures, "_newest_pointer", newest_pointer)
 
@@ -192,9 +192,9 @@ def vacuum_deletes_files_that_reprocessing_runs_replaced(patch: pytest.MonkeyPat
     def vacuum(pipeline: Any, *, log: CommitLog, **kwargs: Any) -> Any:
         report = real(pipeline, log=log, **kwargs)
         version = 0
-        while (found := log.outcome(version)) is not None:
-            if found[0].replaces is not None:
-                for at, attempt in sorted(pipeline.sinks["out"].attempts(found[0].replaces.version)):
+        while (stored := log.outcome(version)) is not None:
+            if stored[0].replaces is not None:
+                for at, attempt in sorted(pipeline.sinks["out"].attempts(stored[0].replaces.version)):
                     pipeline.sinks["out"].discard(at, attempt)
             version += 1
         return report
@@ -237,8 +237,8 @@ def reprocess_ignores_ids_after_its_root(patch: pytest.MonkeyPatch) -> None:
     real = run.Run._chain_states
 
     def chain_states(self: run.Run, head: Any, plan: Any) -> Any:
-        found = real(self, head, plan)
-        return found and dedup.ChainStates(current=found.commits[0][0], commits=found.commits)
+        states = real(self, head, plan)
+        return states and dedup.ChainStates(current=states.commits[0][0], commits=states.commits)
 
     patch.setattr(run.Run, "_chain_states", chain_states)
 

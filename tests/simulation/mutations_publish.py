@@ -131,8 +131,8 @@ def staged_rows_are_deleted_before_the_receipts(patch: pytest.MonkeyPatch) -> No
 def claim_is_not_checked(patch: pytest.MonkeyPatch) -> None:
     real = CommitLog.claim
 
-    def claim(self: CommitLog, wanted: Any) -> bool:
-        real(self, wanted)
+    def claim(self: CommitLog, entry: Any) -> bool:
+        real(self, entry)
         return True
 
     patch.setattr(CommitLog, "claim", claim)
@@ -143,8 +143,8 @@ def claim_nonce_is_the_run_key(patch: pytest.MonkeyPatch) -> None:
         plan = self._log.plan(self._version)
         assert plan is not None
         nonce = plan[0].run_key
-        wanted = publish.Claim(version=self._version, sink=self._sink, chunk=chunk, round=round, nonce=nonce)
-        return self._log.claim(wanted)
+        entry = publish.Claim(version=self._version, sink=self._sink, chunk=chunk, round=round, nonce=nonce)
+        return self._log.claim(entry)
 
     patch.setattr(publish.LoggedEffects, "claim", claim)
 

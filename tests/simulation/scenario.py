@@ -293,10 +293,12 @@ class Simulation:
             self.count["versions read"] += 1
 
     def check_read(self, version: int, files: list[str]) -> None:
-        found = (files, self.fixture.ids(files))
-        twice = found[1] and max(found[1].values()) > 1
+        content = (files, self.fixture.ids(files))
+        twice = content[1] and max(content[1].values()) > 1
         require(not (twice and self.fixture.unique_ids), "a reader found an id twice", version)
-        require(self.reads.setdefault(version, found) == found, "a version reads differently than before (I7)", version)
+        require(
+            self.reads.setdefault(version, content) == content, "a version reads differently than before (I7)", version
+        )
 
     def check_completed(self, process: Process, result: RunResult, run_key: str) -> None:
         self.scheduler.record(process.name, f"result {result.status} {result.version} {dict(result.ranges)}")
@@ -338,7 +340,7 @@ class Simulation:
             self.pending.append("skip")
 
     def only_an_operator_can_publish(self, process: Process) -> bool:
-        """Whether a commit has pending publishes whose own run has failed for good. Another run may have claimed effects and died, and then waits (P5)."""
+        """Whether a commit has pending publishes whose own run will not be retried. Another run may have claimed effects and died, and then waits (P5)."""
         log = self.raw_log()
         if self.pending or log.pending_publish is None:
             return False

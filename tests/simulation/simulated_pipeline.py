@@ -125,8 +125,8 @@ class PipelineFixture:
 
     def check_end(self, log: RawLog) -> None:
         """Check the final state. Called once, after the last run."""
-        found = self.ids(log.visible(len(log.outcomes) - 1))
-        require(found == Counter(range(self.files_added)), "ids are missing or duplicated", found)
+        visible_ids = self.ids(log.visible(len(log.outcomes) - 1))
+        require(visible_ids == Counter(range(self.files_added)), "ids are missing or duplicated", visible_ids)
 
 
 class DedupPipeline(PipelineFixture):
@@ -143,38 +143,40 @@ class DedupPipeline(PipelineFixture):
         return super().pipeline(dedup=Dedup(keys=["id"], ttl_s=self.ttl_s), **changes)
 
     def next_ids(self) -> list[int]:
-        fresh = super().next_ids()
+        new = super().next_ids()
         repeated = [self.rng.randrange(self.files_added) for _ in range(self.rng.choice((0, 1, 2)))]
-        return sorted(fresh + repeated, key=lambda _: self.rng.random())
+        return sorted(new + repeated, key=lambda _: self.rng.random())
 
     def locations(self) -> list[Path]:
         return [*super().locations(), self.root / "log" / "state"]
 
     def check_end(self, log: RawLog) -> None:
-        """Check that each id passes once within its TTL, by the clock readings in the plans, and that a reprocessing run passes the ids of its root."""
+        """Check that each id passes once within its TTL, by the times in the plans. A reprocessing run must pass the ids of its root."""
         passed: dict[int, int] = {}
         newest_ms = 0
         for version in log.committed:
-            plan, found = log.plans[version], self.ids(log.files(version))
-            require(not found or max(found.values()) == 1, "an id passed twice in one batch", version)
+            plan, written_ids = log.plans[version], self.ids(log.files(version))
+            require(not written_ids or max(written_ids.values()) == 1, "an id passed twice in one batch", version)
             if plan["kind"] == "reprocess":
                 root = self.ids(log.files(log.root(version)))
-                require(found == root, "a reprocessing run passed other ids than its root", version, found, root)
+                require(
+                    written_ids == root, "a reprocessing run passed other ids than its root", version, written_ids, root
+                )
                 continue
             now_ms = plan["planned_at_ms"]
             # If the clock goes back between plans, either reading is allowed.
             newest_ms = max(newest_ms, now_ms)
             read = self._read(plan["pins"])
-            require(found.keys() <= read.keys(), "ids passed that the batch did not read", version)
-            for n in read:
-                at_ms = passed.get(n)
+            require(written_ids.keys() <= read.keys(), "ids passed that the batch did not read", version)
+            for id in read:
+                at_ms = passed.get(id)
                 if at_ms is None or at_ms < now_ms - self.ttl_s * 1000:
-                    require(n in found, "a new or expired id was dropped as a duplicate", version, n, at_ms)
+                    require(id in written_ids, "a new or expired id was dropped as a duplicate", version, id, at_ms)
                 elif at_ms >= newest_ms - self.ttl_s * 1000:
-                    require(n not in found, "a duplicate id passed within its TTL", version, n, at_ms)
-            self.scheduler.count["duplicates dropped"] += sum(read.values()) - len(found)
-            self.scheduler.count["expired ids"] += len(found.keys() & passed.keys())
-            passed.update(dict.fromkeys(found, now_ms))
+                    require(id not in written_ids, "a duplicate id passed within its TTL", version, id, at_ms)
+            self.scheduler.count["duplicates dropped"] += sum(read.values()) - len(written_ids)
+            self.scheduler.count["expired ids"] += len(written_ids.keys() & passed.keys())
+            passed.update(dict.fromkeys(written_ids, now_ms))
         if self.unique_ids:
             super().check_end(log)
 

@@ -1,8 +1,8 @@
 """
 The simulated pipeline with state: counts of the records of each id, which each batch emits for its ids.
 
-Its engine stands in for Spark's stateful operators. It writes state files with the names and the sharing of Spark's: a snapshot of each batch names the SST files
-that hold the counts, and shares them with the snapshots of earlier batches.
+Its engine replaces Spark's stateful operators. It names and shares state files as Spark does. The snapshot of a batch names the SST files with the counts, and
+shares them with the snapshots of earlier batches.
 """
 
 from __future__ import annotations
@@ -85,23 +85,23 @@ class StatefulPipeline(PipelineFixture):
             totals[version] = total
             if version not in log.committed or back is not None:
                 continue
-            found = {row["id"]: row["n"] for row in checks.rows(self.root / "out", log.files(version))}
+            counts = {row["id"]: row["n"] for row in checks.rows(self.root / "out", log.files(version))}
             if log.plans[version]["kind"] == "reprocess":
                 root = log.root(version)
                 require(
-                    found == emitted[root],
+                    counts == emitted[root],
                     "a reprocessing run emitted other counts than its root",
                     version,
-                    found,
+                    counts,
                     emitted[root],
                 )
                 continue
             read = self.read_ids(log.plans[version]["pins"])
             total += read
             expected = {id: total[id] for id in read}
-            require(found == expected, "a batch emitted wrong counts", version, found, expected)
-            emitted[version] = found
-            self.scheduler.count["counts emitted"] += len(found)
+            require(counts == expected, "a batch emitted wrong counts", version, counts, expected)
+            emitted[version] = counts
+            self.scheduler.count["counts emitted"] += len(counts)
 
     def check_end(self, log: RawLog) -> None:
         self.check(log)
@@ -136,8 +136,8 @@ class CountingEngine(SimulatedEngine):
 
     def _deduplicated(self, job: Job, log: CommitLog, rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], Json]:
         base = operator_state(job.base_state)
-        id = _plain(job.attempt_id)
-        root = id if base is None else base.root
+        attempt = _plain(job.attempt_id)
+        root = attempt if base is None else base.root
         batches = 0 if base is None else base.batches
         directory = f"{LOCATION}/{root}/state/0/0"
         names, counts = [], Counter[int]()
@@ -149,17 +149,17 @@ class CountingEngine(SimulatedEngine):
         counts += added
         self._step("counted")
         merges = len(names) == MOST_SSTS
-        name = f"{id}.sst"
+        name = f"{attempt}.sst"
         stored = counts if merges else added
         log.create(f"{directory}/SSTs/{name}", json.dumps(sorted(stored.items())).encode())
         names = [name] if merges else [*names, name]
-        log.create(f"{directory}/{batches + 1}_{id}.zip", _snapshot_of(names))
+        log.create(f"{directory}/{batches + 1}_{attempt}.zip", _snapshot_of(names))
         after = OperatorState(
             root=root,
             batches=batches + 1,
             partitions=1,
             columns={"": "{}"},
-            operators=(Operator(name="count", rows=len(counts), bytes=0, ids=((id,),)),),
+            operators=(Operator(name="count", rows=len(counts), bytes=0, ids=((attempt,),)),),
         )
         return [{"id": key, "n": counts[key]} for key in sorted(added)], with_operator_state(job.base_state, after)
 

@@ -110,17 +110,17 @@ class ProcessStore:
         if fate is Fate.STALE:
             store = self._store.earlier(self._process.scheduler.changes_missed(len(self._store.history)))
             self._process.saw_stale = True
-        found = list(store.list(prefix, limit, start_after))
-        self._process.end_request(fate, prefix, f"list {shown(prefix)}: {len(found)}")
-        return iter(found)
+        stats = list(store.list(prefix, limit, start_after))
+        self._process.end_request(fate, prefix, f"list {shown(prefix)}: {len(stats)}")
+        return iter(stats)
 
     def stat(self, key: str) -> ObjectStat | None:
         fate = self._begin("stat", key)
         if fate in (Fate.LATE, Fate.NEVER, Fate.CONFLICT):
             raise UnknownAnswerError(key)
-        found = self._store.stat(key)
+        stat = self._store.stat(key)
         self._process.end_request(fate, key, f"stat {shown(key)}")
-        return found
+        return stat
 
     def delete(self, key: str) -> None:
         fate = self._begin("delete", key)

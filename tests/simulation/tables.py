@@ -94,11 +94,11 @@ class TablesPipeline(PipelineFixture):
 
     def _read_marker(self, real: Callable[..., Any], connection: Any, table: Any, uuid: str, sink: str) -> Any:
         with self._request(f"{sink}: read the marker") as process:
-            found = real(connection, table, uuid, sink)
+            stored = real(connection, table, uuid, sink)
             if process is not None:
-                marker = None if found is None else (found.version, found.state)
+                marker = None if stored is None else (stored.version, stored.state)
                 self.scheduler.record(process.name, f"{sink}: the marker is {marker}")
-        return found
+        return stored
 
     def _commit(
         self, real: Callable[..., bool], connection: sa.Connection, markers: sa.Table, batch: Batch,
@@ -179,9 +179,9 @@ class TablesPipeline(PipelineFixture):
                     has_receipts = at in log.receipts or at == -1
                     is_valid = recorded == at if has_receipts else recorded < at
                     require(is_valid, "receipts have another marker than the table (I15)", name, recorded, at)
-                found = Counter(db.execute(f"SELECT id, attempt, _streamsem_version FROM {name}"))
+                rows = Counter(db.execute(f"SELECT id, attempt, _streamsem_version FROM {name}"))
                 expected = self._committed(log, name, at, state)
-                require(found == expected, "a table has other rows than the log (I18)", name, found, expected)
+                require(rows == expected, "a table has other rows than the log (I18)", name, rows, expected)
 
     def _committed(self, log: RawLog, name: str, at: int, state: str) -> Counter[tuple[int, int, int]]:
         current_output: dict[int, int] = {}

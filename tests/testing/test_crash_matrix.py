@@ -84,8 +84,8 @@ class TestSteps:
         store.delete("a")
         store.create("doctor/x", b"")
         expected = [
-            f"{when} {what}"
-            for what in ("create a", "read a", "list ", "stat a", "delete a")
+            f"{when} {request}"
+            for request in ("create a", "read a", "list ", "stat a", "delete a")
             for when in ("before", "after")
         ]
         assert steps.taken == expected
@@ -110,12 +110,12 @@ class TestWithoutSpark:
         self, matrix: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         killed: list[int] = []
-        take = Steps.__call__
+        real = Steps.__call__
 
         def watched(self: Steps, name: str) -> None:
             died = self.died
             try:
-                take(self, name)
+                real(self, name)
             except Crash:
                 killed.extend([len(self.taken) - 1] if not died else [])
                 raise
@@ -134,11 +134,11 @@ class TestWithoutSpark:
             return rows
 
         report_text = report(lambda: matrix(mails, prepare=sent.clear, observe=lambda: Counter(sent)))
-        found = re.findall(
+        faults = re.findall(
             r"killed at step (\d+) of (\d+), ([^\n]*):\n    observed: duplicated (\d+)", named([report_text])[0]
         )
         between = ["write lake", "collect lake", "staged"]
-        assert [(step, doubled) for _, _, step, doubled in found] == [
+        assert [(step, doubled) for _, _, step, doubled in faults] == [
             *[(step, "2") for step in [*between, "before create quarantine/0/ID/00000.jsonl", "after create quarantine/0/ID/00000.jsonl", "before create attempts/0/ID.json"]],
             *[(step, "1") for step in [*between, "before create attempts/1/ID.json"]],
         ]  # fmt: skip
@@ -151,8 +151,8 @@ class TestWithoutSpark:
         collect = FilesSink.collect
 
         def of_all_attempts(sink: FilesSink, version: int, attempt_id: str) -> Committable:
-            found = [collect(sink, version, attempt) for _, attempt in sorted(sink.attempts(version))]
-            files = tuple(file for committable in found for file in committable.files)
+            committables = [collect(sink, version, attempt) for _, attempt in sorted(sink.attempts(version))]
+            files = tuple(file for committable in committables for file in committable.files)
             return Committable(format=sink.format, rows=sum(file.rows for file in files), files=files)
 
         monkeypatch.setattr(FilesSink, "collect", of_all_attempts)
@@ -172,8 +172,8 @@ class TestWithoutSpark:
         collect = FilesSink.collect
 
         def half(sink: FilesSink, version: int, attempt_id: str) -> Committable:
-            found = collect(sink, version, attempt_id)
-            return found if len(sink.attempts(version)) == 1 else Committable(format=sink.format, rows=0)
+            collected = collect(sink, version, attempt_id)
+            return collected if len(sink.attempts(version)) == 1 else Committable(format=sink.format, rows=0)
 
         monkeypatch.setattr(FilesSink, "collect", half)
         monkeypatch.setattr(invariants, "check_i14_staged", lambda *args, **named: None)
@@ -197,20 +197,20 @@ class TestWithoutSpark:
         assert len(matrix(stamped, ignore=["loaded"])) == 56
 
     def test_failed_retry_is_a_finding_of_the_step_before_it(self, matrix: Callable[..., list[str]]) -> None:
-        seen: set[int] = set()
+        transformed_ids: set[int] = set()
 
         def once(rows: Rows) -> Rows:
             for row in {row["id"] for row in rows}:
-                if row in seen:
+                if row in transformed_ids:
                     raise RuntimeError(f"{row} was repeated")
-                seen.add(row)
+                transformed_ids.add(row)
             return rows
 
         with pytest.raises(
             AssertionError,
             match=r"killed at step 27 of 56, write lake:\n    the retry failed: RuntimeError: 1 was repeated",
         ) as caught:
-            matrix(once, prepare=seen.clear)
+            matrix(once, prepare=transformed_ids.clear)
         assert isinstance(caught.value.__cause__, RuntimeError)
 
     def test_matrix_that_could_not_fail_is_refused(self, tmp_path: Path) -> None:
@@ -245,18 +245,18 @@ class TestComparison:
         return RunStub
 
     def test_kill_that_is_never_reached_fails(self) -> None:
-        same: Iterator[Output] = iter([{"rows": 1}] * 9)
-        report_text = report(lambda: crash_matrix(self.trial(same, iter([2, 2, 1, 2, 1]))))
+        outputs: Iterator[Output] = iter([{"rows": 1}] * 9)
+        report_text = report(lambda: crash_matrix(self.trial(outputs, iter([2, 2, 1, 2, 1]))))
         assert "killed at step 2 of 2, step 1:\n    the run took only 1 steps" in report_text
 
     def test_differences_name_lost_duplicated_and_new_rows(self) -> None:
-        wanted = {"rows": multiset([{"id": 1}, {"id": 2}, {"id": 3}]), "counts": {"read": 3}}
-        found = {"rows": multiset([{"id": 1}, {"id": 1}, {"id": 4}, {"id": 3}]), "counts": {"read": 4}}
-        assert compare(wanted, found) == [
+        expected = {"rows": multiset([{"id": 1}, {"id": 2}, {"id": 3}]), "counts": {"read": 3}}
+        actual = {"rows": multiset([{"id": 1}, {"id": 1}, {"id": 4}, {"id": 3}]), "counts": {"read": 4}}
+        assert compare(expected, actual) == [
             "counts: {'read': 4}, but the undisturbed run has {'read': 3}",
             "rows: lost 1: {'id': 2}; duplicated 1: {'id': 1}; new 1: {'id': 4}",
         ]
-        assert compare(wanted, wanted) == []
+        assert compare(expected, expected) == []
 
     def test_many_rows_are_reported_as_a_few_examples_and_their_number(self) -> None:
         (report_text,) = compare({"rows": multiset([])}, {"rows": multiset({"id": n} for n in range(9))})

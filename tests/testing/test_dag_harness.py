@@ -127,8 +127,8 @@ def test_killed_task_gets_another_try_and_a_duplicated_side_effect_is_reported(
             return run_dag(dag, run_id)
         finally:
             with create_session() as session:
-                found = session.scalars(select(TaskInstance).where(TaskInstance.run_id == run_id))
-                runs.append((run_id, {ti.task_id: (str(ti.state), ti.try_number) for ti in found}))
+                task_instances = session.scalars(select(TaskInstance).where(TaskInstance.run_id == run_id))
+                runs.append((run_id, {ti.task_id: (str(ti.state), ti.try_number) for ti in task_instances}))
 
     monkeypatch.setattr("airflow_provider_streamsem.testing.dag_harness.run_dag", watched)
     with pytest.raises(AssertionError) as caught:
@@ -137,10 +137,10 @@ def test_killed_task_gets_another_try_and_a_duplicated_side_effect_is_reported(
         )
     # Only one step duplicates the mail: the task sends it and dies before Airflow records its success.
     doubled = r"1 of (\d+) steps\nkilled at step (\d+) of \1, before Airflow gets SucceedTask:\n    observed: duplicated 1: 1$"
-    found = re.search(doubled, str(caught.value))
-    assert found is not None, str(caught.value)
-    steps = int(found[1])
-    assert int(found[2]) == steps - 1
+    fault = re.search(doubled, str(caught.value))
+    assert fault is not None, str(caught.value)
+    steps = int(fault[1])
+    assert int(fault[2]) == steps - 1
     assert steps > 40
     assert len(runs) == 2 + 2 * steps
     unfinished = 0

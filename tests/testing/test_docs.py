@@ -24,12 +24,12 @@ def run_page(location: Path, name: str, *options: str) -> str:
         (location / path).write_text(code)
     environment = {key: value for key, value in os.environ.items() if not key.startswith("AIRFLOW")}
     environment["PYTHONPATH"] = os.pathsep.join([str(location), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(location), name, *options],
         cwd=location, env=environment, capture_output=True, text=True, timeout=290, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
-    return done.stdout
+    assert process.returncode == 0, process.stdout[-5000:] + process.stderr[-2000:]
+    return process.stdout
 
 
 @pytest.mark.spark

@@ -48,12 +48,12 @@ def files(format: str = "json", **changes: Any) -> Pipeline:
         "start_after": "2026",
         **changes.pop("source", {}),
     }
-    given: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "sinks": {"lake": FilesSink("s3://lake/orders")},
         "limits": Limits(max_files=100, min_rows=1_000, max_delay_s=60),
     }
     return Pipeline(
-        name="orders", log="s3://lake/_streamsem/orders", source=FilesSource(**source), **{**given, **changes}
+        name="orders", log="s3://lake/_streamsem/orders", source=FilesSource(**source), **{**defaults, **changes}
     )
 
 
@@ -79,7 +79,7 @@ def without_spark(**changes: Any) -> Pipeline:
 
 
 class TestWithoutSpark:
-    def test_run_returns_only_what_it_committed_and_nothing_of_earlier_runs(self, tmp_path: Path) -> None:
+    def test_run_returns_only_the_rows_that_it_committed(self, tmp_path: Path) -> None:
         harness = PipelineHarness(without_spark(transform=doubled), tmp_path)
         first = harness.run([{"id": 1}, "{broken", '{"id": 2}'])
         assert first.rows() == first.rows("lake") == [{"id": 1, "twice": 2}, {"id": 2, "twice": 4}]
@@ -92,7 +92,7 @@ class TestWithoutSpark:
         assert harness.run().rows() == []
         assert verify(harness.pipeline.log).clean
 
-    def test_transform_may_give_each_sink_different_rows(self, tmp_path: Path) -> None:
+    def test_transform_may_return_different_rows_for_each_sink(self, tmp_path: Path) -> None:
         sinks = {name: FilesSink(f"/data/{name}", format="json") for name in ("low", "high")}
 
         def split(rows: list[dict[str, int]]) -> dict[str, list[dict[str, int]]]:
@@ -104,9 +104,9 @@ class TestWithoutSpark:
         assert (run.rows("low"), run.rows("high")) == ([{"id": 1}], [{"id": 2}, {"id": 3}])
 
     def test_two_harnesses_of_one_pipeline_share_nothing(self, tmp_path: Path) -> None:
-        one, two = (PipelineHarness(without_spark(), tmp_path) for _ in range(2))
-        one.run([{"id": 1}])
-        assert two.run([{"id": 2}]).rows() == [{"id": 2}]
+        first, second = (PipelineHarness(without_spark(), tmp_path) for _ in range(2))
+        first.run([{"id": 1}])
+        assert second.run([{"id": 2}]).rows() == [{"id": 2}]
 
     def test_errors_of_the_run_are_raised_unchanged(self, tmp_path: Path) -> None:
         harness = PipelineHarness(without_spark(limits=Limits(max_quarantined=1)), tmp_path)
@@ -189,10 +189,10 @@ class TestFilesOnSpark:
     )  # fmt: skip
     def test_rows_of_csv_are_read_back_unchanged(self, streamsem_harness: Harness, options: dict[str, str]) -> None:
         schema = "id long, user string, amount decimal(12,2), at timestamp, day date, paid boolean"
-        given = {name: value for name, value in FULL.items() if name not in ("raw", "tags")}
-        rows = [given, {**dict.fromkeys(given), "id": 2}]
+        full_row = {name: value for name, value in FULL.items() if name not in ("raw", "tags")}
+        rows = [full_row, {**dict.fromkeys(full_row), "id": 2}]
         rows += [
-            {**given, "id": n, "user": user}
+            {**full_row, "id": n, "user": user}
             for n, user in enumerate(['"', "'", ",;\t", "\\", '\\"', "a\\'", "a\"b'c", "ü"], 3)
         ]
         run = streamsem_harness(files("csv", source={"schema": schema, "options": options})).run(
@@ -201,7 +201,7 @@ class TestFilesOnSpark:
         assert sorted(run.rows(), key=lambda row: row["id"]) == rows
         assert [record["raw"] for record in run.quarantined] == ["not a row of this"]
 
-    def test_text_is_given_as_lines_or_as_its_column(self, streamsem_harness: Harness) -> None:
+    def test_rows_of_a_text_source_are_lines_or_mappings(self, streamsem_harness: Harness) -> None:
         run = streamsem_harness(files("text", source={"schema": None})).run(["one", {"value": "two"}, b"three"])
         assert sorted(row["value"] for row in run.rows()) == ["one", "three", "two"]
 
@@ -234,7 +234,7 @@ class TestFilesOnSpark:
         for n, frame in enumerate((spark_frame, table, pandas.DataFrame({"id": [3], "user": ["c"]})), 1):
             assert [(row["id"], row["user"]) for row in harness.run(frame).rows()] == [(n, "abc"[n - 1])]
 
-    def test_source_of_an_unknown_kind_gives_typed_columns(
+    def test_source_of_an_unknown_kind_has_typed_columns(
         self, streamsem_harness: Harness, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         from airflow_provider_streamsem import registry
@@ -276,11 +276,11 @@ class TestFilesOnSpark:
 @pytest.mark.spark
 class TestKafkaOnSpark:
     def test_mapping_is_a_row_with_the_columns_of_the_transform(self, streamsem_harness: Harness) -> None:
-        given = {"id": 1, "user": "ann", "kafka_topic": "returns", "kafka_partition": 3, "kafka_offset": 42, "kafka_key": "k", "kafka_timestamp": FULL["at"],
+        full_row = {"id": 1, "user": "ann", "kafka_topic": "returns", "kafka_partition": 3, "kafka_offset": 42, "kafka_key": "k", "kafka_timestamp": FULL["at"],
                  "kafka_headers": [("trace", b"\x01")]}  # fmt: skip
-        run = streamsem_harness(kafka()).run([given, {"id": 2}])
+        run = streamsem_harness(kafka()).run([full_row, {"id": 2}])
         first, second = sorted(run.rows(), key=lambda row: row["id"])
-        assert first == {**given, "kafka_key": b"k", "kafka_headers": [{"key": "trace", "value": b"\x01"}]}
+        assert first == {**full_row, "kafka_key": b"k", "kafka_headers": [{"key": "trace", "value": b"\x01"}]}
         assert (second["user"], second["kafka_topic"], second["kafka_partition"], second["kafka_offset"]) == (
             None,
             "orders",
@@ -291,7 +291,7 @@ class TestKafkaOnSpark:
 
     def test_row_received_by_a_transform_is_accepted_as_input(self, streamsem_harness: Harness) -> None:
         pipeline = kafka(source={"value": Json("id long, key string, topic string")})
-        given = {
+        first_row = {
             "id": 1,
             "key": "in the value",
             "topic": "too",
@@ -299,7 +299,7 @@ class TestKafkaOnSpark:
             "kafka_offset": 7,
             "kafka_headers": [("a", b"b")],
         }
-        (row,) = streamsem_harness(pipeline).run([given]).rows()
+        (row,) = streamsem_harness(pipeline).run([first_row]).rows()
         assert (row["key"], row["topic"], row["kafka_key"], row["kafka_topic"]) == (
             "in the value",
             "too",
@@ -328,7 +328,7 @@ class TestKafkaOnSpark:
             ("orders", 0, 0, "{broken", "utf-8", ""), ("orders", 0, 2, "/w==", "base64", ""), ("returns", 2, 7, "[]", "utf-8", "k"),
         }  # fmt: skip
 
-    def test_tombstone_gives_null_fields(self, streamsem_harness: Harness) -> None:
+    def test_tombstone_has_null_fields(self, streamsem_harness: Harness) -> None:
         run = streamsem_harness(kafka()).run([KafkaMessage(value=None, key="deleted")])
         assert [(row["id"], row["kafka_key"]) for row in run.rows()] == [(None, b"deleted")]
 
@@ -343,7 +343,7 @@ class TestKafkaOnSpark:
         ]
         assert list(rows[0]) == ["topic", "partition", "offset", "timestamp", "headers", "key", "value"]
 
-    def test_decoded_key_may_be_given_by_its_fields(self, streamsem_harness: Harness) -> None:
+    def test_decoded_key_may_be_a_mapping_of_its_fields(self, streamsem_harness: Harness) -> None:
         run = streamsem_harness(kafka(source={"key": Json("shop int")})).run([{"id": 1, "kafka_key": {"shop": 5}}])
         assert [row["kafka_key"] for row in run.rows()] == [{"shop": 5}]
 

@@ -115,8 +115,8 @@ def test_state_of_numpy_numbers_is_stored_as_json_and_other_objects_are_refused(
 
 
 def test_error_of_a_monoid_is_the_counterexample_of_its_law() -> None:
-    (found, *_) = laws(Top("missing", 2, "array<string>"), ROWS)
-    assert found.counterexample == "KeyError: 'missing'"
+    (law, *_) = laws(Top("missing", 2, "array<string>"), ROWS)
+    assert law.counterexample == "KeyError: 'missing'"
 
 
 def test_null_among_large_integers_breaks_no_law() -> None:

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 def run_tests(location: Path, code: str, **environment: str) -> str:
     """Run a test file in a separate process, as with the package installed, and return pytest's report."""
     (location / "test_it.py").write_text(textwrap.dedent(code))
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(location), "test_it.py"],
         cwd=location, env={**os.environ, **environment}, capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
-    return done.stdout + done.stderr
+    return process.stdout + process.stderr
 
 
 def test_unused_plugin_loads_nothing_heavy(tmp_path: Path) -> None:

@@ -89,11 +89,11 @@ def run_tests(python: str, location: Path, **environment: str) -> str:
         (source / name).rename(location / name)
     (location / "test_use.py").write_text(USE)
     options = ["-q", "-p", "no:cacheprovider", "--rootdir", str(location), "test_http_log.py", "test_use.py"]
-    done = subprocess.run(
+    process = subprocess.run(
         [python, "-m", "pytest", *options], cwd=location, env=environment, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
-    return done.stdout
+    assert process.returncode == 0, process.stdout[-5000:] + process.stderr[-2000:]
+    return process.stdout
 
 
 def test_page_shows_a_short_source(tmp_path: Path) -> None:
@@ -122,6 +122,6 @@ def test_source_passes_the_conformance_suite_in_an_empty_environment(tmp_path: P
     python = str(venv / "bin" / "python")
     options = ["--quiet", "--python", python, "--find-links", wheels, "--constraint", ROOT / "constraints.txt"]
     subprocess.run([UV, "pip", "install", *options, "streamsem-http-log[testing]"], check=True)
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("AIRFLOW", "PYTHON", "PYSPARK", "SPARK"))}
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("AIRFLOW", "PYTHON", "PYSPARK", "SPARK"))}
     home = {"AIRFLOW_HOME": str(tmp_path / "airflow"), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
-    assert "skipped" not in run_tests(python, tmp_path / "tests", **{**kept, **home})
+    assert "skipped" not in run_tests(python, tmp_path / "tests", **{**inherited, **home})

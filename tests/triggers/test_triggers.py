@@ -82,19 +82,19 @@ def test_slow_source_does_not_block_the_triggerers_loop(
     monkeypatch.setattr(FilesSource, "listing", lambda *given: (time.sleep(2), listing(*given))[1])
     if where == "on the loop":
 
-        async def call_on_loop(question: Any) -> Any:
-            return question()
+        async def call_on_loop(check: Any) -> Any:
+            return check()
 
         for module in ("condition", "offsets"):
             monkeypatch.setattr(f"airflow_provider_streamsem.triggers.{module}.in_thread", call_on_loop)
     fixture.run("first")
     fixture.arrive(1)
-    warned: list[str] = []
+    warnings: list[str] = []
     gaps: list[float] = []
 
     class Log:
         async def ainfo(self, text: str, *arguments: object) -> None:
-            warned.append(text % arguments)
+            warnings.append(text % arguments)
 
     async def beat() -> None:
         last = time.monotonic()
@@ -119,7 +119,7 @@ def test_slow_source_does_not_block_the_triggerers_loop(
         return event
 
     assert asyncio.run(observe()).payload
-    assert bool(warned) == (where == "on the loop"), warned
+    assert bool(warnings) == (where == "on the loop"), warnings
     assert (max(gaps) > 1.0) == (where == "on the loop")
 
 
@@ -128,23 +128,23 @@ def test_checks_run_one_at_a_time_and_never_on_the_event_loop_thread(
     fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     fixture.run("first")
-    active_checks, most, threads = [0], [0], set()
+    active_checks, maximum, threads = [0], [0], set()
     listing = FilesSource.listing
 
-    def counted(*given: Any) -> Any:
+    def record_check(*given: Any) -> Any:
         active_checks[0] += 1
-        most[0] = max(most[0], active_checks[0])
+        maximum[0] = max(maximum[0], active_checks[0])
         threads.add(threading.get_ident())
         time.sleep(0.05)
         active_checks[0] -= 1
         return listing(*given)
 
-    monkeypatch.setattr(FilesSource, "listing", counted)
+    monkeypatch.setattr(FilesSource, "listing", record_check)
     trigger = TRIGGERS[kind](fixture)
     trigger.poll_interval_s = 0.001
     with listening(trigger) as listener:
         assert listener.next(1.0) is None
-    assert most == [1]
+    assert maximum == [1]
     assert threading.get_ident() not in threads
     assert threads
 
@@ -207,8 +207,8 @@ def test_modules_that_the_triggerer_imports_on_its_loop_are_light() -> None:
         ours = {m.removeprefix("airflow_provider_streamsem.") for m in set(sys.modules) - before}
         print(sorted(m for m in ours if m.startswith(("batch", "readers", "sources", "stores", "commitlog", "protocol"))))
     """)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.splitlines()[-1] == "[]"
 
 
 def test_watchers_share_a_hash_only_if_they_watch_one_pipeline(fixture: PipelineFixture) -> None:
@@ -419,8 +419,8 @@ def test_airflow_connections_are_resolved_in_the_thread(
     looked_up = []
     real = condition_module.airflow_connection
     monkeypatch.setattr(condition_module, "airflow_connection", lambda name: (looked_up.append(name), real(name))[1])
-    found = asyncio.run(condition_module.in_thread(lambda: connection("broker")))
-    assert (found.host, looked_up) == ("h", ["broker"])
+    found_connection = asyncio.run(condition_module.in_thread(lambda: connection("broker")))
+    assert (found_connection.host, looked_up) == ("h", ["broker"])
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -436,7 +436,7 @@ def test_lost_duplicated_and_reordered_events_change_nothing(
     from airflow_provider_streamsem.spark import engine as spark
     from tests.operators.test_airflow import context
 
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     is_dying = [False]
 
     def step(name: str) -> None:
@@ -445,14 +445,14 @@ def test_lost_duplicated_and_reordered_events_change_nothing(
 
     monkeypatch.setattr(spark, "SparkEngine", lambda **given: RowsEngine(step))
     spec = fixture.pipeline(limits=Limits(max_files=2))
-    runs, events, underway = count(), 0, []
+    runs, events, undelivered = count(), 0, []
 
     def run_dag() -> None:
         """Run a DAG run that an event started. Retry it until it succeeds or its retries are used up."""
-        task = MicroBatchOperator(task_id="t", pipeline=spec, drain=chance.random() < 0.5)
+        task = MicroBatchOperator(task_id="t", pipeline=spec, drain=rng.random() < 0.5)
         run_id = f"asset_triggered__{next(runs)}"
         for attempt in range(1, 3):
-            is_dying[0] = chance.random() < 0.3
+            is_dying[0] = rng.random() < 0.3
             try:
                 task.execute(context(run_id=run_id, try_number=attempt))
                 return
@@ -464,19 +464,19 @@ def test_lost_duplicated_and_reordered_events_change_nothing(
         event = listener.next(seconds)
         events += event is not None
         if event is not None:
-            underway.extend([event] * chance.choice([0, 1, 1, 2]))
+            undelivered.extend([event] * rng.choice([0, 1, 1, 2]))
         return event is not None
 
     for _ in range(6):
         with listening(watch(spec)) as listener:
-            for _ in range(chance.randint(1, 2)):
-                fixture.arrive(chance.randint(0, 3))
+            for _ in range(rng.randint(1, 2)):
+                fixture.arrive(rng.randint(0, 3))
                 receive(listener, 0.15)
-                chance.shuffle(underway)
-                while underway and chance.random() < 0.6:
-                    underway.pop()
+                rng.shuffle(undelivered)
+                while undelivered and rng.random() < 0.6:
+                    undelivered.pop()
                     run_dag()
-    chance.random = lambda: 1.0  # type: ignore[method-assign]  # no process dies from here on
+    rng.random = lambda: 1.0  # type: ignore[method-assign]  # no process dies from here on
     with listening(watch(spec, min_rows=1, max_wait=1)) as listener:
         while lag(spec).lag:  # events that started no run are emitted again, until there is no lag
             assert receive(listener, 20)
@@ -489,11 +489,11 @@ def test_lost_duplicated_and_reordered_events_change_nothing(
 
 
 def committed(fixture: PipelineFixture) -> list[Any]:
-    found = []
+    versions = []
     for version in fixture.opened().versions(newest_first=False):
         if version.outcome is not None and version.outcome.committed:
-            found.append((version.outcome, version.plan))
-    return found
+            versions.append((version.outcome, version.plan))
+    return versions
 
 
 def test_arguments_of_a_trigger_override_the_limits_of_its_pipeline(tmp_path: Path) -> None:
@@ -503,8 +503,8 @@ def test_arguments_of_a_trigger_override_the_limits_of_its_pipeline(tmp_path: Pa
     fixture = PipelineFixture(tmp_path)
 
     def limits(pipeline: Pipeline, **given: Any) -> tuple[int | None, int | None]:
-        found = of_spec_text(OffsetRangeTrigger(pipeline, **given).pipeline).limits
-        return found.min_rows, found.max_delay_s
+        trigger_limits = of_spec_text(OffsetRangeTrigger(pipeline, **given).pipeline).limits
+        return trigger_limits.min_rows, trigger_limits.max_delay_s
 
     own = fixture.pipeline(limits=Limits(min_rows=1000, max_delay_s=900))
     assert limits(own) == (1000, 900)

@@ -22,8 +22,8 @@ SUBJECTS = {
 
 def subject_class(name: str) -> type[Subject]:
     module, _, cls = SUBJECTS[name].partition(":")
-    found: type[Subject] = getattr(import_module(f"{__name__}.{module}"), cls)
-    return found
+    subject_cls: type[Subject] = getattr(import_module(f"{__name__}.{module}"), cls)
+    return subject_cls
 
 
 def subject(name: str, setting: Setting) -> Subject:

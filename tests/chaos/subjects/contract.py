@@ -126,17 +126,17 @@ class Subject:
                     yield Path(location, name)
 
     def rows_in(self, files: Any) -> VisibleRows:
-        seen = VisibleRows()
+        visible = VisibleRows()
         for path in map(Path, files):
             try:
-                at = path.stat()
-                key = (str(path), at.st_size, at.st_mtime_ns)
+                status = path.stat()
+                key = (str(path), status.st_size, status.st_mtime_ns)
                 if key not in self._read:
                     self._read[key] = rows_of(path)
-                seen.add(self._read[key])
+                visible.add(self._read[key])
             except (OSError, pyarrow.ArrowInvalid):
-                seen.unreadable.append(path.name)
-        return seen
+                visible.unreadable.append(path.name)
+        return visible
 
 
 class HasUncommittedFiles:

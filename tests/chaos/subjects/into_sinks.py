@@ -87,37 +87,37 @@ class StreamsemIntoSinks(Streamsem):
         rows = {"out": super().visible(), "delta": self._delta_rows(), "database": self._database_rows()}
         return self.merged({**rows, "topic": self._topic_rows()})
 
-    def merged(self, each: Mapping[str, VisibleRows]) -> VisibleRows:
+    def merged(self, by_sink: Mapping[str, VisibleRows]) -> VisibleRows:
         """Merge the rows of the sinks. A number in all sinks counts as often as in the sink with most copies. A number in only some sinks is a finding."""
-        seen = VisibleRows(unreadable=[name for one in each.values() for name in one.unreadable])
-        for number in set().union(*(one.counts for one in each.values())):
-            times = {name: one.counts[number] for name, one in each.items()}
-            if all(times.values()):
-                seen.counts[number] = max(times.values())
+        merged = VisibleRows(unreadable=[name for rows in by_sink.values() for name in rows.unreadable])
+        for number in set().union(*(rows.counts for rows in by_sink.values())):
+            copies = {name: rows.counts[number] for name, rows in by_sink.items()}
+            if all(copies.values()):
+                merged.counts[number] = max(copies.values())
             else:
-                seen.findings.append(f"number {number} is not in every sink: {times}")
-        for partition in each["database"].reached:
-            seen.reached[partition] = min(
-                each[name].reached.get(partition, -1) for name in ("out", "delta", "database")
+                merged.findings.append(f"number {number} is not in every sink: {copies}")
+        for partition in by_sink["database"].reached:
+            merged.reached[partition] = min(
+                by_sink[name].reached.get(partition, -1) for name in ("out", "delta", "database")
             )
-        return seen
+        return merged
 
     def _delta_rows(self) -> VisibleRows:
         """Replay the table's log, entry by entry."""
         entry = re.compile(r"/\d{20}\.json$")
         log = sorted(key for key in self._keys("delta/_delta_log/") if entry.search(key))
-        seen = VisibleRows()
+        rows = VisibleRows()
         for path in delta_files(self._bytes(key).decode() for key in log):
-            self._add(seen, f"{self._prefix}delta/{path}")
-        return seen
+            self._add(rows, f"{self._prefix}delta/{path}")
+        return rows
 
     def _database_rows(self) -> VisibleRows:
-        seen = VisibleRows()
+        rows = VisibleRows()
         with psycopg.connect(self.setting.postgres) as connection:
             for number, partition, offset in connection.execute(f'SELECT id, "partition", "offset" FROM {TABLE}'):
-                seen.add(Rows([number], {partition: offset}))
-        return seen
+                rows.add(Rows([number], {partition: offset}))
+        return rows
 
     def _topic_rows(self) -> VisibleRows:
-        found = read_topic(self.setting.bootstrap, self._topic)
-        return VisibleRows(counts=Counter({number: len(locations) for number, locations in found.items()}))
+        topic = read_topic(self.setting.bootstrap, self._topic)
+        return VisibleRows(counts=Counter({number: len(locations) for number, locations in topic.items()}))

@@ -95,9 +95,9 @@ class Streamsem(Subject):
 
     def newest(self) -> tuple[int, bool]:
         """Return the newest planned version, or -1 before the first, and whether it is committed or aborted."""
-        found = {(int(m[1]), m[2]) for key in self._keys("log/log/") if (m := ENTRY.search(key))}
-        version = max((n for n, _ in found), default=-1)
-        return version, (version, "c") in found
+        entries = {(int(m[1]), m[2]) for key in self._keys("log/log/") if (m := ENTRY.search(key))}
+        version = max((n for n, _ in entries), default=-1)
+        return version, (version, "c") in entries
 
     def files_of(self, version: int) -> list[str]:
         """Return the keys of the data files that all attempts at a version wrote."""
@@ -113,23 +113,23 @@ class Streamsem(Subject):
         return f"version {newest} {staged}, {len(self.files_of(newest))} data files"
 
     def visible(self) -> VisibleRows:
-        seen = VisibleRows()
+        rows = VisibleRows()
         for key in self._keys("log/log/"):
             if key.endswith(".c.json"):
                 outcome = self._json(key)
                 if outcome["result"] == "commit":
                     for file in self._sinks(outcome)["out"]["files"]:
-                        self._add(seen, f"{self._prefix}out/{file['key']}")
-        return seen
+                        self._add(rows, f"{self._prefix}out/{file['key']}")
+        return rows
 
     def _sinks(self, outcome: Any) -> Any:
         sinks = outcome["sinks"]
         return self._json(f"{self._prefix}log/spill/{sinks['$spill']}.json") if "$spill" in sinks else sinks
 
-    def _add(self, seen: VisibleRows, key: str) -> None:
+    def _add(self, rows: VisibleRows, key: str) -> None:
         if key not in self._rows:
             self._rows[key] = rows_of(io.BytesIO(self._bytes(key)))  # raises if a file that an outcome names is missing
-        seen.add(self._rows[key])
+        rows.add(self._rows[key])
 
 
 class StreamsemOnACluster(Streamsem):

@@ -54,10 +54,10 @@ class _WithState(Streamsem):
     # The checker. It uses no code of the package.
 
     def visible(self) -> VisibleRows:
-        seen = super().visible()
+        rows = super().visible()
         outcomes = [self._json(key) for key in self._keys("log/log/") if key.endswith(".c.json")]
-        seen.findings += [f"version {o['version']} has late rows" for o in outcomes if o["counts"].get("late")]
-        return seen
+        rows.findings += [f"version {o['version']} has late rows" for o in outcomes if o["counts"].get("late")]
+        return rows
 
 
 class StreamsemJoin(_WithState):
