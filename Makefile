@@ -6,14 +6,14 @@ RUN = JAVA_HOME="$$($(BIN)/python tools/java_home.py)" PYSPARK_PYTHON="$(CURDIR)
 # Tracing makes tests of the protocol several times slower. These tests alone reach every branch of the protocol.
 TRACED := tests/protocol tests/golden tests/readers tests/security/test_forged_logs.py \
 	$(addprefix tests/pipeline/test_,announcement.py gaps.py publish.py reprocess.py run.py store_failures.py)
-PYTEST = $(RUN) -m pytest -m 'not prove and not integration' -n 2 --dist worksteal
+PYTEST = $(RUN) -m pytest -n 2 --dist worksteal
 
 # The longest files first, so that both workers end at the same time.
 LONG := tests/integration/test_orders_dag.py tests/integration/test_cluster.py tests/integration/test_delta.py
 INTEGRATION = $(LONG) $(filter-out $(LONG),$(wildcard tests/integration/test_*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check docs integration prove chaos bench release clean
+.PHONY: help demo test slow check docs integration prove chaos bench release clean
 
 help:  ## list the targets
 	@grep -E '^[a-z.]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -32,14 +32,17 @@ help:  ## list the targets
 demo: .venv/spark.jsa  ## run the quickstart DAG on a year of flights, kill it twice, and check every row (2 minutes on two cores)
 	@$(RUN) -m demo.quickstart
 
-test: .venv/ready  ## lint, types, architecture, and every test except the long ones; ARGS=tests/cli runs only the tests of that folder
+test: .venv/ready  ## lint, types, architecture, and the fast tests; ARGS=tests/connectors/delta runs all tests of a folder that need no servers
 	$(MAKE) --no-print-directory -j 2 check .venv/spark.jsa
 ifdef ARGS
-	$(PYTEST) $(ARGS)
+	$(PYTEST) -m 'not prove and not integration' $(ARGS)
 else
-	$(PYTEST) $(TRACED) --cov=airflow_provider_streamsem.protocol --cov-report=term:skip-covered --cov-fail-under=100
-	$(PYTEST) tests $(TRACED:%=--ignore=%)
+	$(PYTEST) -m 'not slow and not prove' $(TRACED) --cov=airflow_provider_streamsem.protocol --cov-report=term:skip-covered --cov-fail-under=100
+	$(PYTEST) -m 'not slow and not prove and not integration' tests $(TRACED:%=--ignore=%)
 endif
+
+slow: .venv/spark.jsa  ## the tests on Spark and on Airflow in this machine, and long enumerations of faults
+	$(PYTEST) -m 'slow and not prove and not integration' tests
 
 check: .venv/ready  ## format, lint, types, layers
 	$(BIN)/ruff format --check .
@@ -53,8 +56,9 @@ integration: .venv/spark.jsa  ## tests on real servers: Kafka, an S3 server (S3=
 
 prove: .venv/spark.jsa  ## the long tests: real Spark killed at random, a real scheduler, new random examples for the property tests
 	$(RUN) -m tests.integration.parts.install
-	$(RUN) -m pytest -m prove $(ARGS)
-	STREAMSEM_ROUNDS=50 $(RUN) -m pytest -m 'not prove and not integration' -n 2 --dist worksteal --cov --cov-report= --cov-fail-under=85 --ignore=tests/model --ignore=tests/simulation
+	$(PYTEST) -m prove tests/model tests/simulation
+	$(RUN) -m pytest -m prove --ignore=tests/model --ignore=tests/simulation $(ARGS)
+	STREAMSEM_ROUNDS=50 $(PYTEST) -m 'not prove and not integration' --cov --cov-report= --cov-fail-under=85 --ignore=tests/model --ignore=tests/simulation
 	HYPOTHESIS_PROFILE=new $(RUN) -m pytest tests/protocol
 	STREAMSEM_ROUNDS=50 $(RUN) -m pytest -m integration -k 'concurrent or late' tests/integration
 

@@ -48,6 +48,14 @@ hypothesis.settings.register_profile("new", deadline=None, max_examples=1_000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests that start a JVM or use Airflow's metadata database as slow, before pytest selects tests by their marks."""
+    for item in items:
+        if any(item.get_closest_marker(name) for name in ("spark", "airflow")):
+            item.add_marker("slow")
+
+
 def pytest_unconfigure() -> None:
     shutil.rmtree(_HOME, ignore_errors=True)
 

@@ -162,6 +162,7 @@ def test_airflow_command_group_behaves_like_the_streamsem_command(
     assert (refused.returncode, "no such version" in refused.stderr) == (2, True)
 
 
+@pytest.mark.prove
 @since("3.2", "commands of providers")
 def test_airflow_command_group_finds_connections_of_the_metadata_database(
     fixture: PipelineFixture,  # noqa: F811

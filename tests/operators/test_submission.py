@@ -86,6 +86,7 @@ def test_deferred_task_submitted_twice_commits_once(pipeline: Pipeline, conn_id:
     assert open_log(pipeline.log).head == 0
 
 
+@pytest.mark.prove
 @pytest.mark.spark
 def test_task_that_may_not_defer_waits_for_its_driver(pipeline: Pipeline, conn_id: str) -> None:
     result = operator(pipeline, conn_id, deferrable=False, drain=True).execute(context())

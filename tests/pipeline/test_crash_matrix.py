@@ -225,6 +225,7 @@ class PreparedScenario:
         assert fixture.unannounced() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
 class TestEveryRequest:
     @pytest.fixture

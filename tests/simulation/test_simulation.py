@@ -21,6 +21,7 @@ from airflow_provider_streamsem.testing.stores import Crash
 from tests.simulation.faults import Fate
 from tests.simulation.mutations import MUTATIONS, Mutation
 from tests.simulation.mutations_publish import PUBLISH_MUTATIONS
+from tests.simulation.mutations_rollback import ROLLBACK_MUTATIONS
 from tests.simulation.mutations_state import STATE_MUTATIONS
 from tests.simulation.scenario import FIXTURES, Simulation, scratch, simulate
 from tests.simulation.scheduler import Process, Violation
@@ -71,6 +72,7 @@ MINIMUM_COUNTS = {
     "duplicates dropped": 500,
     "expired ids": 100,
     "counts emitted": 3_000,
+    "rollbacks": 30,
 }
 """Event → how often it must occur in 2,000 seeds. Without these events the simulation tests little."""
 
@@ -111,10 +113,11 @@ def test_no_fresh_seed_violates_the_protocol(root: Path) -> None:
     assert not rare_events(count, FRESH_SEEDS), "the simulation no longer reaches these events"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "mutation",
-    [*MUTATIONS, *PUBLISH_MUTATIONS, *STATE_MUTATIONS],
+    [*MUTATIONS, *PUBLISH_MUTATIONS, *STATE_MUTATIONS, *ROLLBACK_MUTATIONS],
     ids=lambda mutation: f"{mutation.apply.__name__}-{mutation.fixture}",
 )
 def test_simulation_detects_mutation(root: Path, monkeypatch: pytest.MonkeyPatch, mutation: Mutation) -> None:

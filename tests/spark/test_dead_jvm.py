@@ -44,6 +44,7 @@ print(json.dumps({"first": first, "second": second.to_json(), "clean": verdict.c
 """
 
 
+@pytest.mark.prove
 def test_retry_in_the_same_process_starts_another_jvm_and_commits_once(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.json").write_text('{"id": 1}\n{"id": 2}\n')

@@ -172,6 +172,7 @@ def test_reprocessing_writes_the_same_records_again(spark: SparkSession, tmp_pat
     assert run_batch(pipeline_in(tmp_path), run_key="more").counts["duplicates"] == 5
 
 
+@pytest.mark.prove
 def test_reprocessing_with_other_records_keeps_each_id_once(spark: SparkSession, tmp_path: Path) -> None:
     """The predicate selects the records here. A fix of the source's options, after which more records are parsed, has the same effect."""
 

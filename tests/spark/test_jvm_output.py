@@ -41,6 +41,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.prove
 def test_session_works_after_the_reader_of_standard_error_died() -> None:
     """This is a task whose supervisor was killed. Airflow starts its retry, and both may continue."""
     process = subprocess.Popen(

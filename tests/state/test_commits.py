@@ -285,6 +285,7 @@ def processed(events: DataFrame) -> DataFrame:
     )
 
 
+@pytest.mark.prove
 def test_stateful_processor_keeps_its_state(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

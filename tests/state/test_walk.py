@@ -70,6 +70,7 @@ def walk(session: SparkSession, location: str, seed: int, steps: int) -> list[Kn
     return known
 
 
+@pytest.mark.prove
 def test_every_attempt_continues_exactly_the_state_that_it_names(spark: SparkSession, tmp_path: Path) -> None:
     known = walk(spark, f"file:{tmp_path}/state", 0, 16)
     assert max(found.state.batches for found in known if found.state) > 3

@@ -292,6 +292,7 @@ class TestOnSpark:
             "read", "transform", "write lake", "write users", "collect lake", "collect users", "staged",
         ]  # fmt: skip
 
+    @pytest.mark.prove
     def test_sink_that_appends_outside_its_attempts_location_is_detected(
         self, streamsem_harness: Harness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:

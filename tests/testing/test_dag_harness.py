@@ -112,6 +112,7 @@ def test_dag_runs_over_given_rows_and_its_tasks_find_the_log_by_its_production_n
     assert module.SENT == [1, 1]
 
 
+@pytest.mark.prove
 def test_killed_task_gets_another_try_and_a_duplicated_side_effect_is_reported(
     harness: Callable[[str], DagHarness], module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

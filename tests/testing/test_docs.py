@@ -32,6 +32,7 @@ def run_page(location: Path, name: str, *options: str) -> str:
     return process.stdout
 
 
+@pytest.mark.prove
 @pytest.mark.spark
 def test_users_test_file_of_twenty_lines_passes(tmp_path: Path) -> None:
     code = [line for line in FILES["test_orders.py"].splitlines() if line]

@@ -101,6 +101,7 @@ def test_page_shows_a_short_source(tmp_path: Path) -> None:
     assert len([line for line in lines if line.strip()]) < 150
 
 
+@pytest.mark.prove
 @pytest.mark.spark
 def test_installed_source_is_found_and_passes_the_conformance_suite(tmp_path: Path) -> None:
     site = tmp_path / "site"

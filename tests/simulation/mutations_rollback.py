@@ -1,0 +1,71 @@
+"""Mutations of rollbacks, and of what other processes know of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.pipeline import rollback, vacuum
+from airflow_provider_streamsem.protocol import view
+from airflow_provider_streamsem.protocol.entries import Outcome, RolledBack
+from tests.simulation.mutations import Mutation
+
+
+def rollback_keeps_the_offsets(patch: pytest.MonkeyPatch) -> None:
+    real = rollback._plan
+
+    def plan(opened: Any, ready: Any, to: int, run_key: str) -> Any:
+        found = real(opened, ready, to, run_key)
+        return found and replace(found, rolled_back=replace(found.rolled_back, next=ready.head.next))
+
+    patch.setattr(rollback, "_plan", plan)
+
+
+def rollback_keeps_the_rows(patch: pytest.MonkeyPatch) -> None:
+    real = rollback._plan
+
+    def plan(opened: Any, ready: Any, to: int, run_key: str) -> Any:
+        found = real(opened, ready, to, run_key)
+        back = found and RolledBack(to=found.version - 1, next=found.rolled_back.next, counts={})
+        return found and replace(found, rolled_back=back)
+
+    patch.setattr(rollback, "_plan", plan)
+
+
+def rollback_keeps_the_state(patch: pytest.MonkeyPatch) -> None:
+    real = rollback.rolling_back
+
+    def rolling_back(log: Any, head: Any) -> Outcome:
+        return replace(real(log, head), state=head.outcome.state)
+
+    patch.setattr(rollback, "rolling_back", rolling_back)
+
+
+def rollback_removes_corrections(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(CommitLog, "corrections_after", lambda self, version, closed: [])
+
+
+def readers_ignore_rollbacks(patch: pytest.MonkeyPatch) -> None:
+    real = view.fold
+
+    def fold(parts: Any, **named: Any) -> Any:
+        return real([replace(part, rolled_back=None) if isinstance(part, Outcome) else part for part in parts], **named)
+
+    patch.setattr("airflow_provider_streamsem.commitlog.log.fold", fold)
+
+
+def vacuum_counts_rolled_back_versions(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(vacuum, "oldest_kept", lambda log, closed, keep_versions: max(0, closed - keep_versions))
+
+
+ROLLBACK_MUTATIONS = (
+    Mutation(rollback_keeps_the_offsets, "I21|missing or duplicated|other offsets", "rollback"),
+    Mutation(rollback_keeps_the_rows, "I21|missing or duplicated|other files|I5", "rollback"),
+    Mutation(rollback_keeps_the_state, "I21|wrong counts|number of ids", "stateful-rollback"),
+    Mutation(rollback_removes_corrections, "other files|missing or duplicated|I20|not visible", "rollback"),
+    Mutation(readers_ignore_rollbacks, "id twice|raw log differ|other files", "rollback"),
+    Mutation(vacuum_counts_rolled_back_versions, "state is missing|I6|wrong counts|deleted", "stateful-rollback"),
+)
