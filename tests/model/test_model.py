@@ -133,7 +133,12 @@ def test_small_scopes_cover_all_faults_runs_and_sinks() -> None:
         "at-least-once",
         "at-most-once",
     }
-    assert {actor.kind for scope in SMALL.values() for actor in scope.actors} == {"single", "drain", "reprocess"}
+    assert {actor.kind for scope in SMALL.values() for actor in scope.actors} == {
+        "single",
+        "drain",
+        "reprocess",
+        "rollback",
+    }
     scopes: list[Configuration] = list(CONFIGURATIONS.values())
     for scope in scopes:
         assert len({actor.run for actor in scope.actors}) == len(set(scope.actors)), "a run key belongs to one run"
