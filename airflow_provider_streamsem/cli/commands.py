@@ -251,8 +251,7 @@ def _result_of_run(pipeline: Pipeline, result: RunResult) -> CommandResult:
 
 def log(args: argparse.Namespace) -> CommandResult:
     """List versions (``streamsem log``)."""
-    if args.limit < 1:
-        raise InvalidError("--limit must be an integer of 1 or more", given=args.limit)
+    integer("--limit", args.limit, least=1)
     opened = open_log(args.log)
     # An attempt that ended before it wrote its manifest has left files only in the datasets. Only the user's pipeline names their locations.
     sinks = {} if args.pipeline is None else args.pipeline.sinks
@@ -385,7 +384,7 @@ def files(args: argparse.Namespace) -> CommandResult:
 
 def state(args: argparse.Namespace) -> CommandResult:
     """Show the state of the transform's operators (``streamsem state``)."""
-    integer("limit", args.limit, least=1)
+    integer("--limit", args.limit, least=1)
     opened = open_log(args.log)
     versions: list[Json] = []
     for version in opened.versions(limit=args.limit):
@@ -429,7 +428,7 @@ def state(args: argparse.Namespace) -> CommandResult:
 
 def quarantine(args: argparse.Namespace) -> CommandResult:
     """Show quarantined records (``streamsem quarantine``)."""
-    integer("limit", args.limit, least=1)
+    integer("--limit", args.limit, least=1)
     opened = open_log(args.log, pipeline=args.pipeline)
     records = list(islice(opened.quarantined(version=args.at, since=args.since), args.limit + 1))
     shown = records[: args.limit]
@@ -571,7 +570,7 @@ def diff(args: argparse.Namespace) -> CommandResult:
     from airflow_provider_streamsem.readers.diff import diff as diff_
     from airflow_provider_streamsem.readers.diff import opened
 
-    integer("limit", args.limit, least=1)
+    integer("--limit", args.limit, least=1)
     fork_log, original, version = opened(args.log, _url(args.original))
     difference = diff_(_engine(args, None).session(), fork_log, original, sink=args.sink)
     different_rows = difference.rows.persist()  # otherwise each of the two queries reads both logs again

@@ -34,10 +34,11 @@ def _monoid(name: str) -> Monoid:
     module, _, variable = name.partition(":")
     try:
         value: Any = getattr(import_module(module), variable)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # the module of the user may raise any error
         summary = "the monoid cannot be imported"
-        raise InvalidError(summary, given=name, reason=str(error), accepted="package.module:NAME").advising(
-            "add the directory of the module to PYTHONPATH, or correct the name."
+        reason = f"{type(error).__name__}: {error}"
+        raise InvalidError(summary, given=name, reason=reason, accepted="package.module:NAME").advising(
+            "add the directory of the module to PYTHONPATH, or correct the name or the module."
         ) from error
     if not isinstance(value, Monoid):
         summary = "the name does not refer to a Monoid object"

@@ -117,8 +117,8 @@ class SparkEngine:
             from pyspark.core.context import SparkContext  # noqa: F401
             from pyspark.sql import SparkSession
         except ImportError as error:
-            raise InvalidError(
-                "classic pyspark is not installed", accepted="pip install 'airflow-provider-streamsem[spark]'"
+            raise InvalidError("classic pyspark is not installed").advising(
+                "run `pip install 'airflow-provider-streamsem[spark]'`."
             ) from error
         from airflow_provider_streamsem.spark import gateway
 
@@ -182,8 +182,8 @@ class SparkEngine:
             from pyspark.sql import SparkSession
             from pyspark.sql.connect import client  # noqa: F401
         except ImportError as error:
-            raise InvalidError(
-                "the Spark Connect client is not installed", accepted="pip install pyspark-client"
+            raise InvalidError("the Spark Connect client is not installed").advising(
+                "run `pip install pyspark-client`."
             ) from error
         try:
             builder = SparkSession.builder.remote(remote)

@@ -52,6 +52,7 @@ def check() -> None:
         raise InvalidError(
             "pyspark and pyspark-client are installed in different versions, and both install files of the package pyspark; nothing was staged",
             **{name.replace("-", "_"): version for name, version in versions.items()},
-            accepted="one version of both: pip uninstall -y pyspark pyspark-client, then pip install 'airflow-provider-streamsem[spark]' "
-            "(or the extra spark40 or spark42; spark43 has no pyspark-client)",
+        ).advising(
+            "run `pip uninstall -y pyspark pyspark-client`, then `pip install 'airflow-provider-streamsem[spark]'` "
+            "(or the extra spark40 or spark42; spark43 has no pyspark-client)."
         )

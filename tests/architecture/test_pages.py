@@ -59,11 +59,12 @@ TOML = [(page, n) for page in PAGES for n in range(len(blocks(page, "toml")))]
 
 @pytest.mark.parametrize(("page", "n"), TOML, ids=lambda value: value.stem if isinstance(value, Path) else str(value))
 def test_toml_of_a_page_is_accepted(page: Path, n: int) -> None:
-    """A block with a name and sinks is a pipeline. Other blocks are parts of one."""
-    spec = tomllib.loads(blocks(page, "toml")[n])
-    if {"name", "sinks"} <= {*spec}:
-        spec.pop("spark_conf", None)
-        from_json(spec, where=page.name)
+    """A block may be a part of a pipeline. A name, a log, a source and a sink are added to it."""
+    block = tomllib.loads(blocks(page, "toml")[n])
+    block.pop("spark_conf", None)
+    source = {} if "sources" in block else {"source": {"type": "rate"}}
+    others = {"name": "p", "log": "/log", "sinks": {"out": {"type": "files", "path": "/out"}}, **source}
+    from_json({**others, **block}, where=page.name)
 
 
 def test_plots_show_the_stored_results(tmp_path: Path) -> None:

@@ -134,8 +134,9 @@ class _Guard:
             path = os.fspath(arguments[0]) if isinstance(arguments[0], (str, os.PathLike)) else ""
             if os.path.basename(path) in _TABLE_MARKERS and event in ("open", "os.scandir"):
                 return  # the check whether the source's path is in a dataset or a table
-            if os.path.isabs(path) and not os.path.normpath(path).startswith(
-                (*self.roots, *self.always, "/dev/null", "/dev/urandom", "/proc/", "/sys/")
+            allowed = (*self.roots, *self.always, "/dev/null", "/dev/urandom", "/proc", "/sys")
+            if os.path.isabs(path) and not f"{os.path.normpath(path)}/".startswith(
+                tuple(f"{root}/" for root in allowed)
             ):
                 self.violations.append(f"{event} {path}")
 

@@ -87,6 +87,20 @@ def test_commands_and_code_of_the_page_on_forks(lake: Path, monkeypatch: pytest.
     assert main(["diff", f"{lake}/_streamsem/orders_v3", f"{lake}/_streamsem/orders"]) == 0
 
 
+def test_commands_and_code_of_the_page_on_rollbacks(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_pipeline(Path.cwd(), "orders", "orders", "id int")
+    log, roll_back, drain = commands("roll-back.md", lake)
+    assert [run(log), run(roll_back), run(drain)] == [0, 0, 0]
+    code = "from airflow_provider_streamsem import load_pipeline\nORDERS = load_pipeline('orders.toml')\n"
+    Path("my_pipelines.py").write_text(code)
+    monkeypatch.syspath_prepend(os.getcwd())
+    sys.modules.pop("my_pipelines", None)
+    (block,) = blocks(PAGES / "roll-back.md", "python")
+    exec(compile(with_locations(block, lake), "roll-back.md", "exec"), {})
+    assert main(["run", "orders.toml", "--drain"]) == 0
+    assert main(["verify", "orders.toml"]) == 0
+
+
 def test_commands_of_the_page_on_reprocessing(lake: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log, reprocess, quarantined = commands("reprocess.md", lake)
     assert [run(log), run(reprocess)] == [0, 0]

@@ -176,8 +176,8 @@ def open_newest(path: str, *, refusal: type[StreamsemError] = UnavailableError) 
         from deltalake import DeltaTable
         from deltalake.exceptions import TableNotFoundError
     except ImportError as error:
-        raise InvalidError(
-            "the deltalake library is not installed", accepted="pip install 'airflow-provider-streamsem[delta]'"
+        raise InvalidError("the deltalake library is not installed").advising(
+            "run `pip install 'airflow-provider-streamsem[delta]'`."
         ) from error
     try:
         return CachedTable(path, options, DeltaTable(normalised(path), storage_options=options or None))

@@ -124,8 +124,8 @@ def opened(name: str, properties: Mapping[str, str], conn_id: str | None, locati
         from pyiceberg.catalog import _ENV_CONFIG, load_catalog
         from pyiceberg.exceptions import NoSuchPropertyException, NotInstalledError
     except ImportError as error:
-        raise InvalidError(
-            "the pyiceberg library is not installed", accepted="pip install 'airflow-provider-streamsem[iceberg]'"
+        raise InvalidError("the pyiceberg library is not installed").advising(
+            "run `pip install 'airflow-provider-streamsem[iceberg]'`."
         ) from error
     merged = {**_s3_properties(location), **properties, **_connection_properties(conn_id)}
     configured = _ENV_CONFIG.get_catalog_config(name) or {}

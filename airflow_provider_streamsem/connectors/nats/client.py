@@ -212,8 +212,8 @@ async def _open(access: Access, problems: list[Exception]) -> Any:
     try:
         from nats.aio.client import Client
     except ImportError as error:
-        raise InvalidError(
-            "nats-py is not installed", accepted="pip install 'airflow-provider-streamsem[nats]'"
+        raise InvalidError("nats-py is not installed").advising(
+            "run `pip install 'airflow-provider-streamsem[nats]'`."
         ) from error
     connection = Client()
 

@@ -70,8 +70,7 @@ def connected(conn_id: str) -> Iterator[sa.Connection]:
             conn_id=conn_id,
             driver=url.drivername,
             problem=problem,
-            accepted="pip install 'airflow-provider-streamsem[jdbc]', or the driver that is named",
-        )
+        ).advising("run `pip install 'airflow-provider-streamsem[jdbc]'`, or install the driver that `driver` names.")
     try:
         connection = engine.connect()
     except Exception as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 import sqlite3
 import threading
 from collections import Counter
@@ -35,6 +36,7 @@ from airflow_provider_streamsem.pipeline.spec import Pipeline, from_json
 from airflow_provider_streamsem.protocol.entries import Receipt
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.stores import Crash
+from tests.architecture.test_pages import blocks
 from tests.connectors.batches import (
     UUID,
     check_that_commits_of_other_logs_are_refused,
@@ -54,6 +56,8 @@ MODES: dict[str, dict[str, Any]] = {
 }
 TABLE = 'CREATE TABLE "t" (id BIGINT PRIMARY KEY, _streamsem_version BIGINT)'
 # Without a key only the marker prevents duplicate rows.
+CREATE_MARKERS, INSERT_MARKER = blocks(Path(__file__).parents[3] / "docs" / "connectors" / "sql-sink.md", "sql")
+"""The statements of the page."""
 OPEN_TABLE = 'CREATE TABLE "t" (id BIGINT NOT NULL, _streamsem_version BIGINT)'
 IDS = schema_of(id="long")
 
@@ -483,18 +487,17 @@ def test_dropped_marker_table_stops_publishing_and_is_not_recreated(db: Database
     db.run("DROP TABLE streamsem_markers")
     for emptied in (False, True):
         if emptied:
-            db.run("CREATE TABLE streamsem_markers (pipeline_uuid TEXT, sink TEXT, version BIGINT, state TEXT, outcome TEXT, PRIMARY KEY (pipeline_uuid, sink))")  # fmt: skip
+            db.run(CREATE_MARKERS)
         with pytest.raises(MarkerLostError, match=r"marker table.*table='t' markers='streamsem_markers'") as stopped:
             fixture.run("b", pipeline=pipeline)
         assert "expected_marker=0" in str(stopped.value)
         assert db.ids() == Counter(range(3))
         assert [finding.invariant for finding in fixture.verdict().findings] == ["I15"]
     uuid, name = stopped.value.fields["pipeline_uuid"], stopped.value.fields["sink"]
-    by_hand = (uuid, name, stopped.value.fields["expected_marker"], "applied")
-    assert [row[:4] for row in kept] == [by_hand]
-    db.run(
-        f"INSERT INTO streamsem_markers (pipeline_uuid, sink, version, state) VALUES {by_hand}"
-    )  # the statement of docs/connectors/sql-sink.md
+    version = stopped.value.fields["expected_marker"]
+    assert [row[:4] for row in kept] == [(uuid, name, version, "applied")]
+    values = {"<pipeline_uuid>": uuid, "<sink>": name, "<expected_marker>": str(version)}
+    db.run(re.sub(r"<\w+>", lambda placeholder: values[placeholder[0]], INSERT_MARKER))
     fixture.run("b", pipeline=pipeline)
     assert db.ids() == fixture.expected
     assert fixture.verdict().findings == []
