@@ -12,6 +12,9 @@ PYTEST = $(RUN) -m pytest -n 2 --dist worksteal
 LONG := tests/integration/test_orders_dag.py tests/integration/test_cluster.py tests/integration/test_delta.py
 INTEGRATION = $(LONG) $(filter-out $(LONG),$(wildcard tests/integration/test_*.py))
 
+# Tests of races: each varies the timing in many rounds.
+RACES = in_every_round or two_concurrent_publish or late_publisher or killed_and_stopped_at_random
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test slow check docs integration prove chaos bench release clean
 
@@ -58,9 +61,8 @@ prove: .venv/spark.jsa  ## the long tests: real Spark killed at random, a real s
 	$(RUN) -m tests.integration.parts.install
 	$(PYTEST) -m prove tests/model tests/simulation
 	$(RUN) -m pytest -m prove --ignore=tests/model --ignore=tests/simulation $(ARGS)
-	STREAMSEM_ROUNDS=50 $(PYTEST) -m 'not prove and not integration' --cov --cov-report= --cov-fail-under=85 --ignore=tests/model --ignore=tests/simulation
-	HYPOTHESIS_PROFILE=new $(RUN) -m pytest tests/protocol
-	STREAMSEM_ROUNDS=50 $(RUN) -m pytest -m integration -k 'concurrent or late' tests/integration
+	STREAMSEM_ROUNDS=50 $(RUN) -m pytest -m 'not prove' -k '$(RACES)' tests/connectors tests/processes tests/integration
+	HYPOTHESIS_PROFILE=new $(PYTEST) tests/protocol
 
 chaos: .venv/spark.jsa  ## inject random faults into a real Kafka, S3 and Spark: ARGS="--subject all --faults 20"; into a real Airflow: ON=airflow_chaos ARGS="--database postgres"
 	$(RUN) -m tests.integration.parts.install
