@@ -553,31 +553,31 @@ class Batch:
         """Whether the commit neither adds nor replaces rows in this sink. If so, the sink sets no marker."""
         return not self.committable.files and (self.replaced is None or not self.replaced.files)
 
-    def is_settled(self, found: SinkMarker | None) -> bool:
+    def is_settled(self, marker: SinkMarker | None) -> bool:
         """Return whether the sink's marker shows that this commit was applied or skipped."""
-        return found is not None and found.is_of(self.version, self.outcome)
+        return marker is not None and marker.is_of(self.version, self.outcome)
 
-    def check_marker(self, found: SinkMarker | None, what: str, **where: object) -> None:
+    def check_marker(self, marker: SinkMarker | None, what: str, **where: object) -> None:
         """
         Refuse to publish into a sink whose marker is not the one that the newest receipts name.
 
-        :param found: the sink's marker, not above this version; ``None`` if the marker, or the object that stores it, is missing
+        :param marker: the sink's marker, not above this version; ``None`` if the marker, or the object that stores it, is missing
         :param what: the state of the sink if the marker is missing, as the summary of the error
         :param where: fields of the error that identify the table or topic
         :raises MarkerLostError: the marker is missing or older than expected, so the sink has lost versions
         :raises MarkerConflictError: the marker is newer than expected or another outcome set it, so the log has lost versions
         """
         expected = self.expected_marker
-        if expected is None and found is None:
+        if expected is None and marker is None:
             return
-        if found is None:
+        if marker is None:
             raise self.lost(what, marker=None, **where)
-        if expected is not None and found.version < expected.version:
+        if expected is not None and marker.version < expected.version:
             older = "the sink's marker is older than its newest receipts: an older copy of the sink was restored"
-            raise self.lost(older, marker=found.version, **where)
-        if expected is None or not found.is_of(expected.version, expected.outcome):
+            raise self.lost(older, marker=marker.version, **where)
+        if expected is None or not marker.is_of(expected.version, expected.outcome):
             raise self.conflict(
-                "the sink's marker names a commit that this log does not have", marker=found.version, **where
+                "the sink's marker names a commit that this log does not have", marker=marker.version, **where
             )
 
     def lost(self, summary: str, **where: object) -> MarkerLostError:

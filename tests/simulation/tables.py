@@ -102,15 +102,15 @@ class TablesPipeline(PipelineFixture):
 
     def _commit(
         self, real: Callable[..., bool], connection: sa.Connection, markers: sa.Table, batch: Batch,
-        new: SinkMarker, found: SinkMarker | None,
+        new: SinkMarker, marker: SinkMarker | None,
     ) -> bool:  # fmt: skip
-        late = partial(self._commit_late, real, markers, batch, new, found)
+        late = partial(self._commit_late, real, markers, batch, new, marker)
         with self._request(f"{batch.sink}: {batch.version} {new.state}", late) as process:
             if process is not None and new.state == "applied" and self._refuses(batch):
                 process.refused = True
                 self.scheduler.count["transactions refused"] += 1
                 raise sqlite3.IntegrityError("poison")
-            applied = real(connection, markers, batch, new, found)
+            applied = real(connection, markers, batch, new, marker)
             self.scheduler.count["transactions applied" if applied else "transactions that came too late"] += 1
         return applied
 

@@ -218,18 +218,18 @@ class DeltaSink(TableSink[_Open]):
         """Read the marker from the table's transaction identifiers."""
         return None if handle.cached is None else _marker(handle.cached, _app(batch))
 
-    def check_sink(self, handle: _Open, batch: Batch, found: SinkMarker | None) -> None:
+    def check_sink(self, handle: _Open, batch: Batch, marker: SinkMarker | None) -> None:
         """Check that the table has the pipeline's transaction identifier and was not restored."""
-        if not batch.is_settled(found):
+        if not batch.is_settled(marker):
             problem = "has no transaction identifier of this pipeline: it was deleted and recreated, or replaced"
             if handle.cached is None:
                 problem = "is missing: it was deleted or renamed"
             summary = f"the log has receipts of rows in the Delta table, but the table {problem}"
-            batch.check_marker(found, summary, table=self.path)
-        if handle.cached is not None and found is not None:
-            self._check_not_restored(batch, handle.cached, found)
+            batch.check_marker(marker, summary, table=self.path)
+        if handle.cached is not None and marker is not None:
+            self._check_not_restored(batch, handle.cached, marker)
 
-    def commit(self, handle: _Open, batch: Batch, found: SinkMarker | None, *, skips: bool) -> bool:
+    def commit(self, handle: _Open, batch: Batch, marker: SinkMarker | None, *, skips: bool) -> bool:
         """Commit one entry with the files or merged rows, the marker, and the removal of the files that reprocessing replaces."""
         handle.cached = cached = handle.cached or create(self.path, _fields(batch.schema), self.partition_by)
         app = _app(batch)
@@ -272,7 +272,7 @@ class DeltaSink(TableSink[_Open]):
         error.__cause__ = cause
         return error
 
-    def _check_not_restored(self, batch: Batch, cached: CachedTable, found: SinkMarker) -> None:
+    def _check_not_restored(self, batch: Batch, cached: CachedTable, marker: SinkMarker) -> None:
         """
         Refuse a restored table. RESTORE keeps the transaction identifiers but removes the rows.
 
@@ -280,7 +280,7 @@ class DeltaSink(TableSink[_Open]):
         """
         restored = cached.restored_since(_app(batch))
         if restored is not None:
-            raise batch.lost(_restored(found.version, restored), table=self.path)
+            raise batch.lost(_restored(marker.version, restored), table=self.path)
 
     def _commit_entry(self, table: Any, batch: Batch, app: str, *, skipped: bool) -> bool:
         """Commit the entry, and return whether it was committed. If the table lacks columns, commit only the columns and return ``False``."""

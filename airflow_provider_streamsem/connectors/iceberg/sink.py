@@ -206,19 +206,19 @@ class IcebergSink(TableSink[_Open]):
         """Read the marker from the table's property."""
         return None if handle.table is None else _marker(handle.table, _key(batch.pipeline_uuid, batch.sink))
 
-    def check_sink(self, handle: _Open, batch: Batch, found: SinkMarker | None) -> None:
+    def check_sink(self, handle: _Open, batch: Batch, marker: SinkMarker | None) -> None:
         """Check that the table has the pipeline's marker and was not rolled back."""
-        if not batch.is_settled(found):
+        if not batch.is_settled(marker):
             problem = "has no marker of this pipeline: it was deleted and recreated, or replaced"
             if handle.table is None:
                 problem = "is missing: it was deleted or renamed"
             summary = f"the log has receipts of rows in the Iceberg table, but the table {problem}"
-            batch.check_marker(found, summary, table=self.table, catalog=self.catalog)
+            batch.check_marker(marker, summary, table=self.table, catalog=self.catalog)
         key = _key(batch.pipeline_uuid, batch.sink)
-        if handle.table is not None and found is not None and _is_rolled_back(handle.table, key):
-            raise batch.lost(_ROLLED_BACK, marker=found.version, table=self.table, catalog=self.catalog)
+        if handle.table is not None and marker is not None and _is_rolled_back(handle.table, key):
+            raise batch.lost(_ROLLED_BACK, marker=marker.version, table=self.table, catalog=self.catalog)
 
-    def commit(self, handle: _Open, batch: Batch, found: SinkMarker | None, *, skips: bool) -> bool:
+    def commit(self, handle: _Open, batch: Batch, marker: SinkMarker | None, *, skips: bool) -> bool:
         """Commit the files or merged rows, the marker, and the removal of the files that reprocessing replaces, in one commit."""
         handle.table = table = handle.table or self._create_table(handle.catalog, batch)
         key = _key(batch.pipeline_uuid, batch.sink)

@@ -290,13 +290,13 @@ class KafkaSink(TransactionalSink[_Open]):
         """Return the marker that :meth:`opened` read from the control topic."""
         return handle.marker
 
-    def check_sink(self, handle: _Open, batch: Batch, found: SinkMarker | None) -> None:
+    def check_sink(self, handle: _Open, batch: Batch, marker: SinkMarker | None) -> None:
         """Check that the control topic has the marker that the newest receipts name."""
         summary = "the control topic has no marker of this pipeline, but the log has receipts of sent records: the topic was deleted and recreated"
-        if not batch.is_settled(found):
-            batch.check_marker(found, summary, control_topic=self.control_topic, key=_key(batch))
+        if not batch.is_settled(marker):
+            batch.check_marker(marker, summary, control_topic=self.control_topic, key=_key(batch))
 
-    def commit(self, handle: _Open, batch: Batch, found: SinkMarker | None, *, skips: bool) -> bool:
+    def commit(self, handle: _Open, batch: Batch, marker: SinkMarker | None, *, skips: bool) -> bool:
         """Commit the records and the marker in one Kafka transaction."""
         self._commit(handle.producer, batch, "skipped" if skips else "applied")
         return True

@@ -242,25 +242,25 @@ def marker_row(name: tuple[str, str], marker: SinkMarker) -> dict[str, object]:
 
 
 def set_marker(
-    connection: sa.Connection, table: sa.Table, name: tuple[str, str], new: SinkMarker, found: SinkMarker | None
+    connection: sa.Connection, table: sa.Table, name: tuple[str, str], new: SinkMarker, marker: SinkMarker | None
 ) -> bool:
     """
     Set the marker if it is still the one that was read. The row stays locked until the transaction ends, so a concurrent publisher waits.
 
     :param name: ``(pipeline_uuid, sink)``
     :param new: the marker to set
-    :param found: the marker that was read; ``None`` if there was none
+    :param marker: the marker that was read; ``None`` if there was none
     :returns: whether the marker was set. ``False`` if another publisher has set it since it was read
     :raises UnavailableError: another publisher inserted the row concurrently, or the driver does not report row counts
     """
     import sqlalchemy as sa
 
     row = marker_row(name, new)
-    if found is not None:
+    if marker is not None:
         has_marker = sa.and_(
-            table.c.pipeline_uuid == name[0], table.c.sink == name[1], table.c.version == found.version
+            table.c.pipeline_uuid == name[0], table.c.sink == name[1], table.c.version == marker.version
         )
-        has_outcome = sa.func.coalesce(table.c.outcome, "") == found.outcome
+        has_outcome = sa.func.coalesce(table.c.outcome, "") == marker.outcome
         changed_rows = connection.execute(sa.update(table).where(has_marker, has_outcome).values(row)).rowcount
         if changed_rows not in (0, 1):
             summary = (

@@ -313,16 +313,16 @@ class JdbcSink(TransactionalSink[_Open]):
         """Read the marker from the marker table."""
         return self._read_marker(handle.connection, handle.markers, batch)
 
-    def check_sink(self, handle: _Open, batch: Batch, found: SinkMarker | None) -> None:
+    def check_sink(self, handle: _Open, batch: Batch, marker: SinkMarker | None) -> None:
         """Check that the marker table has the row that the newest receipts name."""
         summary = "the marker table has no row of this pipeline, but the log has receipts of published rows: the marker table was emptied or recreated"
-        if not batch.is_settled(found):
-            batch.check_marker(found, summary, table=self.table, markers=self.markers)
+        if not batch.is_settled(marker):
+            batch.check_marker(marker, summary, table=self.table, markers=self.markers)
 
-    def commit(self, handle: _Open, batch: Batch, found: SinkMarker | None, *, skips: bool) -> bool:
+    def commit(self, handle: _Open, batch: Batch, marker: SinkMarker | None, *, skips: bool) -> bool:
         """Set the marker and write the rows in one transaction. A reprocessing run replaces the rows whose version column is ``batch.root``."""
         new = SinkMarker(batch.version, "skipped" if skips else "applied", batch.outcome)
-        return self._commit(handle.connection, handle.markers, batch, new, found)
+        return self._commit(handle.connection, handle.markers, batch, new, marker)
 
     def is_refusal(self, error: Exception) -> bool:
         """Return whether the database's error code is that of a permanent refusal."""
@@ -354,9 +354,9 @@ class JdbcSink(TransactionalSink[_Open]):
         raise batch.lost(summary, table=self.table, markers=self.markers)
 
     def _commit(
-        self, connection: sa.Connection, markers: sa.Table, batch: Batch, new: SinkMarker, found: SinkMarker | None
+        self, connection: sa.Connection, markers: sa.Table, batch: Batch, new: SinkMarker, marker: SinkMarker | None
     ) -> bool:
-        """Set the marker and write the rows in one transaction; return whether this transaction replaced the marker that was found."""
+        """Set the marker and write the rows in one transaction; return whether this transaction replaced the marker that was read."""
         # COPY needs only column names. SQLAlchemy binds values by the columns' types.
         is_copied = connection.dialect.name == "postgresql"
         read = sql_columns.named if is_copied else sql_columns.describe
@@ -366,7 +366,7 @@ class JdbcSink(TransactionalSink[_Open]):
             self._check_unchanged(connection, target, batch)
         with connection.begin():
             self._configure_transaction(connection)
-            if not database.set_marker(connection, markers, (batch.pipeline_uuid, batch.sink), new, found):
+            if not database.set_marker(connection, markers, (batch.pipeline_uuid, batch.sink), new, marker):
                 return False
             if new.state == "applied":
                 if target is None:

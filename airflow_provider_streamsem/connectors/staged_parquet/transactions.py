@@ -130,19 +130,19 @@ class TransactionalSink(StagedSink, Generic[H]):
         """Read the marker of the batch's pipeline and sink through the handle."""
         raise NotImplementedError
 
-    def check_sink(self, handle: H, batch: Batch, found: SinkMarker | None) -> None:
+    def check_sink(self, handle: H, batch: Batch, marker: SinkMarker | None) -> None:
         """
         Refuse a sink that has lost versions. Not called for a skip.
 
-        :param found: the marker, which is not above the version of the batch; ``None`` if there is none
+        :param marker: the marker, which is not above the version of the batch; ``None`` if there is none
         :raises MarkerLostError: the marker is missing or older than the newest receipts, or the sink was restored to a state without the marker's rows
         :raises MarkerConflictError: the marker names a commit that the log does not have
         """
         raise NotImplementedError
 
-    def commit(self, handle: H, batch: Batch, found: SinkMarker | None, *, skips: bool) -> bool:
+    def commit(self, handle: H, batch: Batch, marker: SinkMarker | None, *, skips: bool) -> bool:
         """
-        Commit the rows and the marker in one transaction, if the marker is still ``found``.
+        Commit the rows and the marker in one transaction, if the marker in the sink still equals ``marker``.
 
         :param skips: whether to commit the marker without rows
         :returns: whether the transaction was committed. ``False`` if another publisher has set the marker, or if this call has only prepared the sink; the

@@ -58,14 +58,14 @@ class MemorySink(TransactionalSink["MemorySink"]):
         self.reads += 1
         return self.stored_marker
 
-    def check_sink(self, handle: MemorySink, batch: Batch, found: SinkMarker | None) -> None:
-        if not batch.is_settled(found):
-            batch.check_marker(found, "the marker is missing")
+    def check_sink(self, handle: MemorySink, batch: Batch, marker: SinkMarker | None) -> None:
+        if not batch.is_settled(marker):
+            batch.check_marker(marker, "the marker is missing")
 
-    def commit(self, handle: MemorySink, batch: Batch, found: SinkMarker | None, *, skips: bool) -> bool:
+    def commit(self, handle: MemorySink, batch: Batch, marker: SinkMarker | None, *, skips: bool) -> bool:
         step = self.script.pop(0) if self.script else "applied"
         if step in ("applied", "applied, and the reply is lost"):
-            assert self.stored_marker == found, "the commit is conditional on the marker"
+            assert self.stored_marker == marker, "the commit is conditional on the marker"
             self._apply(batch)
         if step in ("another publisher applies it", "another publisher applies it, and the table is altered"):
             self._apply(batch)
