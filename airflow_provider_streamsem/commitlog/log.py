@@ -274,9 +274,9 @@ class CommitLog:
         """Return the versions up to an outcome that no rollback has removed, as ranges in ascending order; see :func:`procedures.lineage`."""
         return self.perform(procedures.lineage(outcome))
 
-    def corrections_after(self, version: int, closed: int) -> list[int]:
-        """Return the versions in ``(version, closed]`` that have reprocessed a version up to ``version``; see :func:`procedures.corrections_after`."""
-        return self.perform(procedures.corrections_after(version, closed))
+    def reprocessing_runs_after(self, version: int, closed: int) -> list[int]:
+        """Return the versions in ``(version, closed]`` that have reprocessed a version up to ``version``; see :func:`procedures.reprocessing_runs_after`."""
+        return self.perform(procedures.reprocessing_runs_after(version, closed))
 
     def find_current(self, version: int, head: Head) -> int | None:
         """Return the newest commit in the reprocessing chain of a version, whose rows are the visible ones; ``None`` if it was rolled back."""
@@ -401,7 +401,7 @@ class CommitLog:
                 since=since,
                 newest_closed=head,
             )
-        view = fold(self.perform(procedures.read_parts_to(at)), initial_offsets={}, since=since)
+        view = fold(self.perform(procedures.read_segments_and_outcomes(at)), initial_offsets={}, since=since)
         if view.version != at:
             raise LogDamagedError(
                 "the outcomes that were read do not end at the requested version",

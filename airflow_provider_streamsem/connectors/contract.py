@@ -40,8 +40,8 @@ class SourceSlice:
     :param pins: dataclasses of the source, one for each item to read. They identify exactly the offsets of the ranges that are not in a gap
     :param hint: JSON that the source passes to its next planner, such as the types of partition columns. Without it, some losses are not detected
     :param rows: estimated number of records
-    :param corrected: partition → ``[start, end)`` below the ranges whose records the source has replaced, if it is :class:`Repinning`. The run reprocesses the
-        versions that read the former records, or fails
+    :param corrected: partition → ``[start, end)`` below ``ranges``. The source has replaced the records of these offsets since. Only a source that is
+        :class:`upstreams.Repinning` sets it. The run reprocesses the versions that read the former records, or fails
     """
 
     ranges: Ranges
@@ -74,8 +74,8 @@ class Expiry:
 
     :param lost: number of unread items that are missing already
     :param at_risk: number of unread items that may expire within the requested time
-    :param spare: number of items that the source still holds before the first unread item: the minimum over the partitions that have unread items and
-        from which retention has deleted items. ``None`` if there is no such partition
+    :param spare: number of items that the source still holds before the first unread item. It is the minimum over the partitions that have unread items and
+        have lost items to retention. ``None`` if there is no such partition
     """
 
     lost: int
@@ -211,7 +211,7 @@ class Counted(Protocol):
 class Planner(Protocol):
     """
     A source bound to a log, for one process. It has no state of a run: hints come from the log. It may cache facts that remain true: what it has read from
-    the log, and offsets below which the source had records.
+    the log, and the highest end offsets that the source has reported.
 
     The parameter ``hint`` of each method is the hint of the newest outcome; ``None`` before the first version.
     """
@@ -606,7 +606,7 @@ class EffectLedger(Protocol):
     one round, or in several rounds if calls were interrupted. Each round begins with the first record that the previous round has not performed.
 
     :param clock: the clock by which the publisher waits
-    :param may_close: whether this publisher may record the rounds that other publishers have claimed as *unknown*. True for a retry of the run that
+    :param may_close: whether this publisher may record as *unknown* the rounds that other publishers have claimed. True for a retry of the run that
         committed the version, and for a skip
     """
 

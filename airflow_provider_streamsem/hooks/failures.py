@@ -9,7 +9,7 @@ from airflow_provider_streamsem.errors import StreamsemError
 
 
 @contextmanager
-def mapped() -> Iterator[None]:
+def as_airflow_failures() -> Iterator[None]:
     """
     Within the block, replace each error that is not retryable by an ``AirflowFailException``, which fails the task without a retry.
 

@@ -14,7 +14,7 @@ from typing import Any
 from airflow_provider_streamsem.arguments import text
 from airflow_provider_streamsem.connections import use_resolver
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.hooks.failures import mapped
+from airflow_provider_streamsem.hooks.failures import as_airflow_failures
 from airflow_provider_streamsem.hooks.lookup import airflow_connection
 from airflow_provider_streamsem.pipeline.location import located
 from airflow_provider_streamsem.pipeline.spec import Pipeline, load_pipeline
@@ -84,5 +84,9 @@ class HasPipeline:
 
         :raises AirflowFailException: the pipeline is not valid, or the block raised an error that is not retryable
         """
-        with mapped(), use_resolver(airflow_connection), located(self.rendered_pipeline(context)) as pipeline:
+        with (
+            as_airflow_failures(),
+            use_resolver(airflow_connection),
+            located(self.rendered_pipeline(context)) as pipeline,
+        ):
             yield pipeline

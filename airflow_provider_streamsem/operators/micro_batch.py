@@ -14,7 +14,7 @@ from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.connections import use_resolver
 from airflow_provider_streamsem.errors import InvalidError, StageError
 from airflow_provider_streamsem.hooks import settings
-from airflow_provider_streamsem.hooks.failures import mapped
+from airflow_provider_streamsem.hooks.failures import as_airflow_failures
 from airflow_provider_streamsem.hooks.pipelines import HasPipeline
 from airflow_provider_streamsem.hooks.runs import run_key, times_cleared
 from airflow_provider_streamsem.observability.observed import Observed
@@ -125,7 +125,7 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
 
         :raises StageError: the log showed no progress for ``patience``. Committed versions stay committed
         """
-        with mapped():
+        with as_airflow_failures():
             observed = result_of_event(event)
             if observed["stalled"]:
                 raise StageError(
@@ -159,7 +159,7 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
     def _submit(self, context: Any) -> RunResult:
         """Plan the run. If a version must be closed or published, submit a driver and wait until the run is complete or its task must continue it."""
         key, connections = run_key(context["ti"]), ConnectionRecorder()
-        with mapped(), use_resolver(connections):
+        with as_airflow_failures(), use_resolver(connections):
             pipeline = self.rendered_pipeline(context)
             refuse_unnamed_transform(pipeline, self.task_id)
             connections.need(pipeline)

@@ -7,7 +7,7 @@ from typing import Any
 
 from airflow_provider_streamsem.arguments import text
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.hooks.failures import mapped
+from airflow_provider_streamsem.hooks.failures import as_airflow_failures
 from airflow_provider_streamsem.hooks.pipelines import text_templates
 
 _LONGEST_KEY = 250
@@ -34,7 +34,7 @@ def checked_partition_key(template: str | None, outlets: Sequence[Any]) -> str |
     return text("partition_key", template)
 
 
-@mapped()
+@as_airflow_failures()
 def emit_outlet_events(task: Any, context: Any, result: dict[str, Any]) -> None:
     """
     Set the ``extra`` of each outlet's event to the run's result, plus ``rows`` and ``manifest``.

@@ -1,5 +1,5 @@
 """
-Determines which versions the result of a run announces: the versions of the run, and all earlier versions that no result has announced (PROTOCOL.md, 4.8).
+Determines which versions the result of a run announces: the versions of the run, and all other closed versions that no result has announced (PROTOCOL.md, 4.8).
 
 Airflow emits an asset event only for a task that succeeds. A run that commits versions and then fails emits no event, so the next run that succeeds
 announces these versions. A run creates its announcement before it returns its result. If the process dies before the create, the next run announces the
@@ -29,25 +29,35 @@ def announce_run(log: CommitLog, last: Plan, closed: int, *, resumed: bool) -> t
     :returns: ``[start, end)`` of the announced versions, and the newest :data:`LISTED` commits of other runs among them, in ascending order
     :raises LogDamagedError: a closed version lacks its plan, its outcome or its run pointer
     """
-    key = keys.announced(last.version)
     first = last.version if last.j == 0 else _first_version(log, last.run_key)
     is_contiguous = last.version - first == last.j
-    stored = log.announcement(key) if resumed else None
+    stored = log.announcement(keys.announced(last.version)) if resumed else None
     if stored is None:
-        is_next = is_contiguous and (first == 0 or log.announcement(keys.announced(first - 1)) is not None)
-        since = first - 1 if is_next else log.newest_announced()
-        # An earlier process of this run may have announced versions of other runs before it planned a version, and then died (A6).
-        idle = log.announcement(keys.announced_by(last.run_key))
-        since = since if idle is None else min(since, idle.since)
-        # Another run may have announced this run's commits already. This run still creates its announcement: if another process of this run created it
-        # before it died, the create returns that announcement (A2).
-        since, upto = (since, closed) if since < last.version else (last.version, last.version)
-        stored = log.put_announcement(key, _announcement(log, last.version, since, upto, last.run_key))
+        since, upto = _unannounced(log, last, first, closed, is_contiguous=is_contiguous)
+        wanted = _announcement(log, last.version, since, upto, last.run_key)
+        stored = log.put_announcement(keys.announced(last.version), wanted)
     since, upto = stored.since, stored.upto
     between = [] if is_contiguous else log.others_between(last.run_key, (0, first), (last.j, last.version))
     before, after = range(max(since + 1, first - LISTED), first), range(max(last.version, upto - LISTED) + 1, upto + 1)
     versions = [*before, *(n for n in between if n > since), *after]
     return (min(since + 1, first), upto + 1), commits_of_others(log, versions, last.run_key)
+
+
+def _unannounced(log: CommitLog, last: Plan, first: int, closed: int, *, is_contiguous: bool) -> tuple[int, int]:
+    """
+    Return the versions that a run announces: those above the first returned version, up to and including the second.
+
+    :param first: the run's first version
+    :param is_contiguous: whether no other run has planned a version between the run's first and last one
+    """
+    follows_announced = is_contiguous and (first == 0 or log.announcement(keys.announced(first - 1)) is not None)
+    newest_announced = first - 1 if follows_announced else log.newest_announced()
+    # An earlier process of this run may have announced versions of other runs before it planned a version, and then died (A6).
+    idle = log.announcement(keys.announced_by(last.run_key))
+    since = newest_announced if idle is None else min(newest_announced, idle.since)
+    # Another run may have announced this run's commits already. This run still creates its announcement: if another process of this run created it
+    # before it died, the create returns that announcement (A2).
+    return (since, closed) if since < last.version else (last.version, last.version)
 
 
 def announce_others(log: CommitLog, closed: int, run_key: str) -> tuple[tuple[int, int], Completed]:

@@ -8,7 +8,7 @@ from airflow_provider_streamsem.pipeline.abort import abort
 from airflow_provider_streamsem.pipeline.corrections import repinned
 from airflow_provider_streamsem.pipeline.lookups import check_lookups, pin_lookups
 from airflow_provider_streamsem.pipeline.opening import OpenPipeline
-from airflow_provider_streamsem.pipeline.publish import current_output, publishing
+from airflow_provider_streamsem.pipeline.publish import current_output, publishing_sink
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import invariants, offsets
 from airflow_provider_streamsem.protocol.entries import Plan, Replaced
@@ -22,7 +22,7 @@ def refuse_sinks(pipeline: Pipeline) -> None:
 
     :raises InvalidError: names the sinks
     """
-    unable = [name for name in pipeline.publishes if not publishing(pipeline, name).can_reprocess]
+    unable = [name for name in pipeline.publishes if not publishing_sink(pipeline, name).can_reprocess]
     if unable:
         raise InvalidError(
             "reprocessing must replace rows, but these sinks cannot replace published rows; nothing was written",
@@ -84,7 +84,7 @@ def plan_reprocess(opened: OpenPipeline, version: int, run_key: str, current_loo
     source.check_pins(source.read_pins(reprocessed.pins), was_read=False)
     check_lookups(opened.pipeline, reprocessed)
     for name in opened.pipeline.publishes:
-        publishing(opened.pipeline, name).check_reprocess(current_output(opened.log, current, name))
+        publishing_sink(opened.pipeline, name).check_reprocess(current_output(opened.log, current, name))
     return reprocessed
 
 

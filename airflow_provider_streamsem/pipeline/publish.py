@@ -82,10 +82,10 @@ def publish(opened: OpenPipeline, head: ClosedHead, outcome: Outcome, *, is_own:
     :raises UnavailableError: a sink did not report a result, or a publisher of another run has claimed the effects. The batch stays committed
     :raises PublishError: a sink refuses the batch. The batch stays committed, and no run can plan until the batch is published or skipped
     """
-    return _roll_forward(opened, head, outcome, may_close=is_own)
+    return _publish_or_skip(opened, head, outcome, may_close=is_own)
 
 
-def _roll_forward(
+def _publish_or_skip(
     opened: OpenPipeline,
     head: ClosedHead,
     outcome: Outcome,
@@ -106,7 +106,7 @@ def _roll_forward(
     markers = dict(outcome.markers)
     with telemetry.phase("publish", version=version):
         for name in outcome.publish:
-            sink = publishing(opened.pipeline, name)
+            sink = publishing_sink(opened.pipeline, name)
             effects = LoggedEffects(
                 log, version, name, may_close=may_close and (not skipped_sinks or name in skipped_sinks)
             )
@@ -209,7 +209,7 @@ def _checked_schema(schema: str) -> str:
     return schema
 
 
-def publishing(pipeline: Pipeline, name: str) -> PublishingSink:
+def publishing_sink(pipeline: Pipeline, name: str) -> PublishingSink:
     """
     Return the sink with this name, which must publish outside the log.
 
@@ -232,7 +232,7 @@ def refuse_conflicts(pipeline: Pipeline, log: CommitLog, pipeline_uuid: str) -> 
     :raises MarkerLostError: a sink was restored from an older copy
     """
     for name in pipeline.publishes:
-        marker = publishing(pipeline, name).marker(pipeline_uuid, name)
+        marker = publishing_sink(pipeline, name).marker(pipeline_uuid, name)
         stored = None if marker is None else log.outcome(marker.version)
         if marker is not None and (stored is None or not marker.is_of(marker.version, stored[1])):
             summary = "the sink's marker names a commit that this log does not have; nothing was deleted"
@@ -261,7 +261,7 @@ def skip(
     opened = open_pipeline(pipeline, log or open_commit_log(pipeline.log))
     skipped_sinks = (sink,) if isinstance(sink, str) else text_list("sink", sink)
     for name in skipped_sinks:
-        publishing(pipeline, name)
+        publishing_sink(pipeline, name)
     head = opened.log.confirm_head(opened.head)
     if isinstance(head, OpenHead) or head.outcome is None or not head.has_pending_publishes or head.closed != version:
         raise InvalidError(
@@ -269,7 +269,7 @@ def skip(
             given=version,
             pending=head.closed if head.has_pending_publishes else None,
         )
-    _roll_forward(opened, head, head.outcome, may_close=True, skipped_sinks=skipped_sinks, reason=reason)
+    _publish_or_skip(opened, head, head.outcome, may_close=True, skipped_sinks=skipped_sinks, reason=reason)
     stored = opened.log.receipts(version)
     assert stored is not None
     return stored

@@ -1,4 +1,4 @@
-"""Rolls a pipeline back to an earlier version: its visible rows, offsets, hint and state are again those after that version (PROTOCOL.md, 4.8)."""
+"""Restores a pipeline to its state after an earlier version: visible rows, offsets, hint and state (PROTOCOL.md, 4.9)."""
 
 from __future__ import annotations
 
@@ -51,10 +51,11 @@ def rollback(pipeline: Pipeline, to: int, *, run_key: str | None = None, log: Co
     watermark. Files stay in the dataset, so a reader of an earlier version still reads them (I7). If the process dies, the next run, or a repeated call,
     completes the rollback.
 
-    A run whose versions were rolled back is complete, and a clear of its task does not read its records again. The next run reads them.
+    A single batch that was rolled back stays complete: a clear of its task returns its result, and the next run reads its records. A drain that was rolled back
+    below its target continues when its task is cleared.
 
     :param to: a closed version that was not rolled back
-    :param run_key: identifies the request. A repeated call with the same key returns the first result. Default: each call is a request of its own. It writes
+    :param run_key: identifies the request. A repeated call with the same key returns the first result. Default: every call is a new request. A call writes
         nothing if no version was committed after ``to``
     :param log: default: the log at ``pipeline.log``
     :raises InvalidError: the version is not closed or was rolled back; a version is open; a sink publishes rows outside the log; a later version has
@@ -64,7 +65,7 @@ def rollback(pipeline: Pipeline, to: int, *, run_key: str | None = None, log: Co
     integer("to", to, least=0)
     if run_key is not None:
         text("run_key", run_key)
-    _refuse_sinks(pipeline)
+    _refuse_sinks(pipeline, to)
     opened = open_pipeline(pipeline, log or open_commit_log(pipeline.log))
     head = opened.log.confirm_head(opened.head)
     if isinstance(head, OpenHead):
@@ -102,12 +103,12 @@ def _result(log: CommitLog, plan: Plan, outcome: Outcome) -> Rollback:
 
 def close_rollback(log: CommitLog, head: OpenHead) -> tuple[ClosedHead, Outcome]:
     """Commit an open rollback, and return the closed head and the outcome. Any process may do this, because the outcome follows from the log alone."""
-    closed, outcome = log.decide(head, rolling_back(log, head))
+    closed, outcome = log.decide(head, rollback_outcome(log, head))
     log.write_segments(outcome.version, [(outcome, closed.outcome_sha)])
     return closed, outcome
 
 
-def rolling_back(log: CommitLog, head: OpenHead) -> Outcome:
+def rollback_outcome(log: CommitLog, head: OpenHead) -> Outcome:
     """Build the outcome of an open rollback: the state and the hint are those of the version to which it returns. Does not store it."""
     plan = head.plan
     restored = _restored(log, plan)
@@ -144,13 +145,13 @@ def _restored(log: CommitLog, plan: Plan) -> Outcome:
     return found[0]
 
 
-def _refuse_sinks(pipeline: Pipeline) -> None:
+def _refuse_sinks(pipeline: Pipeline, to: int) -> None:
     if pipeline.publishes:
         raise InvalidError(
             "a rollback removes the rows of several versions, which sinks outside the log do not support; nothing was written",
             sinks=list(pipeline.publishes),
         ).advising(
-            "fork the pipeline at the version into a new log and new tables: streamsem fork PIPELINE.toml --from LOG --at VERSION."
+            f"write a pipeline file with a new log and new tables, then run: streamsem fork NEW.toml LOG --at {to}."
         )
 
 
@@ -185,10 +186,12 @@ def _plan(opened: OpenPipeline, ready: Ready, to: int, run_key: str) -> Plan | N
             "the version was rolled back itself, so it is not part of the pipeline's history any more; nothing was written",
             given=to,
             newest_rollback=head.outcome.newest_rollback,
-        ).advising("fork the pipeline at this version: streamsem fork.")
+        ).advising(
+            f"write a pipeline file with a new log and new datasets, then run: streamsem fork NEW.toml LOG --at {to}."
+        )
     if not _is_changed(log, kept, to):
         return None
-    _refuse_corrections(log, to, head.closed)
+    _refuse_reprocessed(log, to, head.closed)
     restored = found[0]
     _refuse_deleted_state(opened, head, restored)
     counts = subtract_counts(log.view(version=head.closed).counts, log.view(version=to).counts)
@@ -224,20 +227,20 @@ def _is_changed(log: CommitLog, kept: list[range], to: int) -> bool:
     return False
 
 
-def _refuse_corrections(log: CommitLog, to: int, closed: int) -> None:
+def _refuse_reprocessed(log: CommitLog, to: int, closed: int) -> None:
     """
-    Refuse to roll back a reprocessing run without the version that it reprocessed. The state after ``to`` lacks what the reprocessing run changed.
+    Refuse if a version after ``to`` has reprocessed a version up to ``to``. The state after ``to`` lacks what the reprocessing run changed.
 
     :raises InvalidError: names the newest such reprocessing run
     """
-    corrected = log.corrections_after(to, closed)
-    if corrected:
+    versions = log.reprocessing_runs_after(to, closed)
+    if versions:
         raise InvalidError(
-            "a later version has reprocessed a version that would stay, and would be rolled back without it; nothing was written",
+            "a version after `to` has reprocessed a version up to `to`, and the rollback would undo that; nothing was written",
             given=to,
-            reprocessed=corrected[-1],
+            reprocessed=versions[-1],
         ).advising(
-            f"roll back to version {corrected[-1]} or a newer one, to a version before the one that it reprocessed, or fork the pipeline at version {to}."
+            f"roll back to version {versions[-1]} or a newer one, to a version before the one that it reprocessed, or fork the pipeline at version {to}."
         )
 
 

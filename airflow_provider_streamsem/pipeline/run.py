@@ -46,7 +46,7 @@ from airflow_provider_streamsem.pipeline.plan_reprocess import (
 )
 from airflow_provider_streamsem.pipeline.publish import publish
 from airflow_provider_streamsem.pipeline.result import RunResult, empty_result, run_result
-from airflow_provider_streamsem.pipeline.rollback import rolling_back
+from airflow_provider_streamsem.pipeline.rollback import rollback_outcome
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import invariants
 from airflow_provider_streamsem.protocol.entries import Json, Outcome, Plan, StagedManifest
@@ -56,7 +56,7 @@ from airflow_provider_streamsem.protocol.procedures import (
     Position,
     Ready,
     RunComplete,
-    settled,
+    position_after,
 )
 from airflow_provider_streamsem.protocol.view import ClosedHead, OpenHead
 from airflow_provider_streamsem.spark import schema
@@ -89,8 +89,8 @@ def run_batch(
     :param drain: run batches until the run reaches the target that its first plan records
     :param engine: default: Spark in this process. The engine starts a session only when it stages a batch
     :param log: default: the log at ``pipeline.log``
-    :param announces: ``False``: the result announces no versions of other runs. Use it if another process returns the run's result, or if no process repeats
-        the run under its key
+    :param announces: whether the result lists commits of other runs that no result has listed yet (PROTOCOL.md, 4.8). ``False`` if another process returns
+        the run's result, or if no process repeats the run under its key
     :returns: the result. It is a function of the log, so every process returns the same result (I12)
     :raises StreamsemError: see :mod:`airflow_provider_streamsem.errors`. The class attribute ``retryable`` says whether a retry may succeed
     """
@@ -99,7 +99,7 @@ def run_batch(
     with telemetry.phase("run", pipeline=pipeline.name, run_key=run_key):
         logger.info("guarantee: %s (`streamsem explain` says why)", guarantee(pipeline).named)
         run = Run(open_pipeline(pipeline, log or open_commit_log(pipeline.log)), run_key, engine, announces=announces)
-        return run.to_result(partial(plan_batch, run.opened, run.planner, run_key=run_key, drain=drain))
+        return run.complete(partial(plan_batch, run.opened, run.planner, run_key=run_key, drain=drain))
 
 
 @with_log_location
@@ -140,7 +140,7 @@ class Run:
         )
         self.engine: Engine = engine or registry.lookup("engines", "spark")()
 
-    def to_result(self, plan_next: Planning) -> RunResult:
+    def complete(self, plan_next: Planning) -> RunResult:
         """
         Recover, plan, stage, commit and publish until the run completes, and return its result.
 
@@ -168,7 +168,7 @@ class Run:
                     continue
                 position, fresh = step
             if isinstance(position, OpenVersion):
-                position = self.close(position.head, fresh=fresh)
+                position = self.close_version(position.head, fresh=fresh)
             elif isinstance(position, PendingPublish):
                 plan = self.opened.log.plan(position.head.closed)
                 is_own = plan is not None and plan[0].run_key == self.run_key
@@ -235,7 +235,7 @@ class Run:
             run_reprocessing(opened, version, run_key, self.engine, announces=False)
         return self.opened.log.locate(self.run_key, self.opened.log.confirm_head(head))
 
-    def close(self, head: OpenHead, *, fresh: bool) -> Position:
+    def close_version(self, head: OpenHead, *, fresh: bool) -> Position:
         """
         Commit or abort the open version, even if another run planned it, and publish the commit. Returns the new position of this run.
 
@@ -248,7 +248,9 @@ class Run:
             logger.info("%s", report.resumed(plan, self.run_key))
         if plan.spec != self.opened.spec:
             changes.warn_of_open_version(log, plan, self.opened.pipeline.to_json(), run_key=self.run_key)
-        proposed = rolling_back(log, head) if plan.kind == "rollback" else self._adopt_or_stage(head, plan, fresh=fresh)
+        proposed = (
+            rollback_outcome(log, head) if plan.kind == "rollback" else self._adopt_or_stage(head, plan, fresh=fresh)
+        )
         if isinstance(proposed, ClosedHead):
             return log.locate(self.run_key, proposed)
         with telemetry.phase("commit", version=plan.version, attempt_id=proposed.attempt_id or ""):
@@ -260,7 +262,7 @@ class Run:
         log.write_segments(plan.version, [(outcome, closed.outcome_sha)])
         if plan.run_key != self.run_key:
             return log.locate(self.run_key, closed)
-        return settled(closed, plan, outcome)
+        return position_after(closed, plan, outcome)
 
     def _adopt_or_stage(self, head: OpenHead, plan: Plan, *, fresh: bool) -> Outcome | ClosedHead:
         """
@@ -292,15 +294,17 @@ class Run:
         """
         Return whether to close the version as an abort, because the source has changed (W22).
 
-        A version of a reprocessing run is aborted if another run planned it, because it does not move the offsets. A batch is aborted if its records are
+        The version of another run's reprocessing run is aborted, so that it does not block this run. No offset is lost. A batch is aborted if its records are
         missing and ``on_data_loss`` is ``record_gap``. The next plan then records them as a gap. A batch that this process planned directly after an abort
-        is not aborted. In that case the source reports the records alternately as present and as missing, and the aborts would never end.
+        is not aborted. A second abort in a row means that the source contradicts itself, so the run fails instead.
         """
         if plan.kind == "reprocess":
             return plan.run_key != self.run_key
-        again = fresh and head.outcome is not None and not head.outcome.committed
+        follows_abort = fresh and head.outcome is not None and not head.outcome.committed
         return (
-            isinstance(error, RecordsMissingError) and self.opened.pipeline.on_data_loss == "record_gap" and not again
+            isinstance(error, RecordsMissingError)
+            and self.opened.pipeline.on_data_loss == "record_gap"
+            and not follows_abort
         )
 
     def _abort_outcome(self, head: OpenHead, plan: Plan, error: SourceChangedError) -> Outcome:
@@ -374,7 +378,7 @@ class Run:
         :raises SourceChangedError: the plan is that of a reprocessing run, and vacuum has deleted the state before the batch
         """
         pipeline = self.opened.pipeline
-        state, batch_time_ms = self._dedup_state(head, plan)
+        state, batch_time_ms = self._base_state(head, plan)
         if plan.replaces is not None and not state_files.is_loadable(self.opened.log.store, state):
             raise SourceChangedError(
                 "vacuum has deleted the state before the version; nothing became visible", version=plan.replaces.version
@@ -429,7 +433,7 @@ class Run:
         )
         return produced
 
-    def _dedup_state(self, head: OpenHead, plan: Plan) -> tuple[Json, int]:
+    def _base_state(self, head: OpenHead, plan: Plan) -> tuple[Json, int]:
         """
         Return the deduplication state before the batch, and ``planned_at_ms`` of its plan. For reprocessing, both are of the batch at the root of the chain.
         """
@@ -462,10 +466,10 @@ class Run:
 
     def _state_after(self, head: OpenHead, job: Job, produced: Produced) -> Json:
         """
-        Return the state for the outcome. A reprocessing run changes only the deduplication state (W26, W27).
+        Return the state for the outcome (W26, W27).
 
-        If the transform has state, it changes neither state, because the operators' state contains exactly the records whose ids the deduplication state
-        contains.
+        Without operators' state, a reprocessing run changes the deduplication state. With it, the run changes nothing, because the operators' state contains
+        exactly the records whose ids the deduplication state contains.
         """
         if job.plan.replaces is None:
             return produced.state
@@ -528,7 +532,7 @@ def run_reprocessing(
     """
     try:
         run = Run(opened, run_key, engine, announces=announces)
-        return run.to_result(partial(plan_reprocess, opened, version, run_key, current_lookups))
+        return run.complete(partial(plan_reprocess, opened, version, run_key, current_lookups))
     except StreamsemError as error:
         if not error.retryable:
             abort_reprocessing(opened, run_key, error)

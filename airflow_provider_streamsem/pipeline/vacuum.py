@@ -14,7 +14,7 @@ from airflow_provider_streamsem.dedup import STATE, layers_dataset, stored_layer
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import claim_datasets, find_record
-from airflow_provider_streamsem.pipeline.publish import publishing, refuse_conflicts
+from airflow_provider_streamsem.pipeline.publish import publishing_sink, refuse_conflicts
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import canonical
@@ -166,9 +166,9 @@ class _SinkLocation:
     def __init__(self, pipeline: Pipeline, name: str) -> None:
         self.name, self.sink = name, pipeline.sinks[name]
         # A sink that copies the rows from the staged files needs these files only until the receipts exist.
-        self._copies_rows = self.sink.publishes and not publishing(pipeline, name).keeps_staged
+        self._copies_rows = self.sink.publishes and not publishing_sink(pipeline, name).keeps_staged
         is_table = self.sink.publishes and not self._copies_rows
-        self._in_use = cache(publishing(pipeline, name).attempts_in_use) if is_table else set[tuple[int, str]]
+        self._in_use = cache(publishing_sink(pipeline, name).attempts_in_use) if is_table else set[tuple[int, str]]
 
     def deletable(self, version: int, lost: _LostAttempts) -> Iterator[str]:
         """Yield the ids of the attempts of a closed version that vacuum can delete."""

@@ -10,7 +10,7 @@ from airflow_provider_streamsem.errors import LogDamagedError
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.entries import Announcement, RunPointer
 from airflow_provider_streamsem.protocol.machine import Procedure, list_keys
-from airflow_provider_streamsem.protocol.procedures import create_entry, read_entry, read_parts
+from airflow_provider_streamsem.protocol.procedures import create_entry, read_entry, read_spilled
 
 
 def newest_announced() -> Procedure[int]:
@@ -24,7 +24,7 @@ def newest_announced() -> Procedure[int]:
 def put_announcement(key: str, announcement: Announcement) -> Procedure[Announcement]:
     """Create an announcement if it is absent, and return the stored one. Another process of the same run may have created it."""
     written = yield from create_entry(key, announcement)
-    return announcement if written.mine else (yield from read_parts(Announcement, key, written.data))[0]
+    return announcement if written.mine else (yield from read_spilled(Announcement, key, written.data))[0]
 
 
 def others_between(run_key: str, first: tuple[int, int], last: tuple[int, int]) -> Procedure[list[int]]:

@@ -91,10 +91,10 @@ def read_entry(cls: type[E], key: str) -> Procedure[tuple[E, str] | None]:
     data = yield from get(key)
     if data is None:
         return None
-    return (yield from read_parts(cls, key, data))
+    return (yield from read_spilled(cls, key, data))
 
 
-def read_parts(cls: type[E], key: str, data: bytes) -> Procedure[tuple[E, str]]:
+def read_spilled(cls: type[E], key: str, data: bytes) -> Procedure[tuple[E, str]]:
     """Read the spilled fields of an entry whose bytes were read already, and decode the entry. Returns it and the sha256 of its bytes."""
     parts = {}
     body = codec.parse(cls, key, data)
@@ -178,7 +178,8 @@ def locate(run_key: str, head: Head) -> Procedure[Position]:
     """
     Return the position of a run, given the head (W9-W11, P1).
 
-    Reads the run's pointers after the head. A writer creates the pointer before the outcome, so every version up to the closed head has its pointer by then.
+    The caller reads the head first. This procedure then reads the run's pointers. A writer creates the pointer before the outcome, so every version up to the
+    closed head has its pointer by then.
     """
     if isinstance(head, OpenHead):
         return OpenVersion(head=head)
@@ -206,10 +207,10 @@ def locate(run_key: str, head: Head) -> Procedure[Position]:
     invariants.check_i16(pointer, plan[0])
     outcome = yield from _outcome_of(head, pointer.version)
     invariants.check_i3_outcome(outcome, plan_sha=plan[1])
-    return settled(head, plan[0], outcome)
+    return position_after(head, plan[0], outcome)
 
 
-def settled(head: ClosedHead, plan: Plan, outcome: Outcome) -> RunComplete | Ready:
+def position_after(head: ClosedHead, plan: Plan, outcome: Outcome) -> RunComplete | Ready:
     """
     Return the position of a run after ``outcome`` closed its newest plan (W11).
 
@@ -279,7 +280,7 @@ def put_plan(head: ClosedHead, plan: Plan) -> Procedure[tuple[Head, bool]]:
     written = yield from create_entry(key, plan)
     if written.mine:
         return head.planned(plan, codec.sha256(written.data)), written.first
-    winner = yield from read_parts(Plan, key, written.data)
+    winner = yield from read_spilled(Plan, key, written.data)
     head.planned(*winner)
     newest = yield from read_head(plan.version)
     if newest is None:
@@ -298,7 +299,7 @@ def lineage(outcome: Outcome) -> Procedure[list[range]]:
     while last.newest_rollback is not None:
         rollback = yield from _stored_outcome(last.newest_rollback)
         if rollback.rolled_back is None:
-            what = "an outcome names a rollback that is none"
+            what = "`newest_rollback` names a version that is not a rollback"
             raise LogDamagedError(what, invariant="I21", version=last.version, newest_rollback=rollback.version)
         found.append(range(rollback.version, last.version + 1))
         last = yield from _stored_outcome(rollback.rolled_back.to)
@@ -329,7 +330,7 @@ def find_current(version: int, head: Head) -> Procedure[int | None]:
     return current
 
 
-def corrections_after(version: int, closed: int) -> Procedure[list[int]]:
+def reprocessing_runs_after(version: int, closed: int) -> Procedure[list[int]]:
     """
     Return the versions above ``version``, up to and including ``closed``, that replace the rows of a commit up to and including ``version``.
 
@@ -385,11 +386,11 @@ def decide(head: OpenHead, outcome: Outcome) -> Procedure[tuple[ClosedHead, Outc
     pointer_key = keys.pointer(plan.run_key, plan.j)
     written = yield from create_entry(pointer_key, pointer)
     if not written.mine:
-        stored_pointer, _ = yield from read_parts(RunPointer, pointer_key, written.data)
+        stored_pointer, _ = yield from read_spilled(RunPointer, pointer_key, written.data)
         invariants.check_i16(stored_pointer, plan)
     key = keys.outcome(plan.version)
     written = yield from create_entry(key, outcome)
-    stored = outcome if written.mine else (yield from read_parts(Outcome, key, written.data))[0]
+    stored = outcome if written.mine else (yield from read_spilled(Outcome, key, written.data))[0]
     return head.decided(stored, codec.sha256(written.data)), stored
 
 
@@ -402,7 +403,7 @@ def put_receipts(head: ClosedHead, receipts: Receipts) -> Procedure[tuple[Closed
     head.published(receipts)
     key = keys.receipts(receipts.version)
     written = yield from create_entry(key, receipts)
-    stored = receipts if written.mine else (yield from read_parts(Receipts, key, written.data))[0]
+    stored = receipts if written.mine else (yield from read_spilled(Receipts, key, written.data))[0]
     return head.published(stored), stored
 
 
@@ -416,12 +417,12 @@ def put_effects(effects: Effects) -> Procedure[Effects]:
     """Record the result of one round of a chunk. Returns the stored record, which may be that of another publisher."""
     key = keys.effects(effects.version, effects.sink, effects.chunk, effects.round)
     written = yield from create_entry(key, effects)
-    return effects if written.mine else (yield from read_parts(Effects, key, written.data))[0]
+    return effects if written.mine else (yield from read_spilled(Effects, key, written.data))[0]
 
 
 def write_segments(version: int, known: Sequence[tuple[Outcome, str]] = ()) -> Procedure[None]:
     """
-    Create the segments that became full when ``version`` was closed (W23).
+    Create the segments that became full when ``version`` was closed, and the segment that a dead writer left out 50 versions ago (W23).
 
     :param known: outcomes that the caller has read already, with the sha256 of their bytes
     """
@@ -469,7 +470,7 @@ def read_or_write_segment(level: int, index: int) -> Procedure[Segment]:
     return (yield from (_write_level_1(index, {}) if level == 1 else _write_parent(level, index)))
 
 
-def read_parts_to(version: int) -> Procedure[list[Segment | Outcome]]:
+def read_segments_and_outcomes(version: int) -> Procedure[list[Segment | Outcome]]:
     """
     Return level-1 segments and outcomes that together cover the versions ``[0, version]``, in order (R1, R4, R5). Writes nothing.
 

@@ -21,7 +21,7 @@ from airflow_provider_streamsem.errors import (
 )
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import find_record
-from airflow_provider_streamsem.pipeline.publish import publishing
+from airflow_provider_streamsem.pipeline.publish import publishing_sink
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import invariants, keys, procedures, segments
 from airflow_provider_streamsem.protocol.entries import (
@@ -255,7 +255,7 @@ class _Verification:
         shas = {outcome.version: sha for outcome, sha in stored}
         by_version = {outcome.version: outcome for outcome in outcomes}
         for name in pipeline.publishes:
-            sink = publishing(pipeline, name)
+            sink = publishing_sink(pipeline, name)
             publishing_versions = [
                 o.version for o in outcomes if name in o.publish and self._needs_marker(by_version, o, name)
             ]
@@ -408,7 +408,7 @@ class _Verification:
         removed = removed_by_rollbacks(outcomes)
         newest = [outcome for outcome in outcomes if outcome.version not in removed][-1 - kept :]
         states: list[tuple[int | None, Json]] = [(outcome.version, outcome.state) for outcome in newest]
-        if len(newest) <= kept:  # a fork can reprocess version 0
+        if len(newest) <= kept:  # version 0 of a fork can be reprocessed, which needs the inherited state
             states.insert(0, (None, self.opened.record.initial_state))
         values = [state for _, state in states]
         for index in self._try(partial(state_files.unloadable, self.opened.log.store, values)) or []:

@@ -12,7 +12,7 @@ from airflow.sdk import BaseSensorOperator, PokeReturnValue
 from airflow_provider_streamsem.arguments import flag
 from airflow_provider_streamsem.errors import StreamsemError
 from airflow_provider_streamsem.hooks import settings
-from airflow_provider_streamsem.hooks.failures import airflow_exception, mapped
+from airflow_provider_streamsem.hooks.failures import airflow_exception, as_airflow_failures
 from airflow_provider_streamsem.hooks.pipelines import HasPipeline
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.readers.conditions import Condition, to_text
@@ -77,7 +77,7 @@ class ConditionSensor(BaseSensorOperator):  # type: ignore[misc]
 
     def _mapped(self) -> AbstractContextManager[None]:
         # Airflow skips a soft_fail sensor that raises AirflowFailException. A skipped alarm would hide the error, so the error is not mapped to that exception.
-        return nullcontext() if self.soft_fail else mapped()
+        return nullcontext() if self.soft_fail else as_airflow_failures()
 
 
 class PipelineSensor(HasPipeline, ConditionSensor):

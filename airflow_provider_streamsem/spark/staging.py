@@ -217,7 +217,7 @@ class Staging:
 
     def _state_after_batch(self) -> Json:
         """Write the new ids of the deduplication, read the state of the stateful operators, and return the state after the batch."""
-        # Without records, the deduplication state of the head does not change. In a reprocessing run, `job.base_state` is an earlier state.
+        # In a reprocessing run, `job.base_state` is an earlier state. A reprocessing run of a transform with state writes no ids (W27).
         state = self.job.base_state if self.job.chain is None else self.job.chain.current
         if self._dedup is not None and (self._micro_batch is None or self.job.chain is None):
             state = self._dedup.write_state(self.job.plan.version, self.job.attempt_id)

@@ -184,6 +184,7 @@ class MicroBatch:
         watermark_ms = self.late_watermark_ms
         frames = late_rows(self._logical, lambda plan: self._rows(self._execution(plan, has_state=False)), watermark_ms)
         rows = [row["raw"] for frame in frames for row in frame.limit(most).collect()][:most]
+        # Spark counts groups instead of rows if an operator combines rows before the check.
         if len(rows) < min(late, most) or (len(rows) > late and not combines_rows(self._logical)):
             raise DataError(
                 "the late rows of this transform were not found, so they cannot be quarantined; nothing became visible",

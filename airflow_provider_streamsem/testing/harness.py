@@ -24,8 +24,8 @@ class PipelineHarness:
     """
     Runs a production pipeline on rows of a test.
 
-    Unchanged are the transform, the predicate, the declared ``rows``, the limit of quarantined records, and the formats and partitions of the sinks. Replaced
-    are the locations: :class:`Arrivals` replaces the source, the log is in memory, and the dataset of each sink is below ``location``.
+    The harness keeps the transform, the predicate, the declared ``rows``, the limit of quarantined records, and the formats and partitions of the sinks. It
+    replaces the locations: :class:`Arrivals` takes the place of the source, the log is in memory, and the dataset of each sink is below ``location``.
 
     Each batch of a test is one batch of the run. The other limits of the pipeline do not apply.
 

@@ -49,7 +49,7 @@ def outcome_is_created_before_its_pointer(patch: pytest.MonkeyPatch) -> None:
     def decide(head: Any, outcome: Outcome) -> Any:
         key = keys.outcome(head.plan.version)
         written = yield from procedures.create_entry(key, outcome)
-        stored = outcome if written.mine else (yield from procedures.read_parts(Outcome, key, written.data))[0]
+        stored = outcome if written.mine else (yield from procedures.read_spilled(Outcome, key, written.data))[0]
         plan = head.plan
         pointer = RunPointer(run_key=plan.run_key, j=plan.j, version=plan.version, target=plan.target)
         yield from procedures.create_entry(keys.pointer(plan.run_key, plan.j), pointer)
@@ -166,14 +166,14 @@ def newest_pointer_is_not_confirmed(patch: pytest.MonkeyPatch) -> None:
 
 
 def drain_checks_only_its_own_last_outcome(patch: pytest.MonkeyPatch) -> None:
-    real = procedures.settled
+    real = procedures.position_after
 
-    def settled(head: Any, plan: Any, outcome: Outcome) -> Any:
+    def position_after(head: Any, plan: Any, outcome: Outcome) -> Any:
         position = real(replace(head, outcome=outcome), plan, outcome)
         return replace(position, head=head)
 
-    patch.setattr(procedures, "settled", settled)
-    patch.setattr(run, "settled", settled)
+    patch.setattr(procedures, "position_after", position_after)
+    patch.setattr(run, "position_after", position_after)
 
 
 def vacuum_deletes_attempts_of_open_versions(patch: pytest.MonkeyPatch) -> None:
@@ -230,7 +230,7 @@ def reprocess_uses_the_current_deduplication_state(patch: pytest.MonkeyPatch) ->
     def dedup_state(self: run.Run, head: Any, plan: Any) -> Any:
         return (None if head.outcome is None else head.outcome.state), plan.planned_at_ms
 
-    patch.setattr(run.Run, "_dedup_state", dedup_state)
+    patch.setattr(run.Run, "_base_state", dedup_state)
 
 
 def reprocess_ignores_ids_after_its_root(patch: pytest.MonkeyPatch) -> None:
@@ -248,12 +248,12 @@ def adoption_does_not_check_the_deduplication_state(patch: pytest.MonkeyPatch) -
 
 
 def each_attempt_reads_its_own_clock(patch: pytest.MonkeyPatch) -> None:
-    real = run.Run._dedup_state
+    real = run.Run._base_state
 
     def dedup_state(self: run.Run, head: Any, plan: Any) -> Any:
         return real(self, head, plan)[0], self.opened.log.clock.now_ms()
 
-    patch.setattr(run.Run, "_dedup_state", dedup_state)
+    patch.setattr(run.Run, "_base_state", dedup_state)
 
 
 def layers_expire_with_their_oldest_id(patch: pytest.MonkeyPatch) -> None:

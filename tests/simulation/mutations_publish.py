@@ -73,7 +73,7 @@ def empty_reprocess_keeps_the_old_rows(patch: pytest.MonkeyPatch) -> None:
 
 
 def receipts_are_created_before_publishing(patch: pytest.MonkeyPatch) -> None:
-    real = publish._roll_forward
+    real = publish._publish_or_skip
 
     def roll_forward(opened: Any, head: ClosedHead, outcome: Outcome, **kwargs: Any) -> ClosedHead:
         sinks = {name: Receipt(result="applied", rows=outcome.sinks[name].rows) for name in outcome.publish}
@@ -85,7 +85,7 @@ def receipts_are_created_before_publishing(patch: pytest.MonkeyPatch) -> None:
         opened.log.put_receipts(head, receipts)
         return real(opened, head, outcome, **kwargs)
 
-    patch.setattr(publish, "_roll_forward", roll_forward)
+    patch.setattr(publish, "_publish_or_skip", roll_forward)
 
 
 def plan_does_not_wait_for_receipts(patch: pytest.MonkeyPatch) -> None:
@@ -99,9 +99,9 @@ def plan_does_not_wait_for_receipts(patch: pytest.MonkeyPatch) -> None:
 
 
 def last_sink_is_not_published(patch: pytest.MonkeyPatch) -> None:
-    real = publish.publishing
+    real = publish.publishing_sink
 
-    def publishing(pipeline: Any, name: str) -> Any:
+    def publishing_sink(pipeline: Any, name: str) -> Any:
         sink = real(pipeline, name)
         if name != pipeline.publishes[-1]:
             return sink
@@ -115,7 +115,7 @@ def last_sink_is_not_published(patch: pytest.MonkeyPatch) -> None:
 
         skip = publish
 
-    patch.setattr(publish, "publishing", publishing)
+    patch.setattr(publish, "publishing_sink", publishing_sink)
 
 
 def staged_rows_are_deleted_before_the_receipts(patch: pytest.MonkeyPatch) -> None:

@@ -36,16 +36,16 @@ def rollback_keeps_the_rows(patch: pytest.MonkeyPatch) -> None:
 
 
 def rollback_keeps_the_state(patch: pytest.MonkeyPatch) -> None:
-    real = rollback.rolling_back
+    real = rollback.rollback_outcome
 
-    def rolling_back(log: Any, head: Any) -> Outcome:
+    def rollback_outcome(log: Any, head: Any) -> Outcome:
         return replace(real(log, head), state=head.outcome.state)
 
-    patch.setattr(rollback, "rolling_back", rolling_back)
+    patch.setattr(rollback, "rollback_outcome", rollback_outcome)
 
 
 def rollback_removes_corrections(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(CommitLog, "corrections_after", lambda self, version, closed: [])
+    patch.setattr(CommitLog, "reprocessing_runs_after", lambda self, version, closed: [])
 
 
 def readers_ignore_rollbacks(patch: pytest.MonkeyPatch) -> None:

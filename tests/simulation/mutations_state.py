@@ -22,12 +22,12 @@ def reprocessing_changes_the_state(patch: pytest.MonkeyPatch) -> None:
 
 
 def reprocessing_starts_from_the_newest_state(patch: pytest.MonkeyPatch) -> None:
-    real = run.Run._dedup_state
+    real = run.Run._base_state
 
     def dedup_state(self: Any, head: Any, plan: Any) -> Any:
         return self._current_state(head), real(self, head, plan)[1]
 
-    patch.setattr(run.Run, "_dedup_state", dedup_state)
+    patch.setattr(run.Run, "_base_state", dedup_state)
 
 
 def vacuum_deletes_shared_sst_files(patch: pytest.MonkeyPatch) -> None:

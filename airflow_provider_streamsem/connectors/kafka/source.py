@@ -213,7 +213,7 @@ class KafkaSource(SourceDefaults):
         return _named(cluster.offsets_for_time(self.partitions(cluster), at_ms))
 
     def expiry(self, start: Offsets, *, within_ms: int | None, now_ms: int) -> Expiry:
-        """Estimate how soon retention deletes records at or after ``start``."""
+        """Count the unread offsets that retention has deleted, or may delete soon at or after ``start``."""
         cluster = self.cluster()
         return expiry(cluster, self.partitions(cluster), start, within_ms=within_ms, now_ms=now_ms)
 

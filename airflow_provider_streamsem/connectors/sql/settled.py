@@ -4,22 +4,23 @@ Finds the offset below which no transaction can still commit a row.
 A transaction obtains its cursor value before it commits. So a row with a smaller value may become visible after a row with a greater one. A reader that
 continues after the greatest visible value would never read the smaller one.
 
-On Postgres, the writers must follow two rules. (1) The transaction that writes a row also obtains its cursor value. (2) The generator never goes
-back: a sequence, which gives each integer to one transaction, or the server's clock (``now()``, ``clock_timestamp()``). The proof of the bound:
+On Postgres, the writers must follow two rules. (1) The transaction that writes a row also obtains its cursor value. (2) The generator never goes back: a
+sequence, which gives each integer to one transaction, or the server's clock (``now()``, ``clock_timestamp()``). The proof that :func:`settled_end` is
+correct:
 
 * Integers with a sequence, by an identity or ``DEFAULT nextval(...)``. ``B`` is the greatest committed value. A smaller value was obtained before ``B``. Its
-  transaction holds the sequence's lock until it ends, because ``nextval`` locks the sequence. So the function first reads ``B``, then lists the transactions
-  that hold this lock, and waits for their end. Then every value up to ``B`` is visible or will never be committed. It does not wait for
+  transaction holds the sequence's lock until it ends, because ``nextval`` locks the sequence. So ``settled_end`` first reads ``B``, then lists the
+  transactions that hold this lock, and waits for their end. Then every value up to ``B`` is visible or will never be committed. It does not wait for
   transactions that do not use the sequence.
-* Integers without a sequence. The same, but with all open transactions of the database. Each holds the lock of its virtual transaction id, even before it
-  has a transaction id. Every user may read these locks.
-* Times. The function first reads the server's clock, ``T``, then lists the open transactions. One that begins later obtains a value of ``T`` or later. One that
-  is open obtains no value before its own start, ``xact_start``. So the bound is the earliest of these times. Users without ``pg_read_all_stats`` do not see
-  ``xact_start`` of other users, so the function waits for those transactions. A server process takes the time of ``now()`` shortly before it locks its virtual
-  transaction id, so the bound is one second before ``T``.
+* Integers without a sequence. The same, but with all open transactions of the database. Each holds the lock of its virtual transaction id, even before it has
+  a transaction id. Every user may read these locks.
+* Times. ``settled_end`` first reads the server's clock, ``T``, then lists the open transactions. A transaction that begins later obtains a value of ``T`` or
+  later. A transaction that is open obtains no value before its own start, ``xact_start``. So the bound is the earliest of these times. Users without
+  ``pg_read_all_stats`` do not see ``xact_start`` of other users, so ``settled_end`` waits for those transactions. A server process takes the time of
+  ``now()`` shortly before it locks its virtual transaction id, so the bound is one second before ``T``.
 
 A transaction releases its locks after its commit is visible. A prepared transaction counts as open. It is listed before the locks of its session are released,
-so the function lists prepared transactions again after the sessions' transactions have ended. A subtransaction is part of its transaction.
+so ``settled_end`` lists prepared transactions again after the sessions' transactions have ended. A subtransaction is part of its transaction.
 
 Other databases do not show enough about open transactions. There, the caller gives a ``lag``: the bound is that far before the greatest value, or before the
 current time.
@@ -201,7 +202,7 @@ def _postgres_now_us(connection: sa.Connection, cursor: Cursor) -> int:
 def _warn_of_old(now_us: int, begins_us: Sequence[int]) -> None:
     oldest_s = (now_us - min(begins_us, default=now_us)) // 1_000_000
     if oldest_s >= _OLD_S:
-        message = "source jdbc: a transaction of the database is open since %d s; rows with later cursor values are read after it has ended"
+        message = "source jdbc: a transaction of the database has been open for %d s; rows with later cursor values are read after it has ended"
         logger.warning(message, oldest_s)
 
 
@@ -225,7 +226,7 @@ def _sequences(connection: sa.Connection, target: Target, cursor: Cursor, lag: i
         raise InvalidError(
             "a partition of the table is a foreign table, and the transactions of its server are not visible; nothing was written",
             table=target.name,
-        ).advising("read the tables of each server as a source of its own.")
+        ).advising("read the tables of each server as a separate source.")
     if lag is None and is_replicated:
         raise InvalidError(
             "a subscription of logical replication writes the table, and commits rows with older cursor values later; nothing was written",

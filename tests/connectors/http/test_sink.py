@@ -174,6 +174,7 @@ ENDPOINTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other_run", ["same run", "other run"])
 @pytest.mark.parametrize(("choice", "replies"), ENDPOINTS)
 def test_crash_at_every_step_then_recovery(
@@ -205,6 +206,7 @@ def test_crash_at_every_step_then_recovery(
     assert (repeated > 0) == (choice != "at_most_once"), "only the other choices repeat calls"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other_run", ["a", "b"])
 @pytest.mark.parametrize(("choice", "replies"), ENDPOINTS)
 def test_concurrent_runs_with_a_pause_at_every_step(

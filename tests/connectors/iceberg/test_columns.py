@@ -450,7 +450,7 @@ def test_bound_that_one_row_group_lacks_is_omitted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["token", "credential", "s3.secret-access-key", "adls.account-key", "header.Authorization"])  # fmt: skip
 def test_secret_in_the_spec_is_refused_and_not_quoted(tmp_path: Path, name: str) -> None:
-    with pytest.raises(InvalidError, match="a connection") as raised:
+    with pytest.raises(InvalidError, match="connection") as raised:
         IcebergSink(str(tmp_path), "a.b", properties={name: SECRET})
     assert SECRET not in str(raised.value)
 

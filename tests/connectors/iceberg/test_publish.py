@@ -427,6 +427,7 @@ def test_expiry_removes_old_snapshots_of_the_sink_and_keeps_those_of_other_write
     assert len(lake.rows()) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_crash_at_every_step_then_retry_publishes_once(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch

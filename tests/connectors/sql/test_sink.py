@@ -142,6 +142,7 @@ def use_steps(monkeypatch: pytest.MonkeyPatch) -> Callable[[Steps], None]:
     return use
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "run_kind"), [("append", "batch"), ("replace_version", "reprocess")])
 def test_crash_or_lost_reply_at_any_call_leaves_every_row_once(
     mode: str, run_kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use_steps: Callable[[Steps], None]
