@@ -128,6 +128,11 @@ class ChainStates:
     commits: tuple[tuple[Json, Json], ...]
 
 
+def has_only_expired_ids(dedup: Dedup | None, state: Json, now_ms: int) -> bool:
+    """Return whether a state has ids, and all of them have expired by ``ttl_s`` at ``now_ms`` (milliseconds UTC)."""
+    return dedup is not None and bool(stored_layers(state)) and not layers_of(state, dedup, now_ms)
+
+
 def layers_of(state: Json, dedup: Dedup, now_ms: int) -> list[Layer]:
     """
     Return the layers with ids that are not expired, oldest first.

@@ -22,8 +22,8 @@ class Repinning(Protocol):
         """
         How a run reacts to a slice with ``corrected`` records whose former values were read by earlier versions.
 
-        ``refuse``: the run fails before it plans. ``reprocess``: the run reprocesses these versions before it plans. ``ignore``: slices have no ``corrected``
-        records.
+        ``refuse``: the run fails before it plans. ``reprocess``: the run reprocesses these versions before it plans. ``ignore``: slices have only
+        ``corrected`` records that the source will deliver again, and the run fails before it plans.
         """
         ...
 

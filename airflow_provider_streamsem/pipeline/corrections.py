@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from functools import cache, partial
+
 from airflow_provider_streamsem.connectors.upstreams import Repinning
 from airflow_provider_streamsem.errors import LogDamagedError
 from airflow_provider_streamsem.pipeline.opening import OpenPipeline
@@ -24,6 +27,13 @@ def repinned(opened: OpenPipeline, plan: Plan) -> Json:
     return plain(source.repin(plan.ranges, plan.gaps, source.read_pins(plan.pins)), sparse=True)
 
 
+def before_version(version: int) -> str:
+    """Return the advice to start again before a version whose records a state contains."""
+    if version == 0:
+        return "fork the pipeline without state into a new log and new datasets: streamsem fork NEW.toml LOG --at -1."
+    return f"run `streamsem rollback PIPELINE {version - 1}`, then run again: the newest records are read."
+
+
 def outdated(opened: OpenPipeline, head: Head, corrected: Gaps) -> list[int]:
     """
     Return the versions whose rows were computed from former records, in ascending order. A version that was reprocessed since is not outdated.
@@ -31,42 +41,47 @@ def outdated(opened: OpenPipeline, head: Head, corrected: Gaps) -> list[int]:
     :param corrected: partition → ``[start, end)`` of the replaced records, below ``head.next``
     """
     versions: set[int] = set()
+    read = _Reader(opened, head)
     for partition, ranges in corrected.items():
         for offset in (offset for start, end in ranges for offset in range(start, end)):
-            batch = _reader(opened, head, partition, offset)
-            if batch is not None and (batch in versions or _is_outdated(opened, head, batch)):
+            batch = read.batch_of(partition, offset)
+            if batch is not None and batch not in versions and read.is_outdated(batch):
                 versions.add(batch)
     return sorted(versions)
 
 
-def _reader(opened: OpenPipeline, head: Head, partition: str, offset: int) -> int | None:
-    """Return the committed batch that read an offset and was not rolled back; ``None`` if the offset is below the initial offsets, or in a gap."""
-    if head.outcome is None:
-        return None
-    kept = opened.log.lineage(head.outcome)
-    versions = next((v for v in kept if offsets.position(_stored(opened, v[-1])[1].next, partition) > offset), kept[-1])
-    low, high = versions[0], versions[-1]
-    # Without the versions that were rolled back, the next offset never decreases. So the first version whose next offset is above the offset has read it.
-    while low < high:
-        middle = (low + high) // 2
-        if offsets.position(_stored(opened, middle)[1].next, partition) > offset:
-            high = middle
-        else:
-            low = middle + 1
-    plan, outcome = _stored(opened, low)
-    start, end = plan.ranges.get(partition, (0, 0))
-    is_gap = any(first <= offset < last for first, last in plan.gaps.get(partition, ()))
-    was_read = outcome.committed and plan.replaces is None and start <= offset < end and not is_gap
-    return low if was_read else None
+class _Reader:
+    """Finds the batches of this pipeline that have read an offset. It reads each entry once."""
 
+    def __init__(self, opened: OpenPipeline, head: Head) -> None:
+        self._opened, self._head = opened, head
+        self._kept = [] if head.outcome is None else opened.log.lineage(head.outcome)
+        self._stored = cache(partial(_stored, opened))
+        self.is_outdated = cache(self._is_outdated)
 
-def _is_outdated(opened: OpenPipeline, head: Head, batch: int) -> bool:
-    source = opened.pipeline.source
-    newest = opened.log.find_current(batch, head)
-    assert newest is not None  # the batch was not rolled back
-    current, _ = _stored(opened, newest)
-    pins = source.read_pins(current.pins)
-    return isinstance(source, Repinning) and [*source.repin(current.ranges, current.gaps, pins)] != [*pins]
+    def batch_of(self, partition: str, offset: int) -> int | None:
+        """Return the committed batch that read an offset and was not rolled back; ``None`` if the offset is below the initial offsets, or in a gap."""
+        if not self._kept:
+            return None
+        # Without the versions that were rolled back, the next offset never decreases. So the first version whose next offset is above the offset has read it.
+        versions = next((v for v in self._kept if self._next(v[-1], partition) > offset), self._kept[-1])
+        first = bisect_right(versions, offset, key=lambda version: self._next(version, partition))
+        plan, outcome = self._stored(versions[min(first, len(versions) - 1)])
+        start, end = plan.ranges.get(partition, (0, 0))
+        is_gap = any(first <= offset < last for first, last in plan.gaps.get(partition, ()))
+        was_read = outcome.committed and plan.replaces is None and start <= offset < end and not is_gap
+        return plan.version if was_read else None
+
+    def _next(self, version: int, partition: str) -> int:
+        return offsets.position(self._stored(version)[1].next, partition)
+
+    def _is_outdated(self, batch: int) -> bool:
+        source = self._opened.pipeline.source
+        newest = self._opened.log.find_current(batch, self._head)
+        assert newest is not None  # the batch was not rolled back
+        current, _ = self._stored(newest)
+        pins = source.read_pins(current.pins)
+        return isinstance(source, Repinning) and [*source.repin(current.ranges, current.gaps, pins)] != [*pins]
 
 
 def _stored(opened: OpenPipeline, version: int) -> tuple[Plan, Outcome]:

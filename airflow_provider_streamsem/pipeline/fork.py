@@ -113,8 +113,7 @@ def _check_locations(old: CommitLog, new: CommitLog) -> None:
 
 
 def _warn_of_expired_ids(pipeline: Pipeline, state: Json, now_ms: int) -> None:
-    layers = dedup.stored_layers(state)
-    if pipeline.dedup is not None and layers and not dedup.layers_of(state, pipeline.dedup, now_ms):
+    if dedup.has_only_expired_ids(pipeline.dedup, state, now_ms):
         message = "every id in the deduplication state has expired by dedup.ttl_s, so the fork passes records that the original dropped as duplicates"
         logger.warning(message)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from airflow_provider_streamsem import telemetry
+from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.contract import Planner, SourceEnd, SourceSlice
 from airflow_provider_streamsem.connectors.counting import count, counted
 from airflow_provider_streamsem.connectors.upstreams import Repinning
 from airflow_provider_streamsem.errors import InternalError, SourceChangedError
 from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.pipeline import report
-from airflow_provider_streamsem.pipeline.corrections import outdated
+from airflow_provider_streamsem.pipeline.corrections import before_version, outdated
 from airflow_provider_streamsem.pipeline.lookups import pin_lookups
 from airflow_provider_streamsem.pipeline.opening import OpenPipeline
 from airflow_provider_streamsem.pipeline.spec import Pipeline
@@ -101,7 +102,7 @@ def plan_batch(
         run_key=run_key,
         j=ready.j,
         target=target,
-        run_counts=_run_counts(ready),
+        run_counts=_run_counts(opened, ready),
         run_start=_run_start(ready, target, batch.ranges),
         planned_at_ms=planned_at_ms,
         spec=opened.spec,
@@ -123,29 +124,55 @@ def _poll_end(opened: OpenPipeline, planner: Planner, ready: Ready) -> SourceEnd
 
 
 def _run_start(ready: Ready, target: Offsets | None, ranges: Ranges) -> dict[str, int]:
-    """Return the offsets at which the run's first plan started, of all partitions that are known or that it reads."""
+    """
+    Return the offsets at which the run's first plan started, of all partitions that are known or that it reads.
+
+    After a rollback below these offsets, the run starts where the head is now.
+    """
     if ready.before is not None:
-        return dict(ready.before[0].run_start)
+        return {
+            partition: min(offset, offsets.position(ready.head.next, partition))
+            for partition, offset in ready.before[0].run_start.items()
+        }
     start = ready.head.next
     return {p: offsets.position(start, p) for p in sorted({*start, *(target or {}), *ranges})}
 
 
-def _run_counts(ready: Ready) -> dict[str, int]:
-    """Return the sum of the counts of the run's commits."""
+def _run_counts(opened: OpenPipeline, ready: Ready) -> dict[str, int]:
+    """Return the sum of the counts of the run's commits that were not rolled back."""
     if ready.before is None:
         return {}
     plan, outcome = ready.before
+    newest = ready.head.outcome
+    if newest is not None and newest.newest_rollback is not None and newest.newest_rollback > plan.version:
+        return _visible_counts(opened.log, plan.run_key, newest)
     return add_counts(plan.run_counts, outcome.counts) if outcome.committed else dict(plan.run_counts)
+
+
+def _visible_counts(log: CommitLog, run_key: str, newest: Outcome) -> dict[str, int]:
+    kept = log.lineage(newest)
+    total: dict[str, int] = {}
+    for version in log.run_versions(run_key):
+        outcome = log.outcome(version) if any(version in versions for versions in kept) else None
+        if outcome is not None and outcome[0].committed:
+            total = add_counts(total, outcome[0].counts)
+    return total
 
 
 def _refuse_corrections(opened: OpenPipeline, corrected: Gaps, versions: list[int]) -> None:
     """
-    Refuse to read new versions if versions are outdated and ``on_reprocess`` of the source is ``refuse``.
+    Refuse to read new versions if versions are outdated and the source does not let runs reprocess them.
 
     :raises SourceChangedError: names the versions
     """
     source = opened.pipeline.source
-    if isinstance(source, Repinning) and source.on_reprocess == "refuse":
+    if isinstance(source, Repinning) and source.on_reprocess != "reprocess":
+        if opened.pipeline.state is not None:
+            raise SourceChangedError(
+                "the source has replaced or removed records that this pipeline has read, and its state contains them; nothing was planned",
+                pipeline=opened.pipeline.name,
+                versions=versions,
+            ).advising(before_version(versions[0]))
         raise SourceChangedError(
             "the source has replaced records that this pipeline has read, so the rows of these versions are outdated; nothing was planned",
             pipeline=opened.pipeline.name,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from airflow_provider_streamsem import state_files
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, StreamsemError
 from airflow_provider_streamsem.pipeline.abort import abort
-from airflow_provider_streamsem.pipeline.corrections import repinned
+from airflow_provider_streamsem.pipeline.corrections import before_version, repinned
 from airflow_provider_streamsem.pipeline.lookups import check_lookups, pin_lookups
 from airflow_provider_streamsem.pipeline.opening import OpenPipeline
 from airflow_provider_streamsem.pipeline.publish import current_output, publishing_sink
@@ -78,10 +78,16 @@ def plan_reprocess(opened: OpenPipeline, version: int, run_key: str, current_loo
         nonce=clock.new_id(),
     )
     invariants.check_i20(reprocessed, replaced, outcome)
+    source = opened.pipeline.source
+    pins = [*source.read_pins(reprocessed.pins)]
+    if opened.pipeline.state is not None and pins != [*source.read_pins(replaced.pins)]:
+        raise InvalidError(
+            "the source has replaced or removed records that the state contains, and reprocessing does not change the state; nothing was written",
+            version=version,
+        ).advising(before_version(version))
     # Check before the plan is created: an open version blocks every other run, and so does a commit that a sink cannot publish.
     _refuse_deleted_state(opened, current)
-    source = opened.pipeline.source
-    source.check_pins(source.read_pins(reprocessed.pins), was_read=False)
+    source.check_pins(pins, was_read=False)
     check_lookups(opened.pipeline, reprocessed)
     for name in opened.pipeline.publishes:
         publishing_sink(opened.pipeline, name).check_reprocess(current_output(opened.log, current, name))

@@ -110,11 +110,11 @@ def reprocess_run(
     reprocessed = 0
     last = result
     request_prefix = f"{run_key}#{request}:"
-    for version in opened_log.run_versions(run_key):
-        outcome = opened_log.outcome(version)
-        if outcome is not None and outcome[0].committed:
-            last = _reprocess(pipeline, version, f"{request_prefix}{version}", engine, log, announces=False)
-            counts, reprocessed = add_counts(counts, last.counts), reprocessed + 1
+    for version in _visible_batches(opened_log, run_key):
+        last = _reprocess(pipeline, version, f"{request_prefix}{version}", engine, log, announces=False)
+        counts, reprocessed = add_counts(counts, last.counts), reprocessed + 1
+    if reprocessed == 0:  # all versions of the run were rolled back
+        return result
     # Announce once, at the end. If a request failed in between and was never repeated, no result would contain the versions that it announced.
     versions, completed = announce_planned(opened_log, last.version)
     others = [version for version in completed if not version.run_key.startswith(request_prefix)]
@@ -131,6 +131,20 @@ def reprocess_run(
         versions=(min(result.versions[0], versions[0]), max(result.versions[1], versions[1])),
         completed=merge_completed([result.completed, others]),
     )
+
+
+def _visible_batches(log: CommitLog, run_key: str) -> list[int]:
+    """Return the committed batches of a run that were not rolled back, in ascending order."""
+    newest = log.outcome(log.closed_head())
+    kept = [] if newest is None else log.lineage(newest[0])
+    outcomes = [
+        (version, log.outcome(version)) for version in log.run_versions(run_key) if any(version in v for v in kept)
+    ]
+    return [
+        version
+        for version, found in outcomes
+        if found is not None and found[0].committed and found[0].rolled_back is None
+    ]
 
 
 def _is_complete(log: CommitLog, run_key: str) -> bool:

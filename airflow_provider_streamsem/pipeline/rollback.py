@@ -1,4 +1,4 @@
-"""Restores a pipeline to its state after an earlier version: visible rows, offsets, hint and state (PROTOCOL.md, 4.9)."""
+"""Restores a pipeline to its state after an earlier version: visible rows, offsets and state (PROTOCOL.md, 4.9)."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from airflow_provider_streamsem.arguments import integer, text
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.errors import ConflictError, InvalidError, LogDamagedError
 from airflow_provider_streamsem.pipeline.location import with_log_location
-from airflow_provider_streamsem.pipeline.opening import OpenPipeline, open_pipeline
+from airflow_provider_streamsem.pipeline.opening import OpenPipeline, find_record, open_pipeline
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.pipeline.vacuum import oldest_kept
 from airflow_provider_streamsem.protocol import invariants, offsets
 from airflow_provider_streamsem.protocol.entries import Outcome, Plan, RolledBack
 from airflow_provider_streamsem.protocol.offsets import Offsets
 from airflow_provider_streamsem.protocol.procedures import Ready, RunComplete
-from airflow_provider_streamsem.protocol.view import ClosedHead, OpenHead, subtract_counts
+from airflow_provider_streamsem.protocol.view import ClosedHead, Head, OpenHead, subtract_counts
 from airflow_provider_streamsem.state import watermark_after
 
 logger = telemetry.log_of(__name__)
+
+_TRIES = 10
+"""How often a rollback is planned again after another process has rolled the pipeline back at the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,32 +69,61 @@ def rollback(pipeline: Pipeline, to: int, *, run_key: str | None = None, log: Co
     if run_key is not None:
         text("run_key", run_key)
     _refuse_sinks(pipeline, to)
-    opened = open_pipeline(pipeline, log or open_commit_log(pipeline.log))
-    head = opened.log.confirm_head(opened.head)
+    log = log or open_commit_log(pipeline.log)
+    if find_record(pipeline, log) is None:
+        raise InvalidError("there is no log at this location; nothing was written", log=pipeline.log)
+    opened = open_pipeline(pipeline, log)
+    head = opened.head
+    for _ in range(_TRIES):
+        head = log.confirm_head(head)
+        if isinstance(head, OpenHead):
+            plan = head.plan
+            head, outcome = _close_open_rollback(log, head)
+            if plan.run_key == (run_key or _default_key(to, plan.version - 1)):
+                return _result(log, plan, outcome)
+        position = Ready(head=head) if run_key is None else log.locate(run_key, head)
+        if isinstance(position, RunComplete):
+            return _result(log, position.plan, position.outcome)
+        assert isinstance(position, Ready)  # no version is open, and no sink publishes
+        if position.before is not None and position.before[0].kind != "rollback":
+            raise _other_run(position.before[0])
+        wanted = _plan(opened, position, to, run_key)
+        if wanted is None:
+            return Rollback(log=log.store.url, version=None, to=to, offsets=head.next, counts={})
+        _warn_of_expired_ids(opened, wanted)
+        found, _ = log.put_plan(head, wanted)
+        if isinstance(found, OpenHead) and found.plan == wanted:
+            return _result(log, wanted, close_rollback(log, found)[1])
+        head = found
+        if _newest_kind(log, found) != "rollback":
+            break
+    summary = "another process created a version at the same time; this call rolled back nothing"
+    raise ConflictError(summary, to=to, newest_closed=head.closed).advising(
+        "pause the DAG of this pipeline, wait until its runs end, then roll back again."
+    )
+
+
+def _default_key(to: int, closed: int) -> str:
+    return f"rollback:{to}:{closed}"
+
+
+def _newest_kind(log: CommitLog, head: Head) -> str:
+    """Return the kind of the newest version: of the open one, or of the newest closed one."""
     if isinstance(head, OpenHead):
-        head = _close_open_rollback(opened.log, head)
-    position = Ready(head=head) if run_key is None else opened.log.locate(run_key, head)
-    if isinstance(position, RunComplete):
-        return _result(opened.log, position.plan, position.outcome)
-    assert isinstance(position, Ready)  # no version is open, and no sink publishes
-    plan = _plan(opened, position, to, run_key or f"rollback:{to}:{head.closed}")
-    if plan is None:
-        return Rollback(log=opened.log.store.url, version=None, to=to, offsets=head.next, counts={})
-    found, _ = opened.log.put_plan(head, plan)
-    if not isinstance(found, OpenHead) or found.plan.rolled_back != plan.rolled_back:
-        what = "another process created a version at the same time; nothing was rolled back"
-        raise ConflictError(what, to=to, version=plan.version).advising(
-            "pause the DAG of this pipeline, wait until its runs end, then roll back again."
-        )
-    outcome = close_rollback(opened.log, found)[1]
-    return _result(opened.log, found.plan, outcome)
+        return head.plan.kind
+    plan = log.plan(head.closed)
+    return "" if plan is None else plan[0].kind
+
+
+def _other_run(plan: Plan) -> InvalidError:
+    return InvalidError(
+        "the run key belongs to a run that is not a rollback; nothing was written", run_key=plan.run_key
+    ).advising("give the rollback a key of its own.")
 
 
 def _result(log: CommitLog, plan: Plan, outcome: Outcome) -> Rollback:
     if plan.rolled_back is None:
-        raise InvalidError(
-            "the run key belongs to a run that is not a rollback; nothing was written", run_key=plan.run_key
-        )
+        raise _other_run(plan)
     return Rollback(
         log=log.store.url,
         version=plan.version,
@@ -109,7 +141,11 @@ def close_rollback(log: CommitLog, head: OpenHead) -> tuple[ClosedHead, Outcome]
 
 
 def rollback_outcome(log: CommitLog, head: OpenHead) -> Outcome:
-    """Build the outcome of an open rollback: the state and the hint are those of the version to which it returns. Does not store it."""
+    """
+    Build the outcome of an open rollback. Does not store it.
+
+    The state is that of the version to which it returns. The hint stays the newest one, because only it knows the ends of partitions that were deleted since.
+    """
     plan = head.plan
     restored = _restored(log, plan)
     now_ms = log.clock.now_ms()
@@ -123,7 +159,7 @@ def rollback_outcome(log: CommitLog, head: OpenHead) -> Outcome:
         rolled_back=plan.rolled_back,
         newest_rollback=invariants.newest_rollback(plan, before=head.outcome, committed=True),
         next=invariants.next_after(plan, before=head.next, committed=True),
-        hint=restored.hint,
+        hint=head.hint,
         markers=head.before.markers,
         state=restored.state,
         watermark_ms=watermark_after(restored.state),
@@ -155,7 +191,7 @@ def _refuse_sinks(pipeline: Pipeline, to: int) -> None:
         )
 
 
-def _close_open_rollback(log: CommitLog, head: OpenHead) -> ClosedHead:
+def _close_open_rollback(log: CommitLog, head: OpenHead) -> tuple[ClosedHead, Outcome]:
     """
     Complete a rollback whose process died.
 
@@ -167,11 +203,15 @@ def _close_open_rollback(log: CommitLog, head: OpenHead) -> ClosedHead:
         ).advising(
             f"pause the DAG, then run the pipeline, or discard the version with `streamsem abort PIPELINE.toml {head.plan.version}`; then roll back again."
         )
-    return close_rollback(log, head)[0]
+    return close_rollback(log, head)
 
 
-def _plan(opened: OpenPipeline, ready: Ready, to: int, run_key: str) -> Plan | None:
-    """Build the plan of a rollback; ``None`` if no version after ``to`` changed anything."""
+def _plan(opened: OpenPipeline, ready: Ready, to: int, run_key: str | None) -> Plan | None:
+    """
+    Build the plan of a rollback.
+
+    :returns: ``None`` if no version after ``to`` changed anything. With a run key, a plan that changes nothing records that the request is done
+    """
     log, head = opened.log, ready.head
     found = log.outcome(to) if to <= head.closed else None
     if found is None or head.outcome is None:
@@ -189,7 +229,7 @@ def _plan(opened: OpenPipeline, ready: Ready, to: int, run_key: str) -> Plan | N
         ).advising(
             f"write a pipeline file with a new log and new datasets, then run: streamsem fork NEW.toml LOG --at {to}."
         )
-    if not _is_changed(log, kept, to):
+    if run_key is None and not _is_changed(log, kept, to):
         return None
     _refuse_reprocessed(log, to, head.closed)
     restored = found[0]
@@ -205,7 +245,7 @@ def _plan(opened: OpenPipeline, ready: Ready, to: int, run_key: str) -> Plan | N
             next={partition: offsets.position(restored.next, partition) for partition in head.next},
             counts={name: count for name, count in counts.items() if count},
         ),
-        run_key=run_key,
+        run_key=run_key or _default_key(to, head.closed),
         j=ready.j,
         run_start={},
         planned_at_ms=log.clock.now_ms(),
@@ -242,6 +282,12 @@ def _refuse_reprocessed(log: CommitLog, to: int, closed: int) -> None:
         ).advising(
             f"roll back to version {versions[-1]} or a newer one, to a version before the one that it reprocessed, or fork the pipeline at version {to}."
         )
+
+
+def _warn_of_expired_ids(opened: OpenPipeline, plan: Plan) -> None:
+    if dedup.has_only_expired_ids(opened.pipeline.dedup, _restored(opened.log, plan).state, plan.planned_at_ms):
+        message = "every id in the restored deduplication state has expired by dedup.ttl_s, so records that were dropped as duplicates may be written"
+        logger.warning(message)
 
 
 def _refuse_deleted_state(opened: OpenPipeline, head: ClosedHead, restored: Outcome) -> None:

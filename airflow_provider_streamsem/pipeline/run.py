@@ -417,10 +417,12 @@ class Run:
         """Stage the rows. Then check that the source still has the pinned items, and that the row counts of read and written rows agree."""
         source = job.source
         try:
-            state = job.base_state if job.chain is None else job.chain.current
-            # Without pins, every offset of the plan is a gap, or the plan only moves the watermark.
-            has_work = job.pins or job.plan.watermark_ms is not None
-            produced = self.engine.stage(job, self.opened.log) if has_work else nothing_produced(job.sinks, state)
+            # Without pins, every offset of the plan is a gap, the plan only moves the watermark, or the source no longer has the records that a version has
+            # read. A reprocessing run must then remove the ids of these records (W27).
+            has_work = job.pins or job.plan.watermark_ms is not None or job.chain is not None
+            produced = (
+                self.engine.stage(job, self.opened.log) if has_work else nothing_produced(job.sinks, job.base_state)
+            )
         except DataError:
             source.check_pins(job.pins, was_read=False)  # an item may have been changed or deleted
             check_lookups(self.opened.pipeline, job.plan)

@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain, islice
 
 from airflow_provider_streamsem import state_files, telemetry
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
@@ -148,16 +149,18 @@ def oldest_kept(log: CommitLog, closed: int, keep_versions: int) -> int | None:
     """
     Return the version whose state is the oldest that is kept: ``keep_versions`` before the newest, without versions that were rolled back.
 
-    Returns ``None`` if there are fewer versions.
+    A rollback does not bring back states that vacuum may have deleted before it.
+
+    :returns: ``None`` if there are fewer versions
     """
     newest = log.outcome(closed)
     kept = [] if newest is None else log.lineage(newest[0])
-    left = keep_versions
-    for versions in reversed(kept):
-        if left < len(versions):
-            return versions[-1 - left]
-        left -= len(versions)
-    return None
+    before = [oldest_kept(log, versions[0] - 1, keep_versions) for versions in kept[1:]]
+    oldest = [version for version in before if version is not None]
+    at = sum(map(len, kept)) - 1 - keep_versions
+    if at >= 0:
+        oldest.append(next(islice(chain.from_iterable(kept), at, None)))
+    return max(oldest, default=None)
 
 
 class _SinkLocation:

@@ -129,6 +129,12 @@ class BatchCommitted:
             raise InvalidError(summary, log=log.store.url, version=version, reason=stored[0].reason).advising(
                 "wait for a later version, or for offsets."
             )
+        newest = log.outcome(log.closed_head())
+        if newest is not None and not any(version in versions for versions in log.lineage(newest[0])):
+            summary = "the version was rolled back, and will never be visible again; a later version reads its range"
+            raise InvalidError(summary, log=log.store.url, version=version).advising(
+                "wait for a later version, or for offsets."
+            )
         return Finding(met=True, seen=_outcome_facts(stored[0]))
 
     @staticmethod

@@ -23,6 +23,7 @@ from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import find_record
 from airflow_provider_streamsem.pipeline.publish import publishing_sink
 from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.pipeline.vacuum import oldest_kept
 from airflow_provider_streamsem.protocol import invariants, keys, procedures, segments
 from airflow_provider_streamsem.protocol.entries import (
     SEGMENT_WIDTH,
@@ -405,10 +406,16 @@ class _Verification:
         """Check that the state after the newest version can be loaded. With a pipeline, check each state that ``state.keep_versions`` keeps."""
         pipeline = self.opened.pipeline
         kept = 0 if pipeline is None or pipeline.state is None else pipeline.state.keep_versions
+        first = None if kept == 0 or not outcomes else oldest_kept(self.opened.log, outcomes[-1].version, kept)
         removed = removed_by_rollbacks(outcomes)
-        newest = [outcome for outcome in outcomes if outcome.version not in removed][-1 - kept :]
+        visible = [
+            outcome for outcome in outcomes if outcome.version not in removed and outcome.version >= (first or 0)
+        ]
+        newest = visible[-1 - kept :]
         states: list[tuple[int | None, Json]] = [(outcome.version, outcome.state) for outcome in newest]
-        if len(newest) <= kept:  # version 0 of a fork can be reprocessed, which needs the inherited state
+        if (
+            first is None and len(newest) <= kept
+        ):  # version 0 of a fork can be reprocessed, which needs the inherited state
             states.insert(0, (None, self.opened.record.initial_state))
         values = [state for _, state in states]
         for index in self._try(partial(state_files.unloadable, self.opened.log.store, values)) or []:

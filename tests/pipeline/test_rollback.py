@@ -13,11 +13,16 @@ import pytest
 from airflow_provider_streamsem import Dedup, rollback
 from airflow_provider_streamsem.errors import ConflictError, InvalidError, StreamsemError
 from airflow_provider_streamsem.pipeline.abort import abort
+from airflow_provider_streamsem.pipeline.reprocess import reprocess_run
 from airflow_provider_streamsem.pipeline.rollback import Rollback
 from airflow_provider_streamsem.pipeline.vacuum import vacuum
+from airflow_provider_streamsem.readers import conditions
+from airflow_provider_streamsem.readers.conditions import BatchCommitted
 from airflow_provider_streamsem.stores.contract import Store, open_store
+from airflow_provider_streamsem.testing.clock import ManualClock
+from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import Crash, Fault, FaultyStore
-from tests.pipeline_fixture import PipelineFixture
+from tests.pipeline_fixture import BeforeOutcome, PipelineFixture, die
 
 
 @pytest.fixture
@@ -86,6 +91,105 @@ def test_rollback_with_a_run_key_is_performed_once(fixture: PipelineFixture) -> 
     fixture.check()
     with pytest.raises(InvalidError, match="not a rollback"):
         rollback(fixture.pipeline(), 1, run_key="next", log=fixture.log())
+
+
+def test_rollback_with_a_run_key_that_changed_nothing_is_not_performed_later(fixture: PipelineFixture) -> None:
+    first = rollback(fixture.pipeline(), 3, run_key="fix", log=fixture.log())
+    assert (first.version, first.counts) == (4, {})
+    fixture.run("next", drain=True)
+    assert rollback(fixture.pipeline(), 3, run_key="fix", log=fixture.log()) == first
+    fixture.check()
+
+
+def test_two_requests_to_one_version_are_two_versions(fixture: PipelineFixture) -> None:
+    def other() -> None:
+        store = BeforeOutcome(fixture.store, die)
+        with suppress(Crash):
+            rollback(fixture.pipeline(), 1, run_key="a", log=fixture.log(store))
+
+    other()
+    second = rollback(fixture.pipeline(), 1, run_key="b", log=fixture.log())
+    assert second.version == 5
+    fixture.run("next", drain=True)
+    for run_key, version in (("a", 4), ("b", 5)):
+        assert rollback(fixture.pipeline(), 1, run_key=run_key, log=fixture.log()).version == version
+    fixture.check()
+
+
+def test_run_key_of_an_unfinished_run_is_refused(tmp_path: Path) -> None:
+    fixture = PipelineFixture(tmp_path)
+    fixture.arrive(8)
+    fixture.dies("drain", drain=True, batch=3)
+    record = fixture.log().read_pipeline()
+    assert record is not None
+    abort(fixture.log(), record, 2, reason="a test")
+    with pytest.raises(InvalidError, match="not a rollback"):
+        rollback(fixture.pipeline(), 0, run_key="drain", log=fixture.log())
+    fixture.run("drain", drain=True)
+    fixture.check()
+
+
+def test_rollback_without_a_log_creates_none(tmp_path: Path) -> None:
+    fixture = PipelineFixture(tmp_path)
+    with pytest.raises(InvalidError, match="there is no log"):
+        roll_back(fixture, 0)
+    assert [*fixture.store.list("")] == []
+
+
+def test_clear_that_reprocesses_leaves_out_rolled_back_versions(fixture: PipelineFixture) -> None:
+    before = fixture.run("single")
+    roll_back(fixture, 3)
+    fixture.run("next", drain=True)
+    result = reprocess_run(
+        fixture.pipeline(), run_key="single", request="clear-1", log=fixture.log(), engine=RowsEngine()
+    )
+    assert result.version == before.version
+    roll_back(fixture, 1)
+    fixture.run("again", drain=True)
+    reprocess_run(
+        fixture.pipeline(), run_key="run", request="clear-1", drain=True, log=fixture.log(), engine=RowsEngine()
+    )
+    fixture.check()
+
+
+def test_result_of_a_drain_counts_no_rolled_back_rows(tmp_path: Path) -> None:
+    fixture = PipelineFixture(tmp_path)
+    fixture.arrive(4)
+    fixture.run("one", drain=True)
+    fixture.arrive(4)
+    fixture.run("two", drain=True)
+    roll_back(fixture, 0)
+    result = fixture.run("two", drain=True)
+    assert (result.counts["written.out"], result.ranges) == (18, {"files": (2, 8)})
+    fixture.check()
+
+
+def test_rollback_keeps_the_newest_hint_which_knows_deleted_partitions(fixture: PipelineFixture) -> None:
+    newest = fixture.log().outcome(3)
+    roll_back(fixture, 0)
+    rolled_back = fixture.log().outcome(4)
+    assert newest is not None
+    assert rolled_back is not None
+    assert rolled_back[0].hint == newest[0].hint
+
+
+def test_restored_ids_that_have_expired_cause_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fixture = PipelineFixture(tmp_path, store=open_store(str(tmp_path / "log")))
+    pipeline = fixture.pipeline(dedup=Dedup(keys=["id"], ttl_s=1))
+    fixture.arrive(4)
+    fixture.run("run", drain=True, pipeline=pipeline)
+    log = fixture.log()
+    log.clock = ManualClock(log.clock.now_ms() + 10_000_000, "later")
+    rollback(pipeline, 0, log=log)
+    assert "has expired by dedup.ttl_s" in caplog.text
+
+
+def test_condition_for_a_rolled_back_version_fails(fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    roll_back(fixture, 1)
+    monkeypatch.setattr(conditions, "open_commit_log", lambda url, clock: fixture.log())
+    assert BatchCommitted(version=1, log=fixture.store.url).check().met
+    with pytest.raises(InvalidError, match="was rolled back"):
+        BatchCommitted(version=2, log=fixture.store.url).check()
 
 
 def test_rollback_after_a_rollback_returns_to_a_version_that_is_still_visible(fixture: PipelineFixture) -> None:

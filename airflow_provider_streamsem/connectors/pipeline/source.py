@@ -321,7 +321,9 @@ class PipelinePlanner:
             _check_guarantee(upstream, self._source.delivery, pins, as_of)
             gaps = _unreadable(upstream, pins, on_data_loss)
             pins = [pin for pin in pins if pin.version not in gaps]
-            corrected = () if self._source.on_reprocess == "ignore" else row_commits.corrected
+            ignored = self._source.on_reprocess == "ignore"
+            # The records of versions that were rolled back are read again, so their rows may not stay.
+            corrected = sorted({*(() if ignored else row_commits.corrected), *row_commits.rolled_back})
             _, newest = upstream.outcome_and_sha(stop - 1, end=last)
             return SourceSlice(
                 ranges={upstream.partition: (first, stop)},

@@ -57,11 +57,13 @@ class RowCommits:
     The commits that hold the rows of batches, as of a version.
 
     :param commits: batch → the commit that holds its rows
-    :param corrected: earlier batches whose rows a reprocessing run has replaced, or a rollback has removed
+    :param corrected: earlier batches whose rows a reprocessing run has replaced
+    :param rolled_back: earlier batches whose rows a rollback has removed. The upstream reads their records again
     """
 
     commits: Mapping[int, int]
     corrected: tuple[int, ...]
+    rolled_back: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -189,7 +191,8 @@ class UpstreamLog:
         """
         batches: dict[int, int] = {}  # commit → the batch whose rows it holds
         kept = self.log.lineage(self.outcome(end - 1, end=end)) if end else []
-        corrected = self._rolled_back(kept, first, end)
+        corrected: set[int] = set()
+        rolled_back = self._rolled_back(kept, first, end)
         at = first
         while at < end:
             if at >= stop and at % SEGMENT_WIDTH == 0 and at + SEGMENT_WIDTH <= end:
@@ -208,7 +211,9 @@ class UpstreamLog:
             elif outcome.replaces.version < first:
                 corrected.add(self.log.find_root(outcome.replaces.version))
             at += 1
-        return RowCommits({batch: commit for commit, batch in batches.items()}, tuple(sorted(corrected)))
+        return RowCommits(
+            {batch: commit for commit, batch in batches.items()}, tuple(sorted(corrected)), tuple(sorted(rolled_back))
+        )
 
     def _rolled_back(self, kept: Sequence[range], first: int, end: int) -> set[int]:
         """

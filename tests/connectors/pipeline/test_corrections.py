@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,7 +11,18 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_streamsem import Dedup, FilesSource, KafkaSink, Limits, PipelineSource, State, reprocess
+from airflow_provider_streamsem import (
+    Dedup,
+    FilesSource,
+    KafkaSink,
+    Limits,
+    PipelineSource,
+    State,
+    reprocess,
+    rollback,
+)
+from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.engine import Job, Produced
 from airflow_provider_streamsem.errors import DataError, InvalidError, SourceChangedError
 from airflow_provider_streamsem.pipeline.run import plan_run
 from airflow_provider_streamsem.stores import memory
@@ -20,6 +32,13 @@ from airflow_provider_streamsem.testing.steps import SteppedStore, Steps
 from airflow_provider_streamsem.testing.stores import CountingStore, Crash, Fault, FaultyStore
 from tests.connectors.pipeline.bronze import Bronze, Silver, pair, results
 from tests.external_systems import PublishingFixture, TableSink
+
+
+class StatelessEngine(RowsEngine):
+    """Stages the rows of a pipeline with state as if it had none."""
+
+    def stage(self, job: Job, log: CommitLog) -> Produced:
+        return super().stage(dataclasses.replace(job, state_settings=None), log)
 
 
 def read_pair(root: Path, **source: Any) -> tuple[Bronze, Silver]:
@@ -52,6 +71,48 @@ class TestRollback:
         silver.run("next", drain=True)
         silver.check()
         silver.run("idle", drain=True)
+        silver.check()
+
+    def test_ids_of_removed_rows_are_no_duplicates_when_they_are_read_again(self, tmp_path: Path) -> None:
+        bronze, silver = read_pair(tmp_path, on_reprocess="reprocess")
+        silver = Silver(
+            tmp_path / "dedup", store=open_store(str(tmp_path / "dedup-log")), bronze=bronze,
+            source={"on_reprocess": "reprocess"}, changes={"dedup": Dedup(keys=["id"], rows=10**6)},
+        )  # fmt: skip
+        silver.run("first", drain=True)
+        bronze.roll_back(0)
+        bronze.run("again", drain=True)
+        silver.run("next", drain=True)
+        silver.check()
+
+    def test_run_that_ignores_corrections_fails_because_the_records_arrive_again(self, tmp_path: Path) -> None:
+        bronze, silver = read_pair(tmp_path, on_reprocess="ignore")
+        bronze.roll_back(0)
+        bronze.run("again", drain=True)
+        with pytest.raises(SourceChangedError, match="streamsem reprocess"):
+            silver.run("next", drain=True)
+        silver.run("fix", reprocessed=1)
+        silver.run("next", drain=True)
+        silver.check()
+
+    def test_pipeline_with_state_must_be_rolled_back_too(self, tmp_path: Path) -> None:
+        bronze, silver = pair(tmp_path)
+        silver.changes = {
+            "state": State(output_mode="update", partitions=1),
+            "transform": lambda rows: rows,
+            "rows": "any",
+        }
+        bronze.commit(2)
+        engine = lambda: StatelessEngine()  # noqa: E731
+        silver.run("first", drain=True, engine=engine())
+        bronze.roll_back(0)
+        bronze.run("again", drain=True)
+        with pytest.raises(SourceChangedError, match="streamsem rollback PIPELINE 0"):
+            silver.run("next", drain=True, engine=engine())
+        with pytest.raises(InvalidError, match="reprocessing does not change the state"):
+            silver.run("fix", reprocessed=1, engine=engine())
+        rollback(silver.pipeline(), 0, log=silver.log())
+        silver.run("next", drain=True, engine=engine())
         silver.check()
 
     def test_versions_that_were_rolled_back_before_they_were_read_have_no_rows(self, tmp_path: Path) -> None:
