@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from datetime import date, datetime, timedelta, timezone
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-import fastavro
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
@@ -23,27 +19,15 @@ from airflow_provider_streamsem.errors import DataError, UnavailableError
 from airflow_provider_streamsem.testing.harness import PipelineHarness
 from airflow_provider_streamsem.testing.messages import KafkaMessage
 from tests.integration.parts.kafka import PASSWORD, USER, Broker
+from tests.integration.schema_registry import V1, V2, Registry, avro, running_registry
 from tests.integration.topics import Topics
 
 pytestmark = pytest.mark.integration
-
-V1 = {
-    "type": "record",
-    "name": "Order",
-    "fields": [{"name": "id", "type": "long"}, {"name": "user", "type": ["null", "string"], "default": None}],
-}
-V2 = {**V1, "fields": [*V1["fields"], {"name": "amount", "type": "double", "default": 0.0}]}
 
 
 @pytest.fixture
 def topics(broker: Broker, spark: SparkSession, tmp_path: Path) -> Topics:
     return Topics(broker, tmp_path)
-
-
-def avro(schema: dict[str, Any], record: dict[str, Any]) -> bytes:
-    out = io.BytesIO()
-    fastavro.schemaless_writer(out, fastavro.parse_schema(schema), record)
-    return out.getvalue()
 
 
 def quarantined(topics: Topics) -> list[dict[str, Any]]:
@@ -186,43 +170,10 @@ def test_source_without_records_has_its_columns_and_sends_no_request_to_the_regi
     assert source.load(spark, []).frame.columns[:2] == ["id", "user"]
 
 
-class Registry(BaseHTTPRequestHandler):
-    """Two endpoints of a schema registry: the versions of a subject, and one version."""
-
-    subjects: ClassVar[dict[str, list[tuple[int, str]]]] = {}
-    is_down: ClassVar[bool] = False
-
-    def do_GET(self) -> None:
-        parts = self.path.strip("/").split("/")
-        versions = self.subjects.get(parts[1], [])
-        if self.is_down:
-            self.send_error(500)
-        elif not versions:
-            self.send_error(404)
-        else:
-            number, schema = versions[int(parts[3]) - 1] if len(parts) == 4 else (0, "")
-            body: Any = (
-                {"subject": parts[1], "id": number, "version": 1, "schema": schema}
-                if len(parts) == 4
-                else list(range(1, len(versions) + 1))
-            )
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(json.dumps(body).encode())
-
-    def log_message(self, format: str, *args: Any) -> None:
-        return
-
-
 @pytest.fixture
 def registry() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Registry)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    Registry.subjects, Registry.is_down = {}, False
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    with running_registry() as url:
+        yield url
 
 
 def test_registry_avro_is_decoded_with_the_schema_that_wrote_it(topics: Topics, registry: str) -> None:

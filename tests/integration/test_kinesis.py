@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_provider_streamsem import FilesSink, Json, KinesisSource, Limits, Pipeline, run_batch
+from airflow_provider_streamsem import Avro, FilesSink, Json, KinesisSource, Limits, Pipeline, run_batch
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.contract import SourceSlice
@@ -32,6 +32,7 @@ from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.stores import Crash
 from tests.integration.parts.kinesis import Kinesalite
+from tests.integration.schema_registry import V1, avro
 from tests.step_by_step import step_by_step
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("spark")]
@@ -339,6 +340,15 @@ def test_data_that_cannot_be_decoded_are_quarantined_with_their_sequence_number(
     log = open_log(CommitLog(open_store(str(orders.root / "log"))))
     [record] = log.quarantined()
     assert (record["sequence_number"], record["raw"]) == (number, '{"id": "x"}')
+
+
+def test_avro_data_are_decoded(orders: Orders) -> None:
+    orders.put_data(avro(V1, {"id": 7, "user": "ann"}))
+    number = orders.put_data(avro(V1, {"id": 8, "user": None}) + b"more")
+    assert orders.run("a", source={"value": Avro(json.dumps(V1))}).counts["quarantined"] == 1
+    log = open_log(CommitLog(open_store(str(orders.root / "log"))))
+    assert [record["sequence_number"] for record in log.quarantined()] == [number]
+    assert orders.visible() == Counter([7])
 
 
 def test_pipeline_starts_at_the_named_position(orders: Orders) -> None:

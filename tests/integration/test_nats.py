@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_provider_streamsem import Json, Limits, NatsSource, Pipeline, open_log, reprocess, run_batch, verify
+from airflow_provider_streamsem import Avro, Json, Limits, NatsSource, Pipeline, open_log, reprocess, run_batch, verify
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
 from airflow_provider_streamsem.connectors.nats import client
@@ -40,6 +40,7 @@ from tests.integration.parts import certificates
 from tests.integration.parts.nats import NatsServer, Operator
 from tests.integration.parts.server import free_port, running, search_path
 from tests.integration.parts.spark import ConnectServer
+from tests.integration.schema_registry import V1, V2, Registry, avro, running_registry
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("streamsem_spark")]
 _NAMES = count()
@@ -157,6 +158,24 @@ def test_data_that_cannot_be_decoded_is_quarantined_and_empty_data_has_null_fiel
     assert sorted((record["sequence"], record["raw"], record["encoding"]) for record in bad_records) == [
         (3, "no json", "utf-8"), (4, "/w==", "base64"),
     ]  # fmt: skip
+
+
+def test_avro_is_decoded_with_the_schema_that_wrote_it(stream: Stream) -> None:
+    with running_registry() as registry:
+        Registry.subjects["orders"] = [(11, json.dumps(V1)), (300, json.dumps(V2))]
+        old, new = avro(V1, {"id": 1, "user": "a"}), avro(V2, {"id": 2, "user": None, "amount": 1.5})
+        framed = [b"\x00" + n.to_bytes(4, "big") + data for n, data in ((11, old), (300, new), (12, old))]
+        stream.nats.publish(f"{stream.name}.eu", [*framed, b"", b"\xff"])
+        value = Avro(json.dumps(V2), registry=registry, subject="orders")
+        result = stream.run("r", {"value": value})
+    assert result.counts["quarantined"] == 2
+    assert stream.rows("id", '"user"', "amount", "nats_sequence") == [
+        (1, "a", 0.0, 1), (2, None, 1.5, 2), (None, None, None, 4),
+    ]  # fmt: skip
+    bad = open_log(str(stream.root / "log")).quarantined()
+    assert {(record["sequence"], record["error"]) for record in bad} == {
+        (3, "the data cannot be decoded"), (5, "the data cannot be decoded"),
+    }  # fmt: skip
 
 
 def test_retry_reads_the_planned_range_though_more_messages_arrived(stream: Stream) -> None:

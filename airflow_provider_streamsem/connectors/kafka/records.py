@@ -12,24 +12,16 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StringType
 from pyspark.sql.utils import is_remote
 
-from airflow_provider_streamsem import telemetry
-from airflow_provider_streamsem.connectors.columns.nested import anywhere, holds
 from airflow_provider_streamsem.connectors.contract import BadRecord
-from airflow_provider_streamsem.connectors.kafka.registry import registry_of, versions_of
-from airflow_provider_streamsem.connectors.kafka.registry import warnings as registry_warnings
-from airflow_provider_streamsem.connectors.parsing import json_text as parsing
 from airflow_provider_streamsem.connectors.parsing.bad_rows import bad_rows, text_of
-from airflow_provider_streamsem.connectors.parsing.decoders import Avro, Decoder, Json
-from airflow_provider_streamsem.connectors.parsing.sql_text import struct_of
+from airflow_provider_streamsem.connectors.parsing.decoded import Decoded, decode
+from airflow_provider_streamsem.connectors.parsing.decoders import Decoder
 from airflow_provider_streamsem.errors import DataError
 
 if TYPE_CHECKING:
     from airflow_provider_streamsem.connectors.kafka.pins import RangePin
-
-logger = telemetry.log_of(__name__)
 
 COLUMNS = (
     "topic string, partition int, offset long, timestamp timestamp, headers array<struct<key: string, value: binary>>, "
@@ -37,7 +29,7 @@ COLUMNS = (
 )
 """The columns of Kafka records, as Spark DDL."""
 _OWN = ("topic", "partition", "offset", "timestamp", "headers", "key")
-_BAD, _RECORD_LOCATION, _DECODED = "__streamsem_bad", "__streamsem_place", "__streamsem_decoded_"
+_BAD, _RECORD_LOCATION = "__streamsem_bad", "__streamsem_place"
 _REASON = "__streamsem_reason"
 _V1_SOURCES = "spark.sql.sources.useV1SourceList"
 # With Kafka's default of 1 MiB a task waits for a fetch every few thousand records. This took a fifth of the time of a batch of 50,000 records.
@@ -61,9 +53,9 @@ class KafkaRecords:
     def __init__(self, read: DataFrame, *, key: Decoder | None, value: Decoder | None, topics: list[str]) -> None:
         self._decoders = {part: decoder for part, decoder in (("key", key), ("value", value)) if decoder is not None}
         self._unreadable: list[str] = []
-        parts: dict[str, _Decoded] = {}
+        parts: dict[str, Decoded] = {}
         for part, decoder in self._decoders.items():
-            parts[part] = _decoded(part, decoder, topics, read)
+            parts[part] = decode(read, part, decoder, subjects=[f"{topic}-{part}" for topic in topics])
             read = parts[part].frame
             self._unreadable += parts[part].unreadable
         if not parts:
@@ -182,111 +174,6 @@ def _group(options: Mapping[str, str], pins: Sequence[RangePin]) -> dict[str, st
 def _named_group(identity: str) -> str:
     """Return a random group name. The cache returns the same name for the same identity."""
     return f"spark-kafka-relation-{secrets.token_hex(16)}"
-
-
-class _Decoded:
-    """
-    The decoded keys or values of the messages.
-
-    :param frame: the DataFrame to which the columns belong
-    :param record: a struct of the fields; null if the message has a null key or value
-    :param fields: name → column
-    :param bad: a boolean column: whether the key or value cannot be decoded
-    :param unreadable: for each schema version whose records are all marked as bad: the reason
-    :param reason: SQL of a text; see :class:`airflow_provider_streamsem.connectors.parsing.sql_text.Parsed`
-    """
-
-    def __init__(
-        self,
-        frame: DataFrame,
-        record: Column,
-        fields: Mapping[str, Column],
-        bad: Column,
-        unreadable: Sequence[str] = (),
-        reason: str = "''",
-    ) -> None:
-        self.frame, self.record, self.fields, self.bad, self.unreadable = frame, record, fields, bad, unreadable
-        self._reason = reason
-
-    def why_bad(self, part: str) -> Column:
-        """Return a column with the reason why the key or value (``part``) of a bad record cannot be decoded."""
-        return F.expr(f"concat_ws(': ', '{part} cannot be decoded', nullif({self._reason}, ''))")
-
-
-def _decoded(part: str, decoder: Decoder, topics: list[str], read: DataFrame) -> _Decoded:
-    return _json(part, decoder, read) if isinstance(decoder, Json) else _avro(part, decoder, topics, read)
-
-
-def _json(part: str, decoder: Json, read: DataFrame) -> _Decoded:
-    columns = parsing.struct(decoder.schema, "json")
-    column = f"{_DECODED}{part}"
-    parsed = parsing.with_json(read, f"CAST({part} AS STRING)", columns, decoder.options, column)
-    is_bad = F.col(part).isNotNull() & F.col(parsed.bad)
-    fields = {name: F.expr(value) for name, value in parsed.values.items()}
-    record = F.when(F.col(part).isNotNull(), F.expr(struct_of(parsed.values)))
-    frame = parsed.frame.withColumn(parsed.bad, is_bad)
-    return _Decoded(frame, record, fields, F.col(parsed.bad), reason=parsed.reason)
-
-
-def _avro(part: str, decoder: Avro, topics: list[str], read: DataFrame) -> _Decoded:
-    """
-    Decode Avro, and mark messages that are not exactly one record.
-
-    Each message is decoded as the first field of an outer record, whose second field is a random word. Avro encodes fields one after the other without
-    separators, so the encoded outer record is the message followed by the word. The word is decoded correctly only if the message is exactly one record.
-    """
-    column, word = f"{_DECODED}{part}", secrets.token_bytes(16)
-    names = [f["name"] for f in json.loads(decoder.schema)["fields"]]
-    data = F.col(part)
-    unreadable: list[str] = []
-    registry = registry_of(decoder)
-    if registry is None:
-        outer = _from_avro(F.concat(data, F.lit(word)), decoder.schema, decoder.schema)
-    else:
-        outer = _from_avro(F.lit(None).cast("binary"), decoder.schema, decoder.schema)
-        payload = F.concat(F.expr(f"substring({part}, 6)"), F.lit(word))
-        for warning in registry_warnings(decoder):
-            logger.warning(warning)
-        versions = versions_of(registry, [f"{topic}-{part}" for topic in topics])
-        readable: dict[int, str] = {}
-        for version in versions:
-            reason = version.unreadable(decoder.schema)
-            if reason is None:
-                readable[version.id] = version.schema
-            else:
-                logger.warning("all records with this schema are quarantined: %s", reason)
-                unreadable.append(reason)
-        for schema_id, schema in readable.items():
-            prefix = F.lit(b"\0" + schema_id.to_bytes(4, "big"))
-            outer = F.when(
-                F.expr(f"substring({part}, 1, 5)") == prefix, _from_avro(payload, schema, decoder.schema)
-            ).otherwise(outer)
-    wrapped = read.withColumn(column, outer)
-    is_whole = F.col(column)["record"].isNotNull() & (F.col(column)["word"] == F.lit(word))
-    # Avro strings must be UTF-8, but Spark's reader does not check it.
-    kind = wrapped.schema[column].dataType
-    is_text = holds(kind, StringType)
-    is_not_utf8 = (
-        anywhere(F.col(column), kind, StringType, lambda text: ~F.is_valid_utf8(text)) if is_text else F.lit(False)
-    )
-    bad = data.isNotNull() & (~F.coalesce(is_whole, F.lit(False)) | F.coalesce(is_not_utf8, F.lit(False)))
-    frame = wrapped.withColumn(f"{column}_bad", bad).withColumn(column, F.col(column)["record"])
-    fields = {name: F.col(column)[name] for name in names}
-    return _Decoded(frame, F.col(column), fields, F.col(f"{column}_bad"), unreadable)
-
-
-def _from_avro(data: Column, writer: str, reader: str) -> Column:
-    from pyspark.sql.avro.functions import from_avro
-
-    options = {"mode": "PERMISSIVE", "avroSchema": _outer(reader), "datetimeRebaseMode": "CORRECTED"}
-    return from_avro(data, _outer(writer), options)
-
-
-def _outer(schema: str) -> str:
-    word = {"name": "word", "type": {"type": "fixed", "name": "StreamsemWord", "size": 16}}
-    return json.dumps(
-        {"type": "record", "name": "StreamsemOuter", "fields": [{"name": "record", "type": json.loads(schema)}, word]}
-    )
 
 
 def _refuse_reserved_names(names: Iterable[str]) -> None:

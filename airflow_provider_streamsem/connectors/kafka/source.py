@@ -131,9 +131,7 @@ class KafkaSource(SourceDefaults):
     @property
     def spark_packages(self) -> tuple[str, ...]:
         """Return the names of the Spark packages: ``kafka``, and ``avro`` if a decoder is an :class:`Avro`."""
-        return (
-            ("kafka", "avro") if any(isinstance(part, decoding.Avro) for part in (self.key, self.value)) else ("kafka",)
-        )
+        return ("kafka", *decoding.spark_packages(self.key, self.value))
 
     def to_json(self) -> Json:
         """Return the arguments in the form of the TOML file."""
@@ -280,7 +278,7 @@ class KafkaSource(SourceDefaults):
 
     def warnings(self) -> list[str]:
         """Return a warning if credentials of a schema registry are sent without encryption."""
-        from airflow_provider_streamsem.connectors.kafka import registry
+        from airflow_provider_streamsem.connectors.parsing import registry
 
         decoders = [part for part in (self.key, self.value) if isinstance(part, decoding.Avro)]
         return sorted({text for decoder in decoders for text in registry.warnings(decoder)})

@@ -14,9 +14,9 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from airflow_provider_streamsem.connectors.contract import BadRecord
 from airflow_provider_streamsem.connectors.kinesis import aggregated, reading
 from airflow_provider_streamsem.connectors.kinesis.pins import ShardPin
-from airflow_provider_streamsem.connectors.parsing import json_text as parsing
 from airflow_provider_streamsem.connectors.parsing.bad_rows import bad_rows, text_of
-from airflow_provider_streamsem.connectors.parsing.decoders import Json
+from airflow_provider_streamsem.connectors.parsing.decoded import decode
+from airflow_provider_streamsem.connectors.parsing.decoders import Decoder
 from airflow_provider_streamsem.connectors.pickling import pickled_by_value
 from airflow_provider_streamsem.errors import DataError
 
@@ -33,12 +33,7 @@ _OWN = (
     "approximate_arrival_timestamp",
     "partition_key",
 )
-_BAD, _LOCATION, _DECODED, _REASON = (
-    "__streamsem_bad",
-    "__streamsem_place",
-    "__streamsem_decoded",
-    "__streamsem_reason",
-)
+_BAD, _LOCATION, _REASON = "__streamsem_bad", "__streamsem_place", "__streamsem_reason"
 
 
 class KinesisRecords:
@@ -53,19 +48,20 @@ class KinesisRecords:
     frame: DataFrame
     drop: tuple[str, ...]
 
-    def __init__(self, read: DataFrame, value: Json | None) -> None:
+    def __init__(self, read: DataFrame, value: Decoder | None) -> None:
         if value is None:
             self.frame, self.bad, self.drop = read, None, ()
             return
-        columns = parsing.struct(value.schema, "source kinesis")
-        _refuse_reserved_names(columns.names)
-        parsed = parsing.with_json(read, "CAST(data AS STRING)", columns, value.options, _DECODED)
-        fields = [F.expr(column).alias(name) for name, column in parsed.values.items()]
+        decoded = decode(read, "data", value, subjects=[])
+        _refuse_reserved_names([*decoded.fields])
+        fields = [column.alias(name) for name, column in decoded.fields.items()]
         own = [F.col(name).alias(f"kinesis_{name}") for name in _OWN]
         location = F.struct(*(F.col(name) for name in (*_OWN, "data"))).alias(_LOCATION)
-        is_bad = F.col(parsed.bad).alias(_BAD)
-        self.frame = parsed.frame.select(*fields, *own, is_bad, location)
-        self._explained = parsed.frame.select(is_bad, location, F.when(is_bad, F.expr(parsed.reason)).alias(_REASON))
+        is_bad = F.coalesce(decoded.bad, F.lit(False))
+        self.frame = decoded.frame.select(*fields, *own, is_bad.alias(_BAD), location)
+        reason = F.when(is_bad, decoded.why_bad("the data")).alias(_REASON)
+        self._explained = decoded.frame.select(is_bad.alias(_BAD), location, reason)
+        self._unreadable = decoded.unreadable
         self.bad, self.drop = F.col(_BAD), (_BAD, _LOCATION)
 
     def bad_records(self) -> Iterator[BadRecord]:
@@ -79,8 +75,7 @@ class KinesisRecords:
                 "stream": row["stream"], "shard_id": row["shard_id"], "sequence_number": row["sequence_number"],
                 "sub_sequence_number": row["sub_sequence_number"], "partition_key": row["partition_key"], "encoding": encoding,
             }  # fmt: skip
-            error = ": ".join(["the data cannot be decoded", *([reason] if reason else [])])
-            yield BadRecord(location=location, raw=text, error=error)
+            yield BadRecord(location=location, raw=text, error="; ".join([reason, *self._unreadable]))
 
 
 def read_ranges(

@@ -27,8 +27,9 @@ from airflow_provider_streamsem.connectors.kinesis.starting import (
 )
 from airflow_provider_streamsem.connectors.kinesis.stream import KinesisStream
 from airflow_provider_streamsem.connectors.parsing import decoders as decoding
-from airflow_provider_streamsem.connectors.parsing.decoders import Json as JsonDecoder
-from airflow_provider_streamsem.errors import InvalidError, RecordsMissingError
+from airflow_provider_streamsem.connectors.parsing import registry
+from airflow_provider_streamsem.connectors.parsing.decoders import Decoder
+from airflow_provider_streamsem.errors import RecordsMissingError
 from airflow_provider_streamsem.protocol.entries import Json
 from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges
 from airflow_provider_streamsem.stores import aws, s3
@@ -55,7 +56,7 @@ class KinesisSource:
     :param starting: the record at which a new pipeline starts: ``earliest``, ``latest``, a timestamp with a time zone, or
         ``{"shardId-000000000000": "4968…", …}`` (inclusive). Shards that the mapping does not name start at the earliest record. Shards that are created later
         are read from their beginning
-    :param value: decoder of the data, a :class:`Json`. Default: the data stay binary
+    :param value: decoder of the data, a :class:`Json` or :class:`Avro`. Default: the data stay binary
     :param aggregation: records that the Kinesis Producer Library has aggregated: ``kpl`` splits them, as the Kinesis Client Library does, without the user
         records whose hash key belongs to another shard. ``all`` splits them and keeps all user records. ``none`` does not split them
     :raises InvalidError: an argument is not valid
@@ -67,7 +68,6 @@ class KinesisSource:
     unit: ClassVar[str] = "shards with unread records"
     counted: ClassVar[str] = unit
     limits: ClassVar[tuple[str, ...]] = ("max_rows", "min_rows")
-    spark_packages: ClassVar[tuple[str, ...]] = ()
     location: ClassVar[None] = None  # A dataset cannot overlap a stream.
     reasons: ClassVar[tuple[str, ...]] = (
         "the plan records the first and the last sequence number of each shard's range, and every attempt reads exactly these ranges",
@@ -78,7 +78,7 @@ class KinesisSource:
     region: str | None = None
     endpoint_url: str | None = None
     starting: str | Mapping[str, str] = "earliest"
-    value: JsonDecoder | None = None
+    value: Decoder | None = None
     aggregation: str = "kpl"
 
     def __post_init__(self) -> None:
@@ -102,11 +102,17 @@ class KinesisSource:
                 accepted="a URL without credentials",
             )
         object.__setattr__(self, "starting", starting(f"{where} starting", self.starting))
-        decoder = decoding.decoder(f"{where} value", self.value)
-        if decoder is not None and not isinstance(decoder, JsonDecoder):
-            raise InvalidError(f"{where} value must be a Json decoder", given=decoder.type, accepted=["json"])
-        object.__setattr__(self, "value", decoder)
+        object.__setattr__(self, "value", decoding.decoder_of_data(f"{where} value", self.value))
         arguments.choice(f"{where} aggregation", self.aggregation, ("kpl", "all", "none"))
+
+    @property
+    def spark_packages(self) -> tuple[str, ...]:
+        """Return the names of the Spark packages: ``avro`` if the decoder is an :class:`Avro`."""
+        return decoding.spark_packages(self.value)
+
+    def warnings(self) -> list[str]:
+        """Return a warning if credentials of the schema registry are sent without encryption."""
+        return registry.warnings(self.value) if isinstance(self.value, decoding.Avro) else []
 
     def to_json(self) -> Json:
         """Return the arguments in the form of the TOML file."""
@@ -231,7 +237,7 @@ class KinesisSource:
         from airflow_provider_streamsem.connectors.kinesis.records import COLUMNS, KinesisRecords, read_ranges
 
         if not pins:
-            return KinesisRecords(spark.createDataFrame([], COLUMNS), self.value)
+            return KinesisRecords(spark.createDataFrame([], COLUMNS), decoding.without_registry(self.value))
         settings = self.settings()
         if is_remote():  # A Spark Connect server has its own credentials, and may log what it receives.
             settings = {name: settings[name] for name in ("endpoint_url", "region_name") if name in settings}

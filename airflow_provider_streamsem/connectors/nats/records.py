@@ -9,17 +9,15 @@ from pyspark.sql import functions as F
 
 from airflow_provider_streamsem.connectors.contract import BadRecord
 from airflow_provider_streamsem.connectors.nats.reading import Reading
-from airflow_provider_streamsem.connectors.parsing import json_text as parsing
 from airflow_provider_streamsem.connectors.parsing.bad_rows import bad_rows, text_of
-from airflow_provider_streamsem.connectors.parsing.decoders import Json
+from airflow_provider_streamsem.connectors.parsing.decoded import decode
+from airflow_provider_streamsem.connectors.parsing.decoders import Decoder
 from airflow_provider_streamsem.errors import DataError
 
 COLUMNS = "subject string, sequence long, timestamp timestamp, headers map<string,string>, data binary"
 """The columns of messages, as Spark DDL."""
 _OWN = ("subject", "sequence", "timestamp", "headers")
-_TEXT, _RECORD, _BAD, _LOCATION, _REASON = (
-    f"__streamsem_{name}" for name in ("text", "decoded", "bad", "place", "reason")
-)
+_DATA, _BAD, _LOCATION, _REASON = (f"__streamsem_{name}" for name in ("data", "bad", "place", "reason"))
 
 
 class NatsRecords:
@@ -34,24 +32,23 @@ class NatsRecords:
     frame: DataFrame
     drop: tuple[str, ...]
 
-    def __init__(self, spark: SparkSession, reading: Reading, *, stream: str, value: Json | None) -> None:
+    def __init__(self, spark: SparkSession, reading: Reading, *, stream: str, value: Decoder | None) -> None:
         self._stream = stream
         read = _read(spark, reading)
         if value is None:
             self.frame, self.bad, self.drop = read, None, ()
             return
-        columns = parsing.struct(value.schema, "json")
-        _refuse_reserved_names([field.name for field in columns.fields])
-        with_text = read.withColumn(_TEXT, F.expr("nullif(CAST(data AS STRING), '')"))
-        parsed = parsing.with_json(with_text, _TEXT, columns, value.options, _RECORD)
-        bad = F.expr(f"{_TEXT} IS NOT NULL") & F.col(parsed.bad)
+        message = read.withColumn(_DATA, F.expr("nullif(data, X'')"))
+        decoded = decode(message, _DATA, value, subjects=[])
+        _refuse_reserved_names([*decoded.fields])
         own = [F.col(name).alias(f"nats_{name}") for name in _OWN]
         location = F.struct("subject", "sequence", "data").alias(_LOCATION)
-        fields = [F.expr(column) for column in parsed.columns]
-        self.frame = parsed.frame.select(*fields, *own, bad.alias(_BAD), location)
-        self._explained = parsed.frame.select(
-            bad.alias(_BAD), location, F.when(bad, F.expr(parsed.reason)).alias(_REASON)
-        )
+        fields = [column.alias(name) for name, column in decoded.fields.items()]
+        bad = F.coalesce(decoded.bad, F.lit(False))
+        self.frame = decoded.frame.select(*fields, *own, bad.alias(_BAD), location)
+        reason = F.when(bad, decoded.why_bad("the data")).alias(_REASON)
+        self._explained = decoded.frame.select(bad.alias(_BAD), location, reason)
+        self._unreadable = decoded.unreadable
         self.bad, self.drop = F.col(_BAD), (_BAD, _LOCATION)
 
     def bad_records(self) -> Iterator[BadRecord]:
@@ -64,8 +61,7 @@ class NatsRecords:
             location = {
                 "stream": self._stream, "subject": row["subject"], "sequence": row["sequence"], "encoding": encoding
             }  # fmt: skip
-            error = ": ".join(filter(None, ("the data cannot be decoded", reason)))
-            yield BadRecord(location=location, raw=text, error=error)
+            yield BadRecord(location=location, raw=text, error="; ".join([reason, *self._unreadable]))
 
 
 def _read(spark: SparkSession, reading: Reading) -> DataFrame:

@@ -21,7 +21,8 @@ from airflow_provider_streamsem.connectors.nats.client import NatsClient, Stored
 from airflow_provider_streamsem.connectors.nats.pins import SequencePin, read_pins, refuse_other_streams
 from airflow_provider_streamsem.connectors.nats.stream import StreamState, first_at, state_of, time_ms
 from airflow_provider_streamsem.connectors.parsing import decoders as decoding
-from airflow_provider_streamsem.connectors.parsing.decoders import Json as JsonDecoder
+from airflow_provider_streamsem.connectors.parsing import registry
+from airflow_provider_streamsem.connectors.parsing.decoders import Decoder
 from airflow_provider_streamsem.errors import InvalidError, RecordsMissingError, SourceChangedError
 from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.protocol.entries import Json
@@ -55,7 +56,7 @@ class NatsSource:
     :param domain: JetStream domain; ``None``: that of the server
     :param starting: where a new pipeline starts: ``earliest``, ``latest``, a timestamp with a time zone such as ``2026-01-31T00:00:00Z`` (inclusive), or a
         sequence, 1 or more (inclusive)
-    :param value: decoder of the data, :class:`Json`. Default: the data stays binary
+    :param value: decoder of the data, :class:`Json` or :class:`Avro`. Default: the data stays binary
     :param tasks: maximum number of Spark tasks that read a batch, 1 to 1,000. Each reads a part of the range with its own connection
     :raises InvalidError: an argument is not valid
     """
@@ -66,7 +67,6 @@ class NatsSource:
     unit: ClassVar[str] = "sequences"
     limits: ClassVar[tuple[str, ...]] = ("max_rows", "min_rows")
     compacts: ClassVar[bool] = True
-    spark_packages: ClassVar[tuple[str, ...]] = ()
     location: ClassVar[None] = None  # A dataset cannot overlap a server.
     reasons: ClassVar[tuple[str, ...]] = (
         "the plan records ranges of stream sequences and the creation time of the stream, and every attempt reads exactly these ranges",
@@ -79,7 +79,7 @@ class NatsSource:
     servers: str | None = None
     domain: str | None = None
     starting: str | int = "earliest"
-    value: JsonDecoder | None = None
+    value: Decoder | None = None
     tasks: int = 1
 
     def __post_init__(self) -> None:
@@ -98,8 +98,13 @@ class NatsSource:
         if self.domain is not None:
             arguments.text(f"{where} domain", self.domain, pattern=_NAME, accepted="a name without spaces and .*>/\\@")
         object.__setattr__(self, "starting", _starting(f"{where} starting", self.starting))
-        object.__setattr__(self, "value", _decoder(f"{where} value", self.value))
+        object.__setattr__(self, "value", decoding.decoder_of_data(f"{where} value", self.value))
         arguments.integer(f"{where} tasks", self.tasks, least=1, most=1_000)
+
+    @property
+    def spark_packages(self) -> tuple[str, ...]:
+        """Return the names of the Spark packages: ``avro`` if the decoder is an :class:`Avro`."""
+        return decoding.spark_packages(self.value)
 
     def to_json(self) -> Json:
         """Return the arguments in the form of the TOML file."""
@@ -117,8 +122,9 @@ class NatsSource:
         return [(f"nats://{self.access().servers[0]}", self.stream)]
 
     def warnings(self) -> list[str]:
-        """Return a warning if the client may send credentials without encryption."""
-        return accesses.warnings(self.access(), self.conn_id)
+        """Return a warning for each kind of credentials that may be sent without encryption."""
+        of_registry = registry.warnings(self.value) if isinstance(self.value, decoding.Avro) else []
+        return [*accesses.warnings(self.access(), self.conn_id), *of_registry]
 
     def access(self) -> Access:
         """
@@ -240,7 +246,8 @@ class NatsSource:
         reading = Reading(
             access=self.access(), domain=self.domain, subject=self.subject, pins=tuple(pins), tasks=self.tasks
         )
-        return NatsRecords(spark, reading, stream=self.stream, value=self.value)
+        value = self.value if pins else decoding.without_registry(self.value)
+        return NatsRecords(spark, reading, stream=self.stream, value=value)
 
 
 def _starting(where: str, given: object) -> str | int:
@@ -253,15 +260,6 @@ def _starting(where: str, given: object) -> str | int:
     except InvalidError as error:
         accepted = ["earliest", "latest", "2026-01-31T00:00:00Z", 42]
         raise InvalidError(f"{where} is not valid", given=str(given)[:40], accepted=accepted) from error
-
-
-def _decoder(where: str, given: object) -> JsonDecoder | None:
-    decoder = decoding.decoder(where, given)
-    if decoder is None or isinstance(decoder, JsonDecoder):
-        return decoder
-    raise InvalidError(f"{where} must be a Json object", given=type(decoder).__name__, accepted=["json"]).advising(
-        "leave `value` out, and decode the column `data` in the transform, for example with from_avro; then run again."
-    )
 
 
 def _check_history(client: NatsClient, state: StreamState, sequence: int, time: str) -> None:

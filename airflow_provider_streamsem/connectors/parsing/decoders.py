@@ -56,8 +56,9 @@ class Avro:
 
     :param schema: the Avro schema of the record as JSON text. It defines the columns. Without a registry it is also the writer's schema
     :param registry: URL of a schema registry, without credentials. Each message must then start with a zero byte and the id of the writer's schema in four
-        bytes. Records of every version of the subject ``<topic>-value`` (``<topic>-key`` for keys) are read with ``schema``
+        bytes. Records of every version of the subject are read with ``schema``
     :param registry_conn_id: in place of ``registry``, an Airflow connection of type ``http`` with the URL, login and password of the schema registry
+    :param subject: the subject in the registry. Default for Kafka: ``<topic>-value``, and ``<topic>-key`` for keys. Other sources have no default
     :raises InvalidError: an argument is not valid
     """
 
@@ -65,6 +66,7 @@ class Avro:
     schema: str
     registry: str | None = None
     registry_conn_id: str | None = None
+    subject: str | None = None
 
     def __post_init__(self) -> None:
         arguments.text("avro: schema", self.schema, accepted="an Avro schema of a record as JSON text")
@@ -82,6 +84,17 @@ class Avro:
             arguments.text("avro: registry_conn_id", self.registry_conn_id)
             if self.registry is not None:
                 raise InvalidError("avro: registry and registry_conn_id exclude each other", given=self.registry)
+        if self.subject is not None:
+            arguments.text("avro: subject", self.subject)
+            if not self.has_registry:
+                raise InvalidError(
+                    "avro: a subject has no effect without registry or registry_conn_id", given=self.subject
+                )
+
+    @property
+    def has_registry(self) -> bool:
+        """Whether the writers' schemas are in a schema registry."""
+        return self.registry is not None or self.registry_conn_id is not None
 
 
 Decoder: TypeAlias = Json | Avro
@@ -109,9 +122,32 @@ def decoder(where: str, given: object) -> Decoder | None:
     return decoder_type(**rest)
 
 
+def decoder_of_data(where: str, given: object) -> Decoder | None:
+    """
+    Return the decoder of a source without topics, as :func:`decoder` does.
+
+    :raises InvalidError: as :func:`decoder`; or an :class:`Avro` with a registry names no subject
+    """
+    found = decoder(where, given)
+    if isinstance(found, Avro) and found.has_registry and found.subject is None:
+        raise InvalidError(f"{where}: an Avro decoder with a registry needs the subject of this source").advising(
+            "set `subject` of the Avro decoder to the subject of the schema registry."
+        )
+    return found
+
+
+def spark_packages(*decoders: Decoder | None) -> tuple[str, ...]:
+    """Return the names of the Spark packages that the decoders need."""
+    return ("avro",) if any(isinstance(part, Avro) for part in decoders) else ()
+
+
 def without_registry(given: Decoder | None) -> Decoder | None:
     """Return a decoder with the same columns that needs no schema registry."""
-    return dataclasses.replace(given, registry=None, registry_conn_id=None) if isinstance(given, Avro) else given
+    return (
+        dataclasses.replace(given, registry=None, registry_conn_id=None, subject=None)
+        if isinstance(given, Avro)
+        else given
+    )
 
 
 def to_json(given: Decoder | None) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from airflow_provider_streamsem.connections import clear_text_warning, connection, http_url
-from airflow_provider_streamsem.connectors.kafka import avro_schemas
+from airflow_provider_streamsem.connectors.parsing import avro_schemas
 from airflow_provider_streamsem.connectors.parsing.decoders import Avro
 from airflow_provider_streamsem.errors import DataError, InvalidError, StoreRefusedError, UnavailableError
 

@@ -119,7 +119,7 @@ def test_min_rows_counts_records_and_does_not_shorten_the_range(kinesis: Any, so
         ({"starting": {}}, "starting"),
         ({"starting": {"shardId-000000000000": "-1"}}, "starting"),
         ({"starting": {"shardId-000000000000": 1.5}}, "starting"),
-        ({"value": Avro('{"type": "record", "name": "a", "fields": []}')}, "value"),
+        ({"value": Avro('{"type": "record", "name": "a", "fields": []}', registry="http://registry")}, "subject"),
         ({"aggregation": "yes"}, "aggregation"),
     ],
     ids=str,

@@ -171,7 +171,7 @@ def test_forged_pins_are_refused(pin: Any) -> None:
         ({"starting": 0}, "starting"),
         ({"starting": True}, "starting"),
         ({"starting": "yesterday"}, "starting"),
-        ({"value": Avro('{"type": "record", "name": "r", "fields": []}')}, "value"),
+        ({"value": Avro('{"type": "record", "name": "r", "fields": []}', registry="http://registry")}, "subject"),
         ({"value": "json"}, "value"),
         ({"tasks": 0}, "tasks"),
     ],

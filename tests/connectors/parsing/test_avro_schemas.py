@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_streamsem.connectors.kafka.avro_schemas import inexact_field
+from airflow_provider_streamsem.connectors.parsing.avro_schemas import inexact_field
 
 
 def record_of(kind: Any, name: str = "v") -> str:

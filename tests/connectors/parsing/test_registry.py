@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import pytest
 
 from airflow_provider_streamsem import KafkaSource
-from airflow_provider_streamsem.connectors.kafka.registry import Registry, registry_of, versions_of, warnings
 from airflow_provider_streamsem.connectors.parsing.decoders import Avro
+from airflow_provider_streamsem.connectors.parsing.registry import Registry, registry_of, versions_of, warnings
 from airflow_provider_streamsem.errors import InvalidError, StoreRefusedError, StreamsemError, UnavailableError
 
 SCHEMA = '{"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}'

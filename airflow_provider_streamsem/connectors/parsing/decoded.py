@@ -1,0 +1,139 @@
+"""Decodes a binary column of messages with Spark, and marks bad messages. Imports pyspark, so only engines import this module."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import StringType
+
+from airflow_provider_streamsem import telemetry
+from airflow_provider_streamsem.connectors.columns.nested import anywhere, holds
+from airflow_provider_streamsem.connectors.parsing import json_text as parsing
+from airflow_provider_streamsem.connectors.parsing.decoders import Avro, Decoder, Json
+from airflow_provider_streamsem.connectors.parsing.registry import registry_of, versions_of, warnings
+from airflow_provider_streamsem.connectors.parsing.sql_text import struct_of
+
+logger = telemetry.log_of(__name__)
+
+_DECODED = "__streamsem_decoded_"
+
+
+class Decoded:
+    """
+    A decoded column of messages.
+
+    :param frame: the DataFrame to which the columns belong
+    :param record: a struct of the fields; null if the message is null
+    :param fields: name → column
+    :param bad: a boolean column: whether the message cannot be decoded
+    :param unreadable: for each schema version whose records are all marked as bad: the reason
+    :param reason: SQL of a text; see :class:`airflow_provider_streamsem.connectors.parsing.sql_text.Parsed`
+    """
+
+    def __init__(
+        self,
+        frame: DataFrame,
+        record: Column,
+        fields: Mapping[str, Column],
+        bad: Column,
+        unreadable: Sequence[str] = (),
+        reason: str = "''",
+    ) -> None:
+        self.frame, self.record, self.fields, self.bad, self.unreadable = frame, record, fields, bad, unreadable
+        self._reason = reason
+
+    def why_bad(self, what: str) -> Column:
+        """
+        Return a column with the reason why a bad message cannot be decoded.
+
+        :param what: what the message is, such as ``value``
+        """
+        return F.expr(f"concat_ws(': ', '{what} cannot be decoded', nullif({self._reason}, ''))")
+
+
+def decode(frame: DataFrame, column: str, decoder: Decoder, *, subjects: Sequence[str]) -> Decoded:
+    """
+    Decode a binary column. A null message has null fields, and is not bad.
+
+    :param column: name of the column
+    :param subjects: the subjects of the schema registry whose versions are requested, if the decoder has a registry and names no subject
+    """
+    if isinstance(decoder, Json):
+        return _json(frame, column, decoder)
+    return _avro(frame, column, decoder, [decoder.subject] if decoder.subject is not None else [*subjects])
+
+
+def _json(read: DataFrame, part: str, decoder: Json) -> Decoded:
+    columns = parsing.struct(decoder.schema, "json")
+    column = f"{_DECODED}{part}"
+    parsed = parsing.with_json(read, f"CAST({part} AS STRING)", columns, decoder.options, column)
+    is_bad = F.col(part).isNotNull() & F.col(parsed.bad)
+    fields = {name: F.expr(value) for name, value in parsed.values.items()}
+    record = F.when(F.col(part).isNotNull(), F.expr(struct_of(parsed.values)))
+    frame = parsed.frame.withColumn(parsed.bad, is_bad)
+    return Decoded(frame, record, fields, F.col(parsed.bad), reason=parsed.reason)
+
+
+def _avro(read: DataFrame, part: str, decoder: Avro, subjects: Sequence[str]) -> Decoded:
+    """
+    Decode Avro, and mark messages that are not exactly one record.
+
+    Each message is decoded as the first field of an outer record, whose second field is a random word. Avro encodes fields one after the other without
+    separators, so the encoded outer record is the message followed by the word. The word is decoded correctly only if the message is exactly one record.
+    """
+    column, word = f"{_DECODED}{part}", secrets.token_bytes(16)
+    names = [f["name"] for f in json.loads(decoder.schema)["fields"]]
+    data = F.col(part)
+    unreadable: list[str] = []
+    registry = registry_of(decoder)
+    if registry is None:
+        outer = _from_avro(F.concat(data, F.lit(word)), decoder.schema, decoder.schema)
+    else:
+        outer = _from_avro(F.lit(None).cast("binary"), decoder.schema, decoder.schema)
+        payload = F.concat(F.expr(f"substring({part}, 6)"), F.lit(word))
+        for warning in warnings(decoder):
+            logger.warning(warning)
+        versions = versions_of(registry, [*subjects])
+        readable: dict[int, str] = {}
+        for version in versions:
+            reason = version.unreadable(decoder.schema)
+            if reason is None:
+                readable[version.id] = version.schema
+            else:
+                logger.warning("all records with this schema are quarantined: %s", reason)
+                unreadable.append(reason)
+        for schema_id, schema in readable.items():
+            prefix = F.lit(b"\0" + schema_id.to_bytes(4, "big"))
+            outer = F.when(
+                F.expr(f"substring({part}, 1, 5)") == prefix, _from_avro(payload, schema, decoder.schema)
+            ).otherwise(outer)
+    wrapped = read.withColumn(column, outer)
+    is_whole = F.col(column)["record"].isNotNull() & (F.col(column)["word"] == F.lit(word))
+    # Avro strings must be UTF-8, but Spark's reader does not check it.
+    kind = wrapped.schema[column].dataType
+    is_text = holds(kind, StringType)
+    is_not_utf8 = (
+        anywhere(F.col(column), kind, StringType, lambda text: ~F.is_valid_utf8(text)) if is_text else F.lit(False)
+    )
+    bad = data.isNotNull() & (~F.coalesce(is_whole, F.lit(False)) | F.coalesce(is_not_utf8, F.lit(False)))
+    frame = wrapped.withColumn(f"{column}_bad", bad).withColumn(column, F.col(column)["record"])
+    fields = {name: F.col(column)[name] for name in names}
+    return Decoded(frame, F.col(column), fields, F.col(f"{column}_bad"), unreadable)
+
+
+def _from_avro(data: Column, writer: str, reader: str) -> Column:
+    from pyspark.sql.avro.functions import from_avro
+
+    options = {"mode": "PERMISSIVE", "avroSchema": _outer(reader), "datetimeRebaseMode": "CORRECTED"}
+    return from_avro(data, _outer(writer), options)
+
+
+def _outer(schema: str) -> str:
+    word = {"name": "word", "type": {"type": "fixed", "name": "StreamsemWord", "size": 16}}
+    return json.dumps(
+        {"type": "record", "name": "StreamsemOuter", "fields": [{"name": "record", "type": json.loads(schema)}, word]}
+    )
