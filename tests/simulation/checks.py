@@ -140,7 +140,8 @@ def check_result(log: RawLog, result: RunResult, run_key: str) -> None:
     if any("rolled_back" in outcome for outcome in log.outcomes.values()):
         # After a rollback, a drain continues that had returned a result.
         versions = [version for version in versions if version <= result.version]
-    committed = [v for v in versions if v in log.outcomes and log.outcomes[v]["result"] == "commit"]
+    kept = log.kept(versions[-1]) if versions and versions[-1] in log.outcomes else versions
+    committed = [v for v in versions if v in kept and v in log.outcomes and log.outcomes[v]["result"] == "commit"]
     counts: Counter[str] = Counter()
     for version in committed:
         counts.update(log.outcomes[version]["counts"])
@@ -151,10 +152,11 @@ def check_result(log: RawLog, result: RunResult, run_key: str) -> None:
     if counts or not result.completed:
         require(result.version == versions[-1], "run result is not of the run's newest version", result, versions)
     require(result.batches == len(versions), "run result has another number of batches than the log", result, versions)
-    first, last = log.plans[versions[0]], log.plans[versions[-1]]
+    last = log.plans[versions[-1]]
     start, end = last["ranges"]["files"]
     if last["target"] is not None:  # from the run's first batch to its last, including batches of other runs in between
-        start, end = first["ranges"]["files"][0], log.outcomes[versions[-1]]["next"]["files"]
+        start = min(log.plans[version]["ranges"]["files"][0] for version in versions)
+        end = log.outcomes[versions[-1]]["next"]["files"]
     expected = {} if end <= start else {"files": (start, end)}
     require(
         {p: tuple(r) for p, r in result.ranges.items()} == expected,
