@@ -8,6 +8,7 @@ from functools import cache, partial
 from airflow_provider_streamsem.connectors.upstreams import Repinning
 from airflow_provider_streamsem.errors import LogDamagedError
 from airflow_provider_streamsem.pipeline.opening import OpenPipeline
+from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import offsets
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import Json, Outcome, Plan
@@ -27,10 +28,10 @@ def repinned(opened: OpenPipeline, plan: Plan) -> Json:
     return plain(source.repin(plan.ranges, plan.gaps, source.read_pins(plan.pins)), sparse=True)
 
 
-def before_version(version: int) -> str:
+def before_version(pipeline: Pipeline, version: int) -> str:
     """Return the advice to start again before a version whose records a state contains."""
-    if version == 0:
-        return "fork the pipeline without state into a new log and new datasets: streamsem fork NEW.toml LOG --at -1."
+    if version == 0 or pipeline.publishes:
+        return f"fork the pipeline into a new log and new datasets or tables: streamsem fork NEW.toml LOG --at {version - 1}."
     return f"run `streamsem rollback PIPELINE {version - 1}`, then run again: the newest records are read."
 
 

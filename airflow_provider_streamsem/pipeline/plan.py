@@ -172,7 +172,7 @@ def _refuse_corrections(opened: OpenPipeline, corrected: Gaps, versions: list[in
                 "the source has replaced or removed records that this pipeline has read, and its state contains them; nothing was planned",
                 pipeline=opened.pipeline.name,
                 versions=versions,
-            ).advising(before_version(versions[0]))
+            ).advising(before_version(opened.pipeline, versions[0]))
         raise SourceChangedError(
             "the source has replaced records that this pipeline has read, so the rows of these versions are outdated; nothing was planned",
             pipeline=opened.pipeline.name,

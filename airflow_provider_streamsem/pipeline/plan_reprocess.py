@@ -84,7 +84,7 @@ def plan_reprocess(opened: OpenPipeline, version: int, run_key: str, current_loo
         raise InvalidError(
             "the source has replaced or removed records that the state contains, and reprocessing does not change the state; nothing was written",
             version=version,
-        ).advising(before_version(version))
+        ).advising(before_version(opened.pipeline, version))
     # Check before the plan is created: an open version blocks every other run, and so does a commit that a sink cannot publish.
     _refuse_deleted_state(opened, current)
     source.check_pins(pins, was_read=False)
