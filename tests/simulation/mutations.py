@@ -81,7 +81,7 @@ def unknown_answer_is_treated_as_created(patch: pytest.MonkeyPatch) -> None:
 
 
 def writer_deletes_its_files_after_an_unknown_answer(patch: pytest.MonkeyPatch) -> None:
-    real = run.Run.close
+    real = run.Run.close_version
 
     def close(self: run.Run, head: Any, *, fresh: bool) -> Any:
         try:
@@ -94,7 +94,7 @@ def writer_deletes_its_files_after_an_unknown_answer(patch: pytest.MonkeyPatch) 
                         sink.discard(version, attempt)
             raise
 
-    patch.setattr(run.Run, "close", close)
+    patch.setattr(run.Run, "close_version", close)
 
 
 def adoption_does_not_check_files(patch: pytest.MonkeyPatch) -> None:
@@ -277,12 +277,12 @@ MUTATIONS = (
     Mutation(plans_are_overwritten, "I3|I4|sha256 of its plan"),
     Mutation(outcomes_are_overwritten, f"I3|{RESULT}|duplicated|I7"),
     Mutation(unknown_answer_is_treated_as_created, "."),
-    Mutation(writer_deletes_its_files_after_an_unknown_answer, "I6|visible file is missing", first=71),
+    Mutation(writer_deletes_its_files_after_an_unknown_answer, "I6|visible file is missing", first=3_064),
     Mutation(adoption_does_not_check_files, "I6|visible file is missing"),
     Mutation(plan_is_staged_after_a_lost_create, "I3"),
     Mutation(drain_target_is_polled_for_each_batch, "target"),
     Mutation(reprocess_replaces_the_first_commit, "I20|not visible"),
-    Mutation(reprocess_trusts_the_listed_head, "made no new version|only a committed version"),
+    Mutation(reprocess_trusts_the_listed_head, "made no new version|only a committed batch"),
     Mutation(pointers_are_read_before_the_head, NO_POINTER, first=92),
     Mutation(pointers_are_read_from_a_listing, NO_POINTER),
     Mutation(newest_pointer_is_not_confirmed, NO_POINTER),

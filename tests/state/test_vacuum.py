@@ -118,7 +118,7 @@ def test_open_reprocessing_run_with_partly_deleted_state_is_aborted_by_the_next_
         raise Crash
 
     with monkeypatch.context() as patched:
-        patched.setattr(Run, "close", dies)
+        patched.setattr(Run, "close_version", dies)
         with pytest.raises(Crash):
             reprocess(counting(root), 2, run_key="fix")
     state = operator_state(outcome(root, 1).state)
