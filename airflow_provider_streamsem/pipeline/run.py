@@ -40,7 +40,6 @@ from airflow_provider_streamsem.pipeline.opening import (
 from airflow_provider_streamsem.pipeline.plan import Corrections, plan_batch
 from airflow_provider_streamsem.pipeline.plan_reprocess import (
     abort_reprocessing,
-    current_commit,
     plan_reprocess,
     refuse_sinks,
 )
@@ -230,7 +229,10 @@ class Run:
         refuse_sinks(self.opened.pipeline)
         for version in corrections.versions:
             opened = replace(self.opened, head=self.opened.log.confirm_head(head))
-            run_key = f"reprocess:{version}:{current_commit(opened, opened.head, version)}"
+            current = opened.log.find_current(version, opened.head)
+            if current is None:  # rolled back since then, so no outdated row is visible
+                continue
+            run_key = f"reprocess:{version}:{current}"
             logger.info("version %d is reprocessed: the source has replaced records that it read", version)
             run_reprocessing(opened, version, run_key, self.engine, announces=False)
         return self.opened.log.locate(self.run_key, self.opened.log.confirm_head(head))
