@@ -78,6 +78,7 @@ def test_duplicate_is_dropped_within_a_batch_and_across_batches(fixture: Repeati
     fixture.check()
 
 
+@pytest.mark.slow
 def test_no_duplicate_is_written_after_a_crash_at_any_step(tmp_path: Path) -> None:
     def run_to(at: int | None) -> tuple[RepeatingFixture, Steps]:
         fixture, steps = RepeatingFixture(tmp_path / f"{at}"), Steps(at)

@@ -197,6 +197,7 @@ def test_whole_run_is_reprocessed_once_for_each_request(fixture: PipelineFixture
     fixture.check()
 
 
+@pytest.mark.slow
 def test_reprocessing_runs_give_the_same_files_with_and_without_segments(tmp_path: Path) -> None:
     """The runs reprocess versions of their own segment and of an earlier one, and a version that was reprocessed before."""
     fixture = PipelineFixture(tmp_path, rows_per_file=1)

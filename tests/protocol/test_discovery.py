@@ -242,6 +242,7 @@ def test_new_objects_among_deleted_ones_are_found_and_only_they_are_recorded() -
     assert cost(store, new)[:3] == (20_010, 1, 0)
 
 
+@pytest.mark.slow
 def test_discovery_of_one_file_costs_one_write_and_few_reads() -> None:
     store, files = discovered(4_000, etags=True)
     reads = writes = 0

@@ -215,6 +215,7 @@ def stored(outcomes: list[Outcome]) -> CountingStore:
     return CountingStore(MemoryStore(objects={keys.outcome(o.version): codec.encode(o).data for o in outcomes}))
 
 
+@pytest.mark.slow
 def test_R5_missing_segments_are_folded_from_their_versions_and_written() -> None:
     outcomes = history([True] * 10_000)
     store = stored(outcomes)

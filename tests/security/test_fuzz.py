@@ -449,6 +449,7 @@ def check_change(location: Path, kind: str, seed: int) -> None:
     assert violations == []
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=EXAMPLES, deadline=None, database=None, phases=[hypothesis.Phase.generate])
 @given(kind=st.sampled_from(KINDS), seed=st.integers(0, 2**32))
 def test_no_stored_object_causes_outside_access_code_execution_or_a_foreign_error(

@@ -97,6 +97,7 @@ def rare_events(count: Counter[str], seeds: int) -> dict[str, int]:
     return {event: count[event] for event, minimum in MINIMUM_COUNTS.items() if count[event] * 4_000 < minimum * seeds}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("first", FIRST_SEEDS)
 def test_no_seed_violates_the_protocol(root: Path, first: int) -> None:
@@ -143,6 +144,7 @@ def test_same_seed_has_the_same_trace(root: Path, seed: int) -> None:
     assert simulate(seed, root / "elsewhere").scheduler.trace == first
 
 
+@pytest.mark.slow
 def test_command_line_prints_the_same_trace_for_any_hash_seed() -> None:
     outputs = {
         subprocess.run(

@@ -46,6 +46,7 @@ def test_unused_plugin_loads_nothing_heavy(tmp_path: Path) -> None:
     assert "1 passed" in pytest_report, pytest_report
 
 
+@pytest.mark.slow
 def test_each_test_has_a_separate_log_on_s3_and_the_environment_is_restored(tmp_path: Path) -> None:
     pytest_report = run_tests(
         tmp_path,
@@ -83,6 +84,7 @@ def test_each_test_has_a_separate_log_on_s3_and_the_environment_is_restored(tmp_
     assert "3 passed" in pytest_report, pytest_report
 
 
+@pytest.mark.slow
 def test_log_on_s3_exists_after_another_test_has_reset_moto(tmp_path: Path) -> None:
     pytest_report = run_tests(
         tmp_path,
@@ -131,6 +133,7 @@ def test_active_session_is_used_and_left_unchanged(spark: SparkSession, tmp_path
     assert spark.range(3).count() == 3
 
 
+@pytest.mark.slow
 def test_session_is_small_and_in_utc(tmp_path: Path) -> None:
     pytest_report = run_tests(
         tmp_path,
