@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import LogDamagedError
-from airflow_provider_streamsem.protocol import codec, keys, procedures, segments
+from airflow_provider_streamsem.protocol import codec, keys, procedures, segments, view
 from airflow_provider_streamsem.protocol.entries import Outcome, Replaced, RolledBack, Segment
 from airflow_provider_streamsem.protocol.view import ClosedHead, fold, without_pending
 from airflow_provider_streamsem.stores.memory import MemoryStore
@@ -227,6 +227,30 @@ def test_R5_missing_segments_are_folded_from_their_versions_and_written() -> Non
     parts = log.perform(procedures.read_segments_and_outcomes(9_999))
     assert len(store.keys) == 100
     assert fold(parts, initial_offsets={}).commits == 10_000
+
+
+def test_missing_segments_of_each_level_are_written_from_their_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (procedures, segments, view):
+        monkeypatch.setattr(module, "SEGMENT_WIDTH", 10)
+    outcomes = history([True] * 99 + [False])
+    log = CommitLog(stored(outcomes))
+    log.write_segments(99, [])
+    parent = log.perform(procedures.read_or_write_segment(2, 0))
+    assert (parent.commits, parent.aborts, len(parent.children)) == (99, 1, 10)
+    assert fold(log.perform(procedures.read_segments_and_outcomes(99)), initial_offsets={}).commits == 99
+
+
+def test_segments_without_a_replacement_are_skipped_when_the_current_commit_is_sought() -> None:
+    outcomes = history([True] * 450)
+    outcomes[320] = dataclasses.replace(outcomes[320], replaces=Replaced(version=20, counts=outcomes[20].counts))
+    store = stored(outcomes)
+    log = CommitLog(store)
+    for version in (99, 199, 299, 399):
+        log.write_segments(version, [])
+    store.keys.clear()
+    head = ClosedHead(outcome=outcomes[-1])
+    assert [log.find_current(version, head) for version in (20, 150)] == [320, 150]
+    assert len(store.keys) < 400
 
 
 def test_segment_of_outcomes_in_memory_costs_no_reads() -> None:
