@@ -21,7 +21,7 @@ from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import Outcome, Plan
 from airflow_provider_streamsem.protocol.offsets import Gaps, Offsets, Ranges
 from airflow_provider_streamsem.protocol.procedures import Ready
-from airflow_provider_streamsem.protocol.view import add_counts
+from airflow_provider_streamsem.protocol.view import add_counts, in_lineage
 from airflow_provider_streamsem.state import no_data_watermark_ms, operator_state
 
 logger = telemetry.log_of(__name__)
@@ -149,13 +149,21 @@ def _run_counts(opened: OpenPipeline, ready: Ready) -> dict[str, int]:
     return add_counts(plan.run_counts, outcome.counts) if outcome.committed else dict(plan.run_counts)
 
 
-def _visible_counts(log: CommitLog, run_key: str, newest: Outcome) -> dict[str, int]:
+def visible_commits(log: CommitLog, run_key: str, newest: Outcome) -> list[Outcome]:
+    """
+    Return the commits of a run that were not rolled back, in ascending order of versions.
+
+    :param newest: the newest outcome of the log
+    """
     kept = log.lineage(newest)
+    stored = [log.outcome(version) for version in log.run_versions(run_key) if in_lineage(version, kept)]
+    return [outcome[0] for outcome in stored if outcome is not None and outcome[0].committed]
+
+
+def _visible_counts(log: CommitLog, run_key: str, newest: Outcome) -> dict[str, int]:
     total: dict[str, int] = {}
-    for version in log.run_versions(run_key):
-        outcome = log.outcome(version) if any(version in versions for versions in kept) else None
-        if outcome is not None and outcome[0].committed:
-            total = add_counts(total, outcome[0].counts)
+    for outcome in visible_commits(log, run_key, newest):
+        total = add_counts(total, outcome.counts)
     return total
 
 

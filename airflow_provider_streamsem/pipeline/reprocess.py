@@ -11,6 +11,7 @@ from airflow_provider_streamsem.engine import Engine
 from airflow_provider_streamsem.pipeline.guarantee import guarantee
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import open_pipeline
+from airflow_provider_streamsem.pipeline.plan import visible_commits
 from airflow_provider_streamsem.pipeline.plan_reprocess import current_commit, refuse_sinks
 from airflow_provider_streamsem.pipeline.result import RunResult, announce_planned, merge_completed
 from airflow_provider_streamsem.pipeline.run import run_batch, run_reprocessing
@@ -136,15 +137,8 @@ def reprocess_run(
 def _visible_batches(log: CommitLog, run_key: str) -> list[int]:
     """Return the committed batches of a run that were not rolled back, in ascending order."""
     newest = log.outcome(log.closed_head())
-    kept = [] if newest is None else log.lineage(newest[0])
-    outcomes = [
-        (version, log.outcome(version)) for version in log.run_versions(run_key) if any(version in v for v in kept)
-    ]
-    return [
-        version
-        for version, found in outcomes
-        if found is not None and found[0].committed and found[0].rolled_back is None
-    ]
+    commits = [] if newest is None else visible_commits(log, run_key, newest[0])
+    return [outcome.version for outcome in commits if outcome.rolled_back is None]
 
 
 def _is_complete(log: CommitLog, run_key: str) -> bool:

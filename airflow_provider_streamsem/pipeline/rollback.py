@@ -17,7 +17,7 @@ from airflow_provider_streamsem.protocol import invariants, offsets
 from airflow_provider_streamsem.protocol.entries import Outcome, Plan, RolledBack
 from airflow_provider_streamsem.protocol.offsets import Offsets
 from airflow_provider_streamsem.protocol.procedures import Ready, RunComplete
-from airflow_provider_streamsem.protocol.view import ClosedHead, Head, OpenHead, subtract_counts
+from airflow_provider_streamsem.protocol.view import ClosedHead, Head, OpenHead, in_lineage, subtract_counts
 from airflow_provider_streamsem.state import watermark_after
 
 logger = telemetry.log_of(__name__)
@@ -221,7 +221,7 @@ def _plan(opened: OpenPipeline, ready: Ready, to: int, run_key: str | None) -> P
             newest_closed=head.closed,
         )
     kept = log.lineage(head.outcome)
-    if not any(to in versions for versions in kept):
+    if not in_lineage(to, kept):
         raise InvalidError(
             "the version was rolled back itself, so it is not part of the pipeline's history any more; nothing was written",
             given=to,

@@ -34,7 +34,7 @@ from airflow_provider_streamsem.protocol.machine import (
     list_keys,
 )
 from airflow_provider_streamsem.protocol.offsets import Offsets
-from airflow_provider_streamsem.protocol.view import ClosedHead, Head, OpenHead
+from airflow_provider_streamsem.protocol.view import ClosedHead, Head, OpenHead, in_lineage
 
 E = TypeVar("E", bound=Entry)
 HEAD_KEYS = 4
@@ -314,7 +314,7 @@ def find_current(version: int, head: Head) -> Procedure[int | None]:
     """
     if head.outcome is not None and head.outcome.newest_rollback is not None:
         kept = yield from lineage(head.outcome)
-        if not any(version in versions for versions in kept):
+        if not in_lineage(version, kept):
             return None
     current, at = version, version + 1
     while at <= head.closed:

@@ -214,6 +214,11 @@ def removed_by_rollbacks(outcomes: Iterable[Outcome]) -> set[int]:
     return removed
 
 
+def in_lineage(version: int, lineage: Iterable[range]) -> bool:
+    """Return whether no rollback has removed a version. ``lineage`` has the versions that remain, as :func:`procedures.lineage` returns them."""
+    return any(version in versions for versions in lineage)
+
+
 def net_counts(outcome: Outcome) -> dict[str, int]:
     """Return the counts that an outcome adds to the totals: its own counts minus those of the commits that it replaces or rolls back."""
     if not outcome.committed:

@@ -24,7 +24,7 @@ from airflow_provider_streamsem.protocol.codec import canonical, plain
 from airflow_provider_streamsem.protocol.entries import Json, Outcome
 from airflow_provider_streamsem.protocol.offsets import Offsets
 from airflow_provider_streamsem.protocol.procedures import Ready, RunComplete
-from airflow_provider_streamsem.protocol.view import ClosedHead, Head, OpenHead, without_pending
+from airflow_provider_streamsem.protocol.view import ClosedHead, Head, OpenHead, in_lineage, without_pending
 from airflow_provider_streamsem.readers.waiting import dry_run, waiting
 
 
@@ -130,7 +130,7 @@ class BatchCommitted:
                 "wait for a later version, or for offsets."
             )
         newest = log.outcome(log.closed_head())
-        if newest is not None and not any(version in versions for versions in log.lineage(newest[0])):
+        if newest is not None and not in_lineage(version, log.lineage(newest[0])):
             summary = "the version was rolled back, and will never be visible again; a later version reads its range"
             raise InvalidError(summary, log=log.store.url, version=version).advising(
                 "wait for a later version, or for offsets."

@@ -121,7 +121,7 @@ class Protocol(Publisher):
 
     def are_all_complete(self, s: State) -> bool:
         """
-        Whether every process completed. A rollback may be refused for ever. After a rollback, so may a reprocessing run, whose commit was removed.
+        Whether every process completed. A rollback may always be refused. After a rollback, so may a reprocessing run of a removed version.
         """
         is_rolled_back = any(committed(version) and version.plan.kind == ROLLBACK for version in s.log)
         refusable = (REPROCESS_RUN, ROLLBACK_RUN) if is_rolled_back else (ROLLBACK_RUN,)

@@ -30,7 +30,7 @@ from airflow_provider_streamsem.errors import (
 from airflow_provider_streamsem.protocol import keys, procedures
 from airflow_provider_streamsem.protocol.entries import SEGMENT_WIDTH, DataFile, Outcome, PipelineRecord, Segment
 from airflow_provider_streamsem.protocol.specs import stored_spec
-from airflow_provider_streamsem.protocol.view import Head
+from airflow_provider_streamsem.protocol.view import Head, in_lineage
 from airflow_provider_streamsem.stores.concurrency import THREADS, in_threads
 from airflow_provider_streamsem.stores.contract import UnknownAnswerError, normalised
 from airflow_provider_streamsem.stores.dataset import open_dataset
@@ -201,7 +201,7 @@ class UpstreamLog:
                     at += SEGMENT_WIDTH
                     continue
             outcome = self.outcome(at, end=end)
-            if not any(at in versions for versions in kept):
+            if not in_lineage(at, kept):
                 pass
             elif outcome.replaces is None:
                 if outcome.committed and at < stop:
