@@ -152,7 +152,7 @@ def bench(original: Pipeline, arrivals: Arrivals, *, location: Path, log: str, s
     :param location: a directory, below which each sink gets a dataset
     :param log: URL of the log
     :param spark: see :class:`Bench`
-    :raises InvalidError: a sink has no ``path`` that could be replaced
+    :raises InvalidError: a sink is outside the log, or has no ``path`` that could be replaced
     """
     pipeline = original.replace(
         log=log,
@@ -166,9 +166,9 @@ def bench(original: Pipeline, arrivals: Arrivals, *, location: Path, log: str, s
 
 def _moved(name: str, sink: Any, location: str) -> Sink:
     field_names = {f.name for f in dataclasses.fields(sink)} if dataclasses.is_dataclass(sink) else set()
-    if "path" not in field_names:
+    if "path" not in field_names or sink.publishes:  # of a sink outside the log, path may be one location of several
         raise InvalidError(
-            "the harness cannot replace the location of the sink, because sinks of this type have no path",
+            "the harness cannot replace the location of the sink, because the sink is outside the log or has no path; nothing was written",
             sink=name,
             given=type(sink).__name__,
             accepted="a copy of the pipeline with a files sink in its place: pipeline.replace(sinks=...)",

@@ -15,8 +15,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_streamsem import (
     Avro,
+    DeltaSink,
     FilesSink,
     FilesSource,
+    IcebergSink,
+    JdbcSink,
     Json,
     KafkaSource,
     Limits,
@@ -156,6 +159,15 @@ class TestWithoutSpark:
         monkeypatch.setattr(registry, "name_of", lambda kind, value: "other")
         with pytest.raises(InvalidError, match=r"lake.*OtherSink"):
             PipelineHarness(without_spark().replace(sinks={"lake": OtherSink()}), tmp_path)
+
+    @pytest.mark.parametrize(
+        "sink",
+        [DeltaSink("/o"), IcebergSink("/o", "lake.orders"), JdbcSink("db", "orders", "/o")],
+        ids=["delta", "iceberg", "jdbc"],
+    )
+    def test_sink_outside_the_log_is_refused_because_it_would_publish(self, tmp_path: Path, sink: Any) -> None:
+        with pytest.raises(InvalidError, match=r"outside the log.*nothing was written.*lake"):
+            PipelineHarness(without_spark(sinks={"lake": sink}), tmp_path)
 
     def test_logs_may_be_on_s3(self, tmp_path: Path, streamsem_log: str) -> None:
         harness = PipelineHarness(without_spark(), tmp_path, log=streamsem_log)
