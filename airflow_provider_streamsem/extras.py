@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 from airflow_provider_streamsem.errors import InvalidError
 
-_MODULES = {
+MODULES = {
     "amqp": "pika",
     "delta": "deltalake",
     "iceberg": "pyiceberg",
@@ -16,11 +16,12 @@ _MODULES = {
     "nats": "nats",
     "pubsub": "google.cloud.pubsub_v1",
 }
+"""Extra → the module of its client library."""
 
 
 def missing(extras: Iterable[str]) -> list[str]:
     """Return the extras whose library is not installed in this environment, sorted. Unknown extras are ignored."""
-    return sorted({name for name in extras if name in _MODULES and not _is_installed(_MODULES[name])})
+    return sorted({name for name in extras if name in MODULES and not _is_installed(MODULES[name])})
 
 
 def _is_installed(module: str) -> bool:
@@ -40,7 +41,7 @@ def check(extras: Iterable[str], *, pipeline: str) -> None:
         raise InvalidError(
             "the environment of this process lacks libraries that the pipeline needs; nothing was read or written",
             pipeline=pipeline,
-            missing=[_MODULES[name] for name in lacking],
+            missing=[MODULES[name] for name in lacking],
         ).advising(f"run `{install_command(lacking)}`, then run again.")
 
 

@@ -37,6 +37,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from airflow_provider_streamsem import extras
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_streamsem.commitlog import doctor
 from airflow_provider_streamsem.commitlog.log import CommitLog
@@ -60,19 +61,7 @@ if TYPE_CHECKING:
 
 _PARTS = st.text("ab-_.~0é", min_size=1, max_size=3).filter(lambda part: part not in (".", ".."))
 _KEYS = st.lists(_PARTS, min_size=1, max_size=3).map("/".join)
-_CLIENTS = (
-    "boto3",
-    "confluent_kafka",
-    "deltalake",
-    "google.cloud.pubsub_v1",
-    "nats",
-    "pandas",
-    "pika",
-    "pyarrow",
-    "pyiceberg",
-    "pyspark",
-    "sqlalchemy",
-)
+_CLIENTS = ("boto3", "pandas", "pyarrow", "pyspark", *extras.MODULES.values())
 
 
 class StoreContract:
