@@ -11,7 +11,7 @@ import pytest
 import tomllib
 
 import airflow_provider_streamsem
-from airflow_provider_streamsem import FilesSink, KafkaSource, Pipeline
+from airflow_provider_streamsem import FilesSink, KafkaSource, Pipeline, registry
 from airflow_provider_streamsem.pipeline.spec import from_json
 from benchmarks import results
 from tools import life_of_a_batch, plots
@@ -65,6 +65,30 @@ def test_toml_of_a_page_is_accepted(page: Path, n: int) -> None:
     source = {} if "sources" in block else {"source": {"type": "rate"}}
     others = {"name": "p", "log": "/log", "sinks": {"out": {"type": "files", "path": "/out"}}, **source}
     from_json({**others, **block}, where=page.name)
+
+
+@pytest.mark.parametrize(("kind", "table"), [("sources", "[source]"), ("sinks", "[sinks."), ("lookups", "[lookups.")])
+def test_reference_names_every_registered_type(kind: registry.Kind, table: str) -> None:
+    page = (ROOT / "docs" / "reference" / "airflow.md").read_text()
+    (row,) = [line for line in page.splitlines() if line.startswith("| ") and table in line and "`type`" not in line]
+    assert re.findall(r"`([a-z]+)`", row.split(" | ")[1]) == registry.names(kind)
+
+
+@pytest.mark.parametrize("kind", ["sources", "sinks"])
+def test_index_of_connectors_and_python_api_name_every_class(kind: registry.Kind) -> None:
+    index = (ROOT / "docs" / "connectors" / "index.md").read_text()
+    api = (ROOT / "docs" / "reference" / "api.md").read_text()
+    classes = [registry.lookup(kind, name) for name in registry.names(kind)]
+    assert [cls.__name__ for cls in classes if f"[`{cls.__name__}`](" not in index] == [], "docs/connectors/index.md"
+    assert [cls.__name__ for cls in classes if f"::: {cls.__module__}.{cls.__name__}\n" not in api] == [], (
+        "docs/reference/api.md"
+    )
+
+
+def test_navigation_has_every_page() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    pages = {str(page.relative_to(ROOT / "docs")) for page in PAGES[1:] if page.parent.name != "adr"}
+    assert [page for page in sorted(pages) if page not in re.findall(r"[\w/-]+\.md", navigation)] == [], "mkdocs.yml"
 
 
 def test_plots_show_the_stored_results(tmp_path: Path) -> None:
