@@ -50,7 +50,7 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests that start a JVM or use Airflow's metadata database as slow, before pytest selects tests by their marks."""
+    """Mark tests with the mark ``spark`` or ``airflow`` as slow, before pytest selects tests by their marks."""
     for item in items:
         if any(item.get_closest_marker(name) for name in ("spark", "airflow")):
             item.add_marker("slow")
