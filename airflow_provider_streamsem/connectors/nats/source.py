@@ -70,7 +70,7 @@ class NatsSource:
     location: ClassVar[None] = None  # A dataset cannot overlap a server.
     reasons: ClassVar[tuple[str, ...]] = (
         "the plan records ranges of stream sequences and the creation time of the stream, and every attempt reads exactly these ranges",
-        "missing sequences and recreated streams fail the run, or are recorded as gaps; a stream that lost its newest messages fails it",
+        "missing sequences fail the run, or are recorded as gaps; a recreated stream, and a stream that lost its newest messages, fail it",
         "a message that was deleted inside the stream leaves a sequence without a record, which is not reported as lost",
     )
     stream: str

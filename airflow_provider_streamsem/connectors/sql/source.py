@@ -57,8 +57,8 @@ class JdbcSource(SourceDefaults):
     :param columns: the columns to read; empty: all columns
     :param lag: required except for Postgres: the longest time in seconds from obtaining a cursor value to its commit, 0 or more. For an integer cursor it is a
         number of values. Rows that are committed later are lost
-    :param changes: whether a row may change after its insertion. ``refuse``: a batch fails if a planned row was changed or deleted before the commit.
-        ``follow``: the cursor grows with each update (``updated_at``), and a changed row is read again as a new record
+    :param changes: whether a row may change after its insertion. ``refuse``: a batch fails if a planned row was deleted before the commit, and on Postgres
+        also if it was changed. ``follow``: the cursor grows with each update (``updated_at``), and a changed row is read again as a new record
     :param null_cursor: rows whose cursor is null, negative, before 1970 or after 9999 cannot be ordered. ``refuse``: they fail the run. ``skip``: they are not
         read until their cursor is set
     :param starting: where a new pipeline starts: ``earliest``, ``latest``, a value of an integer cursor, or a timestamp with a time zone (inclusive)
@@ -133,7 +133,8 @@ class JdbcSource(SourceDefaults):
             )
         else:
             reasons.append(
-                f"a row that is committed more than lag={self.lag} after it obtained its cursor value is lost; Postgres needs no lag"
+                f"a row that is committed more than lag={self.lag} (seconds; for an integer cursor: values) after it obtained its cursor value is lost; "
+                "Postgres needs no lag"
             )
         if self.changes == "follow":
             reasons.append(
@@ -141,7 +142,8 @@ class JdbcSource(SourceDefaults):
             )
         else:
             reasons.append(
-                "the plan pins the number of rows of each range, and on Postgres a digest of their versions; a changed or deleted row fails the batch"
+                "the plan pins the number of rows of each range, and on Postgres a digest of their versions; a deleted row fails the batch, and on "
+                "Postgres a changed row does too"
             )
         reasons.append("rows that were deleted before their plan, or inserted with an older cursor value, are not read")
         return tuple(reasons)
