@@ -41,7 +41,7 @@ class KinesisRecords:
     The decoded records of planned ranges. Implements :class:`airflow_provider_streamsem.connectors.contract.Loaded`.
 
     :param read: the records with the columns :data:`COLUMNS`
-    :param value: decoder of the data; ``None``: the data stay binary
+    :param value: decoder of the data; ``None``: the data stays binary
     """
 
     bad: Column | None
