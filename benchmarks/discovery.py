@@ -109,13 +109,13 @@ def rows() -> Iterator[list[str]]:
     days = {"new": 10, "window": 2 * FILES_A_DAY}
     scenarios: list[tuple[str, Callable[[int], FoundFile], Callable[[int], Listings], int]] = [
         ("all files stay, 10 new", file, partial(all_files_stay, count=3), 0),
-        ("one object of them was deleted, 10 new", file, partial(all_files_stay, count=4, without=5_000), 1),
+        ("one known object deleted, 10 new", file, partial(all_files_stay, count=4, without=5_000), 1),
         ("window moves each poll, 10 new", file, partial(moving_window, count=90, **days), 10),
         ("window moves each poll, nothing new", file, partial(idle_window, count=60), 2),
         ("window moves each poll, 1 new", file, partial(moving_window, count=300, new=1, window=1_440), 10),
         ("window moves each poll, 10 new, 2 more are late", file, partial(moving_window, count=90, late=2, **days), 10),
         ("processed files deleted daily, 10 new", file, partial(deleted_daily, count=96, of=file, new=10, polls_a_day=24), 24),
-        ("the same, random names", with_random_name, partial(deleted_daily, count=96, of=with_random_name, new=10, polls_a_day=24), 24),
+        ("the same with random names", with_random_name, partial(deleted_daily, count=96, of=with_random_name, new=10, polls_a_day=24), 24),
     ]  # fmt: skip
     histories: dict[tuple[str, int], MemoryStore] = {}
     for scenario, of, listings, warm_up in scenarios:
