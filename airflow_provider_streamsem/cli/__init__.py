@@ -1,1 +1,1 @@
-"""The ``streamsem`` command. It does not import Airflow. It imports pyspark only for commands that run batches."""
+"""The ``streamsem`` command. It does not import Airflow. It imports pyspark only for commands that use Spark."""

@@ -1,5 +1,5 @@
 """
-A first look at the provider without any system: ``streamsem run --source rate``.
+A first look at the provider without an external system: ``streamsem run --source rate``.
 
 The first run writes a pipeline file with a rate source. This run and all later runs read that file, as ``streamsem run FILE`` does.
 """

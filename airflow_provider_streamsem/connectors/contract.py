@@ -247,7 +247,7 @@ class Planner(Protocol):
         ...
 
     def minimum_clock(self, start: Offsets) -> int | None:
-        """Return a lower bound, at most 1,000 too low, of the times (ms UTC) at which the items from ``start`` on arrived; ``None`` if there are none."""
+        """Return a lower bound, at most 1 s too low, of the times (ms UTC) at which the items at or above ``start`` arrived; ``None`` if there are none."""
         ...
 
 

@@ -50,14 +50,14 @@ class RunResult:
     :param pipeline: name of the pipeline
     :param log: URL of the log
     :param run_key: run key of the run
-    :param version: the run's last version. If the run committed no version: the newest of ``completed``. With status ``empty``: the newest closed version; -1
-        before the first
+    :param version: the run's last version. If the run committed no version: the newest of ``completed``. If the run planned nothing and ``completed`` is empty:
+        the newest closed version; -1 before the first
     :param ranges: partition → ``[start, end)``. For a drain: from the start of its first batch to the end of its last, including batches of other runs in
         between. Empty if the run planned nothing
     :param counts: row counts summed over all commits of the run: ``read``, ``parsed``, ``quarantined``, ``filtered``, ``written.<sink>``. If they apply:
         ``duplicates``, ``late_duplicates`` and ``without_id`` (dedup), and ``gaps`` (offsets)
     :param batches: number of versions that the run planned, both committed and aborted
-    :param outcome: key of the outcome of ``version``, relative to the log's root; ``""`` with status ``empty``
+    :param outcome: key of the outcome of ``version``, relative to the log's root; ``""`` if the run planned nothing and ``completed`` is empty
     :param versions: ``[start, end)``. This result or an earlier one announces every committed version in this range
     :param completed: versions of other runs that this result announces, in ascending order, at most the newest 20. ``counts`` excludes their rows
     """

@@ -18,7 +18,7 @@ class FreshnessSensor(PipelineSensor):
     Wait until the lag of the pipeline is within bounds, for example before a report or to monitor a service level objective.
 
     Freshness is measured against the source, not against the clock. If all records are committed, the data is fresh, however long ago the last commit was.
-    While the log does not exist, the sensor waits.
+    While the log does not exist, the sensor waits. If several bounds are given, all must hold.
 
     XCom ``return_value``:
 
@@ -38,7 +38,7 @@ class FreshnessSensor(PipelineSensor):
         of arrival is that of ``max_age``. The sensor also waits until the time has passed
     :param watermark: wait until the watermark of the pipeline's state has reached this time (templated): a time with a zone. The next batch
         closes windows that end at or before it and are still open
-    :raises InvalidError: no bound is given, or an argument is not valid. If several bounds are given, all must hold
+    :raises InvalidError: no bound is given, or an argument is not valid
     """
 
     template_fields: Sequence[str] = (*PipelineSensor.template_fields, "until", "watermark")

@@ -36,7 +36,7 @@ class RatePin:
     A planned range of records.
 
     :param start: first record, inclusive
-    :param end: last record, exclusive
+    :param end: end of the range, exclusive
     """
 
     start: int
