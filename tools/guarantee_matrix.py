@@ -43,7 +43,7 @@ SOURCES: Mapping[str, Any] = {
     "Kafka": KafkaSource(topics=["orders"], bootstrap_servers="broker:9092"),
     "Kinesis": KinesisSource(stream="orders"),
     "Postgres": JdbcSource(conn_id="shop", table="orders", cursor="id"),
-    "Postgres, changed rows": JdbcSource(conn_id="shop", table="orders", cursor="updated_at", changes="follow"),
+    "Postgres, changes followed": JdbcSource(conn_id="shop", table="orders", cursor="updated_at", changes="follow"),
     "other databases": JdbcSource(conn_id="shop", table="orders", cursor="created_at", lag=600),
     "NATS": NatsSource(stream="ORDERS", servers="nats:4222"),
     "SQS, AMQP, Pub/Sub": QueueSource(
@@ -66,8 +66,8 @@ SINKS: Mapping[str, Any] = {
     "database, upsert": JdbcSink("warehouse", "orders", "/staged", mode="upsert", keys=["id"]),
     "database, replace_version": JdbcSink("warehouse", "orders", "/staged", mode="replace_version"),
     "Kafka topic": KafkaSink("/staged", topic="out", bootstrap_servers="broker:9092"),
-    "HTTP, an endpoint that keeps keys": HttpSink("/staged", url="http://api/orders", idempotent=True),
-    "HTTP, an operation that may be repeated": HttpSink("/staged", url="http://api/orders", operation="upsert_newer"),
+    "HTTP, an endpoint that deduplicates by key": HttpSink("/staged", url="http://api/orders", idempotent=True),
+    "HTTP, an idempotent operation": HttpSink("/staged", url="http://api/orders", operation="upsert_newer"),
     "HTTP": HttpSink("/staged", url="http://api/orders"),
     "HTTP, at most once": HttpSink("/staged", url="http://api/orders", delivery="at_most_once"),
 }
@@ -110,7 +110,7 @@ SOURCE_PROOFS: Mapping[str, tuple[str, ...]] = {
         "tests/integration/test_jdbc_source.py::test_concurrent_transactions_in_any_order_lose_and_duplicate_no_row",
         "tests/integration/test_jdbc_source.py::test_row_that_changes_after_its_plan_fails_the_check",
     ),
-    "Postgres, changed rows": (
+    "Postgres, changes followed": (
         "tests/integration/test_jdbc_source.py::test_changed_row_is_read_again_where_changes_are_followed",
         "tests/connectors/sql/test_source.py::test_updated_row_leaves_its_range_where_changes_are_followed",
     ),
@@ -205,8 +205,8 @@ PROOFS: Mapping[str, tuple[str, ...]] = {
         "tests/integration/test_kafka_sink.py::test_two_concurrent_publishers_write_each_version_once",
         "tests/integration/test_kafka_sink.py::test_late_publisher_is_fenced_at_every_step",
     ),
-    "HTTP, an endpoint that keeps keys": _HTTP,
-    "HTTP, an operation that may be repeated": (
+    "HTTP, an endpoint that deduplicates by key": _HTTP,
+    "HTTP, an idempotent operation": (
         "tests/connectors/http/test_sink.py::test_idempotent_operation_leaves_the_same_table_after_repeated_calls",
         "tests/connectors/http/test_sink.py::test_guarantee_of_an_operation_matches_the_operations_table",
     ),
@@ -220,7 +220,7 @@ the guarantee of a pipeline, and every run logs it. A pipeline with `require="ex
 refused when the DAG is parsed. `python -m tools.guarantee_matrix` generates this page with the code that computes the
 guarantee of a pipeline.
 
-| label | of every record that is read |
+| label | meaning, for every record that is read |
 |---|---|
 | exactly-once | the sink has its effect once, after any retry, clear, kill or concurrent run |
 | effectively-once | it may reach the sink several times, but repeats change nothing in the sink |
@@ -296,7 +296,7 @@ REFUSED = [
     ),
     (
         "Delta tables",
-        "constraints, computed, identity and mapped columns, deletion vectors, unknown table features, expiring transaction numbers; "
+        "constraints, generated, identity and mapped columns, deletion vectors, unknown table features, expiring transaction numbers; "
         "nulls in `NOT NULL` columns; text longer than `VARCHAR(n)`; reprocessing with `delta.appendOnly`",
         "../connectors/delta-sink.md",
     ),
@@ -328,7 +328,7 @@ REFUSED = [
         "a table, markers or a control topic that lost published versions: `MarkerLostError`; a log that lost versions of the sink: `MarkerConflictError`",
         "../how-to/recover.md",
     ),
-    ("columns", "types that neither are equal nor widen from batch to batch", "../reference/schema-changes.md"),
+    ("columns", "types that change from batch to batch, unless they widen", "../reference/schema-changes.md"),
     (
         "a log or a dataset",
         "a forged or damaged entry, a key that leads out of its location, an ownership marker of another pipeline or log",
@@ -369,7 +369,7 @@ def page() -> str:
     ]
     lines += [*operations.table(), ""]
     lines += ["## What is refused", "", REFUSED_TEXT, "", "| where | refused | described in |", "|---|---|---|"]
-    lines += [f"| {where} | {refused} | [{location}]({location}) |" for where, refused, location in REFUSED]
+    lines += [f"| {where} | {refused} | [{Path(location).stem}]({location}) |" for where, refused, location in REFUSED]
     lines += [""]
     lines += ["## Tests", "", "Each test fails if the pipeline does not keep its label.", ""]
     named = [(f"source {name}", proofs) for name, proofs in SOURCE_PROOFS.items()]
