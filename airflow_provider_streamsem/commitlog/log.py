@@ -81,20 +81,20 @@ class CommitLog:
 
     :param store: the store that holds the log
     :param clock: the clock for timestamps and for delays between retries
-    :param patience: the retry policy
+    :param retry_policy: how often, and after which delays, a request with an unknown result is sent again
     :param sources: prefix of the discoveries of all sources; :meth:`read_pipeline` sets it for a moved log
     """
 
     store: Store
     clock: Clock = SYSTEM_CLOCK
-    patience: RetryPolicy = field(default_factory=RetryPolicy)
+    retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
     sources: str = keys.SOURCES
 
     def perform(self, procedure: Procedure[T]) -> T:
         """
         Send the requests that a procedure yields, one after another, and return the result of the procedure.
 
-        :raises UnavailableError: the result of ``patience.tries`` consecutive requests is unknown. Whether the last one was applied is unknown
+        :raises UnavailableError: the result of ``retry_policy.tries`` consecutive requests is unknown. Whether the last one was applied is unknown
         :raises StoreRefusedError: the store refused a request. It was not applied
         """
         unknown_results = 0
@@ -117,7 +117,7 @@ class CommitLog:
             # If a key exists on create but is missing on read, the result of the create is unknown too.
             is_unknown = isinstance(event, Unknown) or (isinstance(event, Missing) and isinstance(before, Exists))
             unknown_results = unknown_results + 1 if is_unknown else unknown_results if isinstance(event, Exists) else 0
-            if unknown_results >= self.patience.tries:
+            if unknown_results >= self.retry_policy.tries:
                 procedure.close()
                 key = request.prefix if not isinstance(request, (Put, Get)) else request.key
                 raise UnavailableError(
@@ -131,7 +131,7 @@ class CommitLog:
                 ) from cause
             if unknown_results:
                 self.clock.sleep(
-                    min(self.patience.first_wait_s * 2 ** (unknown_results - 1), self.patience.longest_wait_s)
+                    min(self.retry_policy.first_wait_s * 2 ** (unknown_results - 1), self.retry_policy.longest_wait_s)
                 )
 
     def _event(self, request: Request, *, may_be_applied: bool) -> Event:
@@ -250,7 +250,7 @@ class CommitLog:
 
     def under(self, prefix: str) -> CommitLog:
         """Return the log, restricted to keys below a prefix, which must end with ``/``."""
-        return CommitLog(PrefixStore(self.store, prefix), self.clock, self.patience)
+        return CommitLog(PrefixStore(self.store, prefix), self.clock, self.retry_policy)
 
     # --- versions, for writers
 
@@ -412,11 +412,11 @@ class CommitLog:
         return view
 
 
-def open_commit_log(url: str, *, clock: Clock = SYSTEM_CLOCK, patience: RetryPolicy | None = None) -> CommitLog:
+def open_commit_log(url: str, *, clock: Clock = SYSTEM_CLOCK, retry_policy: RetryPolicy | None = None) -> CommitLog:
     """
     Open the log at a URL. The function sends no request.
 
     :param url: URL of a store, as for :func:`airflow_provider_streamsem.stores.contract.open_store`
     :raises InvalidError: the URL is not valid
     """
-    return CommitLog(open_store(url), clock, patience or RetryPolicy())
+    return CommitLog(open_store(url), clock, retry_policy or RetryPolicy())

@@ -13,7 +13,7 @@ from airflow_provider_streamsem.hooks.lookup import airflow_connection
 from airflow_provider_streamsem.pipeline.spec import Pipeline, load_spark_conf
 from airflow_provider_streamsem.spark import packages
 
-_PATIENCE_S = 2.0
+_CANCEL_TIMEOUT_S = 2.0
 
 
 class HasEngine:
@@ -92,4 +92,4 @@ class HasEngine:
             return
         cancelling: Any = Thread(target=engine.cancel, name="streamsem-cancel", daemon=True)
         cancelling.start()
-        cancelling.join(_PATIENCE_S)
+        cancelling.join(_CANCEL_TIMEOUT_S)

@@ -156,7 +156,7 @@ class PipelineSource:
 
     def open(self, log: CommitLog, hint: Json) -> PipelinePlanner:
         """Bind the source to a log, whose clock and retry policy it uses."""
-        return PipelinePlanner(self, log.clock, log.patience)
+        return PipelinePlanner(self, log.clock, log.retry_policy)
 
     def read_pins(self, pins: Json) -> tuple[UpstreamPin, ...]:
         """Decode the pins of a plan."""
@@ -277,15 +277,15 @@ class NewestEnd(SourceEnd):
 class PipelinePlanner:
     """A :class:`PipelineSource` that is bound to a log, for one process. It caches the entries of the upstream's log that it has read."""
 
-    def __init__(self, source: PipelineSource, clock: Clock, patience: RetryPolicy) -> None:
+    def __init__(self, source: PipelineSource, clock: Clock, retry_policy: RetryPolicy) -> None:
         self._source = source
         self._clock = clock
-        self._patience = patience
+        self._retry_policy = retry_policy
         self._opened: UpstreamLog | None = None
 
     def _upstream(self) -> UpstreamLog:
         if self._opened is None:
-            log = open_commit_log(self._source.log, clock=self._clock, patience=self._patience)
+            log = open_commit_log(self._source.log, clock=self._clock, retry_policy=self._retry_policy)
             self._opened, _ = open_upstream(log, self._source.sink)
         return self._opened
 

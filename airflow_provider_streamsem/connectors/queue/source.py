@@ -190,7 +190,7 @@ class QueuePlanner:
         self._files: FilesPlanner = self._location.open(log, hint)
         self._clock = log.clock
         self._landing = Landing(
-            CommitLog(open_store(source.landing), log.clock, log.patience), source.window, source.queue.lineage
+            CommitLog(open_store(source.landing), log.clock, log.retry_policy), source.window, source.queue.lineage
         )
 
     def poll(self, hint: Json) -> SourceEnd:
