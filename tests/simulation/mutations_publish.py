@@ -9,7 +9,7 @@ import pytest
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.contract import Batch
-from airflow_provider_streamsem.connectors.http.calls import Publication
+from airflow_provider_streamsem.connectors.http.calls import Publisher
 from airflow_provider_streamsem.connectors.http.sink import HttpSink
 from airflow_provider_streamsem.connectors.sql import database
 from airflow_provider_streamsem.connectors.sql.sink import JdbcSink
@@ -161,20 +161,20 @@ def unknown_effects_are_recorded_as_done(patch: pytest.MonkeyPatch) -> None:
 
 
 def effects_are_recorded_before_the_calls(patch: pytest.MonkeyPatch) -> None:
-    real = Publication._performed
+    real = Publisher._performed
 
-    def performed(self: Publication, endpoint: Any, at: Any) -> Any:
+    def performed(self: Publisher, endpoint: Any, at: Any) -> Any:
         self._effects.record(at.chunk, at.number, done=at.rows)
         return real(self, endpoint, at)
 
-    patch.setattr(Publication, "_performed", performed)
+    patch.setattr(Publisher, "_performed", performed)
 
 
 def skip_does_not_claim(patch: pytest.MonkeyPatch) -> None:
-    def skip_without_claim(self: Publication, at: Any) -> Any:
+    def skip_without_claim(self: Publisher, at: Any) -> Any:
         return self._effects.record(at.chunk, at.number, done=0, skipped=at.rows)
 
-    patch.setattr(Publication, "_skip_or_mark_unknown", skip_without_claim)
+    patch.setattr(Publisher, "_skip_or_mark_unknown", skip_without_claim)
 
 
 def other_runs_close_claims(patch: pytest.MonkeyPatch) -> None:
@@ -189,13 +189,13 @@ def idempotency_key_changes_with_each_try(patch: pytest.MonkeyPatch) -> None:
 
 
 def at_most_once_call_is_repeated(patch: pytest.MonkeyPatch) -> None:
-    real = Publication._call_result
+    real = Publisher._call_result
 
-    def call_result(self: Publication, endpoint: Any, call: Any) -> Any:
+    def call_result(self: Publisher, endpoint: Any, call: Any) -> Any:
         result = real(self, endpoint, call)
         return real(self, endpoint, call) if result.kind == "unclear" else result
 
-    patch.setattr(Publication, "_call_result", call_result)
+    patch.setattr(Publisher, "_call_result", call_result)
 
 
 def later_rounds_use_the_first_claim(patch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,7 @@ class _Sink(Protocol):
     def key(self, batch: Batch, chunk: int, index: int, row: Json) -> str: ...
 
 
-class Publication:
+class Publisher:
     """
     One publisher of one batch: performs or skips its calls.
 
@@ -234,7 +234,7 @@ class Publication:
     def _refusal(self, at: _Round, call: _Call, result: CallResult) -> StreamsemError | None:
         """Return the error that ends the round before this call, so that the next round begins with this call; ``None`` if the round continues."""
         where = {**self._where(at), "record": call.index, "status": result.status}
-        if result.kind == "turned_away":
+        if result.kind == "caller_rejected":
             return PublishError(
                 "the endpoint rejects the caller: credentials, address or method are wrong. It did not perform the call, no record is lost, and the "
                 "next try begins with this call",

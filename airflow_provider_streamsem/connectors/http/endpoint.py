@@ -40,7 +40,7 @@ class CallResult:
 
     * ``done``: the endpoint performed the call.
     * ``refused``: the endpoint did not perform the call, and would refuse it again.
-    * ``turned_away``: the endpoint did not perform the call, because it rejects the caller.
+    * ``caller_rejected``: the endpoint did not perform the call, because it rejects the caller.
     * ``deferred``: the endpoint did not perform the call. The call may be sent again later.
     * ``unsent``: the call was not sent.
     * ``redirect``: the endpoint redirects to another address. The sink does not follow redirects.
@@ -51,7 +51,7 @@ class CallResult:
     :attr retry_after_s: seconds after which a deferred call may be sent again, if the endpoint sent them
     """
 
-    kind: Literal["done", "refused", "turned_away", "deferred", "unsent", "redirect", "unclear"]
+    kind: Literal["done", "refused", "caller_rejected", "deferred", "unsent", "redirect", "unclear"]
     status: int = 0
     problem: str = ""
     retry_after_s: float | None = None
@@ -194,7 +194,7 @@ class Endpoint:
         if status in NOT_PERFORMED or (status in NOT_PERFORMED_IF_DATED and after_s is not None):
             return CallResult("deferred", status, retry_after_s=after_s)
         if status in CALLER_REJECTED:
-            return CallResult("turned_away", status)
+            return CallResult("caller_rejected", status)
         if 400 <= status < 500 and status not in _UNCLEAR:
             return CallResult("refused", status)
         return CallResult("unclear", status)

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from airflow_provider_streamsem import arguments, telemetry
 from airflow_provider_streamsem.connections import clear_text_warning, connection
 from airflow_provider_streamsem.connectors.contract import Batch, EffectLedger, SinkMarker
-from airflow_provider_streamsem.connectors.http.calls import Publication
+from airflow_provider_streamsem.connectors.http.calls import Publisher
 from airflow_provider_streamsem.connectors.http.endpoint import NOT_PERFORMED_TEXT, Address, address
 from airflow_provider_streamsem.connectors.http.operations import OPERATIONS
 from airflow_provider_streamsem.connectors.json_rows.rows import check_types
@@ -186,7 +186,7 @@ class HttpSink(StagedSink):
         return reasons
 
     def immutable_config(self) -> Json:
-        """Return the settings that determine chunks, calls and keys. They must not change, because another process may continue a publication."""
+        """Return the settings that determine chunks, calls and keys. They must not change, because another process may continue to publish a version."""
         return {
             "type": "http",
             "staging": normalised(self.staging),
@@ -221,8 +221,8 @@ class HttpSink(StagedSink):
         return clear_text_warning("sink http", self.conn_id or "", host, 'set "https" as the schema of the connection')
 
     def publish(self, batch: Batch, effects: EffectLedger) -> Receipt | None:
-        """Make the calls whose result no publisher has recorded, chunk by chunk. See :meth:`Publication.publish`."""
-        return Publication(self, batch, effects).publish()
+        """Make the calls whose result no publisher has recorded, chunk by chunk. See :meth:`Publisher.publish`."""
+        return Publisher(self, batch, effects).publish()
 
     def skip(self, batch: Batch, effects: EffectLedger) -> Receipt | None:
         """
@@ -230,7 +230,7 @@ class HttpSink(StagedSink):
 
         With ``at_least_once`` they become *unknown*, because a publisher may have called the endpoint and died before it recorded the result.
         """
-        return Publication(self, batch, effects).skip()
+        return Publisher(self, batch, effects).skip()
 
     def marker(self, pipeline_uuid: str, sink: str) -> SinkMarker | None:
         """Return ``None``. An endpoint stores no marker. The log records the progress."""
