@@ -19,7 +19,7 @@ import pytest
 
 from airflow_provider_streamsem import AmqpQueue, Pipeline, QueueSource
 from airflow_provider_streamsem.commitlog.log import CommitLog, RetryPolicy
-from airflow_provider_streamsem.connectors.landing.messages import Landing
+from airflow_provider_streamsem.connectors.landing.messages import LandingDirectory
 from airflow_provider_streamsem.connectors.queue import source as module
 from airflow_provider_streamsem.errors import StoreRefusedError, UnavailableError
 from airflow_provider_streamsem.readers.waiting import waiting
@@ -123,7 +123,7 @@ def test_crash_before_or_after_any_call_of_landing_loses_and_repeats_no_message(
             CalledStore(open_store(str(queue.fixture.root / "in")), calls), ManualClock(), RetryPolicy(tries=4)
         )
         with queue.queue.connect() as receiver:
-            Landing(log, queue.pipeline().source.window, queue.queue.lineage).land(
+            LandingDirectory(log, queue.pipeline().source.window, queue.queue.lineage).land(
                 CalledBroker(receiver, calls), most=100, seconds=60
             )  # type: ignore[attr-defined, arg-type]
 
@@ -152,14 +152,14 @@ from airflow_provider_streamsem.connectors.landing import messages as landing
 from airflow_provider_streamsem.stores.contract import open_store
 host, name, location, when = sys.argv[1:]
 source = QueueSource(queue=AmqpQueue(name=name, host=host), landing=location, schema="id long")
-method = landing.Landing._acknowledge
+method = landing.LandingDirectory._acknowledge
 def killed(self, receiver, messages):
     if when == "after":
         method(self, receiver, messages)
     os.kill(os.getpid(), signal.SIGKILL)
-landing.Landing._acknowledge = killed
+landing.LandingDirectory._acknowledge = killed
 with source.queue.connect() as receiver:
-    landing.Landing(CommitLog(open_store(location)), source.window, source.queue.lineage).land(receiver, most=100, seconds=60)
+    landing.LandingDirectory(CommitLog(open_store(location)), source.window, source.queue.lineage).land(receiver, most=100, seconds=60)
 """
 
 
@@ -179,14 +179,14 @@ def test_messages_redelivered_by_a_broker_killed_before_the_acknowledgement_are_
     rabbitmq: RabbitMQ, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue.send(4)
-    landing = Landing._acknowledge
+    landing = LandingDirectory._acknowledge
 
-    def killed(self: Landing, receiver: Any, messages: Any) -> None:
+    def killed(self: LandingDirectory, receiver: Any, messages: Any) -> None:
         rabbitmq.kill()
         landing(self, receiver, messages)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Landing, "_acknowledge", killed)
+        patched.setattr(LandingDirectory, "_acknowledge", killed)
         assert (
             queue.run("a").counts["read"] == 4
         )  # landed messages are read, whether or not the broker got the acknowledgement
@@ -212,7 +212,7 @@ def test_consumer_that_loses_its_connection_and_a_second_consumer_land_each_mess
         source = queue.pipeline().source
         calls = Calls(3, do=break_connection)
         log = CommitLog(CalledStore(open_store(location), calls), ManualClock())
-        Landing(log, source.window, source.queue.lineage).land(CalledBroker(slow, calls), most=5, seconds=60)  # type: ignore[attr-defined, arg-type]
+        LandingDirectory(log, source.window, source.queue.lineage).land(CalledBroker(slow, calls), most=5, seconds=60)  # type: ignore[attr-defined, arg-type]
     queue.run("a")
     queue.check()
 

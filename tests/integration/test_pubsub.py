@@ -19,7 +19,7 @@ import pytest
 
 from airflow_provider_streamsem import Pipeline, PubSubQueue, QueueSource
 from airflow_provider_streamsem.commitlog.log import CommitLog, RetryPolicy
-from airflow_provider_streamsem.connectors.landing.messages import Landing
+from airflow_provider_streamsem.connectors.landing.messages import LandingDirectory
 from airflow_provider_streamsem.connectors.pubsub.client import PubSubReceiver
 from airflow_provider_streamsem.errors import InvalidError, StoreRefusedError, UnavailableError
 from airflow_provider_streamsem.stores.contract import open_store
@@ -154,7 +154,9 @@ def test_expired_ack_id_is_ignored_and_its_message_is_dropped_at_the_next_delive
     orders.send(2)
     with orders.queue.connect() as slow:
         source = orders.pipeline().source
-        landing = Landing(CommitLog(open_store(str(orders.fixture.root / "in"))), source.window, source.queue.lineage)  # type: ignore[attr-defined]
+        landing = LandingDirectory(
+            CommitLog(open_store(str(orders.fixture.root / "in"))), source.window, source.queue.lineage
+        )  # type: ignore[attr-defined]
         receive = slow.receive
 
         def expires(most: int) -> Any:
@@ -226,7 +228,7 @@ def test_crash_at_every_call_of_a_landing_gives_each_message_one_record(emulator
         location = CalledStore(open_store(str(orders.fixture.root / "in")), calls)
         log = CommitLog(location, ManualClock(), RetryPolicy(tries=2))
         with orders.queue.connect() as receiver:
-            Landing(log, source.window, orders.queue.lineage).land(  # type: ignore[attr-defined]
+            LandingDirectory(log, source.window, orders.queue.lineage).land(  # type: ignore[attr-defined]
                 CalledBroker(receiver, calls),  # type: ignore[arg-type]
                 most=4,
                 seconds=60,
@@ -272,14 +274,14 @@ from airflow_provider_streamsem.connectors.landing import messages as landing
 from airflow_provider_streamsem.stores.contract import open_store
 name, location, when = sys.argv[1:]
 source = QueueSource(queue=PubSubQueue(subscription=name, ack_deadline_s=10, wait_s=1), landing=location, schema="id long")
-method = landing.Landing._acknowledge
+method = landing.LandingDirectory._acknowledge
 def killed(self, receiver, messages):
     if when == "after":
         method(self, receiver, messages)
     os.kill(os.getpid(), signal.SIGKILL)
-landing.Landing._acknowledge = killed
+landing.LandingDirectory._acknowledge = killed
 with source.queue.connect() as receiver:
-    landing.Landing(CommitLog(open_store(location)), source.window, source.queue.lineage).land(receiver, most=100, seconds=60)
+    landing.LandingDirectory(CommitLog(open_store(location)), source.window, source.queue.lineage).land(receiver, most=100, seconds=60)
 """
 
 

@@ -7,7 +7,7 @@ A process writes landing i + 1 only after it has read the message ids of the ear
 one record, even if several processes land messages concurrently. If another process has created landing i + 1 first, the process reads that landing, drops
 the messages that it contains, and tries the next number. Whether a message is a duplicate depends only on the landings, and not on a clock.
 
-| key below the landing | content |
+| key below the landing directory | content |
 |---|---|
 | ``<inv(i)>-<i>.jsonl`` | landing i, one line for each message; the newest sorts first |
 | ``_queue.json`` | the queue to which the messages belong |
@@ -37,7 +37,7 @@ MOST_BYTES = 64 << 20
 IDS_PER_OBJECT = 65_536
 _DIGEST_BYTES = 16
 _IDS = "_ids/"
-_MARK = "_queue.json"
+_MARKER = "_queue.json"
 _N = 10**12  # the prefix of a key is N - 1 - i, so that the newest landing sorts first
 _NAME = re.compile(r"\d{12}-(\d+)")
 
@@ -123,13 +123,15 @@ class _Landed:
     digests: tuple[bytes, ...]
 
 
-class Landing:
+class LandingDirectory:
     """
-    Writes landings to one location. Caches the message ids of the landings that this process has read. Several instances may use one location concurrently.
+    The directory or S3 prefix that holds the landings of one queue. Writes the landings, and caches the message ids of the landings that this process has read.
+
+    Several instances may use one location concurrently.
 
     :param log: the location, opened as a commit log. If a create has no clear answer, the commit log repeats it with the same bytes
     :param window: the dedup window
-    :param queue: returns the server and the name of the queue, which the mark of the location contains
+    :param queue: returns the server and the name of the queue, which the landing marker contains
     """
 
     def __init__(self, log: CommitLog, window: Window, queue: Callable[[], tuple[str, str]]) -> None:
@@ -163,16 +165,16 @@ class Landing:
         :param seconds: maximum time in seconds for which messages are received
         :returns: the number of messages in the landing; 0 if no landing was written
         :raises UnavailableError: the queue or the location gave no clear answer. Every acknowledged message is landed
-        :raises InvalidError: the location is the landing of another queue. No message was landed or acknowledged
+        :raises InvalidError: the location has the landings of another queue. No message was landed or acknowledged
         """
-        is_marked = self._check_mark()
+        is_marked = self._check_marker()
         i = self.newest()  # before a message is received, so that no message is hidden from other consumers if the location cannot be reached
         received = self._received(receiver, most, seconds)
         if not received:
             return 0
-        if not is_marked:  # after a message has arrived, so that a wrong queue name does not mark the location
-            self._log.create(_MARK, canonical({"queue": list(self._queue())}))
-            self._check_mark()
+        if not is_marked:  # after a message has arrived, so that a wrong queue name creates no landing marker
+            self._log.create(_MARKER, canonical({"queue": list(self._queue())}))
+            self._check_marker()
         # A user may have deleted landings but not the objects with their ids. New landings must not get these numbers, or the old ids would count as theirs.
         i = max(i, self._listed(_IDS, _ids_key))
         landed = 0
@@ -188,22 +190,22 @@ class Landing:
             self._write_ids(i)
         return landed
 
-    def _check_mark(self) -> bool:
+    def _check_marker(self) -> bool:
         """
-        Return whether the location is marked as the landing of this queue.
+        Return whether the landing marker exists and names this queue.
 
-        :raises InvalidError: it is marked as the landing of another queue
+        :raises InvalidError: the landing marker names another queue
         """
-        data = self._log.read(_MARK)
+        data = self._log.read(_MARKER)
         if data is None:
             return False
-        stored, queue = read_json(data, _MARK), list(self._queue())
+        stored, queue = read_json(data, _MARKER), list(self._queue())
         if stored != {"queue": queue}:
             raise InvalidError(
                 "the location of the landings belongs to another queue: messages of both queues would be mixed, and equal ids would count as duplicates; no "
                 "message was received",
                 landing=self._log.store.url,
-                mark=_MARK,
+                marker=_MARKER,
                 marked=stored,
                 queue=queue,
             ).advising(

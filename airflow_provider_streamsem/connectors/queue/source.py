@@ -19,7 +19,7 @@ from airflow_provider_streamsem.connectors.contract import SourceEnd, SourceSlic
 from airflow_provider_streamsem.connectors.defaults import SourceDefaults
 from airflow_provider_streamsem.connectors.files.pins import FilePin
 from airflow_provider_streamsem.connectors.files.source import PARTITION, FilesPlanner, FilesSource
-from airflow_provider_streamsem.connectors.landing.messages import Landing, Window
+from airflow_provider_streamsem.connectors.landing.messages import LandingDirectory, Window
 from airflow_provider_streamsem.connectors.pubsub.client import PubSubQueue
 from airflow_provider_streamsem.connectors.sqs.client import SqsQueue
 from airflow_provider_streamsem.errors import InvalidError, UnavailableError
@@ -186,10 +186,10 @@ class QueuePlanner:
 
     def __init__(self, source: QueueSource, log: CommitLog, hint: Json) -> None:
         self._source = source
-        self._location = source.files()
-        self._files: FilesPlanner = self._location.open(log, hint)
+        self._files_source = source.files()
+        self._files_planner: FilesPlanner = self._files_source.open(log, hint)
         self._clock = log.clock
-        self._landing = Landing(
+        self._landing_directory = LandingDirectory(
             CommitLog(open_store(source.landing), log.clock, log.retry_policy), source.window, source.queue.lineage
         )
 
@@ -201,9 +201,13 @@ class QueuePlanner:
         :raises UnavailableError: the queue or the location of the landings gave no clear answer, or the location is unexpectedly empty. Landed messages
             stay landed, and the queue delivers the others again
         """
-        self._location.require_location()
+        self._files_source.require_location()
         # The order of the two requests matters: another process may write the first landing between them.
-        if split_url(self._source.landing)[0] == "file" and self._files.discovered() and self._landing.newest() < 0:
+        if (
+            split_url(self._source.landing)[0] == "file"
+            and self._files_planner.discovered()
+            and self._landing_directory.newest() < 0
+        ):
             summary = (
                 "the location of the landings is empty, but earlier runs found landings in it; no message was received"
             )
@@ -211,21 +215,21 @@ class QueuePlanner:
                 "check that the directory is mounted, and run again. If it was emptied on purpose, set another `landing` and another log."
             )
         if hint is None:
-            self._location.refuse_tables(self._clock.now_ms())  # before a message is received
+            self._files_source.refuse_tables(self._clock.now_ms())  # before a message is received
         queue = self._source.queue
         with queue.connect() as receiver:
-            self._landing.land(receiver, most=self._source.max_messages, seconds=queue.receive_s)
-        return self._files.discover()
+            self._landing_directory.land(receiver, most=self._source.max_messages, seconds=queue.receive_s)
+        return self._files_planner.discover()
 
     def slice(
         self, start: Offsets, end: SourceEnd, limits: Limits, hint: Json, *, on_data_loss: str
     ) -> SourceSlice | None:
         """Select landings in the order of their ordinals: as many as the limits allow, and at least one."""
-        return self._files.slice(start, end, limits, hint, on_data_loss=on_data_loss)
+        return self._files_planner.slice(start, end, limits, hint, on_data_loss=on_data_loss)
 
     def lag(self, start: Offsets, hint: Json) -> int:
         """Return the number of landings from ``start`` (inclusive), plus those that the waiting messages will need. Receives no message."""
-        return self._files.lag(start, hint) + self._to_come(self._waiting())
+        return self._files_planner.lag(start, hint) + self._to_come(self._waiting())
 
     def unread_before(self, start: Offsets, at_ms: int) -> int:
         """
@@ -233,7 +237,7 @@ class QueuePlanner:
 
         A queue does not report the age of waiting messages, so all of them count.
         """
-        return self._files.unread_before(start, at_ms) + self._to_come(self._waiting())
+        return self._files_planner.unread_before(start, at_ms) + self._to_come(self._waiting())
 
     def minimum_clock(self, start: Offsets) -> int | None:
         """
@@ -241,7 +245,7 @@ class QueuePlanner:
 
         A queue does not report the age of waiting messages. While messages wait, the result is 0.
         """
-        return 0 if self._waiting() else self._files.minimum_clock(start)
+        return 0 if self._waiting() else self._files_planner.minimum_clock(start)
 
     def _waiting(self) -> int:
         with self._source.queue.connect() as receiver:
@@ -270,7 +274,7 @@ class QueuePeek(QueuePlanner):
 
     def poll(self, hint: Json) -> PeekedEnd:
         """Return the end of the existing landings plus the landings that the waiting messages will need."""
-        messages, landed = self._waiting(), self._files.poll(hint)
+        messages, landed = self._waiting(), self._files_planner.poll(hint)
         end = position(landed.offsets, PARTITION) + self._to_come(messages)
         return PeekedEnd({PARTITION: end}, landed, messages)
 
@@ -279,7 +283,7 @@ class QueuePeek(QueuePlanner):
     ) -> SourceSlice | None:
         """Select existing landings, then the next landing without pins if the limits allow one more."""
         assert isinstance(end, PeekedEnd)
-        selected = self._files.slice(start, end.landed, limits, hint, on_data_loss=on_data_loss)
+        selected = self._files_planner.slice(start, end.landed, limits, hint, on_data_loss=on_data_loss)
         first, last = position(start, PARTITION), position(end.offsets, PARTITION)
         stop = max(first, position(end.landed.offsets, PARTITION))
         is_whole = selected is None or selected.ranges[PARTITION][1] == stop

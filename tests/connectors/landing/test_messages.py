@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_streamsem.commitlog.log import CommitLog, RetryPolicy
 from airflow_provider_streamsem.connectors.landing import messages as module
-from airflow_provider_streamsem.connectors.landing.messages import Landing, Message, Window
+from airflow_provider_streamsem.connectors.landing.messages import LandingDirectory, Message, Window
 from airflow_provider_streamsem.errors import LogDamagedError, StoreRefusedError, UnavailableError
 from airflow_provider_streamsem.stores.local import LocalStore
 from airflow_provider_streamsem.stores.memory import MemoryStore
@@ -47,7 +47,7 @@ def land(
     """Land messages as a separate process would."""
     calls = calls or Calls()
     log = CommitLog(CalledStore(store, calls), ManualClock(at_ms), RetryPolicy(tries=4))  # type: ignore[arg-type]
-    return Landing(log, window, QUEUE).land(CalledBroker(queue, calls), most=most, seconds=1000)
+    return LandingDirectory(log, window, QUEUE).land(CalledBroker(queue, calls), most=most, seconds=1000)
 
 
 def landed(store: object) -> Counter[str]:
@@ -185,7 +185,7 @@ def test_lander_that_repeatedly_loses_the_race_lands_the_remaining_messages() ->
         read, list = store.read, store.list  # type: ignore[assignment]
 
     log = CommitLog(LosesRaces(), ManualClock(START_MS), RetryPolicy(tries=4))
-    assert Landing(log, DAY, QUEUE).land(queue, most=100, seconds=1000) == 2
+    assert LandingDirectory(log, DAY, QUEUE).land(queue, most=100, seconds=1000) == 2
     assert landed(store) == once(8)
     assert queue.queue == []
 
