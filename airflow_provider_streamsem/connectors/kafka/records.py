@@ -29,7 +29,7 @@ COLUMNS = (
 )
 """The columns of Kafka records, as Spark DDL."""
 _OWN = ("topic", "partition", "offset", "timestamp", "headers", "key")
-_BAD, _RECORD_LOCATION = "__streamsem_bad", "__streamsem_place"
+_BAD, _RECORD_LOCATION = "__streamsem_bad", "__streamsem_location"
 _REASON = "__streamsem_reason"
 _V1_SOURCES = "spark.sql.sources.useV1SourceList"
 # With Kafka's default of 1 MiB a task waits for a fetch every few thousand records. This took a fifth of the time of a batch of 50,000 records.

@@ -33,7 +33,7 @@ _OWN = (
     "approximate_arrival_timestamp",
     "partition_key",
 )
-_BAD, _LOCATION, _REASON = "__streamsem_bad", "__streamsem_place", "__streamsem_reason"
+_BAD, _LOCATION, _REASON = "__streamsem_bad", "__streamsem_location", "__streamsem_reason"
 
 
 class KinesisRecords:

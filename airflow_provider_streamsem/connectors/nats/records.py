@@ -17,7 +17,7 @@ from airflow_provider_streamsem.errors import DataError
 COLUMNS = "subject string, sequence long, timestamp timestamp, headers map<string,string>, data binary"
 """The columns of messages, as Spark DDL."""
 _OWN = ("subject", "sequence", "timestamp", "headers")
-_DATA, _BAD, _LOCATION, _REASON = (f"__streamsem_{name}" for name in ("data", "bad", "place", "reason"))
+_DATA, _BAD, _LOCATION, _REASON = (f"__streamsem_{name}" for name in ("data", "bad", "location", "reason"))
 
 
 class NatsRecords:
