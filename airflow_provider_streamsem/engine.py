@@ -58,7 +58,7 @@ class Produced:
     The result of one staging attempt.
 
     :param counts: row counts by name: ``read``, ``parsed``, ``quarantined``, ``filtered``, ``written.<sink>``, and with dedup ``duplicates``
-    :param handed: sink → number of rows that the engine passed to the sink's writer; ``None`` if the engine could not count them
+    :param passed_to_writer: sink → number of rows that the engine passed to the sink's writer; ``None`` if the engine could not count them
     :param schemas: sink → schema JSON in Spark's form
     :param state: the field ``state`` of the outcome: the deduplication state and the operators' state after the batch
     """
@@ -67,7 +67,7 @@ class Produced:
     schemas: Mapping[str, str]
     quarantine: Quarantine
     counts: Mapping[str, int]
-    handed: Mapping[str, int | None]
+    passed_to_writer: Mapping[str, int | None]
     state: Json = None
 
 
@@ -75,7 +75,7 @@ def nothing_produced(sinks: Mapping[str, Sink], state: Json = None) -> Produced:
     """Build the result of an attempt whose plan has no records to read."""
     counts = {"read": 0, "parsed": 0, "quarantined": 0, "filtered": 0, **{f"written.{name}": 0 for name in sinks}}
     empty = {name: Committable(format=sink.format, rows=0) for name, sink in sinks.items()}
-    return Produced(sinks=empty, schemas={}, quarantine=Quarantine(), counts=counts, handed={}, state=state)
+    return Produced(sinks=empty, schemas={}, quarantine=Quarantine(), counts=counts, passed_to_writer={}, state=state)
 
 
 class Engine(Protocol):

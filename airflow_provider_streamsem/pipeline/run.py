@@ -433,7 +433,7 @@ class Run:
         check_lookups(self.opened.pipeline, job.plan)
         _check_record_count(self.opened.pipeline.source_parts, job.plan, produced.counts)
         invariants.check_i14_staged(
-            produced.counts, produced.sinks, handed=produced.handed, rows=self.opened.pipeline.rows
+            produced.counts, produced.sinks, passed_to_writer=produced.passed_to_writer, rows=self.opened.pipeline.rows
         )
         return produced
 

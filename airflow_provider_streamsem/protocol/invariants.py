@@ -255,14 +255,18 @@ def check_i14(outcome: Outcome) -> None:
 
 
 def check_i14_staged(
-    counts: Mapping[str, int], sinks: Mapping[str, Committable], *, handed: Mapping[str, int | None], rows: str
+    counts: Mapping[str, int],
+    sinks: Mapping[str, Committable],
+    *,
+    passed_to_writer: Mapping[str, int | None],
+    rows: str,
 ) -> None:
     """
     Check the row counts of an attempt before its manifest is created.
 
     :param counts: row counts of the attempt by name
     :param sinks: sink → its staged output
-    :param handed: sink → number of rows that the engine passed to the writer, as counted by the engine; ``None`` if it has no count
+    :param passed_to_writer: sink → number of rows that the engine passed to the writer, as counted by the engine; ``None`` if it has no count
     :param rows: the pipeline's ``rows`` declaration. With ``"filter"``, the counts before and after the transform must add up
     :raises StageError: the number of rows passed to a writer differs from the number of rows in its files. The attempt was discarded. A retry may succeed,
         because a lost executor, whose tasks Spark repeats, can cause the difference
@@ -270,12 +274,12 @@ def check_i14_staged(
     """
     for name, committable in sinks.items():
         # A missing count is valid only for 0 rows: Spark may drop the counter of a query plan without rows.
-        if (handed.get(name) or 0) != committable.rows:
+        if (passed_to_writer.get(name) or 0) != committable.rows:
             raise StageError(
                 "the rows passed to a writer do not equal the rows in its files; nothing became visible",
                 invariant="I14",
                 sink=name,
-                handed=handed.get(name),
+                passed_to_writer=passed_to_writer.get(name),
                 files=committable.rows,
             )
         if rows == "filter" and counts["parsed"] != counts["filtered"] + counts.get("duplicates", 0) + committable.rows:

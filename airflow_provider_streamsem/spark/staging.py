@@ -159,7 +159,7 @@ class Staging:
                 or self.inspect.may_have_run(watched, self.session)
                 or not all(self.inspect.reads_input_once(frame) for frame in outputs.values())
             )
-            handed = {name: self._write(name, outputs[name], watched) for name in self.job.sinks}
+            passed_to_writer = {name: self._write(name, outputs[name], watched) for name in self.job.sinks}
             state = self._state_after_batch()
             observed_counts = None if reread else self.inspect.observed(watched, self.session, _COUNTS)
             counts = {
@@ -184,7 +184,7 @@ class Staging:
             schemas=self._schemas,
             quarantine=self._quarantine(inputs, counts),
             counts=self._counts(counts, sinks),
-            handed=handed,
+            passed_to_writer=passed_to_writer,
             state=state,
         )
 
@@ -385,10 +385,10 @@ class Staging:
 
     def _write(self, name: str, frame: DataFrame, watched: Observation) -> int | None:
         """Write the files of one sink, and return the number of rows that Spark passed to its writer; ``None`` if Spark did not count them."""
-        handed = Observation()
-        rows = self.inspect.observe_last(frame, handed, F.expr("count(1) AS rows"), watched=watched)
+        passed_to_writer = Observation()
+        rows = self.inspect.observe_last(frame, passed_to_writer, F.expr("count(1) AS rows"), watched=watched)
         self._accepted[name] = self.job.sinks[name].stage(rows, self.job.plan.version, self.job.attempt_id)
-        counts = self.inspect.observed(handed, self.session, ("rows",))
+        counts = self.inspect.observed(passed_to_writer, self.session, ("rows",))
         return None if counts is None else counts["rows"]
 
     def _count(self, marked: DataFrame, aggregates: list[Column]) -> dict[str, int]:

@@ -82,7 +82,7 @@ class RowsEngine:
             schemas={name: _columns(job, name, out[name]) for name in sinks},
             quarantine=self._quarantine(job, bad, log),
             counts=counts,
-            handed={name: len(out[name]) for name in sinks},
+            passed_to_writer={name: len(out[name]) for name in sinks},
             state=state,
         )
 

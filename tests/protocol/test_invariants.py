@@ -137,15 +137,15 @@ def test_I14_counts_that_do_not_add_up_are_refused(changes: dict[str, object]) -
 def test_I14_attempt_with_counts_that_do_not_reconcile_is_discarded() -> None:
     sinks = {"out": Committable(format="parquet", rows=2)}
     counts = {"parsed": 3, "filtered": 1}
-    invariants.check_i14_staged(counts, sinks, handed={"out": 2}, rows="filter")
-    invariants.check_i14_staged({"parsed": 9, "filtered": 0}, sinks, handed={"out": 2}, rows="any")
+    invariants.check_i14_staged(counts, sinks, passed_to_writer={"out": 2}, rows="filter")
+    invariants.check_i14_staged({"parsed": 9, "filtered": 0}, sinks, passed_to_writer={"out": 2}, rows="any")
     no_rows = {"out": Committable(format="parquet", rows=0)}
-    invariants.check_i14_staged({"parsed": 9, "filtered": 0}, no_rows, handed={"out": None}, rows="any")
-    for handed in (3, 0, None):
+    invariants.check_i14_staged({"parsed": 9, "filtered": 0}, no_rows, passed_to_writer={"out": None}, rows="any")
+    for passed_to_writer in (3, 0, None):
         with pytest.raises(StageError, match="do not equal the rows in its files"):
-            invariants.check_i14_staged(counts, sinks, handed={"out": handed}, rows="any")
+            invariants.check_i14_staged(counts, sinks, passed_to_writer={"out": passed_to_writer}, rows="any")
     with pytest.raises(DataError, match="filter"):
-        invariants.check_i14_staged({"parsed": 3, "filtered": 0}, sinks, handed={"out": 2}, rows="filter")
+        invariants.check_i14_staged({"parsed": 3, "filtered": 0}, sinks, passed_to_writer={"out": 2}, rows="filter")
 
 
 def test_I16_pointer_to_another_version_is_refused() -> None:
