@@ -37,6 +37,12 @@ def test_drawing_of_the_states_equals_the_table_of_the_protocol() -> None:
     assert life_of_a_batch.PAGE.read_text() == life_of_a_batch.drawing()
 
 
+def test_python_api_lists_every_public_name() -> None:
+    lines = (ROOT / "docs" / "reference" / "api.md").read_text().splitlines()
+    listed = {line.rpartition(".")[2] for line in lines if line.startswith("::: ")}
+    assert {*airflow_provider_streamsem.__all__} - listed == {"__version__"}
+
+
 PYTHON = [(page, n) for page in PAGES for n in range(len(blocks(page, "python")))]
 
 
