@@ -277,7 +277,7 @@ COMMANDS = (
     ),
     Command(
         "vacuum",
-        "Delete files of attempts that did not commit, and staged files of published versions.",
+        "Delete files of attempts that did not commit, staged files of published versions, and state that no kept version needs.",
         "orders.toml --dry-run",
         (
             _argument("--dry-run", action="store_true", help="report the files, but do not delete them"),

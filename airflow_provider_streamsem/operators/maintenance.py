@@ -22,8 +22,9 @@ class VacuumOperator(HasPipeline, BaseOperator):  # type: ignore[misc]
     """
     Delete the files, quarantined records and manifests that losing attempts of closed versions left behind.
 
-    The operator also deletes rows that were staged for sinks outside the log, once their receipts exist. It deletes no file that a reader sees, and no file
-    of an open version. It is safe to run while batches run.
+    The operator also deletes rows that were staged for sinks outside the log, once their receipts exist. For a transform with state, it deletes the state
+    that only versions before the newest ``state.keep_versions`` need. It deletes no file that a reader sees, and no file of an open version. It is safe to
+    run while batches run.
 
     By default, a vacuum skips the versions that an earlier vacuum inspected more than a day after they were closed.
 
