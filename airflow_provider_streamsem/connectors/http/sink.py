@@ -49,8 +49,8 @@ _REASONS: dict[str, tuple[str, ...]] = {
     ),
     "at_most_once": (
         "the sink claims each chunk of the rows in the log before its first call, and no call is performed twice. The sink sends a call again only if the "
-        f"endpoint says that it did not perform it ({NOT_PERFORMED_TEXT}), or if the call could not be sent. If a crash or "
-        "an unclear answer leaves a result open, the receipts count its records as unknown. "
+        f"endpoint says that it did not perform it ({NOT_PERFORMED_TEXT}), or if the call could not be sent. If the result of a "
+        "call is unknown after a crash or an unclear response, the receipts count its records as unknown. "
         'delivery="at_least_once" would lose no record, but may repeat some',
     ),
 }
