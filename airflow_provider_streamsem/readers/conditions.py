@@ -95,8 +95,8 @@ class BatchCommitted:
         """
         Read the log. While the log does not exist, the condition is not met.
 
-        :raises InvalidError: the version was aborted, so it can never be committed. Or ``offsets`` names a topic without its id, and the topic was deleted
-            and recreated
+        :raises InvalidError: the version was aborted or rolled back, so it can never be visible. Or ``offsets`` names a topic without its id, and the topic
+            was deleted and recreated
         """
         if self.pipeline is None:
             return self._check(self.log, clock)

@@ -31,8 +31,8 @@ class BatchCommittedSensor(HasPipeline, ConditionSensor):
 
     The sensor reads the log and never the state of a task. If a user marks a task as success, the log contains no commit of it, and the sensor waits.
 
-    Exactly one of ``version``, ``run`` and ``offsets`` must be given. While the log does not exist, the sensor waits. If the version was aborted, the sensor
-    fails without a retry, because the version can never be committed.
+    Exactly one of ``version``, ``run`` and ``offsets`` must be given. While the log does not exist, the sensor waits. If the version was aborted or rolled
+    back, the sensor fails without a retry, because the version can never be visible.
 
     The log contains nothing of a run that found nothing new, so the sensor waits for such a run until its timeout. Use ``offsets`` instead.
 
