@@ -489,8 +489,8 @@ def check_monoid(args: argparse.Namespace) -> CommandResult:
 
 
 def _result_of_checks(title: str, document: Json, checks: Iterable[doctor_.Check]) -> CommandResult:
-    rows = [["passed" if check.passed else "FAILED", check.name, check.seen] for check in checks]
-    table = Table(title=title, columns=["", "probe", "seen"], rows=rows, folded=["probe", "seen"])
+    rows = [["passed" if check.passed else "FAILED", check.name, check.observed] for check in checks]
+    table = Table(title=title, columns=["", "probe", "observed"], rows=rows, folded=["probe", "observed"])
     passed = all(check.passed for check in checks)
     return CommandResult(document={**document, "passed": passed}, tables=[table], exit_code=0 if passed else 1)
 

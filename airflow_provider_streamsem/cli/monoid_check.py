@@ -27,7 +27,7 @@ def checks(name: str, path: str) -> Iterator[Check]:
         raise InvalidError("pandas is not installed").advising("run `pip install pandas`.")
     monoid, rows = _monoid(name), _rows(path)
     for law in laws(monoid, rows):
-        yield Check(name=law.name, passed=law.holds, seen=law.counterexample or f"{len(rows)} rows")
+        yield Check(name=law.name, passed=law.holds, observed=law.counterexample or f"{len(rows)} rows")
 
 
 def _monoid(name: str) -> Monoid:

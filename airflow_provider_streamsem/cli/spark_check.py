@@ -71,7 +71,7 @@ def checks(engine: Engine) -> Iterator[Check]:
     minors = {version.rsplit(".", 1)[0] for version in installed.values()}
     text = ", ".join(f"{name} {version}" for name, version in installed.items()) or "no pyspark"
     is_tested = bool(minors) and minors <= set(versions.TESTED)
-    yield Check(name="the installed Spark version is supported", passed=is_tested, seen=text)
+    yield Check(name="the installed Spark version is supported", passed=is_tested, observed=text)
     for transform, rows in _PLANS:
         with tempfile.TemporaryDirectory() as location:
             yield _batch(Path(location), engine, transform, rows)
@@ -93,9 +93,9 @@ def _batch(location: Path, engine: Engine, transform: Callable[[Any], Any], rows
         result = run_batch(pipeline, run_key="doctor", engine=engine)
     except StreamsemError as error:
         cause = "" if error.__cause__ is None else f" ({type(error.__cause__).__name__})"
-        return Check(name=name, passed=False, seen=f"{type(error).__name__}: {error.summary}{cause}")
+        return Check(name=name, passed=False, observed=f"{type(error).__name__}: {error.summary}{cause}")
     expected = {**_COUNTS, "written.out": rows}
     counts = {count: result.counts.get(count) for count in expected}
     return Check(
-        name=name, passed=counts == expected, seen=", ".join(f"{key} {value}" for key, value in counts.items())
+        name=name, passed=counts == expected, observed=", ".join(f"{key} {value}" for key, value in counts.items())
     )

@@ -12,7 +12,7 @@ from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import StoreRefusedError, UnsafeStoreError
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import canonical
-from airflow_provider_streamsem.stores.contract import Store, UnknownAnswerError
+from airflow_provider_streamsem.stores.contract import Store, UnknownResultError
 
 PARALLEL = 8
 ROUNDS = 5
@@ -25,12 +25,12 @@ class Check:
 
     :param name: the property that was probed
     :param passed: whether the store has it
-    :param seen: the behavior that was observed, as text
+    :param observed: the behavior that was observed, as text
     """
 
     name: str
     passed: bool
-    seen: str
+    observed: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ def require_safe(log: CommitLog) -> Report:
     """
     report = examine(log)
     if not report.passed:
-        failed = "; ".join(f"{check.name}: {check.seen}" for check in report.checks if not check.passed)
+        failed = "; ".join(f"{check.name}: {check.observed}" for check in report.checks if not check.passed)
         raise UnsafeStoreError(
             "the store lacks properties that a log requires, such as create-if-absent; no log was created",
             location=log.store.url,
@@ -114,9 +114,9 @@ def _checks(store: Store, probe: str, clock: Clock) -> tuple[Check, ...]:
 def _check(name: str, probe: Callable[[], str]) -> Check:
     try:
         problem = probe()
-    except UnknownAnswerError:
+    except UnknownResultError:
         problem = "the store did not report whether a request was applied"
-    return Check(name=name, passed=not problem, seen=problem or "as expected")
+    return Check(name=name, passed=not problem, observed=problem or "as expected")
 
 
 def _create(store: Store, key: str, data: bytes, clock: Clock) -> bool:
@@ -124,9 +124,9 @@ def _create(store: Store, key: str, data: bytes, clock: Clock) -> bool:
     for _ in range(10):
         try:
             return store.create(key, data) or store.read(key) == data
-        except UnknownAnswerError:
+        except UnknownResultError:
             clock.sleep(0.1)
-    raise UnknownAnswerError(key)
+    raise UnknownResultError(key)
 
 
 def _one_winner(store: Store, probe: str, clock: Clock) -> str:

@@ -51,7 +51,7 @@ from airflow_provider_streamsem.protocol.machine import (
     list_keys,
 )
 from airflow_provider_streamsem.protocol.view import ClosedHead, Head, LogView, OpenHead, fold
-from airflow_provider_streamsem.stores.contract import Store, UnknownAnswerError, open_store
+from airflow_provider_streamsem.stores.contract import Store, UnknownResultError, open_store
 from airflow_provider_streamsem.stores.prefix import PrefixStore
 
 T = TypeVar("T")
@@ -99,7 +99,7 @@ class CommitLog:
         """
         unknown_results = 0
         event: Event | None = None
-        cause: UnknownAnswerError | None = None
+        cause: UnknownResultError | None = None
         while True:
             try:
                 request = next(procedure) if event is None else procedure.send(event)
@@ -109,7 +109,7 @@ class CommitLog:
             before = event
             try:
                 event = self._event(request, may_be_applied=unknown_results > 0)
-            except UnknownAnswerError as error:
+            except UnknownResultError as error:
                 event, cause = Unknown(), error
             telemetry.emit(
                 telemetry.LogRequest, request=type(request).__name__.lower(), unknown=isinstance(event, Unknown)

@@ -58,7 +58,7 @@ class StreamsemHook(BaseHook):  # type: ignore[misc]
             report = self.examine()
         except StreamsemError as error:
             return False, str(error)
-        failed = [f"{check.name}: {check.seen}" for check in report.checks if not check.passed]
+        failed = [f"{check.name}: {check.observed}" for check in report.checks if not check.passed]
         if failed:
             return (
                 False,

@@ -193,9 +193,9 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
                 break
             SYSTEM_CLOCK.sleep(settings.poll_interval_s())
         result = plan_run(pipeline, run_key=condition.run_key, drain=self.drain)
-        if result is None or finding.seen["stalled"]:
+        if result is None or finding.observed["stalled"]:
             summary = "spark-submit ended, but the run is not complete in the log; committed versions stay committed"
-            raise StageError(summary, **finding.seen)
+            raise StageError(summary, **finding.observed)
         return result
 
     def _run(self, context: Any) -> Callable[..., RunResult]:

@@ -113,7 +113,7 @@ def _publish_or_skip(
             batch = batch_of(opened, outcome, head.outcome_sha, name)
             receipt = (sink.skip if name in skipped_sinks else sink.publish)(batch, effects)
             if receipt is None and (stored := log.receipts(version)) is not None:
-                return head.published(stored)
+                return head.with_receipts(stored)
             if receipt is None and name not in skipped_sinks:
                 marker = sink.marker(batch.pipeline_uuid, name)
                 summary = "the sink's marker is above this version, but the log has no receipts of this version"

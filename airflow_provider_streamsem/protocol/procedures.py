@@ -146,7 +146,7 @@ def read_head(version: int) -> Procedure[Head | None]:
                 "a plan exists, but the outcome before it is missing", invariant="I2", version=version
             )
         before = yield from _closed_head(*previous)
-    return before.planned(*plan)
+    return before.with_plan(*plan)
 
 
 def _closed_head(outcome: Outcome, outcome_sha: str) -> Procedure[ClosedHead]:
@@ -158,7 +158,7 @@ def _closed_head(outcome: Outcome, outcome_sha: str) -> Procedure[ClosedHead]:
         markers=outcome.markers,
     )
     receipts = (yield from read_entry(Receipts, keys.receipts(outcome.version))) if outcome.requires_receipts else None
-    return head if receipts is None else head.published(receipts[0])
+    return head if receipts is None else head.with_receipts(receipts[0])
 
 
 def confirm_head(head: Head) -> Procedure[Head]:
@@ -275,13 +275,13 @@ def put_plan(head: ClosedHead, plan: Plan) -> Procedure[tuple[Head, bool]]:
     :raises LogMovedError: the winning plan moved the log
     """
     invariants.check_i19(plan)
-    head.planned(plan, "")
+    head.with_plan(plan, "")
     key = keys.plan(plan.version)
     written = yield from create_entry(key, plan)
     if written.mine:
-        return head.planned(plan, codec.sha256(written.data)), written.first
+        return head.with_plan(plan, codec.sha256(written.data)), written.first
     winner = yield from read_spilled(Plan, key, written.data)
-    head.planned(*winner)
+    head.with_plan(*winner)
     newest = yield from read_head(plan.version)
     if newest is None:
         raise LogDamagedError("a plan that was read before is missing", invariant="I1", key=key)
@@ -381,7 +381,7 @@ def decide(head: OpenHead, outcome: Outcome) -> Procedure[tuple[ClosedHead, Outc
     :returns: the head, and the stored outcome, which may be that of another writer
     """
     plan = head.plan
-    head.decided(outcome, "")
+    head.with_outcome(outcome, "")
     pointer = RunPointer(run_key=plan.run_key, j=plan.j, version=plan.version, target=plan.target)
     pointer_key = keys.pointer(plan.run_key, plan.j)
     written = yield from create_entry(pointer_key, pointer)
@@ -391,7 +391,7 @@ def decide(head: OpenHead, outcome: Outcome) -> Procedure[tuple[ClosedHead, Outc
     key = keys.outcome(plan.version)
     written = yield from create_entry(key, outcome)
     stored = outcome if written.mine else (yield from read_spilled(Outcome, key, written.data))[0]
-    return head.decided(stored, codec.sha256(written.data)), stored
+    return head.with_outcome(stored, codec.sha256(written.data)), stored
 
 
 def put_receipts(head: ClosedHead, receipts: Receipts) -> Procedure[tuple[ClosedHead, Receipts]]:
@@ -400,11 +400,11 @@ def put_receipts(head: ClosedHead, receipts: Receipts) -> Procedure[tuple[Closed
 
     :returns: the head without pending publishes, and the stored receipts, which may be those of another publisher
     """
-    head.published(receipts)
+    head.with_receipts(receipts)
     key = keys.receipts(receipts.version)
     written = yield from create_entry(key, receipts)
     stored = receipts if written.mine else (yield from read_spilled(Receipts, key, written.data))[0]
-    return head.published(stored), stored
+    return head.with_receipts(stored), stored
 
 
 def claim(proposed: Claim) -> Procedure[bool]:

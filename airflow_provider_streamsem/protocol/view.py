@@ -62,7 +62,7 @@ class ClosedHead:
         """sha256 of the spec that the newest version ran with; ``None`` before the first."""
         return None if self.outcome is None else self.outcome.spec
 
-    def planned(self, plan: Plan, sha256: str) -> OpenHead:
+    def with_plan(self, plan: Plan, sha256: str) -> OpenHead:
         """
         Return the head after Plan(closed + 1) was stored. Checks I2, I3, I4, I20 and I21.
 
@@ -78,7 +78,7 @@ class ClosedHead:
         invariants.check_i21_plan(plan, next=self.next)
         return OpenHead(before=replace(self, initial_offsets=initial_offsets), plan=plan, plan_sha=sha256)
 
-    def published(self, receipts: Receipts) -> ClosedHead:
+    def with_receipts(self, receipts: Receipts) -> ClosedHead:
         """Return the head after the receipts of its newest commit were stored. Checks I15 and I18."""
         if self.outcome is None:
             raise LogDamagedError("receipts exist before the first outcome", invariant="I18", version=receipts.version)
@@ -125,7 +125,7 @@ class OpenHead:
         """sha256 of the spec that the newest closed version ran with, or that planned version 0."""
         return self.before.spec or self.plan.spec
 
-    def decided(self, outcome: Outcome, sha256: str) -> ClosedHead:
+    def with_outcome(self, outcome: Outcome, sha256: str) -> ClosedHead:
         """Return the head after the outcome of the open plan was stored. Checks I2, I3, I4, I5, I14, I15, I20 and I21."""
         before = self.before
         invariants.check_i2(self.plan, outcome)

@@ -34,11 +34,11 @@ class Finding:
     The result of one check of a condition.
 
     :param met: whether the condition is met
-    :param seen: the observed values as a JSON object, which becomes the sensor's XCom
+    :param observed: the observed values as a JSON object, which becomes the sensor's XCom
     """
 
     met: bool
-    seen: Json
+    observed: Json
 
 
 class Condition(Protocol):
@@ -68,7 +68,7 @@ class OffsetsAvailable:
     def check(self, *, clock: Clock = SYSTEM_CLOCK) -> Finding:
         """Plan the next batch without writing."""
         result = waiting(self.pipeline, clock=clock)
-        return Finding(met=result.is_due, seen=result.to_json())
+        return Finding(met=result.is_due, observed=result.to_json())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ class BatchCommitted:
         log = open_commit_log(url, clock=clock)
         record = log.read_pipeline()
         if record is None:
-            return Finding(met=False, seen={"log": url, "version": -1})
+            return Finding(met=False, observed={"log": url, "version": -1})
         context = {"pipeline": record.name, "log": url}
         if self.version is not None:
             finding = self._of_version(log, self.version)
@@ -118,12 +118,12 @@ class BatchCommitted:
             if isinstance(head, ClosedHead) and head.spec is None and record.fork is not None:
                 head = dataclasses.replace(head, initial_offsets=record.fork.offsets)
             finding = self._of_offsets(head, self.offsets or {})
-        return Finding(met=finding.met, seen={**context, **finding.seen})
+        return Finding(met=finding.met, observed={**context, **finding.observed})
 
     def _of_version(self, log: CommitLog, version: int) -> Finding:
         stored = log.outcome(version)
         if stored is None:
-            return Finding(met=False, seen={"version": version})
+            return Finding(met=False, observed={"version": version})
         if not stored[0].committed:
             summary = "the version was closed by an abort and will never be committed; a later version reads its range"
             raise InvalidError(summary, log=log.store.url, version=version, reason=stored[0].reason).advising(
@@ -135,15 +135,15 @@ class BatchCommitted:
             raise InvalidError(summary, log=log.store.url, version=version).advising(
                 "wait for a later version, or for offsets."
             )
-        return Finding(met=True, seen=_outcome_facts(stored[0]))
+        return Finding(met=True, observed=_outcome_facts(stored[0]))
 
     @staticmethod
     def _of_run(log: CommitLog, head: Head, run_key: str) -> Finding:
         # An open version of another run is irrelevant here, and the run's pointer leads to an open version of this run. So the open version is left out.
         position = log.locate(run_key, without_pending(head))
         if not isinstance(position, RunComplete):
-            return Finding(met=False, seen={"run_key": run_key, "version": head.closed})
-        return Finding(met=True, seen={"run_key": run_key, **_outcome_facts(position.outcome)})
+            return Finding(met=False, observed={"run_key": run_key, "version": head.closed})
+        return Finding(met=True, observed={"run_key": run_key, **_outcome_facts(position.outcome)})
 
     @staticmethod
     def _of_offsets(head: Head, upto: Offsets) -> Finding:
@@ -155,7 +155,7 @@ class BatchCommitted:
             )
             raise InvalidError(summary, accepted=ambiguous).advising("name the topic with its id.")
         committed = {name: max((head.next[p] for p in matches), default=0) for name, matches in partitions.items()}
-        return Finding(met=offsets.reached(committed, upto), seen={"version": head.closed, "next": committed})
+        return Finding(met=offsets.reached(committed, upto), observed={"version": head.closed, "next": committed})
 
 
 def _outcome_facts(outcome: Outcome) -> dict[str, Any]:
@@ -199,7 +199,7 @@ class Freshness:
         )
         return Finding(
             met=is_within and is_past and not too_old and not before and not dry.is_new,
-            seen={
+            observed={
                 "pipeline": pipeline.name,
                 "log": pipeline.log,
                 "version": dry.head.closed,
@@ -252,7 +252,7 @@ class Retention:
         context = {"pipeline": pipeline.name, "log": pipeline.log, "version": dry.head.closed}
         return Finding(
             met=bool(expiry.lost or expiry.at_risk) or is_near,
-            seen={**context, **plain(expiry), "unit": pipeline.source.unit},
+            observed={**context, **plain(expiry), "unit": pipeline.source.unit},
         )
 
 
@@ -265,7 +265,7 @@ class DriverWait:
 
     * The run is complete.
     * The run has closed no version and has none open.
-    * The log has shown no progress for ``patience_s`` seconds. The task then treats the driver as lost, and ``seen["stalled"]`` is true.
+    * The log has shown no progress for ``patience_s`` seconds. The task then treats the driver as lost, and ``observed["stalled"]`` is true.
 
     :param run_key: the key of the run
     :param patience_s: maximum time without progress in the log, in seconds
@@ -283,16 +283,16 @@ class DriverWait:
             log = open_commit_log(pipeline.log, clock=clock)
             record = log.read_pipeline()
             if record is None:
-                return Finding(met=True, seen={"run_key": self.run_key, "version": -1, "stalled": False})
+                return Finding(met=True, observed={"run_key": self.run_key, "version": -1, "stalled": False})
             head = log.find_head()
             position = log.locate(self.run_key, head)
         context = {"run_key": self.run_key, "version": head.closed}
         if isinstance(position, RunComplete) or (isinstance(position, Ready) and position.j == 0):
-            return Finding(met=True, seen={**context, "stalled": False})
+            return Finding(met=True, observed={**context, "stalled": False})
         progress_ms = [self.since_ms, head.plan.planned_at_ms if isinstance(head, OpenHead) else 0]
         progress_ms.append(0 if head.outcome is None else head.outcome.decided_at_ms)
         stalled = clock.now_ms() - max(progress_ms) > self.patience_s * 1000
-        return Finding(met=stalled, seen={**context, "stalled": stalled})
+        return Finding(met=stalled, observed={**context, "stalled": stalled})
 
 
 _NAMES: Mapping[str, Any] = {

@@ -200,7 +200,7 @@ class _Verification:
                 initial_offsets = dict(plan[0].initial_offsets or {})
                 head = ClosedHead(initial_offsets=initial_offsets)
             if plan is not None and plan[0].kind == "move":
-                head.planned(*plan)  # raises if the log was moved
+                head.with_plan(*plan)  # raises if the log was moved
             outcome = self._entry(Outcome, keys.outcome(version), version)
             if plan is None:
                 self._report("I2", "the plan of a version is missing or cannot be read", version=version)
@@ -241,7 +241,7 @@ class _Verification:
         """
         receipts = self._entry(Receipts, keys.receipts(head.closed), head.closed)
         if receipts is not None:
-            self._try(partial(head.published, receipts[0]), version=head.closed)
+            self._try(partial(head.with_receipts, receipts[0]), version=head.closed)
             self._published[head.closed] = receipts[0]
             return replace(head, markers=receipts[0].markers)
         if head.closed < newest:
@@ -335,13 +335,13 @@ class _Verification:
         """Check a version against the head before it."""
         version = plan[0].version
         self._try(partial(invariants.check_i19, plan[0]), version=version)
-        self._try(partial(head.planned, *plan), version=version)
+        self._try(partial(head.with_plan, *plan), version=version)
         if outcome is None:
             return
         if head.outcome is not None and head.outcome.requires_receipts and head.closed not in self._published:
             head = replace(head, markers=outcome[0].markers)  # receipts that cannot be read are a separate finding
         opened = OpenHead(before=head, plan=plan[0], plan_sha=plan[1])
-        self._try(partial(opened.decided, *outcome), version=version)
+        self._try(partial(opened.with_outcome, *outcome), version=version)
         pointer = self._entry(RunPointer, keys.pointer(plan[0].run_key, plan[0].j), version)
         if pointer is None:
             self._report("I16", "a closed version has no run pointer", version=version)

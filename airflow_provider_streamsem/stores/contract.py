@@ -30,7 +30,7 @@ class ObjectStat:
     mtime_ns: int
 
 
-class UnknownAnswerError(UnavailableError):
+class UnknownResultError(UnavailableError):
     """
     The store did not report the result of a request, so whether the request was applied is unknown.
 
@@ -48,11 +48,11 @@ class Store(Protocol):
     Protocol of a store. It holds objects, each with bytes under a key.
 
     * If several processes call :meth:`create` for one key, at most one call returns ``True``. Every later :meth:`read` returns the complete bytes of that call.
-    * The results ``True`` and ``False`` are final. If the result of a request is unknown (409, 5xx, timeout), the method raises :class:`UnknownAnswerError`
+    * The results ``True`` and ``False`` are final. If the result of a request is unknown (409, 5xx, timeout), the method raises :class:`UnknownResultError`
       and does not retry.
     * :meth:`list` returns keys in the order of their UTF-8 bytes. A listing may lag behind writes. :meth:`read` must not.
 
-    :raises UnknownAnswerError: from any method: whether the request was applied is unknown. The commit log sends it again
+    :raises UnknownResultError: from any method: whether the request was applied is unknown. The commit log sends it again
     :raises StoreRefusedError: from any method: no permission, read-only, no space, no such bucket. The request was not applied
     """
 

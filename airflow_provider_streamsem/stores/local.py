@@ -21,7 +21,7 @@ from collections.abc import Iterator
 
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.errors import InvalidError, StoreRefusedError
-from airflow_provider_streamsem.stores.contract import ObjectStat, UnknownAnswerError, checked_key
+from airflow_provider_streamsem.stores.contract import ObjectStat, UnknownResultError, checked_key
 
 _PARTIAL = ".streamsem-partial-"
 _REFUSED = {
@@ -213,7 +213,7 @@ class LocalStore:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            raise UnknownAnswerError(directory) from error
+            raise UnknownResultError(directory) from error
 
     @staticmethod
     def _remove_partial(partial: str) -> None:
@@ -238,7 +238,7 @@ class LocalStore:
                 key=key,
                 errno=errno.errorcode[error.errno],
             )
-        return UnknownAnswerError(key)
+        return UnknownResultError(key)
 
 
 def _listed_name(entry: os.DirEntry[str], *, follows_links: bool) -> str:

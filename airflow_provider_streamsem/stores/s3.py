@@ -20,7 +20,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from airflow_provider_streamsem.errors import InvalidError, StoreRefusedError
-from airflow_provider_streamsem.stores.contract import ObjectStat, UnknownAnswerError, checked_key
+from airflow_provider_streamsem.stores.contract import ObjectStat, UnknownResultError, checked_key
 
 CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 30
@@ -157,7 +157,7 @@ class S3Store:
         return self.prefix + key
 
     def _translated(self, error: Exception, key: str) -> Exception:
-        """Return the exception to raise for a failed request. Unless S3 certainly refused the request, it is an :class:`UnknownAnswerError`."""
+        """Return the exception to raise for a failed request. Unless S3 certainly refused the request, it is an :class:`UnknownResultError`."""
         from botocore.exceptions import (
             ClientError,
             ConnectionError,
@@ -193,10 +193,10 @@ class S3Store:
                     status=_status(error),
                     code=_code(error),
                 )
-            return UnknownAnswerError(key, location=self.url, status=_status(error), code=_code(error))
+            return UnknownResultError(key, location=self.url, status=_status(error), code=_code(error))
         if isinstance(error, (ConnectionError, HTTPClientError, ResponseStreamingError, OSError)):
             endpoint = self._client.meta.endpoint_url
-            return UnknownAnswerError(key, location=self.url, endpoint=endpoint, problem=type(error).__name__)
+            return UnknownResultError(key, location=self.url, endpoint=endpoint, problem=type(error).__name__)
         return error
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
-from airflow_provider_streamsem.stores.contract import ObjectStat, Store, UnknownAnswerError
+from airflow_provider_streamsem.stores.contract import ObjectStat, Store, UnknownResultError
 
 
 class CountingStore:
@@ -88,7 +88,7 @@ class FaultyStore:
     :param store: the other store
     :param at: index of the request with the fault, from 0. ``stat`` and ``delete`` are not counted
     :param fault: the fault
-    :param other_processes: called once, to simulate other processes: while the process is paused, or before a create fails with :class:`UnknownAnswerError`
+    :param other_processes: called once, to simulate other processes: while the process is paused, or before a create fails with :class:`UnknownResultError`
     :param unless: requests for keys with this prefix are forwarded and not counted
     :attr kinds: the kind of each request so far: ``create``, ``read`` or ``list``
     """
@@ -125,7 +125,7 @@ class FaultyStore:
         if fault in (Fault.CONFLICT, Fault.APPLIED_LATE):
             self._late = (key, data) if fault is Fault.APPLIED_LATE else None
             self._others()
-            raise UnknownAnswerError(key)
+            raise UnknownResultError(key)
         if fault is Fault.PAUSE_BEFORE:
             self._others()
         response = self.store.create(key, data)
@@ -136,7 +136,7 @@ class FaultyStore:
         """Forward the request, or inject the fault."""
         fault = self._next("read", key)
         if fault in (Fault.CONFLICT, Fault.APPLIED_LATE):
-            raise UnknownAnswerError(key)
+            raise UnknownResultError(key)
         if fault is Fault.PAUSE_BEFORE:
             self._others()
         response = self.store.read(key)
@@ -147,7 +147,7 @@ class FaultyStore:
         """Forward the request, or inject the fault."""
         fault = self._next("list", prefix)
         if fault in (Fault.CONFLICT, Fault.APPLIED_LATE):
-            raise UnknownAnswerError(prefix)
+            raise UnknownResultError(prefix)
         if fault is Fault.PAUSE_BEFORE:
             self._others()
         response = list(self.store.list(prefix, limit, start_after))
@@ -179,7 +179,7 @@ class FaultyStore:
             raise Crash
         if fault is Fault.LOST_REPLY:
             self._others()
-            raise UnknownAnswerError(key)
+            raise UnknownResultError(key)
         if fault is Fault.PAUSE_AFTER:
             self._others()
 

@@ -73,9 +73,9 @@ class ConditionTrigger(BaseTrigger):  # type: ignore[misc]
                 self.log.warning("a check of the condition failed; the trigger checks again: %s", error)
             else:
                 if finding.met:
-                    yield TriggerEvent({"seen": finding.seen})
+                    yield TriggerEvent({"observed": finding.observed})
                     return
-                self.log.info("the condition is not met: %s", finding.seen)
+                self.log.info("the condition is not met: %s", finding.observed)
             await asyncio.sleep(self.poll_interval_s)
 
 
@@ -87,7 +87,7 @@ def result_of_event(event: dict[str, Any]) -> dict[str, Any]:
     """
     if "error" in event:
         raise getattr(errors, event["error"])(event["summary"], **event["fields"]).advising(event["do"])
-    observed: dict[str, Any] = event["seen"]
+    observed: dict[str, Any] = event["observed"]
     return observed
 
 

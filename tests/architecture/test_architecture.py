@@ -121,7 +121,7 @@ def test_base_error_cannot_be_raised() -> None:
 
 def test_every_raised_error_is_public_or_marked_as_internal() -> None:
     allowed = {cls.__name__ for cls in ERRORS} | {
-        "UnknownAnswerError",
+        "UnknownResultError",
         "RangeChangedError",  # fails a task of Spark, and the engine translates it
         "Crash",
         "TypeError",

@@ -702,7 +702,7 @@ def test_check_monoid_accepts_the_example_of_the_docs_and_reports_broken_laws(
     assert exit_code == 1
     failed = [check for check in json.loads(out)["checks"] if not check["passed"]]
     assert failed[0]["name"] == "combine(identity, a) = a = combine(a, identity)"
-    assert "longer than every word" in failed[0]["seen"]
+    assert "longer than every word" in failed[0]["observed"]
     for monoid, file, message in (
         ("my_monoids:NONE", "words.jsonl", "cannot be imported"),
         ("no_such_module:NONE", "words.jsonl", "cannot be imported"),

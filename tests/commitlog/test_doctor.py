@@ -10,7 +10,7 @@ import pytest
 from airflow_provider_streamsem.commitlog import doctor
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import StoreRefusedError, UnsafeStoreError
-from airflow_provider_streamsem.stores.contract import ObjectStat, UnknownAnswerError
+from airflow_provider_streamsem.stores.contract import ObjectStat, UnknownResultError
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.clock import ManualClock
 from tests.pipeline_fixture import PipelineFixture
@@ -56,7 +56,7 @@ class ListsTheLastKeys(MemoryStore):
 class NeverReportsAResult(MemoryStore):
     def create(self, key: str, data: bytes) -> bool:
         if "probe" in key:
-            raise UnknownAnswerError(key)
+            raise UnknownResultError(key)
         return super().create(key, data)
 
 
@@ -89,7 +89,7 @@ def test_store_that_violates_the_contract_is_refused_with_the_observed_behavior(
     log = CommitLog(store("memory://broken"), ManualClock())
     report = doctor.examine(log)
     assert not report.passed
-    assert all(check.seen for check in report.checks)
+    assert all(check.observed for check in report.checks)
     fixture = PipelineFixture(tmp_path, store=store(f"memory://broken-{store.__name__}"))
     fixture.arrive(1)
     with pytest.raises(UnsafeStoreError, match="doctor"):

@@ -93,7 +93,7 @@ def test_inspection_of_a_source_on_s3_uses_the_connection_until_its_end(
     with located(pipeline):
         for name in ("a.json", "b.json"):
             assert open_store(location).create(name, b'{"id": 1}\n')
-    assert Freshness(pipeline=pipeline, max_lag=0, max_age_s=3600).check().seen["lag"] == 2
+    assert Freshness(pipeline=pipeline, max_lag=0, max_age_s=3600).check().observed["lag"] == 2
     assert waiting(pipeline).lag == lag_of_new_log(pipeline) == 2
 
 

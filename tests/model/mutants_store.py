@@ -1,4 +1,4 @@
-"""Mutants of the store, of unknown answers, and of vacuum."""
+"""Mutants of the store, of unknown results, and of vacuum."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class TimeoutIsFailure(Mutant):
 
 @caught_by("I6", "retry")
 class MissingIsFailure(TimeoutIsFailure):
-    """A writer whose read finds no outcome after an unknown answer assumes that its request failed, and deletes its attempt."""
+    """A writer whose read finds no outcome after an unknown result assumes that its request failed, and deletes its attempt."""
 
     def assumes_failure(self, s: State, n: int) -> bool:
         return s.log[n].outcome is None

@@ -80,7 +80,7 @@ def test_deferred_task_submitted_twice_commits_once(pipeline: Pipeline, conn_id:
     while not (finding := condition.check()).met:
         assert time.monotonic() < deadline, "no driver committed"
         time.sleep(0.5)
-    result = task.execute_complete(context(), {"seen": finding.seen})
+    result = task.execute_complete(context(), {"observed": finding.observed})
     assert (result["status"], result["version"], result["counts"]["written.out"]) == ("committed", 0, 9)
     assert verify(pipeline).findings == []
     assert open_log(pipeline.log).head == 0
@@ -113,10 +113,10 @@ def test_driver_without_progress_is_declared_lost_and_the_retry_may_submit_anoth
     planned_ms = open_log(pipeline.log).log.plan(0)[0].planned_at_ms  # type: ignore[index]
     assert not condition.check(clock=ManualClock(now_ms=planned_ms + 59_000)).met
     finding = condition.check(clock=ManualClock(now_ms=planned_ms + 61_000))
-    assert (finding.met, finding.seen["stalled"]) == (True, True)
+    assert (finding.met, finding.observed["stalled"]) == (True, True)
     task = operator(pipeline, conn_id, patience=60)
     with pytest.raises(StageError, match="treats the driver as lost"):
-        task.execute_complete(context(), {"seen": finding.seen})
+        task.execute_complete(context(), {"observed": finding.observed})
     again = DriverWait(pipeline=pipeline, run_key="r", patience_s=60, since_ms=planned_ms + 100_000)
     assert not again.check(clock=ManualClock(now_ms=planned_ms + 159_000)).met
     assert again.check(clock=ManualClock(now_ms=planned_ms + 161_000)).met

@@ -31,8 +31,8 @@ from tests.protocol.test_machine import drive
 
 EMPTY = ClosedHead(initial_offsets={"files": 0})
 PLAN = samples.plan()
-OPEN = EMPTY.planned(PLAN, encode(PLAN).sha256)
-CLOSED = OPEN.decided(samples.outcome(PLAN), "sha")
+OPEN = EMPTY.with_plan(PLAN, encode(PLAN).sha256)
+CLOSED = OPEN.with_outcome(samples.outcome(PLAN), "sha")
 
 
 def raises_damage(invariant: str) -> object:
@@ -47,14 +47,14 @@ def test_I1_different_bytes_of_a_deterministic_object_are_refused() -> None:
 
 def test_I2_outcome_without_its_plan_is_refused() -> None:
     with raises_damage("I2"):  # type: ignore[attr-defined]
-        OPEN.decided(samples.outcome(samples.plan(1)), "sha")
+        OPEN.with_outcome(samples.outcome(samples.plan(1)), "sha")
 
 
 def test_I3_entry_with_a_wrong_hash_of_its_predecessor_is_refused() -> None:
     with raises_damage("I3"):  # type: ignore[attr-defined]
-        EMPTY.planned(samples.plan(previous="other"), "sha")
+        EMPTY.with_plan(samples.plan(previous="other"), "sha")
     with raises_damage("I3"):  # type: ignore[attr-defined]
-        OPEN.decided(samples.outcome(PLAN, plan="other"), "sha")
+        OPEN.with_outcome(samples.outcome(PLAN, plan="other"), "sha")
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_I3_entry_with_a_wrong_hash_of_its_predecessor_is_refused() -> None:
 )
 def test_I4_plan_that_does_not_start_at_the_end_of_the_last_is_refused(changes: dict[str, object]) -> None:
     with raises_damage("I4"):  # type: ignore[attr-defined]
-        EMPTY.planned(samples.plan(**changes), "sha")
+        EMPTY.with_plan(samples.plan(**changes), "sha")
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_I4_plan_that_does_not_start_at_the_end_of_the_last_is_refused(changes: 
 )
 def test_I4_outcome_with_another_next_than_its_plan_is_refused(changes: dict[str, object]) -> None:
     with raises_damage("I4"):  # type: ignore[attr-defined]
-        OPEN.decided(samples.outcome(PLAN, **changes), "sha")
+        OPEN.with_outcome(samples.outcome(PLAN, **changes), "sha")
 
 
 def test_I5_ranges_with_holes_or_overlaps_are_refused() -> None:
@@ -97,19 +97,19 @@ def test_I5_ranges_with_holes_or_overlaps_are_refused() -> None:
 @pytest.mark.parametrize("gaps", [((0, 0),), ((1, 1),), ((0, 2),), ((0, 1), (0, 1)), ((2, 3),)])
 def test_I5_gaps_that_overlap_or_are_outside_their_range_are_refused(gaps: tuple[tuple[int, int], ...]) -> None:
     plan = samples.plan(gaps={"files": gaps})
-    opened = EMPTY.planned(plan, encode(plan).sha256)
+    opened = EMPTY.with_plan(plan, encode(plan).sha256)
     with raises_damage("I5"):  # type: ignore[attr-defined]
-        opened.decided(samples.outcome(plan, gaps={"files": gaps}), "sha")
+        opened.with_outcome(samples.outcome(plan, gaps={"files": gaps}), "sha")
 
 
 def test_I5_commit_must_have_the_gaps_of_its_plan_and_an_abort_none() -> None:
     plan = samples.plan(gaps={"files": ((0, 1),)})
-    opened = EMPTY.planned(plan, encode(plan).sha256)
-    assert opened.decided(samples.outcome(plan, gaps=plan.gaps), "sha").closed == 0
-    assert opened.decided(samples.outcome(plan, result="abort"), "sha").closed == 0
+    opened = EMPTY.with_plan(plan, encode(plan).sha256)
+    assert opened.with_outcome(samples.outcome(plan, gaps=plan.gaps), "sha").closed == 0
+    assert opened.with_outcome(samples.outcome(plan, result="abort"), "sha").closed == 0
     for outcome in (samples.outcome(plan), samples.outcome(plan, result="abort", gaps=plan.gaps)):
         with raises_damage("I5"):  # type: ignore[attr-defined]
-            opened.decided(outcome, "sha")
+            opened.with_outcome(outcome, "sha")
 
 
 def test_I6_missing_or_changed_files_are_reported() -> None:
@@ -131,7 +131,7 @@ def test_I6_missing_or_changed_files_are_reported() -> None:
 )
 def test_I14_counts_that_do_not_add_up_are_refused(changes: dict[str, object]) -> None:
     with raises_damage("I14"):  # type: ignore[attr-defined]
-        OPEN.decided(samples.outcome(PLAN, **changes), "sha")
+        OPEN.with_outcome(samples.outcome(PLAN, **changes), "sha")
 
 
 def test_I14_attempt_with_counts_that_do_not_reconcile_is_discarded() -> None:
@@ -260,11 +260,11 @@ REPROCESS = samples.plan(
 
 
 def test_I20_reprocess_that_replaces_no_earlier_version_and_batch_that_replaces_one_are_refused() -> None:
-    assert CLOSED.planned(REPROCESS, "sha").next == CLOSED.next
+    assert CLOSED.with_plan(REPROCESS, "sha").next == CLOSED.next
     future = Replaced(version=1, counts={})
     for changes in ({"replaces": None}, {"replaces": future}, {"kind": "batch"}):
         with raises_damage("I20"):  # type: ignore[attr-defined]
-            CLOSED.planned(dataclasses.replace(REPROCESS, **changes), "sha")
+            CLOSED.with_plan(dataclasses.replace(REPROCESS, **changes), "sha")
 
 
 def test_I20_reprocess_with_other_ranges_gaps_or_counts_than_the_replaced_commit_is_refused() -> None:
@@ -282,17 +282,18 @@ def test_I20_reprocess_with_other_ranges_gaps_or_counts_than_the_replaced_commit
 
 
 def test_I20_commit_must_replace_the_version_of_its_plan_and_an_abort_none() -> None:
-    opened = CLOSED.planned(REPROCESS, encode(REPROCESS).sha256)
+    opened = CLOSED.with_plan(REPROCESS, encode(REPROCESS).sha256)
     unchanged = {"files": 1}
     assert (
-        opened.decided(samples.outcome(REPROCESS, replaces=REPROCESS.replaces, next=unchanged), "sha").next == unchanged
+        opened.with_outcome(samples.outcome(REPROCESS, replaces=REPROCESS.replaces, next=unchanged), "sha").next
+        == unchanged
     )
-    assert opened.decided(samples.outcome(REPROCESS, result="abort", next=unchanged), "sha").next == unchanged
+    assert opened.with_outcome(samples.outcome(REPROCESS, result="abort", next=unchanged), "sha").next == unchanged
     for changes in ({}, {"result": "abort", "replaces": REPROCESS.replaces}):
         with raises_damage("I20"):  # type: ignore[attr-defined]
-            opened.decided(samples.outcome(REPROCESS, next=unchanged, **changes), "sha")
+            opened.with_outcome(samples.outcome(REPROCESS, next=unchanged, **changes), "sha")
     with raises_damage("I4"):  # type: ignore[attr-defined]
-        opened.decided(samples.outcome(REPROCESS, replaces=REPROCESS.replaces, next={"files": 2}), "sha")
+        opened.with_outcome(samples.outcome(REPROCESS, replaces=REPROCESS.replaces, next={"files": 2}), "sha")
 
 
 AT_3 = ClosedHead(outcome=samples.outcome(samples.plan(3), next={"a": 4, "b": 1}), outcome_sha="sha")
@@ -308,7 +309,7 @@ def rolled_back(**changes: Any) -> Outcome:
 
 
 def test_I21_rollback_without_an_earlier_position_or_with_ranges_is_refused() -> None:
-    assert AT_3.planned(ROLLBACK, "sha").next == AT_3.next
+    assert AT_3.with_plan(ROLLBACK, "sha").next == AT_3.next
     for changes in (
         {"rolled_back": None},
         {"kind": "batch"},
@@ -318,27 +319,27 @@ def test_I21_rollback_without_an_earlier_position_or_with_ranges_is_refused() ->
         {"rolled_back": RolledBack(to=1, next={"a": 5, "b": 0}, counts={})},
     ):
         with raises_damage("I21"):  # type: ignore[attr-defined]
-            AT_3.planned(dataclasses.replace(ROLLBACK, **changes), "sha")
+            AT_3.with_plan(dataclasses.replace(ROLLBACK, **changes), "sha")
 
 
 def test_I21_outcome_must_have_the_position_of_its_plan_and_name_the_newest_rollback() -> None:
-    opened = AT_3.planned(ROLLBACK, encode(ROLLBACK).sha256)
-    assert opened.decided(rolled_back(), "sha").next == BACK.next
+    opened = AT_3.with_plan(ROLLBACK, encode(ROLLBACK).sha256)
+    assert opened.with_outcome(rolled_back(), "sha").next == BACK.next
     abort = {"result": "abort", "rolled_back": None, "newest_rollback": None, "next": AT_3.next}
-    assert opened.decided(rolled_back(**abort), "sha").next == AT_3.next
+    assert opened.with_outcome(rolled_back(**abort), "sha").next == AT_3.next
     for changes in ({"rolled_back": None}, {"newest_rollback": None}, {**abort, "rolled_back": BACK}):
         with raises_damage("I21"):  # type: ignore[attr-defined]
-            opened.decided(rolled_back(**changes), "sha")
+            opened.with_outcome(rolled_back(**changes), "sha")
     with raises_damage("I4"):  # type: ignore[attr-defined]
-        opened.decided(rolled_back(next=AT_3.next), "sha")
+        opened.with_outcome(rolled_back(next=AT_3.next), "sha")
     with raises_damage("I21"):  # type: ignore[attr-defined]
         rolled_back(rolled_back=RolledBack(to=4, next={}, counts={}))
     later = samples.plan(5, previous="sha", ranges={"a": (2, 3)})
-    head = ClosedHead(outcome=rolled_back(), outcome_sha="sha").planned(later, encode(later).sha256)
+    head = ClosedHead(outcome=rolled_back(), outcome_sha="sha").with_plan(later, encode(later).sha256)
     commit = samples.outcome(later, next={"a": 3, "b": 0}, newest_rollback=4)
-    assert head.decided(commit, "sha").next == {"a": 3, "b": 0}
+    assert head.with_outcome(commit, "sha").next == {"a": 3, "b": 0}
     with raises_damage("I21"):  # type: ignore[attr-defined]
-        head.decided(dataclasses.replace(commit, newest_rollback=None), "sha")
+        head.with_outcome(dataclasses.replace(commit, newest_rollback=None), "sha")
 
 
 def test_I21_rollback_must_have_the_offsets_the_state_and_the_counts_of_the_version_to_which_it_returns() -> None:
@@ -359,16 +360,16 @@ def test_I21_rollback_must_have_the_offsets_the_state_and_the_counts_of_the_vers
 def test_I4_outcome_without_the_partitions_that_its_plan_does_not_read_is_refused() -> None:
     head = ClosedHead(initial_offsets={"a": 3, "b": 5})
     plan = samples.plan(ranges={"a": (3, 4)})
-    opened = head.planned(plan, encode(plan).sha256)
-    assert opened.decided(samples.outcome(plan, next={"a": 4, "b": 5}), "sha").next == {"a": 4, "b": 5}
+    opened = head.with_plan(plan, encode(plan).sha256)
+    assert opened.with_outcome(samples.outcome(plan, next={"a": 4, "b": 5}), "sha").next == {"a": 4, "b": 5}
     with raises_damage("I4"):  # type: ignore[attr-defined]
-        opened.decided(samples.outcome(plan, next={"a": 4}), "sha")
+        opened.with_outcome(samples.outcome(plan, next={"a": 4}), "sha")
 
 
 def test_I18_receipts_before_the_first_outcome_are_damage() -> None:
     receipts = Receipts(version=0, outcome="sha", sinks={}, markers={}, published_at_ms=0, nonce="n")
     with raises_damage("I18"):  # type: ignore[attr-defined]
-        EMPTY.published(receipts)
+        EMPTY.with_receipts(receipts)
 
 
 def test_I15_outcome_with_other_markers_than_the_receipts_before_it_is_refused() -> None:
@@ -398,7 +399,7 @@ def test_effects_recorded_first_by_another_publisher_are_returned() -> None:
 # --- commits that are published outside the log
 
 PUBLISHED_LATER = samples.outcome(PLAN, publish=("out",))
-PENDING = OPEN.decided(PUBLISHED_LATER, "sha")
+PENDING = OPEN.with_outcome(PUBLISHED_LATER, "sha")
 
 
 def receipts(**changes: Any) -> Receipts:
@@ -412,21 +413,21 @@ def receipts(**changes: Any) -> Receipts:
 def test_I2_plan_after_a_commit_with_pending_publishes_is_refused() -> None:
     assert PENDING.has_pending_publishes
     with raises_damage("I2"):  # type: ignore[attr-defined]
-        PENDING.planned(samples.plan(1, previous="sha"), "plan")
-    published = PENDING.published(receipts())
+        PENDING.with_plan(samples.plan(1, previous="sha"), "plan")
+    published = PENDING.with_receipts(receipts())
     assert not published.has_pending_publishes
-    assert not published.planned(samples.plan(1, previous="sha"), "plan").has_pending_publishes
+    assert not published.with_plan(samples.plan(1, previous="sha"), "plan").has_pending_publishes
 
 
 @pytest.mark.parametrize("changes", [{"version": 1}, {"outcome": "other"}, {"sinks": {}}])
 def test_I18_receipts_of_another_commit_or_other_sinks_are_refused(changes: dict[str, Any]) -> None:
     with raises_damage("I18"):  # type: ignore[attr-defined]
-        PENDING.published(receipts(**changes))
+        PENDING.with_receipts(receipts(**changes))
 
 
 def test_I18_receipts_of_a_commit_without_sinks_outside_the_log_are_refused() -> None:
     with raises_damage("I18"):  # type: ignore[attr-defined]
-        CLOSED.published(receipts())
+        CLOSED.with_receipts(receipts())
 
 
 @pytest.mark.parametrize(
@@ -436,7 +437,7 @@ def test_I15_receipts_with_a_marker_of_neither_their_outcome_nor_their_commit_ar
     markers: dict[str, Marker],
 ) -> None:
     with raises_damage("I15"):  # type: ignore[attr-defined]
-        PENDING.published(receipts(markers=markers))
+        PENDING.with_receipts(receipts(markers=markers))
 
 
 def test_P1_pointer_to_a_commit_with_pending_publishes_leads_to_publishing() -> None:
@@ -455,7 +456,7 @@ def test_I20_chain_with_a_missing_outcome_is_damage() -> None:
 
 def test_error_for_a_moved_log_names_the_new_location() -> None:
     with pytest.raises(LogMovedError, match="moved_to='s3://new'"):
-        CLOSED.planned(samples.plan(1, previous="sha", kind="move", moved_to="s3://new"), "plan")
+        CLOSED.with_plan(samples.plan(1, previous="sha", kind="move", moved_to="s3://new"), "plan")
 
 
 def test_line_of_quarantined_records_that_is_not_an_object_is_damage() -> None:

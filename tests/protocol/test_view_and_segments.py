@@ -196,18 +196,18 @@ def test_segments_are_due_when_their_last_version_closes() -> None:
 def test_head_is_open_from_a_plan_to_its_outcome() -> None:
     plan = samples.plan()
     empty = ClosedHead(initial_offsets={"files": 0})
-    opened = empty.planned(plan, codec.encode(plan).sha256)
+    opened = empty.with_plan(plan, codec.encode(plan).sha256)
     assert (empty.closed, empty.spec) == (-1, None)
     assert (opened.closed, opened.spec, opened.outcome, opened.hint) == (-1, plan.spec, None, None)
     for outcome in (samples.outcome(plan), samples.outcome(plan, result="abort")):
-        closed = opened.decided(outcome, "sha")
+        closed = opened.with_outcome(outcome, "sha")
         assert (closed.closed, closed.outcome, closed.outcome_sha) == (0, outcome, "sha")
 
 
 def test_head_without_its_open_version_and_pending_publishes_is_closed() -> None:
     plan = samples.plan()
     empty = ClosedHead(initial_offsets={"files": 0})
-    assert without_pending(empty.planned(plan, codec.encode(plan).sha256)) == empty
+    assert without_pending(empty.with_plan(plan, codec.encode(plan).sha256)) == empty
     assert without_pending(ClosedHead(has_pending_publishes=True)) == ClosedHead()
 
 

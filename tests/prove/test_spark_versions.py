@@ -35,7 +35,7 @@ def test_small_batches_are_counted_correctly_on_every_supported_spark(extra: str
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     version, *counted = json.loads(done.stdout)["checks"]
     assert len(counted) == 6
-    assert any(f"pyspark {minor}." in version["seen"] for minor in versions.TESTED)
+    assert any(f"pyspark {minor}." in version["observed"] for minor in versions.TESTED)
 
 
 @pytest.mark.prove

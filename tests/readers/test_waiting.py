@@ -229,15 +229,15 @@ def test_inspection_costs_few_requests_for_any_length_of_the_log(
 
 def test_version_counts_as_committed_once_its_outcome_exists(fixture: PipelineFixture) -> None:
     condition = BatchCommitted(log=fixture.store.url, version=0)
-    assert condition.check().seen == {"log": fixture.store.url, "version": -1}
+    assert condition.check().observed == {"log": fixture.store.url, "version": -1}
     fixture.arrive(1)
     fixture.dies("dead")
     assert not condition.check().met
     fixture.run("next")
     finding = condition.check()
     assert finding.met
-    assert (finding.seen["version"], finding.seen["counts"]["read"]) == (0, 3)
-    assert fixture.store.read(finding.seen["outcome"]) is not None
+    assert (finding.observed["version"], finding.observed["counts"]["read"]) == (0, 3)
+    assert fixture.store.read(finding.observed["outcome"]) is not None
 
 
 def test_waiting_for_an_aborted_version_fails(fixture: PipelineFixture) -> None:
@@ -255,7 +255,7 @@ def test_run_counts_as_committed_with_its_last_version_whatever_other_runs_do(fi
     fixture.dies("own", drain=True, batch=2)
     assert not own.check().met
     fixture.run("own", drain=True)
-    assert (own.check().met, own.check().seen["version"]) == (True, 2)
+    assert (own.check().met, own.check().observed["version"]) == (True, 2)
     assert not other.check().met
     fixture.arrive(1)
     fixture.dies("other")
@@ -267,7 +267,7 @@ def test_offsets_count_as_committed_if_all_records_below_them_are(fixture: Pipel
     fixture.run()
     for upto, met in ((2, True), (3, False)):
         finding = BatchCommitted(log=fixture.store.url, offsets={"files": upto}).check()
-        assert (finding.met, finding.seen["next"]) == (met, {"files": 2})
+        assert (finding.met, finding.observed["next"]) == (met, {"files": 2})
     assert not BatchCommitted(log=fixture.store.url, offsets={"files": 1, "other": 1}).check().met
 
 
@@ -294,7 +294,7 @@ def test_freshness_depends_on_unread_items_and_not_on_the_last_commit(fixture: P
     fixture.arrive(1)
     assert by_lag.check(clock=after(10**6)).met
     finding = by_age.check(clock=after(10**6))
-    assert (finding.met, finding.seen["lag"], finding.seen["too_old"]) == (False, 1, 1)
+    assert (finding.met, finding.observed["lag"], finding.observed["too_old"]) == (False, 1, 1)
     assert by_age.check(clock=after(3600)).met
     assert not by_age.check(clock=after(3601)).met
     fixture.arrive(1)
@@ -313,7 +313,7 @@ def test_freshness_until_a_time_waits_for_every_item_before_it_and_for_the_time_
     assert until.check(clock=after(1)).met
     fixture.arrive(1)
     finding = until.check(clock=after(1))
-    assert (finding.met, finding.seen["before_until"]) == (False, 1)
+    assert (finding.met, finding.observed["before_until"]) == (False, 1)
     assert Freshness(pipeline=fixture.pipeline(), until_ms=START_MS).check(clock=after(1)).met
     watermark = Freshness(pipeline=fixture.pipeline(), watermark_ms=1)
     assert not watermark.check(clock=after(1)).met  # the versions have no watermark

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from airflow_provider_streamsem.stores.contract import ObjectStat, UnknownAnswerError, split_url
+from airflow_provider_streamsem.stores.contract import ObjectStat, UnknownResultError, split_url
 from airflow_provider_streamsem.stores.dataset import LocalDataset
 from airflow_provider_streamsem.stores.local import LocalStore
 from airflow_provider_streamsem.testing.rows import RowsEngine
@@ -65,7 +65,7 @@ class Directory(LocalDataset):
         fate = process.begin_request(request, listing=listing, on_disk=True)
         self._scheduler.record(process.name, request)
         if fate is Fate.NEVER:
-            raise UnknownAnswerError(key)
+            raise UnknownResultError(key)
         if fate is Fate.CRASH_AFTER:
             process.die()
         return fate

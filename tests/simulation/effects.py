@@ -14,7 +14,7 @@ from airflow_provider_streamsem.connectors.http.calls import VERSION_HEADER
 from airflow_provider_streamsem.connectors.http.endpoint import Address, CallResult
 from airflow_provider_streamsem.connectors.http.sink import HttpSink
 from airflow_provider_streamsem.errors import PublishError, UnavailableError
-from airflow_provider_streamsem.stores.contract import UnknownAnswerError
+from airflow_provider_streamsem.stores.contract import UnknownResultError
 from tests.simulation import checks
 from tests.simulation.checks import RawLog, require
 from tests.simulation.faults import Fate
@@ -217,6 +217,6 @@ class SimulatedEndpoint:
         try:
             if process is not None:
                 process.end_request(fate, request, f"{request}: {status or 200}")
-        except UnknownAnswerError:
+        except UnknownResultError:
             return CallResult("unclear", 0, "no answer")
         return CallResult("refused", status) if status else CallResult("done", 200)

@@ -59,6 +59,6 @@ class FaultModel:
         return Fate.STALE if listing and self._rng.random() < self._stale else Fate.GOOD
 
     def fate_on_disk(self, *, listing: bool = False) -> Fate:
-        """The fate of a step of the engine or of a request to a directory. The process may die or pause. No applied request gets an unknown answer."""
+        """The fate of a step of the engine or of a request to a directory. The process may die or pause. No applied request gets an unknown result."""
         fate = self.fate(listing=listing)
         return fate if fate in ON_DISK or (fate is Fate.STALE and listing) else Fate.GOOD

@@ -53,7 +53,7 @@ def outcome_is_created_before_its_pointer(patch: pytest.MonkeyPatch) -> None:
         plan = head.plan
         pointer = RunPointer(run_key=plan.run_key, j=plan.j, version=plan.version, target=plan.target)
         yield from procedures.create_entry(keys.pointer(plan.run_key, plan.j), pointer)
-        return head.decided(stored, codec.sha256(written.data)), stored
+        return head.with_outcome(stored, codec.sha256(written.data)), stored
 
     patch.setattr(procedures, "decide", decide)
 
@@ -104,7 +104,7 @@ def adoption_does_not_check_files(patch: pytest.MonkeyPatch) -> None:
 def plan_is_staged_after_a_lost_create(patch: pytest.MonkeyPatch) -> None:
     def put_plan(head: Any, plan: Any) -> Any:
         written = yield from procedures.create_entry(keys.plan(plan.version), plan)
-        return head.planned(plan, codec.encode(plan).sha256), written.first
+        return head.with_plan(plan, codec.encode(plan).sha256), written.first
 
     patch.setattr(procedures, "put_plan", put_plan)
 

@@ -10,7 +10,7 @@ from typing import Any
 from greenlet import getcurrent, greenlet
 
 from airflow_provider_streamsem.commitlog.log import CommitLog, RetryPolicy
-from airflow_provider_streamsem.stores.contract import UnknownAnswerError
+from airflow_provider_streamsem.stores.contract import UnknownResultError
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.stores import Crash
 from tests.simulation.faults import Fate, FaultModel
@@ -137,14 +137,14 @@ class Process:
         return fate
 
     def end_request(self, fate: Fate, key: str, event: str) -> None:
-        """Record an applied request. Depending on its fate, the sender dies or gets an unknown answer."""
+        """Record an applied request. Depending on its fate, the sender dies or gets an unknown result."""
         self.scheduler.record(self.name, event)
         if fate is Fate.CRASH_AFTER:
             self.die()
         if fate is Fate.SLOW:
             self.turn()
         if fate is Fate.LOST_REPLY:
-            raise UnknownAnswerError(key)
+            raise UnknownResultError(key)
 
     def step(self, event: str) -> None:
         """Record a step that is not a request. The process may die before or after it, or pause."""

@@ -107,7 +107,7 @@ class PipelineFixture:
         return checks.ids(self.root / "out", files)
 
     def allows_failure(self, process: Process, error: Exception | None, log: RawLog) -> bool:
-        """Whether a process may end with this error: after unknown answers, or if the request of an operator was outdated."""
+        """Whether a process may end with this error: after unknown results, or if the request of an operator was outdated."""
         if isinstance(error, UnavailableError) and error.fields.get("version") in log.receipts:
             self.scheduler.count["gave up: staged files were deleted"] += 1
             return True

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from airflow_provider_streamsem.protocol import keys
-from airflow_provider_streamsem.stores.contract import ObjectStat, UnknownAnswerError
+from airflow_provider_streamsem.stores.contract import ObjectStat, UnknownResultError
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from tests.simulation.faults import Fate
 
@@ -87,7 +87,7 @@ class ProcessStore:
         if fate is Fate.LATE:
             self._process.scheduler.schedule_late(f"create {shown(key)}", lambda: self._apply(key, data))
         if fate in (Fate.LATE, Fate.NEVER, Fate.CONFLICT):
-            raise UnknownAnswerError(key)
+            raise UnknownResultError(key)
         created = self._apply(key, data)
         self._process.end_request(fate, key, f"create {shown(key)}: {'created' if created else 'exists'}")
         return created
@@ -95,7 +95,7 @@ class ProcessStore:
     def read(self, key: str) -> bytes | None:
         fate = self._begin("read", key)
         if fate in (Fate.LATE, Fate.NEVER, Fate.CONFLICT):
-            raise UnknownAnswerError(key)
+            raise UnknownResultError(key)
         data = self._store.read(key)
         if key.startswith("attempts/"):
             self._process.manifests.add(key)
@@ -105,7 +105,7 @@ class ProcessStore:
     def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
         fate = self._begin("list", prefix, listing=True)
         if fate in (Fate.LATE, Fate.NEVER, Fate.CONFLICT):
-            raise UnknownAnswerError(prefix)
+            raise UnknownResultError(prefix)
         store: MemoryStore = self._store
         if fate is Fate.STALE:
             store = self._store.earlier(self._process.scheduler.changes_missed(len(self._store.history)))
@@ -117,7 +117,7 @@ class ProcessStore:
     def stat(self, key: str) -> ObjectStat | None:
         fate = self._begin("stat", key)
         if fate in (Fate.LATE, Fate.NEVER, Fate.CONFLICT):
-            raise UnknownAnswerError(key)
+            raise UnknownResultError(key)
         stat = self._store.stat(key)
         self._process.end_request(fate, key, f"stat {shown(key)}")
         return stat
@@ -127,7 +127,7 @@ class ProcessStore:
         if fate is Fate.LATE:
             self._process.scheduler.schedule_late(f"delete {shown(key)}", lambda: self._store.delete(key))
         if fate in (Fate.LATE, Fate.NEVER, Fate.CONFLICT):
-            raise UnknownAnswerError(key)
+            raise UnknownResultError(key)
         self._store.delete(key)
         self._process.scheduler.count["deleted manifests"] += 1
         self._process.end_request(fate, key, f"delete {shown(key)}")

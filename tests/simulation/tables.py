@@ -18,7 +18,7 @@ from airflow_provider_streamsem.connectors.contract import Batch, SinkMarker
 from airflow_provider_streamsem.connectors.sql import database
 from airflow_provider_streamsem.connectors.sql.sink import JdbcSink
 from airflow_provider_streamsem.errors import MarkerLostError, PublishError, StreamsemError
-from airflow_provider_streamsem.stores.contract import UnknownAnswerError
+from airflow_provider_streamsem.stores.contract import UnknownResultError
 from tests.simulation import checks
 from tests.simulation.checks import RawLog, require
 from tests.simulation.faults import Fate
@@ -141,7 +141,7 @@ class TablesPipeline(PipelineFixture):
             process.holds_locks = held
         try:
             process.end_request(fate, request, request)
-        except UnknownAnswerError:
+        except UnknownResultError:
             # The transaction was applied. Either error class may hide that.
             raise self.rng.choice((sqlite3.OperationalError, sqlite3.IntegrityError))("no answer") from None
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_streamsem.errors import InvalidError, StoreRefusedError
-from airflow_provider_streamsem.stores.contract import UnknownAnswerError, open_store, split_url
+from airflow_provider_streamsem.stores.contract import UnknownResultError, open_store, split_url
 from airflow_provider_streamsem.stores.dataset import LocalDataset
 from airflow_provider_streamsem.stores.local import LocalStore, process_umask
 
@@ -45,7 +45,7 @@ def test_create_that_the_file_system_refuses_writes_nothing(
 
 def test_other_errors_are_unknown_results(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("airflow_provider_streamsem.stores.local.os.link", failing(errno.EIO))
-    with pytest.raises(UnknownAnswerError):
+    with pytest.raises(UnknownResultError):
         store.create("k", b"1")
 
 
@@ -62,7 +62,7 @@ def test_failed_sync_of_the_directory_is_an_unknown_result_although_the_object_w
             real(descriptor)
 
         patched.setattr("airflow_provider_streamsem.stores.local.os.fsync", fail_for_directories)
-        with pytest.raises(UnknownAnswerError):
+        with pytest.raises(UnknownResultError):
             store.create("dir/second", b"2")
     assert not store.create("dir/second", b"2")
     assert store.read("dir/second") == b"2"

@@ -17,7 +17,7 @@ from botocore.exceptions import (
 
 from airflow_provider_streamsem.commitlog.log import CommitLog, RetryPolicy
 from airflow_provider_streamsem.errors import InvalidError, StoreRefusedError, UnavailableError
-from airflow_provider_streamsem.stores.contract import UnknownAnswerError, open_store
+from airflow_provider_streamsem.stores.contract import UnknownResultError, open_store
 from airflow_provider_streamsem.stores.s3 import S3Store
 from airflow_provider_streamsem.testing.clock import ManualClock
 
@@ -70,7 +70,7 @@ UNCLEAR = [
 @pytest.mark.parametrize("error", UNCLEAR, ids=lambda e: type(e).__name__ + str(getattr(e, "response", "")))
 def test_unclear_response_is_an_unknown_result_and_the_store_does_not_retry(error: Exception) -> None:
     client = Client(error)
-    with pytest.raises(UnknownAnswerError):
+    with pytest.raises(UnknownResultError):
         S3Store("b", "p", client).create("k", b"x")
     assert len(client.sent) == 1
 
@@ -141,7 +141,7 @@ def test_W7_refusal_of_a_retry_after_an_unknown_result_reports_an_unknown_result
 
 
 def test_expired_credentials_are_a_retryable_error() -> None:
-    with pytest.raises(UnknownAnswerError) as caught:
+    with pytest.raises(UnknownResultError) as caught:
         S3Store("b", "p", Client(refused(400, "ExpiredToken"))).create("k", b"x")
     assert caught.value.retryable
 

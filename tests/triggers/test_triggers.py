@@ -384,7 +384,7 @@ def test_deferred_condition_ends_with_its_finding(fixture: PipelineFixture) -> N
         fixture.arrive(1)
         event = listener.next()
         assert event is not None
-        assert event["seen"]["ranges"] == {"files": [0, 1]}
+        assert event["observed"]["ranges"] == {"files": [0, 1]}
         assert listener.next() is None
 
 

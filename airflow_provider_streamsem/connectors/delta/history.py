@@ -16,7 +16,7 @@ from typing import Any
 from airflow_provider_streamsem.errors import SourceChangedError, UnavailableError
 from airflow_provider_streamsem.protocol.codec import sha256
 from airflow_provider_streamsem.stores.concurrency import in_threads
-from airflow_provider_streamsem.stores.contract import UnknownAnswerError
+from airflow_provider_streamsem.stores.contract import UnknownResultError
 from airflow_provider_streamsem.stores.dataset import open_dataset
 
 _ENTRY = re.compile(r"_delta_log/([0-9]{20})\.json")
@@ -152,6 +152,6 @@ class History:
     def _request(self, request: Any) -> Any:
         try:
             return request()
-        except UnknownAnswerError as error:
+        except UnknownResultError as error:
             summary = "the location of the Delta table gave no clear answer; nothing was written"
             raise UnavailableError(summary, table=self._location) from error

@@ -26,7 +26,7 @@ from airflow_provider_streamsem.errors import (
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import canonical, read_json
 from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Json
-from airflow_provider_streamsem.stores.contract import ObjectStat, UnknownAnswerError, normalised
+from airflow_provider_streamsem.stores.contract import ObjectStat, UnknownResultError, normalised
 from airflow_provider_streamsem.stores.dataset import Dataset, open_dataset
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class FilesSink:
                 if stored is None:
                     store.create(keys.DATASET_MARKER, mark)
                     stored = store.read(keys.DATASET_MARKER)
-        except UnknownAnswerError as error:
+        except UnknownResultError as error:
             raise UnavailableError(
                 "the dataset's location gave no clear answer; nothing became visible", location=self.path
             ) from error

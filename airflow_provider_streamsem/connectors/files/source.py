@@ -39,7 +39,7 @@ from airflow_provider_streamsem.stores.concurrency import in_threads
 from airflow_provider_streamsem.stores.contract import (
     ObjectStat,
     Store,
-    UnknownAnswerError,
+    UnknownResultError,
     lineage_name,
     normalised,
     open_store,
@@ -201,7 +201,7 @@ class FilesSource(SourceDefaults):
         self.require_location()
         try:
             return [*self._store().list("", start_after=after)]
-        except UnknownAnswerError as error:
+        except UnknownResultError as error:
             summary = "the source's location gave no clear answer to a listing; nothing was written"
             raise UnavailableError(summary, location=self.path) from error
 
@@ -231,7 +231,7 @@ class FilesSource(SourceDefaults):
         """
         try:
             return self._store().stat(path)
-        except UnknownAnswerError as error:
+        except UnknownResultError as error:
             summary = "the source's location gave no clear answer; nothing became visible"
             raise UnavailableError(summary, location=self.path, file=path) from error
 

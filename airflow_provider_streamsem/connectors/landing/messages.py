@@ -28,7 +28,7 @@ from typing import Any, Protocol
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, UnavailableError
 from airflow_provider_streamsem.protocol.codec import canonical, read_json
-from airflow_provider_streamsem.stores.contract import UnknownAnswerError
+from airflow_provider_streamsem.stores.contract import UnknownResultError
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +150,7 @@ class LandingDirectory:
                 match = _NAME.fullmatch(stat.key.removeprefix(prefix).partition(".")[0])
                 if match is not None and stat.key == key_of(int(match[1])):
                     return int(match[1])
-        except UnknownAnswerError as error:
+        except UnknownResultError as error:
             summary = "the store of the landing gave no clear answer to a listing; nothing was landed or acknowledged"
             raise UnavailableError(summary, location=self._log.store.url) from error
         return -1

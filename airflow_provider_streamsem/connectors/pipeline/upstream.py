@@ -32,7 +32,7 @@ from airflow_provider_streamsem.protocol.entries import SEGMENT_WIDTH, DataFile,
 from airflow_provider_streamsem.protocol.specs import stored_spec
 from airflow_provider_streamsem.protocol.view import Head, in_lineage
 from airflow_provider_streamsem.stores.concurrency import THREADS, in_threads
-from airflow_provider_streamsem.stores.contract import UnknownAnswerError, normalised
+from airflow_provider_streamsem.stores.contract import UnknownResultError, normalised
 from airflow_provider_streamsem.stores.dataset import open_dataset
 
 _NONE = "nothing was read or written"
@@ -343,6 +343,6 @@ def naming_upstream(url: str) -> Iterator[None]:
 def _reporting_unavailable(location: str) -> Iterator[None]:
     try:
         yield
-    except UnknownAnswerError as error:
+    except UnknownResultError as error:
         summary = "the location of the upstream's dataset gave no clear answer; nothing became visible"
         raise UnavailableError(summary, location=location) from error

@@ -8,7 +8,7 @@ from typing import TypeVar
 from airflow_provider_streamsem.connectors.table_files.batches import PlannedFile
 from airflow_provider_streamsem.errors import UnavailableError
 from airflow_provider_streamsem.stores.concurrency import in_threads
-from airflow_provider_streamsem.stores.contract import ObjectStat, UnknownAnswerError
+from airflow_provider_streamsem.stores.contract import ObjectStat, UnknownResultError
 from airflow_provider_streamsem.stores.dataset import open_dataset
 
 F = TypeVar("F", bound=PlannedFile)
@@ -26,7 +26,7 @@ def missing(location: str, files: Sequence[F]) -> list[F]:
     def stat_of(file: F) -> ObjectStat | None:
         try:
             return store.stat(file.key)
-        except UnknownAnswerError as error:
+        except UnknownResultError as error:
             summary = "the location of a table's files gave no clear answer; nothing became visible"
             raise UnavailableError(summary, location=location, file=file.key) from error
 

@@ -10,7 +10,7 @@ from airflow_provider_streamsem import FilesSink, FilesSource, run_batch
 from airflow_provider_streamsem.connectors.files.tables import refuse_table
 from airflow_provider_streamsem.errors import InvalidError, StoreRefusedError, UnavailableError
 from airflow_provider_streamsem.readers.files import open_log
-from airflow_provider_streamsem.stores.contract import UnknownAnswerError
+from airflow_provider_streamsem.stores.contract import UnknownResultError
 from airflow_provider_streamsem.stores.local import LocalStore
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from tests.pipeline_fixture import PipelineFixture
@@ -98,7 +98,7 @@ def test_unanswered_table_check_is_retried_and_a_forbidden_one_is_skipped(
         raise error
 
     monkeypatch.setattr(LocalStore, "stat", stat)
-    error: Exception = UnknownAnswerError("k")
+    error: Exception = UnknownResultError("k")
     with pytest.raises(UnavailableError):
         refuse_table(str(tmp_path))
     error = StoreRefusedError("no")

@@ -123,9 +123,9 @@ def test_lost_reply_of_the_store_is_never_treated_as_success(fault: Fault) -> No
 def test_store_that_never_replies_leaves_every_message_in_the_queue() -> None:
     class Silent(MemoryStore):
         def create(self, key: str, data: bytes) -> bool:
-            from airflow_provider_streamsem.stores.contract import UnknownAnswerError
+            from airflow_provider_streamsem.stores.contract import UnknownResultError
 
-            raise UnknownAnswerError(key)
+            raise UnknownResultError(key)
 
     queue = broker()
     with pytest.raises(UnavailableError):
