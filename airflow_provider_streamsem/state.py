@@ -80,12 +80,15 @@ class Operator:
     :param rows: the number of rows in its state
     :param bytes: the size of the SST files of its state, in bytes
     :param ids: for each partition of the state, the unique ids of its state stores
+    :param digests: for each id, the first 16 hexadecimal digits of the sha256 of the snapshot with this id. An outcome needs 19 bytes for each digest, and 39
+        for each id. Empty until the attempt has read its snapshots back
     """
 
     name: str
     rows: int
     bytes: int
     ids: tuple[tuple[str, ...], ...]
+    digests: tuple[tuple[str, ...], ...] = ()
 
     @property
     def has_absolute_paths(self) -> bool:

@@ -1,8 +1,11 @@
 """
-Checks whether the files of the operators' state exist in the log, and finds the files that no state needs.
+Checks whether the files of the operators' state exist in the log and have the recorded content, and finds the files that no state needs.
 
 Spark writes a snapshot ``<batches>_<id>.zip`` for each partition, state store and batch, into the store's directory. The snapshot names the SST files of the
 batch in the subdirectory ``SSTs``. Consecutive snapshots share most SST files, and an SST file that a batch no longer uses is never used again.
+
+Spark loads any valid snapshot, also that of another batch. So an outcome has a digest of each snapshot. An SST file needs none: a snapshot has its size, which
+Spark compares, and its unique id, which RocksDB compares when it opens the file.
 """
 
 from __future__ import annotations
@@ -11,12 +14,15 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from airflow_provider_streamsem import telemetry
+from airflow_provider_streamsem.errors import DataError, StageError
+from airflow_provider_streamsem.protocol.codec import sha256
 from airflow_provider_streamsem.protocol.entries import Json
-from airflow_provider_streamsem.state import LOCATION, OperatorState, operator_state
+from airflow_provider_streamsem.state import LOCATION, OperatorState, operator_state, with_operator_state
+from airflow_provider_streamsem.stores.concurrency import in_threads
 from airflow_provider_streamsem.stores.contract import ObjectStat, Store
 
 logger = telemetry.log_of(__name__)
@@ -25,59 +31,139 @@ logger = telemetry.log_of(__name__)
 _SNAPSHOT = re.compile(r"(?P<directory>.+)/\.?(?P<batches>[0-9]+)_(?P<id>[\w-]+)\.zip(\.crc)*")
 _SST = re.compile(r"(?P<directory>.+)/SSTs/\.?(?P<name>[\w-]+\.sst)(\.crc)*")
 _OFFSETS = re.compile(r"offsets/\.?(?P<batch>[0-9]+)(\.crc)*")
+_STORES = {
+    "symmetricHashJoin": (
+        "left-keyToNumValues",
+        "left-keyWithIndexToValue",
+        "right-keyToNumValues",
+        "right-keyWithIndexToValue",
+    )
+}
+"""Name of an operator with several state stores → Spark's names of them, in the order of their ids. Each is a subdirectory of the partition's directory."""
+_DIGITS = 16
+"""Length of a digest, in hexadecimal digits."""
+DAMAGED = "a file of the state of the previous batch is missing, truncated or swapped; no batch was built on it, and nothing became visible"
+"""The summary of the error for a damaged state file. Some damage is detected before Spark starts, and some by Spark."""
+RESTORE = (
+    "restore the files below state/operators in the log from a backup, each under its own name; "
+    "or fork the pipeline at an earlier version: streamsem fork."
+)
+"""Advice for a damaged state file."""
+
+
+def with_digests(store: Store, state: Json) -> Json:
+    """
+    Read the snapshots that an attempt has written, and return its state with their digests. Sends one read for each id.
+
+    :param store: the store of the log
+    :param state: the state of the attempt; unchanged if it has digests already
+    :raises StageError: a snapshot is not in the log
+    """
+    parsed = operator_state(state)
+    if parsed is None or all(operator.digests for operator in parsed.operators):
+        return state
+    found = iter(in_threads(lambda key: _digest(store, key), [key for key, _ in _snapshots(parsed)]))
+    digests = [[tuple(next(found) for _ in ids) for ids in operator.ids] for operator in parsed.operators]
+    if not all(digest for operator in digests for partition in operator for digest in partition):
+        raise StageError(
+            "the executors' state files are not in the log, as if the executors had another disk or S3 endpoint; nothing became visible",
+            directory=f"{store.url}/{LOCATION}/{parsed.root}",
+        ).advising("use a log on S3 or on a disk that driver and executors share, and run again.")
+    pairs = zip(parsed.operators, digests, strict=True)
+    operators = tuple(replace(operator, digests=tuple(each)) for operator, each in pairs)
+    return with_operator_state(state, replace(parsed, operators=operators))
+
+
+def check_base(store: Store, state: Json, version: int) -> None:
+    """
+    Check that the snapshots on which a batch builds exist and have the recorded content. Sends one read for each id.
+
+    :param store: the store of the log
+    :param state: the state before the batch
+    :param version: the version of the batch
+    :raises DataError: a snapshot is missing, or has another content; the error names the first one
+    """
+    if wrong := _wrong_snapshots(store, state):
+        error = DataError(DAMAGED, version=version, file=f"{store.url}/{wrong[0]}", files=len(wrong))
+        raise error.advising(RESTORE)
 
 
 def is_complete(store: Store, state: Json) -> bool:
     """
-    Return whether the snapshots of the operators' state exist (W17). Spark checks their content when the next batch loads them.
+    Return whether the snapshots of the operators' state exist and have the recorded content (W17). Sends one read for each id.
 
     :param store: the store of the log
     :param state: the field ``state`` of a manifest
     """
+    return not _wrong_snapshots(store, state)
+
+
+def _wrong_snapshots(store: Store, state: Json) -> list[str]:
+    """Return the keys of the snapshots of a state that are missing or have another content than the recorded one."""
     parsed = operator_state(state)
-    if parsed is None:
-        return True
-    for number, operator in enumerate(parsed.operators):
+    snapshots = [] if parsed is None else list(_snapshots(parsed))
+    found = in_threads(lambda snapshot: _digest(store, snapshot[0]), snapshots)
+    return [key for (key, digest), now in zip(snapshots, found, strict=True) if now != digest or not now]
+
+
+def _snapshots(state: OperatorState) -> Iterator[tuple[str, str]]:
+    """Yield the key of each snapshot of a state, and its recorded digest, which is empty if there is none."""
+    for number, operator in enumerate(state.operators):
         for partition, ids in enumerate(operator.ids):
-            # The files of a state store with a name are in a subdirectory of the partition's directory.
-            listed = store.list(f"{LOCATION}/{parsed.root}/state/{number}/{partition}/")
-            names = {item.key.rpartition("/")[2] for item in listed if item.bytes > 0}
-            if not {f"{parsed.batches}_{id}.zip" for id in ids} <= names:
-                return False
-    return True
+            stores = [f"{name}/" for name in _STORES.get(operator.name, ())] or [""]
+            digests = operator.digests[partition] if operator.digests else [""] * len(ids)
+            for name, id, digest in zip(stores, ids, digests, strict=True):
+                yield f"{LOCATION}/{state.root}/state/{number}/{partition}/{name}{state.batches}_{id}.zip", digest
+
+
+def _digest(store: Store, key: str) -> str:
+    """Return the digest of an object; empty if the object is missing."""
+    data = store.read(key)
+    return "" if data is None else sha256(data)[:_DIGITS]
 
 
 def is_loadable(store: Store, state: Json) -> bool:
-    """Return whether the snapshots of a state exist, and the SST files that they name, which vacuum deletes first. Reads each snapshot."""
+    """
+    Return whether the snapshots of a state exist and have the recorded content, and the SST files that they name exist. Vacuum deletes SST files first.
+
+    The function reads each snapshot.
+    """
     return not unloadable(store, [state])
 
 
 def unloadable(store: Store, states: Sequence[Json]) -> list[int]:
     """
-    Return the indexes of the states of which a snapshot, or an SST file that a snapshot names, is missing or damaged. Reads each snapshot.
+    Return the indexes of the states of which a snapshot is missing or has another content, or an SST file that a snapshot names is missing or truncated.
+
+    The function reads each snapshot.
 
     :param states: the fields ``state`` of outcomes
     """
-    listed: dict[str, set[str]] = {}
+    listed: dict[str, dict[str, int]] = {}
     missing = []
     for index, parsed in enumerate(map(operator_state, states)):
         if parsed is None:
             continue
         if parsed.root not in listed:
-            listed[parsed.root] = {stat.key for stat in store.list(f"{LOCATION}/{parsed.root}/state/")}
+            listed[parsed.root] = {stat.key: stat.bytes for stat in store.list(f"{LOCATION}/{parsed.root}/state/")}
         if not _is_loadable(store, parsed, listed[parsed.root]):
             missing.append(index)
     return missing
 
 
-def _is_loadable(store: Store, state: OperatorState, listed: set[str]) -> bool:
-    names = _snapshot_names(state)
-    snapshots = [key for key in listed if key.rpartition("/")[2] in names]
-    if len(snapshots) < len(names):
-        return False
-    for key in snapshots:
-        ssts = _sst_keys(store, key)
-        if ssts is None or not ssts <= listed:
+def _is_loadable(store: Store, state: OperatorState, listed: Mapping[str, int]) -> bool:
+    """
+    Return whether a state can be loaded.
+
+    :param listed: key of each state file → its size in bytes
+    """
+    for key, digest in _snapshots(state):
+        data = store.read(key) if key in listed else None
+        if data is None or sha256(data)[:_DIGITS] != digest:
+            return False
+        ssts = _ssts_in(data)
+        directory = f"{key.rpartition('/')[0]}/SSTs"
+        if ssts is None or any(listed.get(f"{directory}/{name}") != size for name, size in ssts.items()):
             return False
     return True
 
@@ -121,7 +207,7 @@ def unneeded(store: Store, oldest: OperatorState) -> Iterator[ObjectStat]:
             directories.setdefault(match["directory"], _Directory()).ssts.setdefault(match["name"], []).append(stat)
         elif (match := _OFFSETS.fullmatch(name)) and int(match["batch"]) < oldest.batches:
             yield stat
-    kept = _snapshot_names(oldest)
+    kept = {key.rpartition("/")[2]: digest for key, digest in _snapshots(oldest)}
     for directory in directories.values():
         yield from directory.unneeded(store, oldest.batches, kept)
 
@@ -136,16 +222,18 @@ class _Directory:
     def add_snapshot(self, batches: int, stat: ObjectStat) -> None:
         self.snapshots.setdefault(batches, []).append(stat)
 
-    def unneeded(self, store: Store, oldest: int, kept: set[str]) -> Iterator[ObjectStat]:
+    def unneeded(self, store: Store, oldest: int, kept: Mapping[str, str]) -> Iterator[ObjectStat]:
         """
         Yield the files that are not needed.
 
         :param oldest: number of batches of the oldest state that is kept
-        :param kept: names of the snapshots of that state
+        :param kept: name of each snapshot of that state → its digest
         """
         older = [stat for batches, stats in sorted(self.snapshots.items()) if batches < oldest for stat in stats]
         base = [stat.key for stat in self.snapshots.get(oldest, []) if stat.key.rpartition("/")[2] in kept]
-        needed = _named_ssts(store, base[0]) if base else None
+        # The SST files that a swapped snapshot names are not those that the state needs.
+        is_valid = bool(base) and _digest(store, base[0]) == kept[base[0].rpartition("/")[2]]
+        needed = _named_ssts(store, base[0]) if is_valid else None
         if not older:
             return
         if needed is None:
@@ -154,8 +242,8 @@ class _Directory:
             return
         named: set[str] = set()
         for stat in older:
-            named |= _named_ssts(store, stat.key) or set()
-        for name in sorted(named - needed):
+            named |= (_named_ssts(store, stat.key) or {}).keys()
+        for name in sorted(named - needed.keys()):
             yield from self.ssts.get(name, [])
         yield from older
 
@@ -171,15 +259,18 @@ def _sst_keys(store: Store, snapshot: str) -> set[str] | None:
     return None if named is None else {f"{snapshot.rpartition('/')[0]}/SSTs/{name}" for name in named}
 
 
-def _named_ssts(store: Store, key: str) -> set[str] | None:
-    """Return the names of the SST files that a snapshot names; ``None`` if the object is missing or is not a snapshot."""
+def _named_ssts(store: Store, key: str) -> dict[str, int] | None:
+    """Return the SST files that a snapshot names, with their sizes in bytes; ``None`` if the object is missing or is not a snapshot."""
     data = store.read(key) if key.endswith(".zip") else None
-    if data is None:
-        return None
+    return None if data is None else _ssts_in(data)
+
+
+def _ssts_in(snapshot: bytes) -> dict[str, int] | None:
+    """Return the SST files that a snapshot names, with their sizes in bytes; ``None`` if the bytes are not those of a snapshot."""
     try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        with zipfile.ZipFile(io.BytesIO(snapshot)) as archive:
             # The first line is the version of the format.
             _, _, metadata = archive.read("metadata").decode().partition("\n")
-        return {sst["dfsSstFileName"] for sst in json.loads(metadata).get("sstFiles", [])}
+        return {sst["dfsSstFileName"]: sst["sizeBytes"] for sst in json.loads(metadata).get("sstFiles", [])}
     except (zipfile.BadZipFile, KeyError, ValueError, TypeError):
         return None

@@ -131,6 +131,14 @@ TABLES: dict[str, list[Row]] = {
             "commitlog/test_move.py::test_log_can_be_moved_again_but_not_back",
         ),
     ],
+    "State": [
+        Row(
+            "a state file is missing, truncated, or has the content of another one",
+            DataError,
+            "restore the files below `state/operators` in the log ([keep state](../how-to/keep-state.md)); or fork the pipeline at an earlier version",
+            "state/test_swapped.py::test_swapped_state_file_is_detected_before_a_batch_builds_on_it",
+        ),
+    ],
     "Transform and columns": [
         Row(
             "a transform cannot be imported",

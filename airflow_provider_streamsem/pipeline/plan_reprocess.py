@@ -96,9 +96,9 @@ def plan_reprocess(opened: OpenPipeline, version: int, run_key: str, current_loo
 
 def _refuse_deleted_state(opened: OpenPipeline, current: int) -> None:
     """
-    Refuse a version if vacuum has deleted the state before it.
+    Refuse a version if the state before it cannot be loaded, for example because vacuum has deleted it.
 
-    :raises InvalidError: a state file is missing
+    :raises InvalidError: a state file is missing or was changed
     """
     if opened.pipeline.state is None:
         return
@@ -107,7 +107,7 @@ def _refuse_deleted_state(opened: OpenPipeline, current: int) -> None:
     state = opened.record.initial_state if before is None else before[0].state
     if not state_files.is_loadable(opened.log.store, state):
         raise InvalidError(
-            "the state before this version was deleted by vacuum; nothing was written",
+            "files of the state before this version are missing or were changed, for example because vacuum deleted them; nothing was written",
             version=root,
             keep_versions=opened.pipeline.state.keep_versions,
         ).advising("reprocess newer versions only. To keep the state of more versions, raise state.keep_versions.")

@@ -292,9 +292,9 @@ def _warn_of_expired_ids(opened: OpenPipeline, plan: Plan) -> None:
 
 def _refuse_deleted_state(opened: OpenPipeline, head: ClosedHead, restored: Outcome) -> None:
     """
-    Refuse a version whose state vacuum has deleted, or may delete at the same time.
+    Refuse a version whose state cannot be loaded, or which vacuum may delete at the same time.
 
-    :raises InvalidError: a file of the state is missing, or ``state.keep_versions`` does not keep it
+    :raises InvalidError: a file of the state is missing or was changed, or ``state.keep_versions`` does not keep it
     """
     settings = opened.pipeline.state
     oldest = None if settings is None else oldest_kept(opened.log, head.closed, settings.keep_versions)
@@ -304,7 +304,7 @@ def _refuse_deleted_state(opened: OpenPipeline, head: ClosedHead, restored: Outc
     )
     if not (is_kept and has_files):
         raise InvalidError(
-            "files of the state after this version are missing, or vacuum may delete them at any time; nothing was written",
+            "files of the state after this version are missing or were changed, or vacuum may delete them at any time; nothing was written",
             version=restored.version,
             oldest_kept=oldest,
         ).advising("roll back to a newer version. To keep the state of more versions, raise state.keep_versions.")

@@ -22,7 +22,6 @@ from airflow_provider_streamsem.errors import (
     DataError,
     RecordsMissingError,
     SourceChangedError,
-    StageError,
     StreamsemError,
     UnavailableError,
 )
@@ -59,7 +58,7 @@ from airflow_provider_streamsem.protocol.procedures import (
 )
 from airflow_provider_streamsem.protocol.view import ClosedHead, OpenHead
 from airflow_provider_streamsem.spark import schema
-from airflow_provider_streamsem.state import LOCATION, operator_state, watermark_after
+from airflow_provider_streamsem.state import watermark_after
 
 logger = telemetry.log_of(__name__)
 
@@ -353,8 +352,6 @@ class Run:
         started_ms = log.clock.now_ms()
         job = self._job(head, plan, attempt_id)
         produced = self._produce(job)
-        if job.state_settings is not None and plan.replaces is None:
-            self._check_first_state(produced.state, plan.version)
         manifest = StagedManifest(
             version=plan.version,
             attempt_id=attempt_id,
@@ -377,14 +374,18 @@ class Run:
         """
         Return the input of the engine for one attempt.
 
-        :raises SourceChangedError: the plan is that of a reprocessing run, and vacuum has deleted the state before the batch
+        :raises SourceChangedError: the plan is that of a reprocessing run, and files of the state before the batch are missing or were changed
+        :raises DataError: a snapshot on which the batch builds is missing or was changed
         """
         pipeline = self.opened.pipeline
         state, batch_time_ms = self._base_state(head, plan)
         if plan.replaces is not None and not state_files.is_loadable(self.opened.log.store, state):
             raise SourceChangedError(
-                "vacuum has deleted the state before the version; nothing became visible", version=plan.replaces.version
+                "files of the state before the version are missing or were changed, for example because vacuum deleted them; nothing became visible",
+                version=plan.replaces.version,
             )
+        if plan.replaces is None:
+            state_files.check_base(self.opened.log.store, state, plan.version)
         return Job(
             source=pipeline.source,
             pins=pipeline.source.read_pins(plan.pins),
@@ -403,17 +404,6 @@ class Run:
             state_settings=pipeline.state,
             lookups=pipeline.lookups,
         )
-
-    def _check_first_state(self, state: Json, version: int) -> None:
-        """Check that the first batch with state in this log wrote its files into the log. Executors may see another disk or S3 endpoint under the log's URL."""
-        stored = operator_state(state)
-        if stored is None or (stored.batches > 1 and version > 0):
-            return
-        if not state_files.is_complete(self.opened.log.store, state):
-            raise StageError(
-                "the executors' state files are not in the log, as if the executors had another disk or S3 endpoint; nothing became visible",
-                directory=f"{self.opened.log.store.url}/{LOCATION}/{stored.root}",
-            ).advising("use a log on S3 or on a disk that driver and executors share, and run again.")
 
     def _produce(self, job: Job) -> Produced:
         """Stage the rows. Then check that the source still has the pinned items, and that the row counts of read and written rows agree."""
@@ -470,13 +460,15 @@ class Run:
 
     def _state_after(self, head: OpenHead, job: Job, produced: Produced) -> Json:
         """
-        Return the state for the outcome (W26, W27).
+        Return the state for the outcome (W26, W27, W28).
 
         Without operators' state, a reprocessing run changes the deduplication state. With it, the run changes nothing, because the operators' state contains
         exactly the records whose ids the deduplication state contains.
+
+        :raises StageError: a snapshot that the attempt has written is not in the log. Executors may see another disk or S3 endpoint under the log's URL
         """
         if job.plan.replaces is None:
-            return produced.state
+            return state_files.with_digests(self.opened.log.store, produced.state)
         is_changed = job.chain is not None and job.state_settings is None
         return produced.state if is_changed else self._current_state(head)
 

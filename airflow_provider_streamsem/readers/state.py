@@ -51,8 +51,8 @@ def read_state(
     :param operator: number of the operator, in the order in which ``streamsem state`` shows the operators of a version; 0 is the first
     :param version: the version; default: the newest closed one
     :param options: further options of Spark's data source ``statestore``, such as ``{"joinSide": "left"}`` for a join
-    :raises InvalidError: there is no such log, version or operator, the version keeps no state, vacuum has deleted its state, the operator is a stateful
-        processor, or the session is one of Spark Connect
+    :raises InvalidError: no such log, version or operator; the version keeps no state; files of it are missing or were changed; the operator is a stateful
+        processor; or the session is one of Spark Connect
     """
     from pyspark.sql.utils import is_remote
 
@@ -77,7 +77,7 @@ def read_state(
             "read the state of another operator, or emit the state as rows of the transform."
         )
     if not state_files.is_loadable(opened.log.store, stored):
-        summary = "vacuum has deleted files of the state after this version"
+        summary = "files of the state after this version are missing or were changed"
         raise InvalidError(summary, version=at).advising("read a newer version, or raise state.keep_versions.")
     root = _root_uri(opened.log.store.url, state)
     session = spark.newSession()

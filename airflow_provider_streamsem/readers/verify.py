@@ -419,7 +419,7 @@ class _Verification:
             states.insert(0, (None, self.opened.record.initial_state))
         values = [state for _, state in states]
         for index in self._try(partial(state_files.unloadable, self.opened.log.store, values)) or []:
-            what = "a file of the operators' state is missing or damaged"
+            what = "a file of the operators' state is missing, truncated or swapped"
             self._report("I6", what, version=states[index][0])
 
     def _files(self, stored: list[tuple[Outcome, str]]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+from airflow_provider_streamsem import state_files
 from airflow_provider_streamsem.connectors.failures import ExplainsFailures, NamesFile
 from airflow_provider_streamsem.engine import Job
 from airflow_provider_streamsem.errors import (
@@ -27,6 +28,10 @@ _TRANSIENT = re.compile(
     r"UnknownHostException|NoRouteToHostException|InterruptedIOException|HttpHostConnectException|ConnectTimeoutException|SSLException)\b"
 )
 """Matches exceptions of Hadoop's file systems and of the network after which a retry may succeed."""
+_DAMAGED_STATE = re.compile(
+    r"RocksDBException: [^\n]*(checksum mismatch|[Mm]ismatch in unique ID|[Cc]orrupt|magic number)"
+)
+"""Matches RocksDB's errors for an SST file with another content. If RocksDB reads the file after it has loaded the state, Spark's condition does not say so."""
 _READ_BY_PYTHON = re.compile(r"ValueError: streamsem-read (setup|data|database): ([^\n]+)")
 """Matches errors of :mod:`airflow_provider_streamsem.connectors.sql.executor_read`."""
 _OF_THE_DATA = (
@@ -123,11 +128,9 @@ def _condition_error(
         return not_found.advising(
             "run again. If the file exists, Java may run in a locale that is not UTF-8: set LC_ALL=C.UTF-8 on driver and executors."
         )
-    if condition.startswith("CANNOT_LOAD_STATE_STORE") and not is_transient:
-        summary = "Spark cannot load the state of the previous batch: a file of it is missing or damaged; nothing became visible"
-        return DataError(summary, version=version, condition=condition).advising(
-            "restore the files below state/operators in the log, or fork the pipeline at an earlier version: streamsem fork."
-        )
+    is_damaged = condition.startswith("CANNOT_LOAD_STATE_STORE") or any(map(_DAMAGED_STATE.search, _texts(error)))
+    if is_damaged and not is_transient:
+        return DataError(state_files.DAMAGED, version=version, condition=condition).advising(state_files.RESTORE)
     if condition.startswith("STATE_STORE_") and condition.endswith("_SCHEMA_NOT_COMPATIBLE"):
         summary = (
             "the transform keeps values of other types than the state of the previous batches; nothing became visible"

@@ -18,7 +18,11 @@ def adoption_does_not_check_state_files(patch: pytest.MonkeyPatch) -> None:
 
 
 def reprocessing_changes_the_state(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(run.Run, "_state_after", lambda self, head, job, produced: produced.state)
+    patch.setattr(
+        run.Run,
+        "_state_after",
+        lambda self, head, job, produced: state_files.with_digests(self.opened.log.store, produced.state),
+    )
 
 
 def reprocessing_starts_from_the_newest_state(patch: pytest.MonkeyPatch) -> None:
@@ -44,9 +48,9 @@ def vacuum_deletes_shared_sst_files(patch: pytest.MonkeyPatch) -> None:
 WRONG = "wrong counts|other counts than its root|another number of ids"
 
 STATE_MUTATIONS = (
-    Mutation(adoption_does_not_check_state_files, "state file was deleted", "stateful", first=870),
+    Mutation(adoption_does_not_check_state_files, "is missing, truncated or swapped", "stateful", first=870),
     Mutation(reprocessing_changes_the_state, WRONG, "stateful"),
     Mutation(reprocessing_starts_from_the_newest_state, WRONG, "stateful"),
-    Mutation(vacuum_deletes_shared_sst_files, "state file was deleted|is missing or damaged", "stateful"),
+    Mutation(vacuum_deletes_shared_sst_files, "state file was deleted|is missing, truncated or swapped", "stateful"),
     Mutation(abort_drops_the_state, WRONG, "stateful", first=478),
 )

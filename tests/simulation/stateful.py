@@ -140,7 +140,7 @@ class CountingEngine(SimulatedEngine):
         root = attempt if base is None else base.root
         batches = 0 if base is None else base.batches
         directory = f"{LOCATION}/{root}/state/0/0"
-        names, counts = [], Counter[int]()
+        names, counts = {}, Counter[int]()
         if base is not None:
             names = self._snapshot(log, f"{directory}/{batches}_{base.operators[0].ids[0][0]}.zip")
             for name in names:
@@ -151,8 +151,9 @@ class CountingEngine(SimulatedEngine):
         merges = len(names) == MOST_SSTS
         name = f"{attempt}.sst"
         stored = counts if merges else added
-        log.create(f"{directory}/SSTs/{name}", json.dumps(sorted(stored.items())).encode())
-        names = [name] if merges else [*names, name]
+        data = json.dumps(sorted(stored.items())).encode()
+        log.create(f"{directory}/SSTs/{name}", data)
+        names = {**({} if merges else names), name: len(data)}
         log.create(f"{directory}/{batches + 1}_{attempt}.zip", _snapshot_of(names))
         after = OperatorState(
             root=root,
@@ -163,11 +164,11 @@ class CountingEngine(SimulatedEngine):
         )
         return [{"id": key, "n": counts[key]} for key in sorted(added)], with_operator_state(job.base_state, after)
 
-    def _snapshot(self, log: CommitLog, key: str) -> list[str]:
-        """The names of the SST files of a snapshot."""
+    def _snapshot(self, log: CommitLog, key: str) -> dict[str, int]:
+        """The SST files of a snapshot, and their sizes."""
         with zipfile.ZipFile(io.BytesIO(self._required(log, key))) as archive:
             metadata = archive.read("metadata").decode().partition("\n")[2]
-        return [sst["dfsSstFileName"] for sst in json.loads(metadata)["sstFiles"]]
+        return {sst["dfsSstFileName"]: sst["sizeBytes"] for sst in json.loads(metadata)["sstFiles"]}
 
     def _counts(self, log: CommitLog, key: str) -> dict[int, int]:
         return dict(json.loads(self._required(log, key)))
@@ -184,9 +185,9 @@ def _plain(attempt_id: str) -> str:
     return attempt_id.replace(".", "-").replace(" ", "-")
 
 
-def _snapshot_of(names: list[str]) -> bytes:
-    """A snapshot in the form of Spark's: an archive with the names of the SST files. Its bytes depend on the names only."""
-    metadata = json.dumps({"sstFiles": [{"dfsSstFileName": name} for name in names]})
+def _snapshot_of(names: dict[str, int]) -> bytes:
+    """A snapshot in the form of Spark's: an archive with the names and sizes of the SST files. Its bytes depend on these only."""
+    metadata = json.dumps({"sstFiles": [{"dfsSstFileName": name, "sizeBytes": size} for name, size in names.items()]})
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w") as archive:
         archive.writestr(zipfile.ZipInfo("metadata"), f"v1\n{metadata}")

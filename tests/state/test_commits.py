@@ -377,7 +377,7 @@ def test_lost_state_file_stops_the_next_batch(tmp_path: Path, damage: str) -> No
     with pytest.raises(DataError, match="state of the previous batch"):
         run_batch(pipeline(tmp_path, keyed, "update"), run_key="second")
     assert [finding.what for finding in verify(str(tmp_path / "log")).findings] == [
-        "a file of the operators' state is missing or damaged"
+        "a file of the operators' state is missing, truncated or swapped"
     ]
 
 

@@ -41,7 +41,7 @@ def test_state_of_each_version_is_that_after_its_batch(spark: SparkSession, tmp_
     assert listing(tmp_path) == before
     vacuum(spec)
     assert counts(spark, tmp_path, version=1) == {"a": 2, "b": 1}
-    with pytest.raises(InvalidError, match="vacuum has deleted"):
+    with pytest.raises(InvalidError, match="are missing or were changed"):
         read_state(spark, str(tmp_path / "log"), version=0)
     with pytest.raises(InvalidError, match="no such operator"):
         read_state(spark, str(tmp_path / "log"), operator=1)

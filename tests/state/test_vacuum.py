@@ -80,7 +80,7 @@ def test_only_versions_whose_state_is_kept_can_be_reprocessed(spark: SparkSessio
     vacuum(counting(root))
     for version in (BATCHES - 2, BATCHES - 1):
         reprocess(counting(root), version)
-    with pytest.raises(InvalidError, match="deleted by vacuum"):
+    with pytest.raises(InvalidError, match="because vacuum deleted them"):
         reprocess(counting(root), BATCHES - 3)
     assert plan_run(counting(root), run_key="idle") is not None, "no version is left open"
     assert counts(spark, root) == {"a": BATCHES, **{f"k{n}": 1 for n in range(BATCHES)}}
@@ -138,7 +138,7 @@ def test_open_reprocessing_run_with_partly_deleted_state_is_aborted_by_the_next_
     run_batch(counting(root), run_key="next")
     assert outcome(root, BATCHES).result == "abort"
     assert counts(spark, root)["z"] == 1
-    with pytest.raises(InvalidError, match="deleted by vacuum"):
+    with pytest.raises(InvalidError, match="because vacuum deleted them"):
         reprocess(counting(root), 2)
 
 
