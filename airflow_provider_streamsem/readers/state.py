@@ -12,7 +12,7 @@ import json
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from airflow_provider_streamsem import state_files
@@ -89,6 +89,9 @@ def read_state(
     }
     for name, value in settings.items():
         session.conf.set(name, value)
+    # Spark's state stores report to a coordinator, which the query manager of a session starts. A process that ran no stateful batch has none.
+    inner: Any = session
+    inner._jsparkSession.sessionState().streamingQueryManager()
     source_options = {"batchId": str(state.batches - 1), "operatorId": str(operator), **(options or {})}
     return session.read.format("statestore").options(**source_options).load(f"viewfs://{table}/")
 

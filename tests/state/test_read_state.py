@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +88,22 @@ def test_moved_log_continues_its_state(spark: SparkSession, tmp_path: Path) -> N
     run_batch(spec.replace(log=str(tmp_path / "other")), run_key="second")
     rows = read_state(spark, str(tmp_path / "other")).selectExpr("key.*", "value.*").collect()
     assert [(row["k"], row["count"]) for row in rows] == [("a", 2)]
+
+
+READ = """
+import sys
+from pyspark.sql import SparkSession
+from airflow_provider_streamsem import read_state
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+print([tuple(row) for row in read_state(spark, sys.argv[1]).selectExpr("key.k", "value.count").collect()])
+"""
+
+
+def test_process_that_has_run_no_batch_reads_the_state(tmp_path: Path) -> None:
+    arrive(tmp_path, 0, [(1, "a"), (2, "a")])
+    run_batch(pipeline(tmp_path, keyed, "update"), run_key="first")
+    reader = subprocess.run([sys.executable, "-c", READ, str(tmp_path / "log")], capture_output=True, text=True)
+    assert reader.stdout.strip().endswith("[('a', 2)]"), reader.stderr
 
 
 def test_pipeline_without_state_has_none_to_read(spark: SparkSession, tmp_path: Path) -> None:
