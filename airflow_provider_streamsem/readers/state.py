@@ -1,14 +1,16 @@
 """
 Reads the state of a transform at a version as a DataFrame, with Spark's data source for state.
 
-The data source reads a checkpoint directory. This module provides one that consists of links, so it writes nothing to the log. One link leads to the state
-files in the log. The others lead to a temporary directory with the entries of Spark's offset log and commit log, which the module derives from the outcome.
+The data source reads a checkpoint directory. This module provides one that consists of links, so it writes nothing to the log. Some links lead to the state
+files in the log. The others lead to temporary directories with the entries of Spark's offset log and commit log, which the module derives from the outcome, and
+with copies of metadata.
 """
 
 from __future__ import annotations
 
 import atexit
 import json
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -20,7 +22,7 @@ from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.readers.files import CommittedLog, open_log
 from airflow_provider_streamsem.state import LOCATION, OperatorState, operator_state
-from airflow_provider_streamsem.stores.contract import split_url
+from airflow_provider_streamsem.stores.contract import Store, split_url
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -30,6 +32,8 @@ _STORE = {
     "spark.sql.streaming.stateStore.providerClass": f"{_STREAMING}.state.RocksDBStateStoreProvider",
     "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
 }
+_SCHEMA_PATH = re.compile(r'"[^"]*/_stateSchema/')
+"""Matches the start of the path of a schema file in the metadata of ``transformWithState``."""
 
 
 def read_state(
@@ -43,16 +47,17 @@ def read_state(
     """
     Return the state of one stateful operator after a version as a DataFrame.
 
-    The columns are ``key`` and ``value``, structs of the operator's own columns, and ``partition_id``. The DataFrame belongs to a new session of the same Spark
-    application.
+    The columns are ``key`` and ``value``, structs of the operator's own columns, and ``partition_id``. List and map states of ``transformWithState`` have other
+    columns than ``value``. The DataFrame belongs to a new session of the same Spark application.
 
     :param spark: a classic session
     :param log: URL of the log, or an open log
     :param operator: number of the operator, in the order in which ``streamsem state`` shows the operators of a version; 0 is the first
     :param version: the version; default: the newest closed one
-    :param options: further options of Spark's data source ``statestore``, such as ``{"joinSide": "left"}`` for a join
-    :raises InvalidError: no such log, version or operator; the version keeps no state; files of it are missing or were changed; the operator is a stateful
-        processor; or the session is one of Spark Connect
+    :param options: further options of Spark's data source ``statestore``, such as ``{"joinSide": "left"}`` for a join. The state of
+        ``transformWithState`` needs ``stateVarName``
+    :raises InvalidError: no such log, version or operator; the version keeps no state; files of it are missing or were changed; or the session is one of Spark
+        Connect
     """
     from pyspark.sql.utils import is_remote
 
@@ -71,21 +76,15 @@ def read_state(
     if not 0 <= operator < len(state.operators):
         names = [each.name for each in state.operators]
         raise InvalidError("the version has no such operator", version=at, given=operator, operators=names)
-    if state.operators[operator].has_absolute_paths:
-        summary = "the state of transformWithState cannot be read, because its metadata has absolute paths of files"
-        raise InvalidError(summary, version=at, operator=state.operators[operator].name).advising(
-            "read the state of another operator, or emit the state as rows of the transform."
-        )
     if not state_files.is_loadable(opened.log.store, stored):
         summary = "files of the state after this version are missing or were changed"
         raise InvalidError(summary, version=at).advising("read a newer version, or raise state.keep_versions.")
-    root = _root_uri(opened.log.store.url, state)
     session = spark.newSession()
     table = f"streamsem-{SYSTEM_CLOCK.new_id()}"
     settings = {
         **_STORE,
         "spark.sql.streaming.checkpointFileManagerClass": f"{_STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager",
-        **_links(table, {"state": root, **_checkpoint(state)}),
+        **_links(table, {**_state_links(opened.log.store, state, table), **_checkpoint(state)}),
     }
     for name, value in settings.items():
         session.conf.set(name, value)
@@ -102,10 +101,44 @@ def _root_uri(url: str, state: OperatorState) -> str:
     return f"{'s3a://' if scheme == 's3' else 'file:'}{quote(path)}/{LOCATION}/{state.root}/state"
 
 
-def _checkpoint(state: OperatorState) -> dict[str, str]:
-    """Write the entries of Spark's two logs for the newest batch of a state to a temporary directory. Return name of the log → URL of its directory."""
+def _state_links(store: Store, state: OperatorState, table: str) -> dict[str, str]:
+    """
+    Return links to the state files: path in the mount table → URI of its target.
+
+    Spark's metadata of ``transformWithState`` has absolute paths of schema files. They are outside the mount table, and may be those before the log was moved.
+    So such an operator gets a copy of its metadata with paths in the mount table.
+    """
+    root = _root_uri(store.url, state)
+    links: dict[str, str] = {}
+    for number, operator in enumerate(state.operators):
+        if not operator.has_absolute_paths:
+            links[f"state/{number}"] = f"{root}/{number}"
+            continue
+        for name in ("_stateSchema", *range(len(operator.ids))):
+            links[f"state/{number}/{name}"] = f"{root}/{number}/{name}"
+        home = _temporary_directory()
+        (home / "v2").mkdir()
+        prefix = f"{LOCATION}/{state.root}/state/{number}/_metadata/v2/"
+        for stat in store.list(prefix):
+            name = stat.key.removeprefix(prefix)
+            data = store.read(stat.key) if name.isdecimal() and int(name) < state.batches else None
+            if data is not None:
+                schemas = f'"viewfs://{table}/state/{number}/_stateSchema/'
+                (home / "v2" / name).write_text(_SCHEMA_PATH.sub(schemas, data.decode()))
+        links[f"state/{number}/_metadata"] = f"file:{home}"
+    return links
+
+
+def _temporary_directory() -> Path:
+    """Create a directory that is deleted when the process ends."""
     home = Path(tempfile.mkdtemp(prefix="streamsem-state-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
+    return home
+
+
+def _checkpoint(state: OperatorState) -> dict[str, str]:
+    """Write the entries of Spark's two logs for the newest batch of a state to a temporary directory. Return name of the log → URL of its directory."""
+    home = _temporary_directory()
     conf = {**state.settings, **_STORE, "spark.sql.shuffle.partitions": str(state.partitions)}
     offsets = {"batchWatermarkMs": state.watermark_ms, "batchTimestampMs": 0, "conf": conf}
     ids = {str(number): [list(stores) for stores in operator.ids] for number, operator in enumerate(state.operators)}

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 from airflow_provider_streamsem import State, read_state, run_batch
 from airflow_provider_streamsem.commitlog.log import open_commit_log
@@ -65,11 +68,61 @@ def test_side_of_a_join_is_read_with_sparks_option(spark: SparkSession, tmp_path
     assert sorted(row["k"] for row in left.selectExpr("value.*").collect()) == ["a", "b"]
 
 
-def test_state_of_a_stateful_processor_is_neither_read_nor_moved(spark: SparkSession, tmp_path: Path) -> None:
+class Remembering(StatefulProcessor):
+    """Keeps the number of records of a key (a value), their minutes (a list) and the number of records of each minute (a map)."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.count = handle.getValueState("count", "n long")
+        self.minutes = handle.getListState("minutes", "minute int")
+        self.of_minute = handle.getMapState("of_minute", "minute int", "n long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
+        n = self.count.get()[0] if self.count.exists() else 0
+        for minute in (time.minute for part in rows for time in part["t"]):
+            n += 1
+            self.minutes.appendValue((minute,))
+            before = self.of_minute.getValue((minute,))[0] if self.of_minute.containsKey((minute,)) else 0
+            self.of_minute.updateValue((minute,), (before + 1,))
+        self.count.update((n,))
+        yield pd.DataFrame({"k": [key[0]], "n": [n]})
+
+    def close(self) -> None:
+        pass
+
+
+def remembered(events: DataFrame) -> DataFrame:
+    return events.groupBy("k").transformWithStateInPandas(
+        statefulProcessor=Remembering(), outputStructType="k string, n long", outputMode="Update", timeMode="None"
+    )
+
+
+def test_value_list_and_map_of_a_stateful_processor_are_read_also_after_the_log_was_moved(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Spark's metadata of the operator has the absolute paths of its schema files, at the location where the batch was run."""
+    for number, events in enumerate([[(1, "a"), (2, "b"), (1, "a")], [(3, "a"), (2, "c")]]):
+        arrive(tmp_path, number, events)
+        run_batch(pipeline(tmp_path, remembered, "update"), run_key=f"run {number}")
+    for log in ("log", "moved"):
+
+        def rows(variable: str, *columns: str, log: str = log, **arguments: Any) -> list[tuple[Any, ...]]:
+            read = read_state(spark, str(tmp_path / log), options={"stateVarName": variable}, **arguments)
+            return sorted(tuple(row) for row in read.selectExpr("key.k", *columns).collect())
+
+        before = listing(tmp_path) if log == "log" else {}
+        assert rows("count", "value.n") == [("a", 3), ("b", 1), ("c", 1)]
+        assert rows("count", "value.n", version=0) == [("a", 2), ("b", 1)]
+        assert rows("minutes", "list_element.minute") == [("a", 1), ("a", 1), ("a", 3), ("b", 2), ("c", 2)]
+        of_minute = rows("of_minute", "user_map_key.minute", "user_map_value.n")
+        assert of_minute == [("a", 1, 2), ("a", 3, 1), ("b", 2, 1), ("c", 2, 1)]
+        if log == "log":
+            assert listing(tmp_path) == before
+            (tmp_path / "log").rename(tmp_path / "moved")
+
+
+def test_state_of_a_stateful_processor_is_not_moved(tmp_path: Path) -> None:
     arrive(tmp_path, 0, [(1, "a"), (2, "b"), (3, "a")])
     run_batch(pipeline(tmp_path, processed, "update"), run_key="first")
-    with pytest.raises(InvalidError, match="transformWithState cannot be read"):
-        read_state(spark, str(tmp_path / "log"))
     with pytest.raises(InvalidError, match="transformWithState names files by their absolute paths"):
         move_log(*(open_commit_log(str(tmp_path / name)) for name in ("log", "other")))
     assert run_batch(pipeline(tmp_path, processed, "update"), run_key="second").status == "empty"
