@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_streamsem.commitlog.doctor import Check
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
 from airflow_provider_streamsem.connectors.files.source import FilesSource
-from airflow_provider_streamsem.engine import Engine
 from airflow_provider_streamsem.errors import StreamsemError
 from airflow_provider_streamsem.pipeline.run import run_batch
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.spark import versions
+from airflow_provider_streamsem.state import State
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from airflow_provider_streamsem.spark.engine import SparkEngine
+
 _RECORDS = '{"id": 1}\n{"id": 2}\nnot JSON\n{"id": 3}\n'
-_COUNTS = {"read": 4, "parsed": 3, "quarantined": 1}
+_LATER_RECORDS = '{"id": 3}\n{"id": 4}\n'
 
 
 def _all(rows: DataFrame) -> DataFrame:
@@ -49,6 +51,10 @@ def _cached(rows: DataFrame) -> DataFrame:
     return cached
 
 
+def _distinct(rows: DataFrame) -> DataFrame:
+    return rows.dropDuplicates(["id"])
+
+
 _PLANS: tuple[tuple[Callable[[Any], Any], int], ...] = (
     (_all, 3),
     (_filtered, 2),
@@ -60,12 +66,14 @@ _PLANS: tuple[tuple[Callable[[Any], Any], int], ...] = (
 """Transforms with different forms of Spark query plans, and the number of rows that each must write."""
 
 
-def checks(engine: Engine) -> Iterator[Check]:
+def checks(engine: SparkEngine) -> Iterator[Check]:
     """
     Run a batch of three valid records and one malformed record for each form of query plan, and yield one check for each batch.
 
-    A batch counts its records through internal Spark classes. If another Spark version has changed them, a count is wrong or the batch fails. The batches use
-    temporary directories, which a cluster must be able to read and write.
+    If the engine supports state, also run such a batch with a stateful transform, and a second one, whose count depends on the state after the first.
+
+    A batch counts its records, and keeps its state, through internal Spark classes. If another Spark version has changed them, a count is wrong or the batch
+    fails. The batches use temporary directories, which a cluster must be able to read and write.
     """
     installed = versions.installed()
     minors = {version.rsplit(".", 1)[0] for version in installed.values()}
@@ -74,27 +82,43 @@ def checks(engine: Engine) -> Iterator[Check]:
     yield Check(name="the installed Spark version is supported", passed=is_tested, observed=text)
     for transform, rows in _PLANS:
         with tempfile.TemporaryDirectory() as location:
-            yield _batch(Path(location), engine, transform, rows)
+            name = f"counts of a batch: {transform.__name__.strip('_')}"
+            yield _batch(name, _pipeline(Path(location), transform), _RECORDS, _counts(4, bad=1, written=rows), engine)
+    if engine.keeps_state:
+        with tempfile.TemporaryDirectory() as location:
+            pipeline = _pipeline(Path(location), _distinct, State(output_mode="append", partitions=1))
+            first, second = "counts of a batch: with state", "counts of the next batch, which needs this state"
+            yield _batch(first, pipeline, _RECORDS, _counts(4, bad=1, written=3), engine)
+            yield _batch(second, pipeline, _LATER_RECORDS, _counts(2, bad=0, written=1), engine)
 
 
-def _batch(location: Path, engine: Engine, transform: Callable[[Any], Any], rows: int) -> Check:
+def _counts(read: int, *, bad: int, written: int) -> dict[str, int]:
+    return {"read": read, "parsed": read - bad, "quarantined": bad, "written.out": written}
+
+
+def _pipeline(location: Path, transform: Callable[[Any], Any], state: State | None = None) -> Pipeline:
     (location / "in").mkdir()
-    (location / "in" / "records.json").write_text(_RECORDS)
-    pipeline = Pipeline(
+    return Pipeline(
         name="doctor",
         log=str(location / "log"),
         source=FilesSource(path=str(location / "in"), format="json", schema="id long"),
         transform=transform,
         sinks={"out": FilesSink(path=str(location / "out"))},
         rows="any",
+        state=state,
     )
-    name = f"counts of a batch: {transform.__name__.strip('_')}"
+
+
+def _batch(name: str, pipeline: Pipeline, records: str, expected: dict[str, int], engine: SparkEngine) -> Check:
+    """Add a file with the records to the source, run a batch, and compare its counts with the expected ones."""
+    assert pipeline.source.location is not None
+    source = Path(pipeline.source.location)
+    (source / f"{len([*source.iterdir()])}.json").write_text(records)
     try:
-        result = run_batch(pipeline, run_key="doctor", engine=engine)
+        result = run_batch(pipeline, run_key=name, engine=engine)
     except StreamsemError as error:
         cause = "" if error.__cause__ is None else f" ({type(error.__cause__).__name__})"
         return Check(name=name, passed=False, observed=f"{type(error).__name__}: {error.summary}{cause}")
-    expected = {**_COUNTS, "written.out": rows}
     counts = {count: result.counts.get(count) for count in expected}
     return Check(
         name=name, passed=counts == expected, observed=", ".join(f"{key} {value}" for key, value in counts.items())

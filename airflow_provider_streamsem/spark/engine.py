@@ -99,6 +99,11 @@ class SparkEngine:
         self._interrupt: Callable[[], None] | None = None
         self._application: telemetry.SparkStarted | None = None
 
+    @property
+    def keeps_state(self) -> bool:
+        """Whether the engine supports pipelines with state: the installed Spark does, and the engine does not use Spark Connect."""
+        return versions.keeps_state(remote=self._remote is not None)
+
     def session(self, needed: Sequence[Package] = ()) -> SparkSession:
         """
         Return the Spark session of this process. If there is none, or if its JVM has ended, start one.

@@ -23,6 +23,16 @@ def installed() -> dict[str, str]:
     return versions
 
 
+def keeps_state(*, remote: bool) -> bool:
+    """
+    Return whether the installed Spark supports pipelines with state.
+
+    :param remote: whether the engine uses Spark Connect
+    """
+    version = installed().get("pyspark", "")
+    return not remote and version.startswith(tuple(f"{minor}." for minor in KEEPS_STATE))
+
+
 def check_state(*, remote: bool) -> None:
     """
     Check that the installed Spark supports pipelines with state.
@@ -30,11 +40,10 @@ def check_state(*, remote: bool) -> None:
     :param remote: whether the engine uses Spark Connect
     :raises InvalidError: the engine uses Spark Connect, or the version of Spark does not support state
     """
-    version = installed().get("pyspark", "")
-    if remote or not version.startswith(tuple(f"{minor}." for minor in KEEPS_STATE)):
+    if not keeps_state(remote=remote):
         raise InvalidError(
             "the installed Spark does not support pipelines with state; nothing was staged",
-            given="Spark Connect" if remote else f"Spark {version}",
+            given="Spark Connect" if remote else f"Spark {installed().get('pyspark', '')}",
             accepted=f"classic Spark {' or '.join(KEEPS_STATE)}; Dedup requires neither",
         )
 

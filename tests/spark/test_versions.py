@@ -94,7 +94,11 @@ def test_doctor_spark_passes_and_detects_wrong_counts(
     assert main(["doctor-spark", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["passed"]
-    assert len(report["checks"]) == 7
+    assert [check["name"] for check in report["checks"][-2:]] == [
+        "counts of a batch: with state",
+        "counts of the next batch, which needs this state",
+    ]
+    assert len(report["checks"]) == 9
     monkeypatch.setattr(gateway, "reads_input_once", lambda frame: True)
     assert main(["doctor-spark"]) == 1
     assert "FAILED" in capsys.readouterr().out
