@@ -7,7 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from airflow_provider_streamsem.connectors.contract import Sink, Source, Warns
+from airflow_provider_streamsem import registry
+from airflow_provider_streamsem.connectors.contract import MergesByKey, Sink, Source, Warns
 from airflow_provider_streamsem.connectors.lookup import Lookup
 from airflow_provider_streamsem.dedup import Dedup
 from airflow_provider_streamsem.delivery import SATISFIES, weaker
@@ -78,13 +79,17 @@ def guarantee(pipeline: _Pipeline) -> Guarantee:
         reasons.append(_dedup_reason(pipeline.dedup))
     reasons.append(_transform_reason(pipeline))
     if pipeline.state is not None:
-        reasons.append(_state_reason(pipeline.state))
+        reasons.append(
+            "state: the outcome names the state of its batch, so attempts that are not committed change no state"
+        )
     source_label = (
         pipeline.source.delivery if pipeline.dedup is None else weaker(pipeline.source.delivery, "effectively_once")
     )
     labels = {}
     for name, sink in sorted(pipeline.sinks.items()):
         reasons += [f"sink {name}: {reason}" for reason in sink.reasons]
+        if pipeline.state is not None and pipeline.state.output_mode != "append":
+            reasons.append(f"sink {name}: {_mode_reason(pipeline.state.output_mode, sink)}")
         labels[name] = _path_label(source_label, sink.delivery)
     if len(pipeline.sinks) > 1:
         reasons.append(_sinks_reason(pipeline))
@@ -106,6 +111,11 @@ def warnings(pipeline: _Pipeline) -> list[str]:
             with suppress(InvalidError):
                 messages += part.warnings()
     return messages
+
+
+def keeps_newest_rows(sink: Sink) -> bool:
+    """Return whether a row of the sink replaces the row of an earlier version with the same key (mode ``upsert``)."""
+    return isinstance(sink, MergesByKey) and sink.mode == "upsert"
 
 
 def _path_label(source: str, sink: str) -> str:
@@ -135,11 +145,12 @@ def _dedup_reason(dedup: Dedup) -> str:
     )
 
 
-def _state_reason(state: State) -> str:
-    text = "state: the outcome names the state of its batch, so attempts that are not committed change no state"
-    if state.output_mode == "update":
-        text += '. output_mode="update" emits a row at each change of its key: an appending sink gets a stream of changes, and mode="upsert" the newest row'
-    return text
+def _mode_reason(output_mode: str, sink: Sink) -> str:
+    """Say which rows a sink gets if the transform returns a row of a key again in a later batch (output mode ``update`` or ``complete``)."""
+    if keeps_newest_rows(sink):
+        return f'output_mode="{output_mode}" returns a key again, and mode="upsert" keeps the newest row of each key'
+    kind = registry.name_of("sinks", sink)
+    return f'output_mode="{output_mode}" returns a row at each change of its key, so a sink of type {kind} gets a stream of changes'
 
 
 def _transform_reason(pipeline: _Pipeline) -> str:

@@ -12,14 +12,14 @@ from importlib import import_module
 from typing import Any
 
 from airflow_provider_streamsem import arguments, registry
-from airflow_provider_streamsem.connectors.contract import MergesByKey, NeedsRecords, ReplacesRows, Sink, Source
+from airflow_provider_streamsem.connectors.contract import NeedsRecords, ReplacesRows, Sink, Source
 from airflow_provider_streamsem.connectors.lookup import Lookup
 from airflow_provider_streamsem.connectors.upstreams import Repinning
 from airflow_provider_streamsem.dedup import Dedup
 from airflow_provider_streamsem.delivery import LABELS
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.limits import Limits
-from airflow_provider_streamsem.pipeline.guarantee import guarantee, require
+from airflow_provider_streamsem.pipeline.guarantee import guarantee, keeps_newest_rows, require
 from airflow_provider_streamsem.pipeline.several_sources import SeveralSources
 from airflow_provider_streamsem.protocol.codec import canonical, plain, sha256
 from airflow_provider_streamsem.protocol.entries import Json
@@ -198,8 +198,7 @@ class Pipeline:
                 'rows="filter" is not valid with state, because a stateful transform changes the number of rows'
             )
         mode = self.state.output_mode
-        merging = {name for name, sink in self.sinks.items() if isinstance(sink, MergesByKey) and sink.mode == "upsert"}
-        appending = sorted(set(self.sinks) - merging)
+        appending = sorted(name for name, sink in self.sinks.items() if not keeps_newest_rows(sink))
         if mode == "complete" and appending:
             summary = 'with output_mode="complete", each batch returns the whole result, and these sinks would append it again'
             raise InvalidError(

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from airflow_provider_streamsem import FilesSource, Pipeline, State
+from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.pipeline.guarantee import guarantee
 from tools import guarantee_matrix
 
 ROOT = Path(__file__).parents[2]
@@ -36,3 +39,44 @@ def test_tests_named_by_a_sink_cover_this_sink(name: str) -> None:
     for test_id in guarantee_matrix.PROOFS[name]:
         file = test_id.partition("::")[0]
         assert kind.removesuffix("Sink").lower() in file or kind in (ROOT / file).read_text(), test_id
+
+
+KINDS = {"database": "jdbc", "Kafka": "kafka", "HTTP": "http", "files": "files", "Delta": "delta", "Iceberg": "iceberg"}
+"""first word of the name of a sink → its type"""
+
+
+def with_state(sink: str, mode: str) -> Pipeline:
+    return Pipeline(
+        name="counts",
+        log="/log",
+        source=FilesSource(path="/in", format="json", schema="id long"),
+        transform=lambda rows: rows.groupBy("id").count(),
+        sinks={"out": guarantee_matrix.SINKS[sink]},
+        state=State(output_mode=mode),
+    )
+
+
+def reasons_of_mode(sink: str, mode: str) -> list[str]:
+    computed = guarantee(with_state(sink, mode))
+    stateless = guarantee(with_state(sink, mode).replace(state=None))
+    assert (computed.label, computed.sinks) == (stateless.label, stateless.sinks), "state does not change the label"
+    return [reason for reason in computed.reasons if "output_mode" in reason]
+
+
+@pytest.mark.parametrize("sink", guarantee_matrix.SINKS)
+def test_guarantee_says_what_a_sink_holds_in_each_output_mode(sink: str) -> None:
+    """A sink that appends gets a stream of changes. A sink with mode="upsert" keeps the newest row of each key."""
+    assert reasons_of_mode(sink, "append") == []
+    (update,) = reasons_of_mode(sink, "update")
+    if sink.endswith("upsert"):
+        newest = 'sink out: output_mode="{}" returns a key again, and mode="upsert" keeps the newest row of each key'
+        assert update == newest.format("update")
+        assert reasons_of_mode(sink, "complete") == [newest.format("complete")]
+        return
+    kind = KINDS[re.split("[ ,]", sink)[0]]
+    assert update == (
+        f'sink out: output_mode="update" returns a row at each change of its key, so a sink of type {kind} gets a stream of changes'
+    )
+    with pytest.raises(InvalidError, match="would append it again") as refused:
+        with_state(sink, "complete")
+    assert refused.value.fields["sinks"] == ["out"]
