@@ -138,7 +138,8 @@ COMMANDS = (
         "Roll the pipeline back to a version: its rows, offsets and state are again those after this version.",
         "orders.toml 41",
         (
-            _argument("version", type=int, metavar="N", help="the newest version to keep"),
+            _argument("version", type=int, nargs="?", metavar="N", help="the newest version to keep"),
+            _argument("--until", metavar="TIME", help="the newest version that was closed at or before this time"),
             _argument("--run-key", help="identifies the request: a command with the same key rolls back once"),
         ),
         builds="the source and the sinks",

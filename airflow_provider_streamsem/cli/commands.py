@@ -213,7 +213,8 @@ def reprocess(args: argparse.Namespace) -> CommandResult:
 
 def rollback(args: argparse.Namespace) -> CommandResult:
     """Roll a pipeline back to a version (``streamsem rollback``)."""
-    result = rollback_(args.pipeline, args.version, run_key=args.run_key)
+    until_ms = None if args.until is None else time_ms("--until", args.until)
+    result = rollback_(args.pipeline, args.version, until_ms=until_ms, run_key=args.run_key)
     lines = [
         f"the pipeline is at version {result.to} already; nothing was written"
         if result.version is None

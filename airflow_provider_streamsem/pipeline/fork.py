@@ -13,10 +13,10 @@ from airflow_provider_streamsem import dedup, extras, state_files, telemetry
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.contract import Consuming
 from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError
+from airflow_provider_streamsem.pipeline.closing_times import newest_closed_until
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import check_fork, create_log, forked_config
 from airflow_provider_streamsem.pipeline.spec import Pipeline
-from airflow_provider_streamsem.pipeline.vacuum import first_closed_after
 from airflow_provider_streamsem.protocol.codec import canonical, sha256
 from airflow_provider_streamsem.protocol.entries import Fork, Json, PipelineRecord
 from airflow_provider_streamsem.protocol.offsets import Offsets, advance
@@ -126,15 +126,9 @@ def _version(old: CommitLog, version: int | None, until_ms: int | None) -> int:
     """
     if version is not None and until_ms is not None:
         raise InvalidError("at most one of a version and a time may be given", version=version, until_ms=until_ms)
-    closed = old.find_head().closed
     if until_ms is not None:
-        at = first_closed_after(old, until_ms, 0, closed + 1) - 1
-        if at < 0:
-            summary = "no version was closed by this time; nothing was written"
-            raise InvalidError(summary, log=old.store.url, until_ms=until_ms).advising(
-                "give a later time, or version -1 to start at the initial offsets."
-            )
-        return at
+        return newest_closed_until(old, until_ms)
+    closed = old.find_head().closed
     at = closed if version is None else version
     if not -1 <= at <= closed:
         summary = "only a closed version can be forked; nothing was written"

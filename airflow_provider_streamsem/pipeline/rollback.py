@@ -9,6 +9,7 @@ from airflow_provider_streamsem import dedup, state_files, telemetry
 from airflow_provider_streamsem.arguments import integer, text
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.errors import ConflictError, InvalidError, LogDamagedError
+from airflow_provider_streamsem.pipeline.closing_times import newest_closed_until
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import OpenPipeline, find_record, open_pipeline
 from airflow_provider_streamsem.pipeline.spec import Pipeline
@@ -46,7 +47,14 @@ class Rollback:
 
 
 @with_log_location
-def rollback(pipeline: Pipeline, to: int, *, run_key: str | None = None, log: CommitLog | None = None) -> Rollback:
+def rollback(
+    pipeline: Pipeline,
+    to: int | None = None,
+    *,
+    until_ms: int | None = None,
+    run_key: str | None = None,
+    log: CommitLog | None = None,
+) -> Rollback:
     """
     Roll a pipeline back to a version. The rows of all later versions disappear at once, and the next run reads their records again.
 
@@ -57,23 +65,35 @@ def rollback(pipeline: Pipeline, to: int, *, run_key: str | None = None, log: Co
     A single batch that was rolled back stays complete: a clear of its task returns its result, and the next run reads its records. A drain that was rolled back
     below its target continues when its task is cleared.
 
-    :param to: a closed version that was not rolled back
+    :param to: a closed version that was not rolled back. Exactly one of ``to`` and ``until_ms`` must be given
+    :param until_ms: instead of a version: the newest version that was closed at or before this time, in milliseconds since the epoch
     :param run_key: identifies the request. A repeated call with the same key returns the first result. Default: every call is a new request. A call writes
         nothing if no version was committed after ``to``
     :param log: default: the log at ``pipeline.log``
-    :raises InvalidError: the version is not closed or was rolled back; a version is open; a sink publishes rows outside the log; a later version has
-        reprocessed a version up to ``to``; or files of the state after ``to`` are missing. Nothing was written
+    :raises InvalidError: the version is not closed or was rolled back; no version was closed by the time; a version is open; a sink publishes rows outside the
+        log; a later version has reprocessed a version up to ``to``; or files of the state after ``to`` are missing. Nothing was written
     :raises ConflictError: another process created a version at the same time. Nothing was rolled back
     """
-    integer("to", to, least=0)
+    if (to is None) == (until_ms is None):
+        raise InvalidError("exactly one of a version and a time must be given", to=to, until_ms=until_ms)
+    for name, value in (("to", to), ("until_ms", until_ms)):
+        if value is not None:
+            integer(name, value, least=0)
     if run_key is not None:
         text("run_key", run_key)
-    _refuse_sinks(pipeline, to)
+    _refuse_sinks(pipeline, f"--at {to}" if until_ms is None else "--until TIME")
     log = log or open_commit_log(pipeline.log)
     if find_record(pipeline, log) is None:
         raise InvalidError("there is no log at this location; nothing was written", log=pipeline.log)
     opened = open_pipeline(pipeline, log)
-    head = opened.head
+    to = newest_closed_until(log, until_ms) if until_ms is not None else to
+    assert to is not None
+    return _roll_back(opened, to, run_key)
+
+
+def _roll_back(opened: OpenPipeline, to: int, run_key: str | None) -> Rollback:
+    """Plan the rollback and commit it. If another process has rolled the pipeline back in the meantime, plan it again."""
+    log, head = opened.log, opened.head
     for _ in range(_TRIES):
         head = log.confirm_head(head)
         if isinstance(head, OpenHead):
@@ -181,13 +201,13 @@ def _restored(log: CommitLog, plan: Plan) -> Outcome:
     return found[0]
 
 
-def _refuse_sinks(pipeline: Pipeline, to: int) -> None:
+def _refuse_sinks(pipeline: Pipeline, position: str) -> None:
     if pipeline.publishes:
         raise InvalidError(
             "a rollback removes the rows of several versions, which sinks outside the log do not support; nothing was written",
             sinks=list(pipeline.publishes),
         ).advising(
-            f"write a pipeline file with a new log and new tables, then run: streamsem fork NEW.toml LOG --at {to}."
+            f"write a pipeline file with a new log and new tables, then run: streamsem fork NEW.toml LOG {position}."
         )
 
 

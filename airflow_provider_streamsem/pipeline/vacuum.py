@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -13,6 +12,7 @@ from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.contract import Sink
 from airflow_provider_streamsem.dedup import STATE, layers_dataset, stored_layers
 from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.pipeline.closing_times import first_closed_after
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import claim_datasets, find_record
 from airflow_provider_streamsem.pipeline.publish import publishing_sink, refuse_conflicts
@@ -203,16 +203,6 @@ def _record_inspected(log: CommitLog, below: int) -> None:
 
 def _version_of(key: str) -> int:
     return keys.parse_newest_first(key) or 0
-
-
-def first_closed_after(log: CommitLog, decided_ms: int, begin: int, end: int) -> int:
-    """Return the first version in ``[begin, end)`` that was closed after ``decided_ms`` (milliseconds UTC); ``end`` if there is none."""
-
-    def is_after(version: int) -> bool:
-        outcome = log.outcome(version)
-        return outcome is None or outcome[0].decided_at_ms > decided_ms
-
-    return bisect_left(range(end), True, lo=min(begin, end), key=is_after)
 
 
 def _attempt_of(key: str) -> tuple[int, str]:

@@ -17,14 +17,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from airflow_provider_streamsem import FilesSource, Limits, load_pipeline, open_log
+from airflow_provider_streamsem import FilesSource, Limits, load_pipeline, open_log, run_batch
 from airflow_provider_streamsem.cli import commands as commands_
 from airflow_provider_streamsem.cli import first_look, output
 from airflow_provider_streamsem.cli.arguments import COMMANDS, Command, parser
 from airflow_provider_streamsem.cli.log_table import log_table
 from airflow_provider_streamsem.cli.main import main
 from airflow_provider_streamsem.cli.output import CommandResult, Table
+from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.stores.local import LocalStore
+from airflow_provider_streamsem.testing.clock import ManualClock
+from airflow_provider_streamsem.testing.rows import RowsEngine
 from tests.pipeline_fixture import PipelineFixture
 
 GOLDEN = Path(__file__).parent / "json_shapes.json"
@@ -638,6 +641,22 @@ def test_rollback_removes_later_versions_and_log_shows_it(
     assert "rollback to 0" in shown
     assert "commit, rolled back" in shown
     assert run(capsys, "verify", toml)[0] == 0
+
+
+def test_rollback_accepts_a_time_in_place_of_a_version(
+    fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    toml = str(fixture.root / "p.toml")
+    later = CommitLog(fixture.store, ManualClock(1_700_000_600_000, name="later"))
+    run_batch(fixture.pipeline(), run_key="later", log=later, engine=RowsEngine())
+    refused = run(capsys, "rollback", toml, "--until", "2001-01-01T00:00:00Z")
+    assert refused[0] == 2
+    assert "no version was closed by this time" in refused[2]
+    for given in ([], ["0", "--until", "2023-11-14T22:15:00Z"], ["--until", "2023-11-14T22:15:00"]):
+        assert run(capsys, "rollback", toml, *given)[0] == 2
+    code, out, _ = run(capsys, "rollback", toml, "--until", "2023-11-14T22:15:00Z", "--json")
+    document = json.loads(out)
+    assert (code, document["version"], document["to"], document["offsets"]) == (0, 2, 0, {"files": 2})
 
 
 def test_quarantine_prints_records_reasons_and_locations(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_streamsem import Dedup, rollback
+from airflow_provider_streamsem import Dedup, rollback, run_batch
+from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import ConflictError, InvalidError, StreamsemError
 from airflow_provider_streamsem.pipeline.abort import abort
 from airflow_provider_streamsem.pipeline.reprocess import reprocess_run
@@ -18,10 +20,10 @@ from airflow_provider_streamsem.pipeline.rollback import Rollback
 from airflow_provider_streamsem.pipeline.vacuum import vacuum
 from airflow_provider_streamsem.readers import conditions
 from airflow_provider_streamsem.readers.conditions import BatchCommitted
-from airflow_provider_streamsem.stores.contract import Store, open_store
+from airflow_provider_streamsem.stores.contract import ObjectStat, Store, open_store
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.rows import RowsEngine
-from airflow_provider_streamsem.testing.stores import Crash, Fault, FaultyStore
+from airflow_provider_streamsem.testing.stores import CountingStore, Crash, Fault, FaultyStore
 from tests.pipeline_fixture import BeforeOutcome, PipelineFixture, die
 
 
@@ -74,6 +76,65 @@ def test_I7_earlier_versions_are_unchanged_after_a_rollback(fixture: PipelineFix
     assert fixture.opened().files(version=3) == before
     assert all(Path(file.path).exists() for file in before)
     fixture.check()
+
+
+def closed_at(root: Path, *minutes: int) -> PipelineFixture:
+    """A version of two files for each minute at which one is closed."""
+    fixture = PipelineFixture(root)
+    for minute in minutes:
+        fixture.arrive(2)
+        clock = ManualClock(minute * 60_000, name=f"at {minute}")
+        run_batch(fixture.pipeline(), run_key=f"at {minute}", log=CommitLog(fixture.store, clock), engine=RowsEngine())
+    return fixture
+
+
+@pytest.mark.parametrize(("minute", "to"), [(15, 0), (25, 1), (35, 2)])
+def test_rollback_to_a_time_keeps_the_newest_version_that_was_closed_by_then(
+    tmp_path: Path, minute: int, to: int
+) -> None:
+    fixture = closed_at(tmp_path, 10, 20, 30, 40)
+    result = rollback(fixture.pipeline(), until_ms=minute * 60_000, run_key="fix", log=fixture.log())
+    assert (result.version, result.to, result.offsets) == (4, to, {"files": 2 * (to + 1)})
+    assert fixture.visible() == ids_of(to + 1)
+    fixture.run("next", drain=True)
+    assert rollback(fixture.pipeline(), until_ms=minute * 60_000, run_key="fix", log=fixture.log()) == result
+    fixture.check()
+
+
+def test_version_that_was_closed_at_the_time_itself_is_kept(tmp_path: Path) -> None:
+    fixture = closed_at(tmp_path, 10, 20, 30)
+    outcome = fixture.log().outcome(1)
+    assert outcome is not None
+    decided_ms = outcome[0].decided_at_ms
+    assert rollback(fixture.pipeline(), until_ms=decided_ms, log=fixture.log()).to == 1
+    assert rollback(fixture.pipeline(), until_ms=decided_ms - 1, log=fixture.log()).to == 0
+    fixture.run("next", drain=True)
+    fixture.check()
+
+
+def test_rollback_to_a_time_without_a_visible_version_is_refused(tmp_path: Path) -> None:
+    fixture = closed_at(tmp_path, 10, 20, 30)
+    with pytest.raises(InvalidError, match="no version was closed by this time"):
+        rollback(fixture.pipeline(), until_ms=1, log=fixture.log())
+    for given in ({}, {"to": 0, "until_ms": 1}):
+        with pytest.raises(InvalidError, match="exactly one of a version and a time"):
+            rollback(fixture.pipeline(), log=fixture.log(), **given)
+    roll_back(fixture, 0)
+    with pytest.raises(InvalidError, match="was rolled back itself"):
+        rollback(fixture.pipeline(), until_ms=25 * 60_000, log=fixture.log())
+    assert fixture.opened().head == 3
+
+
+def test_rollback_to_a_time_finds_the_newest_version_although_the_listing_lags(tmp_path: Path) -> None:
+    class LaggingStore(CountingStore):
+        def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
+            newest = ("-1.c.json", "-1.p.json", "-2.c.json", "-2.p.json")
+            return iter([stat for stat in super().list(prefix, limit, start_after) if not stat.key.endswith(newest)])
+
+    fixture = closed_at(tmp_path, 10, 20, 30)
+    log = fixture.log(LaggingStore(fixture.store))
+    assert log.find_head().closed < 1
+    assert rollback(fixture.pipeline(), until_ms=25 * 60_000, log=log).to == 1
 
 
 def test_repeated_rollback_writes_nothing(fixture: PipelineFixture) -> None:

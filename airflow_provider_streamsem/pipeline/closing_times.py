@@ -1,0 +1,34 @@
+"""Finds versions by the time at which they were closed. The clocks of the processes are assumed to agree."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.errors import InvalidError
+
+
+def first_closed_after(log: CommitLog, decided_ms: int, begin: int, end: int) -> int:
+    """Return the first version in ``[begin, end)`` that was closed after ``decided_ms`` (milliseconds UTC); ``end`` if there is none."""
+
+    def is_after(version: int) -> bool:
+        outcome = log.outcome(version)
+        return outcome is None or outcome[0].decided_at_ms > decided_ms
+
+    return bisect_left(range(end), True, lo=min(begin, end), key=is_after)
+
+
+def newest_closed_until(log: CommitLog, until_ms: int) -> int:
+    """
+    Return the newest version that was closed at or before a time.
+
+    :param until_ms: the time, in milliseconds since the epoch
+    :raises InvalidError: no version was closed by this time
+    """
+    closed = log.confirm_head(log.find_head()).closed  # the listing may lag
+    version = first_closed_after(log, until_ms, 0, closed + 1) - 1
+    if version < 0:
+        raise InvalidError(
+            "no version was closed by this time; nothing was written", log=log.store.url, until_ms=until_ms
+        ).advising("give a later time. A fork may also start at version -1, the initial offsets.")
+    return version
