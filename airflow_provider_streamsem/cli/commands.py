@@ -41,6 +41,7 @@ from airflow_provider_streamsem.pipeline.fork import fork as fork_
 from airflow_provider_streamsem.pipeline.guarantee import guarantee, warnings
 from airflow_provider_streamsem.pipeline.location import located
 from airflow_provider_streamsem.pipeline.publish import skip as skip_
+from airflow_provider_streamsem.pipeline.reprocess import kept_versions
 from airflow_provider_streamsem.pipeline.reprocess import reprocess as reprocess_
 from airflow_provider_streamsem.pipeline.result import RunResult, with_others
 from airflow_provider_streamsem.pipeline.rollback import rollback as rollback_
@@ -184,12 +185,11 @@ def reprocess(args: argparse.Namespace) -> CommandResult:
         raise InvalidError("--run-key cannot be combined with --quarantined, which starts one run for each version")
     pipeline, engine = args.pipeline, _engine(args, args.spark_packages)
     if not args.quarantined:
-        return _result_of_run(
-            pipeline,
-            reprocess_(
-                pipeline, args.version, run_key=args.run_key, current_lookups=args.current_lookups, engine=engine
-            ),
+        result = reprocess_(
+            pipeline, args.version, run_key=args.run_key, current_lookups=args.current_lookups, engine=engine
         )
+        ran, (kept, lines) = _result_of_run(pipeline, result), _kept_versions(pipeline, result)
+        return replace(ran, document={**ran.document, **kept}, lines=[*ran.lines, *lines])
     records = open_log(args.log, pipeline=pipeline).quarantined()
     versions = sorted({record["version"] for record in records if "watermark_ms" not in record})  # not the late rows
     reprocessed, refused, lines = [], [], []
@@ -202,13 +202,21 @@ def reprocess(args: argparse.Namespace) -> CommandResult:
             refused.append({"version": version, "error": type(error).__name__, "message": str(error)})
             lines.append(f"version {version}: not reprocessed: {type(error).__name__}: {error}")
         else:
-            reprocessed.append({**result.to_json(), "replaces": version})
+            kept, kept_lines = _kept_versions(pipeline, result)
+            reprocessed.append({**result.to_json(), "replaces": version, **kept})
             remaining = result.counts["quarantined"]
-            lines.append(f"version {version}: reprocessed as {result.version}, {remaining} still quarantined")
+            lines += [f"version {version}: reprocessed as {result.version}, {remaining} still quarantined", *kept_lines]
     document = {"reprocessed": reprocessed, "not_reprocessed": refused}
     return CommandResult(
         document=document, lines=lines or ["there are no quarantined records"], exit_code=1 if refused else 0
     )
+
+
+def _kept_versions(pipeline: Pipeline, result: RunResult) -> tuple[dict[str, Any], list[str]]:
+    """Return the later versions that a reprocessing run has kept, as a field of the document and as lines of text."""
+    later = kept_versions(pipeline, open_commit_log(pipeline.log), result.version)
+    field = {"kept_versions": None if later is None else [later.start, later.stop]}
+    return field, [] if later is None else [report.state_kept(later)]
 
 
 def rollback(args: argparse.Namespace) -> CommandResult:

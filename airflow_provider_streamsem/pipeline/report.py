@@ -85,6 +85,28 @@ def ended(result: RunResult, *, resumed: bool, ms: int) -> str:
     return f"{run} ended after {ms / 1000:.1f} s: {done}{announces}"
 
 
+def state_kept(later: range) -> str:
+    """
+    Format what a reprocessing run of a pipeline with state has not changed.
+
+    :param later: the versions after the one whose rows were replaced, up to the reprocessing run
+    """
+    version, before = later.start - 1, later.start - 2
+    versions = (
+        f"version {later.start} keeps its"
+        if len(later) == 1
+        else f"versions {later.start} to {later[-1]} keep their"
+        if later
+        else ""
+    )
+    kept = f": {versions} rows and state, which build on it" if later else ""
+    rollback = f"`streamsem rollback PIPELINE.toml {before}`, or " if before >= 0 else ""
+    return (
+        f"only the rows of version {version} were replaced, and the state after it is unchanged{kept}. Later batches build on it too. "
+        f"Do: if the state itself is wrong, run {rollback}`streamsem fork NEW.toml LOG --at {before}`"
+    )
+
+
 def format_counts(counts: Mapping[str, int]) -> str:
     """Format row counts. Example: ``5,001 rows read, 4,990 written to orders, 8 quarantined``."""
     written = [

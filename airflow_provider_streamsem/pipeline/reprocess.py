@@ -8,6 +8,7 @@ from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.arguments import integer, text
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.engine import Engine
+from airflow_provider_streamsem.pipeline import report
 from airflow_provider_streamsem.pipeline.guarantee import guarantee
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import open_pipeline
@@ -40,6 +41,8 @@ def reprocess(
 
     The offsets do not change. The replaced files stay in the dataset, so that readers of earlier versions still read them. Like every run, a reprocessing run
     first closes a version that another run left open.
+
+    The state of a transform does not change either. With ``state``, the log names the later versions, which keep their rows and state.
 
     :param version: a committed version. If reprocessing runs have replaced it already, this run replaces the newest of them
     :param run_key: names the reprocessing run; the same for its retries. Default: derived from ``version`` and the commit that is replaced
@@ -78,7 +81,26 @@ def _reprocess(
     text("run_key", run_key)
     with telemetry.phase("run", pipeline=pipeline.name, run_key=run_key):
         logger.info("guarantee: %s (`streamsem explain` says why)", guarantee(pipeline).named)
-        return run_reprocessing(opened, version, run_key, engine, announces=announces, current_lookups=current_lookups)
+        result = run_reprocessing(
+            opened, version, run_key, engine, announces=announces, current_lookups=current_lookups
+        )
+        later = kept_versions(pipeline, opened.log, result.version)
+        if later is not None:
+            logger.warning("%s", report.state_kept(later))
+        return result
+
+
+def kept_versions(pipeline: Pipeline, log: CommitLog, version: int) -> range | None:
+    """
+    Return the versions whose rows and state a reprocessing run has kept, although they build on the state after the version whose rows it replaced.
+
+    :param version: the version of the reprocessing run
+    :returns: the versions between the two, possibly none; ``None`` if the pipeline has no state, or the version is no committed reprocessing run
+    """
+    outcome = None if pipeline.state is None else log.outcome(version)
+    if outcome is None or outcome[0].replaces is None:
+        return None
+    return range(log.find_root(version) + 1, version)
 
 
 @with_log_location

@@ -88,3 +88,18 @@ def test_messages_for_many_partitions_reprocessing_runs_and_aborts() -> None:
     assert report.planned(reprocessed) == "version 4 planned: reprocessing of version 2"
     aborted = samples.outcome(samples.plan(3), result="abort", reason="asked for")
     assert report.closed(aborted, 5) == "version 3 aborted: asked for"
+
+
+@pytest.mark.parametrize(
+    ("later", "kept", "remedy"),
+    [
+        (range(42, 58), "unchanged: versions 42 to 57 keep their rows and state, which build on it.", "rollback PIPELINE.toml 40`, or `streamsem fork NEW.toml LOG --at 40`"),
+        (range(42, 43), "unchanged: version 42 keeps its rows and state, which build on it.", "--at 40`"),
+        (range(42, 42), "only the rows of version 41 were replaced, and the state after it is unchanged. Later batches build on it too.", "--at 40`"),
+        (range(1, 2), "only the rows of version 0 were replaced", "wrong, run `streamsem fork NEW.toml LOG --at -1`"),
+    ],
+)  # fmt: skip
+def test_reprocessing_with_state_names_the_versions_that_it_has_kept(later: range, kept: str, remedy: str) -> None:
+    text = report.state_kept(later)
+    assert kept in text
+    assert text.endswith(remedy)

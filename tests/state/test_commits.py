@@ -22,11 +22,13 @@ from airflow_provider_streamsem import (
     JdbcSink,
     Pipeline,
     State,
+    load_pipeline,
     read_committed,
     reprocess,
     run_batch,
     verify,
 )
+from airflow_provider_streamsem.cli.main import main
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.errors import DataError, InvalidError, LogDamagedError, StageError, StreamsemError
 from airflow_provider_streamsem.pipeline.abort import abort
@@ -144,19 +146,57 @@ def test_aborted_version_does_not_change_the_state(
 
 
 def test_reprocessing_replaces_the_rows_of_its_version_and_keeps_the_newest_state(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number, events in enumerate([[(1, "a")], [(2, "a"), (2, "b")], [(3, "a")]]):
         arrive(tmp_path, number, events)
         run_batch(pipeline(tmp_path, keyed, "update"), run_key=f"run {number}")
     before = outcome(tmp_path, 2).state
-    reprocess(pipeline(tmp_path, lambda events: keyed(events).withColumn("n", F.col("n") * 10), "update"), 1)
+    fixed = pipeline(tmp_path, lambda events: keyed(events).withColumn("n", F.col("n") * 10), "update")
+    reprocess(fixed, 1, run_key="fix")
     assert outcome(tmp_path, 3).state == before
+    reprocess(fixed, 1, run_key="fix")
+    named = [message for message in caplog.messages if "the state after it is unchanged" in message]
+    assert len(named) == 2, "also if a retry returns the same result"
+    assert named[0] == named[1]
+    assert named[0].startswith("only the rows of version 1 were replaced")
+    assert "version 2 keeps its rows and state" in named[0]
     rows = sorted((row["k"], row["n"]) for row in read_committed(spark, str(tmp_path / "log")).collect())
     assert rows == [("a", 1), ("a", 3), ("a", 20), ("b", 10)]
     arrive(tmp_path, 3, [(4, "a")])
     run_batch(pipeline(tmp_path, keyed, "update"), run_key="last")
     assert ("a", 4) in {(row["k"], row["n"]) for row in read_committed(spark, str(tmp_path / "log")).collect()}
+
+
+def test_command_that_reprocesses_names_the_versions_that_keep_their_rows_and_state(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "p.toml").write_text(f"""
+name = "stateful"
+log = "{tmp_path}/log"
+transform = "tests.state.test_operators:keyed"
+[source]
+type = "files"
+path = "{tmp_path}/in"
+format = "json"
+schema = "t timestamp, k string"
+[sinks.out]
+type = "files"
+path = "{tmp_path}/out"
+[state]
+output_mode = "update"
+partitions = 2
+""")
+    for number in range(3):
+        arrive(tmp_path, number, [(number, "a")])
+        run_batch(load_pipeline(str(tmp_path / "p.toml")), run_key=f"run {number}")
+    assert main(["reprocess", str(tmp_path / "p.toml"), "0"]) == 0
+    text = capsys.readouterr().out
+    assert "only the rows of version 0 were replaced" in text
+    assert "versions 1 to 2 keep their rows and state" in text
+    assert "streamsem fork NEW.toml LOG --at -1" in text
+    assert main(["reprocess", str(tmp_path / "p.toml"), "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kept_versions"] == [2, 4]
 
 
 def test_dedup_and_state_are_committed_together(spark: SparkSession, tmp_path: Path) -> None:
