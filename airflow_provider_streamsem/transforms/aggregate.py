@@ -27,7 +27,8 @@ class Aggregate:
 
     Use it as ``transform=`` of a pipeline with ``state=``. The columns of the result are those of ``by``, with a window also ``window_start`` and
     ``window_end``, and those of ``values``. With ``output_mode="update"``, a batch returns the groups that it changed. With ``"append"``, a window is required,
-    and the row of a window is returned once, after the watermark has passed its end. With ``"complete"``, each batch returns all groups.
+    and the row of a window is returned once, after the watermark has passed its end. With ``"complete"``, each batch returns all groups. Session windows
+    support only ``"append"``.
 
     :param values: column → monoid. Either all of them are functions of Spark, or all of them are of Python
     :param by: the key columns. Empty: one group, only for functions of Spark
@@ -75,8 +76,8 @@ class Aggregate:
             return self._in_python().output_modes
         if self.window is None:
             return ("update", "complete")
-        # Spark does not return open sessions, because a later record may merge them.
-        return ("append", "update", "complete") if self.window.gap is None else ("append", "complete")
+        # A later record may merge open sessions. Spark does not return them in update mode. In complete mode, a sink would keep the rows of the merged ones.
+        return ("append", "update", "complete") if self.window.gap is None else ("append",)
 
     @property
     def _is_in_python(self) -> bool:

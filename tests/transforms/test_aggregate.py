@@ -20,6 +20,7 @@ from airflow_provider_streamsem import (
     Aggregate,
     FilesSink,
     FilesSource,
+    JdbcSink,
     PersistentState,
     Pipeline,
     State,
@@ -30,6 +31,7 @@ from airflow_provider_streamsem import (
 )
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.transforms import monoids as m
+from tests.connectors.sql.test_sink import database_at
 from tests.state.test_commits import run_and_crash_after_state_write
 
 SCHEMA = "t timestamp, k string, n long, price decimal(9,2), x double"
@@ -131,6 +133,60 @@ def test_windows_of_spark_functions_equal_those_of_one_pass(
     found = rows(spark, tmp_path)
     assert found == sorted(expected, key=repr)
     assert sum(row[4] for row in found) * 100 == sum(r["n"] * 100 + 25 for r in RECORDS)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    "numbers",
+    [m.distinct_values("n"), pytest.param(m.Top("n", 99, "array<bigint>"), marks=pytest.mark.prove)],
+    ids=["Spark", "Python"],
+)
+def test_record_is_in_each_overlapping_window_that_contains_its_time(
+    spark: SparkSession, tmp_path: Path, numbers: Any
+) -> None:
+    window = Window(time="t", size="10 minutes", slide="4 minutes", delay="5 minutes")
+    aggregate = Aggregate(by=["k"], window=window, values={"numbers": numbers})
+    run_cut(tmp_path, pipeline(tmp_path, aggregate, "append"), CUTS[1], then_close=True)
+    midnight = int(START.replace(tzinfo=datetime.timezone.utc).timestamp()) // 60
+    groups: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for record in RECORDS:
+        minute = midnight + record["minute"]
+        newest = minute - minute % 4  # windows start at multiples of the slide since the epoch
+        for start in range(newest, minute - 10, -4):
+            groups[record["k"], start - midnight].append(record["n"])
+    expected = [
+        (k, at({"minute": start}), at({"minute": start + 10}), sorted(group)) for (k, start), group in groups.items()
+    ]
+    assert sum(map(len, groups.values())) > 2 * len(RECORDS), "a record is in two or three windows"
+    assert [(*row[:3], sorted(row[3])) for row in rows(spark, tmp_path)] == sorted(expected, key=repr)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("window", [None, FIVE_MINUTES], ids=["no window", "windows"])
+def test_complete_result_of_each_batch_equals_one_pass_over_the_records_so_far(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: Window | None
+) -> None:
+    aggregate = Aggregate(by=["k"], window=window, values={"n": m.count(), "total": m.sum("n")})
+    start = "'-'" if window is None else "date_format(window_start, 'HH:mm')"
+    db = database_at(tmp_path / "db.sqlite", monkeypatch)
+    db.run('CREATE TABLE "t" (k VARCHAR(9), start VARCHAR(9), n BIGINT, total BIGINT, PRIMARY KEY (k, start))')
+    staging = str(tmp_path / "staging")
+    spec = pipeline(tmp_path, None, "update").replace(
+        state=State(output_mode="complete", partitions=2),
+        transform=lambda records: aggregate(records).selectExpr("k", f"{start} AS start", "n", "total"),
+        sinks={"out": JdbcSink(conn_id="db", table="t", staging=staging, mode="upsert", keys=["k", "start"])},
+    )
+    done = 0
+    for number, size in enumerate(CUTS[1]):
+        arrive(tmp_path, number, RECORDS[done : done + size])
+        done += size
+        groups = defaultdict(list)
+        for record in RECORDS[:done]:
+            groups[record["k"], "-" if window is None else f"00:{record['minute'] // 5 * 5:02d}"].append(record["n"])
+        written = run_batch(spec, run_key=f"run {number}").counts["written.out"]
+        assert written == len(groups), "each batch returns all groups"
+        found = sorted(db.run('SELECT k, start, n, total FROM "t"'))
+        assert found == sorted((*key, len(group), sum(group)) for key, group in groups.items())
 
 
 @pytest.mark.spark
@@ -279,6 +335,12 @@ def test_output_mode_that_the_transform_does_not_have_is_refused(
     named = pipeline(tmp_path, None, mode).replace(transform="tests.transforms:NAMED")
     with pytest.raises(InvalidError, match="one of the accepted output modes"):
         named.load_transform()
+
+
+def test_session_windows_are_not_returned_before_they_are_closed() -> None:
+    """A sink with mode="upsert" would keep the rows of sessions that a later record merges, so it would hold their records twice."""
+    sessions = Window(time="t", gap="3 minutes", delay="5 minutes")
+    assert Aggregate(by=["k"], values={"n": m.count()}, window=sessions).output_modes == ("append",)
 
 
 def test_ready_made_transform_of_several_sources_is_refused(tmp_path: Path) -> None:
