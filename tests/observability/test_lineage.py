@@ -12,13 +12,21 @@ from typing import Any
 import jsonschema
 import pytest
 
-from airflow_provider_streamsem import FilesSource, KafkaSource, Limits, MicroBatchOperator, observability
+from airflow_provider_streamsem import (
+    FilesSink,
+    FilesSource,
+    KafkaSource,
+    Limits,
+    MicroBatchOperator,
+    Pipeline,
+    observability,
+)
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.observability import account
 from airflow_provider_streamsem.observability.account import Account
-from airflow_provider_streamsem.observability.lineage import of_account
+from airflow_provider_streamsem.observability.lineage import of_account, of_spec
 from airflow_provider_streamsem.stores.contract import lineage_name
-from airflow_provider_streamsem.telemetry import listening
+from airflow_provider_streamsem.telemetry import Planned, emit, listening, phase
 from tests.observability.openlineage_schema import as_sent, check_event, conforms
 from tests.pipeline_fixture import BeforeOutcome, PipelineFixture
 
@@ -118,6 +126,32 @@ def test_lineage_before_the_run_is_derived_from_the_spec(disk_fixture: PipelineF
     assert before(source=KafkaSource(topics=["a"], conn_id="unknown"), limits=Limits()) == []
     templated = FilesSource(path=str(disk_fixture.root / "{{ ds }}"), format="json", schema="id long")
     assert before(source=templated) == []
+
+
+def test_pipeline_with_several_sources_has_the_inputs_of_each_before_and_after_the_run(tmp_path: Path) -> None:
+    files = FilesSource(path=str(tmp_path / "in"), format="json", schema="id long", hive_partitions=False)
+    topics = KafkaSource(topic_pattern="orders.*", bootstrap_servers="k1")
+    spec = Pipeline(
+        name="several",
+        log=str(tmp_path / "log"),
+        sources={"new": topics, "old": files},
+        sinks={"out": FilesSink(path=str(tmp_path / "out"))},
+        transform=lambda frames: frames["old"],
+    )
+    before = check_event(of_spec(spec))
+    assert [(d["namespace"], d["name"]) for d in before["inputs"]] == [("file", str(tmp_path / "in"))]
+    account_of_run = Account(spec)
+    ranges = {"new/orders-eu-0@id1": (0, 5), "new/orders-eu-1@id1": (0, 5), "old/files": (0, 2)}
+    with listening(account_of_run), phase("run", pipeline="several", run_key="a"):
+        emit(Planned, version=0, ranges=ranges)
+    sent = check_event(of_account(account_of_run))
+    assert [(d["namespace"], d["name"]) for d in sent["inputs"]] == [
+        ("kafka://k1:9092", "orders-eu"),
+        ("file", str(tmp_path / "in")),
+    ]
+    assert [(d["namespace"], d["name"]) for d in sent["outputs"]] == [("file", str(tmp_path / "out"))]
+    (batch,) = sent["run"]["facets"]["streamsem_batches"]["batches"]
+    assert batch["ranges"] == {partition: list(pair) for partition, pair in ranges.items()}
 
 
 def test_lineage_of_a_topic_pattern_has_the_topics_that_were_read() -> None:

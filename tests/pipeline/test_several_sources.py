@@ -28,7 +28,14 @@ from airflow_provider_streamsem import (
 )
 from airflow_provider_streamsem.commitlog.log import open_commit_log
 from airflow_provider_streamsem.connectors.files.pins import FilePin
-from airflow_provider_streamsem.errors import DataError, InvalidError, LogDamagedError, SourceChangedError
+from airflow_provider_streamsem.errors import (
+    DataError,
+    InvalidError,
+    LogDamagedError,
+    RecordsMissingError,
+    SourceChangedError,
+    StageError,
+)
 from airflow_provider_streamsem.pipeline.several_sources import SeveralSources
 from airflow_provider_streamsem.pipeline.spec import from_json, load_pipeline
 from airflow_provider_streamsem.readers.conditions import Retention
@@ -193,6 +200,38 @@ def test_changed_item_is_reported_with_the_name_of_its_source(tmp_path: Path, mo
     with pytest.raises(SourceChangedError) as caught:
         run(tmp_path, "first", transform=change_file_and_union)
     assert caught.value.fields["source"] == "payments"
+
+
+def test_gap_of_one_source_is_recorded_under_its_name_and_the_other_source_is_read(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The deleted file of one source becomes a gap of this source alone. Its later files, and all files of the other source, are read once."""
+
+    def fail(frames: Mapping[str, DataFrame]) -> DataFrame:
+        raise ValueError(frames)
+
+    put(tmp_path, "orders", "0", order(1))
+    put(tmp_path, "payments", "0", payment(1), payment(2))
+    with pytest.raises(StageError):
+        run(tmp_path, "dead", transform=fail)
+    put(tmp_path, "payments", "1", payment(3))
+    (tmp_path / "payments" / "0.json").unlink()
+    with pytest.raises(RecordsMissingError) as caught:
+        run(tmp_path, "strict")
+    assert caught.value.fields["source"] == "payments"
+    result = run_batch(pipeline(tmp_path, on_data_loss="record_gap"), run_key="gap", drain=True)
+    log = open_log(str(tmp_path / "log")).log
+    aborted, recorded = (log.outcome(version)[0] for version in (0, 1))  # type: ignore[index]
+    assert aborted.result == "abort"
+    assert "payments" in aborted.reason
+    assert recorded.gaps == {"payments/files": ((0, 1),)}
+    assert (recorded.counts["gaps"], recorded.counts["read.orders"]) == (1, 1)
+    assert result.ranges == {"orders/files": (0, 1), "payments/files": (0, 2)}
+    assert rows(spark, tmp_path) == [("order", 1), ("payment", 3)]
+    put(tmp_path, "payments", "2", payment(4))
+    run(tmp_path, "next")
+    assert rows(spark, tmp_path) == [("order", 1), ("payment", 3), ("payment", 4)]
+    assert verify(str(tmp_path / "log")).findings == []
 
 
 @pytest.mark.parametrize("format", ["json", "csv", "parquet", "text"])
