@@ -4,6 +4,8 @@ The cost of a batch with state, compared with a Structured Streaming query on Ro
 The first batch has the number of keys of the case. Batches of ``rows`` records follow, with one Parquet file each; nine tenths of their keys are new. Both
 subjects run in one session, in turn, and write Parquet to local disk. The time of the provider is that of the call, including the opening of the log, which
 a drain does once. The time of the peer comes from its progress reports.
+
+The table also has the bytes of the state files that a batch of the provider writes: the median, and the largest, which includes a compaction of RocksDB.
 """
 
 from __future__ import annotations
@@ -56,21 +58,26 @@ TRANSFORMS: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {
 
 def run_provider(
     location: Path, root: Path, transform: Callable[[DataFrame], DataFrame], mode: str
-) -> tuple[list[float], int]:
-    """Return the milliseconds of each batch after the first, and the number of rows written."""
+) -> tuple[list[float], list[int], int]:
+    """Return the milliseconds and the bytes of the new state files of each batch after the first, and the number of rows written."""
     pipeline = Pipeline(
         name="bench", log=str(root / "log"), source=FilesSource(path=str(location), format="parquet", schema=SCHEMA), limits=Limits(max_files=1),
         sinks={"out": FilesSink(str(root / "out"))}, transform=transform, state=State(output_mode=mode, partitions=PARTITIONS),
     )  # fmt: skip
-    times_ms, rows = [], 0
+    times_ms, state_bytes, rows = [], [], 0
+    known: set[Path] = set()
     for n in range(BATCHES + 1):
         began = time.perf_counter()
         result = run_batch(pipeline, run_key=f"run-{n}")
         times_ms.append((time.perf_counter() - began) * 1000)
         assert result.counts["read"] > 0, "each batch must read one file"
         rows += result.counts["written.out"]
+        files = {path for path in (root / "log" / "state").rglob("*") if path.suffix in (".sst", ".zip")}
+        state_bytes.append(sum(path.stat().st_size for path in files - known))
+        known = files
     # A no-data batch closes windows, as the query does at its end.
-    return times_ms[1:], rows + run_batch(pipeline, run_key="last").counts.get("written.out", 0)
+    rows += run_batch(pipeline, run_key="last").counts.get("written.out", 0)
+    return times_ms[1:], state_bytes[1:], rows
 
 
 def run_streaming(
@@ -94,16 +101,17 @@ def run_streaming(
     return [p.durationMs["triggerExecution"] for p in progress[1:]], rows
 
 
-def medians_of(spark: Any, name: str, rows: int, keys: int) -> dict[str, float]:
-    """Return subject → median milliseconds of a batch. Both subjects must write the same number of rows."""
+def measured(spark: Any, name: str, rows: int, keys: int) -> tuple[dict[str, float], list[int]]:
+    """Return subject → median milliseconds of a batch, and the bytes of state of each batch. Both subjects must write the same number of rows."""
     transform, mode = TRANSFORMS[name]
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         make(spark, root / "in", keys, rows)
-        provider_ms, written = run_provider(root / "in", root / "provider", transform, mode)
+        provider_ms, state_bytes, written = run_provider(root / "in", root / "provider", transform, mode)
         streaming_ms, expected = run_streaming(spark, root / "in", root / "streamed", transform, mode)
     assert written == expected > 0, (written, expected)
-    return {"provider": statistics.median(provider_ms), "streaming query": statistics.median(streaming_ms)}
+    medians = {"provider": statistics.median(provider_ms), "streaming query": statistics.median(streaming_ms)}
+    return medians, state_bytes
 
 
 def main() -> None:
@@ -118,7 +126,7 @@ def main() -> None:
         table = []
         for rows in (50_000, 1_000):
             for keys in KEYS:
-                medians = medians_of(spark, name, rows, keys)
+                medians, state_bytes = measured(spark, name, rows, keys)
                 results.record("state", f"{name}, {rows:,} rows, {keys:,} keys", medians)
                 provider_ms, streaming_ms = medians.values()
                 table.append(
@@ -128,10 +136,16 @@ def main() -> None:
                         f"{provider_ms:.0f} ms",
                         f"{streaming_ms:.0f} ms",
                         f"{provider_ms / streaming_ms:.2f}",
+                        f"{statistics.median(state_bytes) / 1e3:.0f} kB",
+                        f"{max(state_bytes) / 1e3:.0f} kB",
                     ]
                 )
                 print(name, table[-1], flush=True)
-        show(name, ["rows", "keys", "provider", "streaming query", "provider / query"], table)
+        show(
+            name,
+            ["rows", "keys", "provider", "streaming query", "provider / query", "state of a batch", "largest"],
+            table,
+        )
     spark.stop()
 
 

@@ -41,7 +41,7 @@ def test_batch_with_state_costs_the_log_requests_of_one_without_and_two_reads_fo
                     with pytest.raises(Crash):
                         counted(root, f"run {number}", state)
             sent[has_state].append(counted(root, f"run {number}", state))
-    read = ("get", "state")
+    read = ("read", "state")
     first, next_one, adopted = sent[True]
     assert [batch.count(read) for batch in (first, next_one, adopted)] == [7, 14, 14]
     for with_state, without in zip(sent[True], sent[False], strict=True):
