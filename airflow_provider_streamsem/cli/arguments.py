@@ -255,6 +255,12 @@ COMMANDS = (
             _ORIGINAL,
             _argument("--at", type=int, metavar="N", help="the version; -1: the beginning (default: the newest)"),
             _argument("--until", metavar="TIME", help="the newest version that was closed at or before this time"),
+            _argument(
+                "--from",
+                metavar="TIME",
+                dest="from_time",
+                help="replay the source from this time: start without state at the first records with this time or a later one",
+            ),
         ),
         builds="the source and the sinks",
     ),

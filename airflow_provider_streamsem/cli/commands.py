@@ -564,8 +564,11 @@ def move_log(args: argparse.Namespace) -> CommandResult:
 def fork(args: argparse.Namespace) -> CommandResult:
     """Create the log of a fork (``streamsem fork``)."""
     until_ms = None if args.until is None else time_ms("--until", args.until)
-    created = fork_(args.pipeline, _url(args.original), version=args.at, until_ms=until_ms)
+    from_ms = None if args.from_time is None else time_ms("--from", args.from_time)
+    created = fork_(args.pipeline, _url(args.original), version=args.at, until_ms=until_ms, from_ms=from_ms)
     position = "at the initial offsets" if created.version < 0 else f"after version {created.version}"
+    if created.from_ms is not None:
+        position = f"at the records from {utc(created.from_ms)} UTC on"
     action = f"created {created.log}" if created.is_new else f"{created.log} exists already"
     lines = [
         f"{action}, which starts {position} of {created.forked_from}: {created.copied} objects copied",

@@ -1,4 +1,6 @@
-"""Finds versions by the time at which they were closed. The clocks of the processes are assumed to agree."""
+"""
+Finds versions by the time at which they were closed, and leaves out those that were rolled back. The clocks of the processes are assumed to agree.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,24 @@ def first_closed_after(log: CommitLog, decided_ms: int, begin: int, end: int) ->
 
 def newest_closed_until(log: CommitLog, until_ms: int) -> int:
     """
-    Return the newest version that was closed at or before a time.
+    Return the newest version that was closed at or before a time and was not rolled back.
 
     :param until_ms: the time, in milliseconds since the epoch
-    :raises InvalidError: no version was closed by this time
+    :raises InvalidError: there is no such version
     """
     closed = log.confirm_head(log.find_head()).closed  # the listing may lag
-    version = first_closed_after(log, until_ms, 0, closed + 1) - 1
+    last = first_closed_after(log, until_ms, 0, closed + 1) - 1
+    version = max((min(last, kept.stop - 1) for kept in kept_versions(log, closed) if kept.start <= last), default=-1)
     if version < 0:
         raise InvalidError(
-            "no version was closed by this time; nothing was written", log=log.store.url, until_ms=until_ms
+            "no version was closed by this time, except those that were rolled back; nothing was written",
+            log=log.store.url,
+            until_ms=until_ms,
         ).advising("give a later time. A fork may also start at version -1, the initial offsets.")
     return version
+
+
+def kept_versions(log: CommitLog, closed: int) -> list[range]:
+    """Return the versions up to ``closed`` that no rollback has removed, as ranges in ascending order."""
+    newest = log.outcome(closed) if closed >= 0 else None
+    return [] if newest is None else log.lineage(newest[0])

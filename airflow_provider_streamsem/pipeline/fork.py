@@ -1,7 +1,7 @@
 """
-Creates the log of a fork: a pipeline that starts at a version of another pipeline, at its offsets and with its state.
+Creates the log of a fork: a pipeline that starts at a version of another pipeline, at its offsets and with its state, or at a time of its source.
 
-A fork replays the source from that version with other code, into its own datasets. The original pipeline continues, and shares nothing with the fork.
+A fork replays the source from there with other code, into its own datasets. The original pipeline continues, and shares nothing with the fork.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from airflow_provider_streamsem import dedup, extras, state_files, telemetry
+from airflow_provider_streamsem.arguments import integer
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.contract import Consuming
+from airflow_provider_streamsem.connectors.times import offsets_for_time
 from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError
-from airflow_provider_streamsem.pipeline.closing_times import newest_closed_until
+from airflow_provider_streamsem.pipeline.closing_times import kept_versions, newest_closed_until
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import check_fork, create_log, forked_config
 from airflow_provider_streamsem.pipeline.spec import Pipeline
@@ -21,6 +23,7 @@ from airflow_provider_streamsem.protocol.codec import canonical, sha256
 from airflow_provider_streamsem.protocol.entries import Fork, Json, PipelineRecord
 from airflow_provider_streamsem.protocol.offsets import Offsets, advance
 from airflow_provider_streamsem.protocol.specs import stored_spec
+from airflow_provider_streamsem.protocol.view import in_lineage
 from airflow_provider_streamsem.state import OperatorState, operator_state
 from airflow_provider_streamsem.stores.contract import normalised, overlap
 
@@ -34,7 +37,8 @@ class Forked:
 
     :param log: URL of the fork's log
     :param forked_from: URL of the log of the original pipeline
-    :param version: the version after which the fork starts; -1: at the initial offsets
+    :param version: the version after which the fork starts; -1: at the initial offsets, or at a time of the source
+    :param from_ms: the time of the source at which the fork starts, in milliseconds since the epoch; ``None``: it starts after ``version``
     :param offsets: partition → the first offset that the fork reads
     :param copied: number of objects that this call copied
     :param is_new: whether this call created the log. ``False``: the fork existed already
@@ -43,6 +47,7 @@ class Forked:
     log: str
     forked_from: str
     version: int
+    from_ms: int | None
     offsets: Offsets
     copied: int
     is_new: bool
@@ -55,48 +60,69 @@ def fork(
     *,
     version: int | None = None,
     until_ms: int | None = None,
+    from_ms: int | None = None,
     log: CommitLog | None = None,
 ) -> Forked:
     """
-    Create the log of a pipeline that continues another pipeline after a version.
+    Create the log of a pipeline that continues another pipeline after a version, or replays its source from a time.
 
     The first batch of the fork starts at the offsets after the version, with the deduplication state and the operators' state of the version. The function
     copies this state, and the discoveries of a files source, to the fork's log. It creates ``pipeline.json`` last, so a call that ends early leaves no log, and
     can be repeated.
 
+    With ``from_ms``, the first batch starts without state at the offsets that the source has for this time. The fork reads every record that the source still
+    has and whose time is at or after ``from_ms``.
+
     :param pipeline: the fork. Its log and datasets must be new. Its source must be that of the original. If the version has state, its dedup keys and its
         output mode must be those of the original, too
     :param original: URL of the log of the original pipeline, or the open log
-    :param version: a closed version; -1: start at the initial offsets, without state; default: the newest closed version
-    :param until_ms: instead of a version: the newest version that was closed at or before this time, in milliseconds since the epoch
+    :param version: a closed version that was not rolled back; -1: start at the initial offsets, without state; default: the newest closed version
+    :param until_ms: instead of a version: the newest version that was closed at or before this time, in milliseconds since the epoch, and was not rolled back
+    :param from_ms: instead of a version: start without state at the first records of this time, in milliseconds since the epoch. Of each partition, this is the
+        earliest offset whose record has this time or a later one, or the end offset if there is no such record yet
     :param log: default: the log at ``pipeline.log``
-    :raises InvalidError: there is no such log or version, the source removes records when it reads, or the state has absolute paths
+    :raises InvalidError: there is no such log or version, the version was rolled back, the source removes records when it reads, the state has absolute paths,
+        or the source cannot find the offsets of a time
     :raises ConflictError: the fork's source, dedup keys or output mode differ, or its log exists
     :raises DataError: files of the state were deleted, for example by vacuum
+    :raises UnavailableError: the source gave no clear answer. Nothing was written
     """
+    _check_start(version, until_ms, from_ms)
     old = open_commit_log(original) if isinstance(original, str) else original
     new = log or open_commit_log(pipeline.log)
     extras.check(pipeline.extras, pipeline=pipeline.name)
     _check_locations(old, new)
     record, existing = old.read_pipeline(), new.read_pipeline()
-    requested = version if until_ms is None or record is None else _version(old, version, until_ms)
+    requested = version if until_ms is None or record is None else newest_closed_until(old, until_ms)
     if existing is not None:
-        return _existing_fork(existing, record, requested, pipeline)
+        return _existing_fork(existing, record, requested, from_ms, pipeline)
     if record is None:
         summary = "there is no log at this location: no run of a pipeline has created it yet, or the location is wrong"
         raise InvalidError(summary, log=old.store.url).advising("run the original once, or correct the location.")
-    at = _version(old, requested, None)
-    position = _fork_position(old, record, pipeline, at)
+    at = -1 if from_ms is not None else _version(old, requested)
+    position = _fork_position(old, record, pipeline, at, from_ms)
     _warn_of_expired_ids(pipeline, position.state, new.clock.now_ms())
     _check_datasets(pipeline)
     copied = sum(_copy(old, new, key, copy) for key, copy in _objects(old, new, pipeline, position))
     _check_state(old, new, position)
     created = create_log(pipeline, new, fork=position)
     if created.fork is None or created.fork != position:
-        return _existing_fork(created, record, requested, pipeline)
-    return Forked(
-        log=new.store.url, forked_from=position.log, version=at, offsets=position.offsets, copied=copied, is_new=True
-    )
+        return _existing_fork(created, record, requested, from_ms, pipeline)
+    return _result(position, new.store.url, copied=copied, is_new=True)
+
+
+def _check_start(version: int | None, until_ms: int | None, from_ms: int | None) -> None:
+    """
+    Check the arguments that say where the fork starts.
+
+    :raises InvalidError: more than one is given, or the time of the source is before 1970
+    """
+    given = {"version": version, "until_ms": until_ms, "from_ms": from_ms}
+    named = {name: value for name, value in given.items() if value is not None}
+    if len(named) > 1:
+        raise InvalidError("at most one of a version, a closing time and a time of the source may be given", **named)
+    if from_ms is not None:
+        integer("from_ms", from_ms, least=0)
 
 
 def _check_locations(old: CommitLog, new: CommitLog) -> None:
@@ -118,16 +144,12 @@ def _warn_of_expired_ids(pipeline: Pipeline, state: Json, now_ms: int) -> None:
         logger.warning(message)
 
 
-def _version(old: CommitLog, version: int | None, until_ms: int | None) -> int:
+def _version(old: CommitLog, version: int | None) -> int:
     """
     Return the version after which the fork starts.
 
-    :raises InvalidError: there is no such version, or both arguments are given
+    :raises InvalidError: there is no such version, or it was rolled back
     """
-    if version is not None and until_ms is not None:
-        raise InvalidError("at most one of a version and a time may be given", version=version, until_ms=until_ms)
-    if until_ms is not None:
-        return newest_closed_until(old, until_ms)
     closed = old.find_head().closed
     at = closed if version is None else version
     if not -1 <= at <= closed:
@@ -135,14 +157,26 @@ def _version(old: CommitLog, version: int | None, until_ms: int | None) -> int:
         raise InvalidError(summary, log=old.store.url, given=version, newest_closed=closed).advising(
             "give a version from 0 to the newest closed one, or -1 to start at the initial offsets."
         )
+    kept = kept_versions(old, closed)
+    if at >= 0 and not in_lineage(at, kept):
+        before = max(versions.stop - 1 for versions in kept if versions.start < at)
+        summary = (
+            "the version was rolled back, so its records are not those of the pipeline's history; nothing was written"
+        )
+        raise InvalidError(summary, log=old.store.url, given=version, newest_kept_before=before).advising(
+            "give a version that was not rolled back, such as `newest_kept_before`."
+        )
     return at
 
 
-def _fork_position(old: CommitLog, record: PipelineRecord, pipeline: Pipeline, version: int) -> Fork:
+def _fork_position(
+    old: CommitLog, record: PipelineRecord, pipeline: Pipeline, version: int, from_ms: int | None
+) -> Fork:
     """
     Return the position of the fork.
 
-    :raises InvalidError: no version was ever planned, or the state has absolute paths
+    :param from_ms: the time of the source at which the fork starts; ``None``: it starts after ``version``
+    :raises InvalidError: no version was ever planned, the state has absolute paths, or the source cannot find the offsets of a time
     :raises ConflictError: the fork cannot continue from the version
     """
     consuming = sorted(name for name, source in pipeline.source_parts.items() if isinstance(source, Consuming))
@@ -152,9 +186,8 @@ def _fork_position(old: CommitLog, record: PipelineRecord, pipeline: Pipeline, v
     first = old.plan(0)
     if first is None:
         raise InvalidError("the log has no version, so nothing can be forked; nothing was written", log=old.store.url)
-    start: Offsets = first[0].initial_offsets or {}
     outcome = old.outcome(version) if version >= 0 else None
-    state = record.initial_state if outcome is None else outcome[0].state
+    state = None if from_ms is not None else record.initial_state if outcome is None else outcome[0].state
     before = forked_config(stored_spec(old.read_spec(first[0].spec))["immutable_config"], state)
     config = forked_config(pipeline.immutable_config(), state)
     _check_config(before, config, pipeline)
@@ -168,14 +201,22 @@ def _fork_position(old: CommitLog, record: PipelineRecord, pipeline: Pipeline, v
         raise InvalidError(summary, log=old.store.url, version=version, operators=paths).advising(
             "fork at version -1, which starts without state."
         )
+    offsets: Offsets = first[0].initial_offsets or {}
+    hint = None if record.fork is None else record.fork.hint
+    if from_ms is not None:
+        section = old.of_source(pipeline.source.immutable_config())
+        offsets, hint = offsets_for_time(pipeline.source, section, from_ms), None
+    elif outcome is not None:
+        offsets, hint = advance(offsets, outcome[0].next), outcome[0].hint
     return Fork(
         log=old.store.url,
         pipeline_uuid=record.pipeline_uuid,
         version=version,
         config=sha256(canonical(config)),
-        offsets=start if outcome is None else advance(start, outcome[0].next),
+        offsets=offsets,
         state=state,
-        hint=(None if record.fork is None else record.fork.hint) if outcome is None else outcome[0].hint,
+        hint=hint,
+        from_ms=from_ms,
     )
 
 
@@ -256,13 +297,18 @@ def _check_state(old: CommitLog, new: CommitLog, position: Fork) -> None:
 
 
 def _existing_fork(
-    record: PipelineRecord, original: PipelineRecord | None, version: int | None, pipeline: Pipeline
+    record: PipelineRecord,
+    original: PipelineRecord | None,
+    version: int | None,
+    from_ms: int | None,
+    pipeline: Pipeline,
 ) -> Forked:
     """
     Return the fork that exists already.
 
     :param original: the original's ``pipeline.json``; ``None`` if its log was deleted since
     :param version: the version that the caller named, or ``None``
+    :param from_ms: the time of the source that the caller named, or ``None``
     :raises ConflictError: the log is not this fork
     """
     existing = record.fork
@@ -271,19 +317,25 @@ def _existing_fork(
         raise ConflictError(summary, log=pipeline.log, pipeline=record.name).advising("give the fork another log.")
     check_fork(pipeline, existing)
     is_same = original is None or existing.pipeline_uuid == original.pipeline_uuid
-    if not is_same or version not in (None, existing.version):
+    if not is_same or version not in (None, existing.version) or from_ms != existing.from_ms:
         raise ConflictError(
-            "the fork's log exists already, and was forked from another log or at another version; nothing was written",
+            "the fork's log exists already, and was forked from another log, version or time; nothing was written",
             log=pipeline.log,
             forked_from=existing.log,
             forked_at=existing.version,
-            given=version,
+            from_ms=existing.from_ms,
+            given=version if from_ms is None else from_ms,
         ).advising("give the fork another log. If no run has used this one, you may delete it and fork again.")
+    return _result(existing, pipeline.log, copied=0, is_new=False)
+
+
+def _result(position: Fork, log: str, *, copied: int, is_new: bool) -> Forked:
     return Forked(
-        log=pipeline.log,
-        forked_from=existing.log,
-        version=existing.version,
-        offsets=existing.offsets,
-        copied=0,
-        is_new=False,
+        log=log,
+        forked_from=position.log,
+        version=position.version,
+        from_ms=position.from_ms,
+        offsets=position.offsets,
+        copied=copied,
+        is_new=is_new,
     )

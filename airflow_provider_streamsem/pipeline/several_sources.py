@@ -26,6 +26,7 @@ from airflow_provider_streamsem.connectors.contract import (
     Warns,
 )
 from airflow_provider_streamsem.connectors.counting import count, counted
+from airflow_provider_streamsem.connectors.times import offsets_for_time
 from airflow_provider_streamsem.connectors.upstreams import Repinning
 from airflow_provider_streamsem.delivery import weaker
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, StreamsemError
@@ -128,6 +129,14 @@ class SeveralSources:
     def initial_offsets(self) -> Offsets:
         """Return the initial offsets of all sources."""
         return _prefixed({name: source.initial_offsets() for name, source in self.parts.items()})
+
+    def offsets_for_time_in(self, log: CommitLog, at_ms: int) -> Offsets:
+        """Return the offsets of all sources for a time; an error names the source."""
+        found: dict[str, Offsets] = {}
+        for name, source in self.parts.items():
+            with _naming(name):
+                found[name] = offsets_for_time(source, log.under(f"{name}{_SEPARATOR}"), at_ms)
+        return _prefixed(found)
 
     def open(self, log: CommitLog, hint: Json) -> SeveralPlanner:
         """Open each source with its own key prefix in the log."""

@@ -36,6 +36,8 @@ class Fork:
 
     ``log`` is the URL of that pipeline's log, which no reader follows. ``offsets`` are the offsets at which version 0 starts, and ``state`` is the state before
     it. ``hint`` is the source's hint at that version. ``config`` is the sha256 of the immutable fields on which both depend.
+
+    A fork from a time of the source (``from_ms``, milliseconds UTC) has the version -1, the offsets of this time, and neither state nor hint.
     """
 
     log: str
@@ -45,6 +47,7 @@ class Fork:
     offsets: Offsets
     state: Json = None
     hint: Json = field(default=None, metadata=SPARSE)
+    from_ms: int | None = field(default=None, metadata=SPARSE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

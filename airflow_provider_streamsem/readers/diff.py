@@ -76,6 +76,11 @@ def opened(fork: str | CommittedLog, original: str | CommittedLog) -> tuple[Comm
         summary = "the fork was made from another log"
         logs = {"fork": fork_log.log.store.url, "original": original_log.log.store.url, "forked_from": forked_at.log}
         raise InvalidError(summary, **logs).advising("name the log from which the fork was made.")
+    if forked_at.from_ms is not None:
+        summary = "the fork starts at a time of the source, not at a version of the original, so the two have not read the same records"
+        raise InvalidError(summary, log=fork_log.log.store.url, from_ms=forked_at.from_ms).advising(
+            "compare a fork that starts at a version (--at or --until)."
+        )
     if fork_log.head < 0:
         summary = "the fork has no closed version, so it has no rows to compare"
         raise InvalidError(summary, log=fork_log.log.store.url).advising("run the fork first.")

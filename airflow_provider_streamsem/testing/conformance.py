@@ -45,13 +45,14 @@ from airflow_provider_streamsem.connectors.contract import Planner, Source, Sour
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
 from airflow_provider_streamsem.connectors.files.source import FilesSource
 from airflow_provider_streamsem.connectors.lookup import Lookup
+from airflow_provider_streamsem.connectors.times import offsets_for_time
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, RecordsMissingError, SourceChangedError
 from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.pipeline import spec
 from airflow_provider_streamsem.pipeline.run import run_batch
 from airflow_provider_streamsem.protocol.codec import canonical, plain
 from airflow_provider_streamsem.protocol.entries import Json
-from airflow_provider_streamsem.protocol.offsets import Offsets, advance, ends, position
+from airflow_provider_streamsem.protocol.offsets import Offsets, advance, ends, position, reached
 from airflow_provider_streamsem.readers.files import open_log
 from airflow_provider_streamsem.stores.contract import Store, open_store
 from airflow_provider_streamsem.stores.memory import MemoryStore
@@ -330,18 +331,37 @@ class SourceContract:
         assert _ids(system, empty) == []
 
     def test_offsets_for_a_time_are_those_of_the_records_that_arrived_later(self, system: SourceSystem) -> None:
-        find = getattr(system.source, "offsets_for_time", None)
-        if find is None:
-            return
         system.add(range(3))
-        planner = _Progress(system).planner
+        progress = _Progress(system)
+        planner = progress.planner
         end = planner.poll(None).offsets
         try:
-            later = find(system.clock.now_ms() + 1)
+            later = offsets_for_time(system.source, progress.log, system.clock.now_ms() + 1)
         except InvalidError:  # this source has no times
             return
-        assert {partition: position(later, partition) for partition in end} == dict(end)
-        assert planner.lag(find(0), None) == planner.lag(system.source.initial_offsets(), None)
+        assert reached(later, end)
+        assert planner.lag(later, None) == 0
+        earliest = offsets_for_time(system.source, progress.log, 0)
+        assert planner.lag(earliest, None) == planner.lag(system.source.initial_offsets(), None)
+
+    def test_every_record_since_a_time_is_read_from_the_offsets_of_this_time(
+        self, system: SourceSystem, streamsem_spark: SparkSession
+    ) -> None:
+        system.add(range(3))
+        progress = _Progress(system)
+        assert [*progress.slices(Limits())]
+        system.add(range(3, 6))
+        progress.planner.poll(progress.hint)
+        arrived_ms = progress.planner.minimum_clock(progress.offsets)
+        assert arrived_ms is not None
+        try:
+            progress.offsets = offsets_for_time(system.source, progress.log, arrived_ms)
+        except InvalidError:  # this source has no times
+            return
+        progress.hint = None
+        read = [id for planned in progress.slices(Limits()) for id in _read(system, streamsem_spark, planned.pins)]
+        assert {3, 4, 5} <= {*read}
+        assert len(read) == len({*read})
 
     def test_secrets_are_in_no_stored_value(self, system: SourceSystem) -> None:
         system.add(range(3))
@@ -516,7 +536,8 @@ class _Progress:
 
     def __init__(self, system: SourceSystem) -> None:
         self.source = system.source
-        self.planner: Planner = system.source.open(CommitLog(MemoryStore(), system.clock), None)
+        self.log = CommitLog(MemoryStore(), system.clock)
+        self.planner: Planner = system.source.open(self.log, None)
         self.offsets: Offsets = system.source.initial_offsets()
         self.hint: Json = None
 

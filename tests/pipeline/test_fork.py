@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections import Counter
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,17 +20,30 @@ from airflow_provider_streamsem import (
     KafkaSource,
     Limits,
     Pipeline,
+    RateSource,
     fork,
     reprocess,
+    rollback,
     verify,
 )
+from airflow_provider_streamsem.cli.main import main
 from airflow_provider_streamsem.commitlog import log as log_module
 from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.connectors.contract import Source
 from airflow_provider_streamsem.connectors.queue.source import QueueSource
 from airflow_provider_streamsem.connectors.sqs.client import SqsQueue
-from airflow_provider_streamsem.errors import ConflictError, InvalidError, NewerFormatError, StreamsemError
+from airflow_provider_streamsem.connectors.times import offsets_for_time
+from airflow_provider_streamsem.errors import (
+    ConflictError,
+    InvalidError,
+    NewerFormatError,
+    StreamsemError,
+    UnavailableError,
+)
+from airflow_provider_streamsem.pipeline import closing_times
 from airflow_provider_streamsem.pipeline.abort import abort
 from airflow_provider_streamsem.pipeline.run import run_batch
+from airflow_provider_streamsem.pipeline.several_sources import SeveralSources
 from airflow_provider_streamsem.pipeline.vacuum import vacuum
 from airflow_provider_streamsem.readers.conditions import BatchCommitted
 from airflow_provider_streamsem.readers.files import open_log
@@ -73,9 +88,17 @@ class ForkFixture:
     def log(self, store: Store | None = None) -> CommitLog:
         return self.original.log(store or self.store)
 
-    def fork(self, version: int | None = None, *, store: Store | None = None, **changes: Any) -> Any:
-        log = self.log(store)
-        return fork(self.pipeline(**changes), self.original.log(), version=version, log=log)
+    def fork(
+        self,
+        version: int | None = None,
+        *,
+        from_ms: int | None = None,
+        until_ms: int | None = None,
+        store: Store | None = None,
+        **changes: Any,
+    ) -> Any:
+        log, original = self.log(store), self.original.log()
+        return fork(self.pipeline(**changes), original, version=version, until_ms=until_ms, from_ms=from_ms, log=log)
 
     def run(self, key: str = "run", **changes: Any) -> Any:
         return run_batch(self.pipeline(**changes), run_key=key, drain=True, log=self.log(), engine=RowsEngine())
@@ -118,6 +141,142 @@ def test_fork_at_a_time_starts_after_the_newest_version_closed_before_it(tmp_pat
     assert fork(pipeline, log, until_ms=at, log=forking.log(other)).version >= 1
     with pytest.raises(InvalidError, match="at most one"):
         fork(pipeline, log, until_ms=at, version=1, log=forking.log(other))
+
+
+RATE = RateSource(rows_per_second=10, start="2023-11-14T22:13:20+00:00")
+FIRST_MS = 1_700_000_000_000
+"""Modification time of the first file. Each later file is one millisecond younger."""
+
+
+@pytest.mark.parametrize(("from_ms", "first"), [(0, 0), (FIRST_MS, 0), (FIRST_MS + 3, 3), (FIRST_MS + 4, 4), (FIRST_MS + 5, 5)])  # fmt: skip
+def test_G8_fork_from_a_time_reads_each_record_with_this_time_or_a_later_one(
+    tmp_path: Path, from_ms: int, first: int
+) -> None:
+    forking = ForkFixture(tmp_path)
+    forking.original.arrive(1)  # the original has not discovered this file
+    done = forking.fork(from_ms=from_ms)
+    assert (done.version, done.from_ms, done.offsets, done.is_new) == (-1, from_ms, {"files": first}, True)
+    forking.original.arrive(1)
+    forking.run()
+    assert forking.ids() == rows(first, 7)
+    assert verify(open_log(forking.log(), pipeline=forking.pipeline())).findings == []
+    forking.run_original("later")
+    forking.original.check()
+
+
+def test_fork_from_a_time_has_no_state_and_reads_older_files_that_were_discovered_later(tmp_path: Path) -> None:
+    forking = ForkFixture(tmp_path, dedup=Dedup(keys=["id"], rows=10**6))
+    late = tmp_path / "in" / "late.json"
+    late.write_text('{"id": 0}\n{"id": 99}\n')
+    os.utime(late, ns=(0, 0))
+    forking.run_original("later")
+    forking.fork(from_ms=FIRST_MS + 4, dedup=Dedup(keys=["id"], rows=10))
+    forking.run(dedup=Dedup(keys=["id"], rows=10))
+    assert forking.ids() == rows(4, 5) + Counter([0, 99])
+
+
+def test_fork_from_a_time_that_dies_at_any_request_reads_each_record_of_this_time(tmp_path: Path) -> None:
+    """Between the tries the source grows, so a repeated call finds another end offset."""
+    for fault in (Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.LOST_REPLY, Fault.APPLIED_LATE):
+        for from_ms in (FIRST_MS + 3, FIRST_MS + 60):
+            for at in count():
+                forking = ForkFixture(tmp_path / fault.name / f"{from_ms}-{at}")
+                store = FaultyStore(forking.store, at, fault)
+                with suppress(Crash):
+                    forking.fork(from_ms=from_ms, store=store)
+                existing = forking.log().read_pipeline()
+                forking.original.arrive(2)
+                forking.run_original("between")
+                done = forking.fork(from_ms=from_ms)
+                first = 3 if from_ms == FIRST_MS + 3 else 5 if existing is not None else 7
+                assert (done.offsets, done.is_new) == ({"files": first}, existing is None)
+                forking.original.arrive(1)
+                forking.run()
+                assert forking.ids() == rows(first, 8)
+                if not store.reached:
+                    assert at >= 4
+                    break
+
+
+def test_fork_from_a_time_and_a_fork_at_a_version_are_different_forks(tmp_path: Path) -> None:
+    forking = ForkFixture(tmp_path)
+    forking.fork(from_ms=FIRST_MS)
+    assert not forking.fork(from_ms=FIRST_MS).is_new
+    others: list[dict[str, int]] = [{}, {"version": -1}, {"from_ms": FIRST_MS + 1}, {"until_ms": 2 * FIRST_MS}]
+    for other in others:
+        with pytest.raises(ConflictError, match="was forked from another log, version or time"):
+            forking.fork(**other)
+    for both in ({"version": 1}, {"until_ms": 2 * FIRST_MS}):
+        with pytest.raises(InvalidError, match="at most one"):
+            forking.fork(from_ms=FIRST_MS, **both)
+    with pytest.raises(InvalidError, match="from_ms must be an integer of 0 or more"):
+        forking.fork(from_ms=-1)
+
+
+def test_fork_from_a_time_is_refused_if_the_source_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forking = ForkFixture(tmp_path)
+
+    def refuse(*arguments: Any) -> Any:
+        raise UnavailableError("no answer")
+
+    monkeypatch.setattr(FilesSource, "offsets_for_time_in", refuse)
+    with pytest.raises(UnavailableError, match="no answer"):
+        forking.fork(from_ms=FIRST_MS)
+    assert list(forking.store.list("")) == []
+    unable: Source = SimpleNamespace()  # type: ignore[assignment]
+    with pytest.raises(InvalidError, match="cannot find the offsets of a time"):
+        offsets_for_time(unable, forking.log(), FIRST_MS)
+    several = SeveralSources({"orders": RATE, "other": unable})
+    with pytest.raises(InvalidError, match="cannot find the offsets of a time") as raised:
+        offsets_for_time(several, forking.log(), FIRST_MS)
+    assert raised.value.fields["source"] == "other"
+
+
+def test_fork_command_starts_at_the_records_of_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    forking = ForkFixture(tmp_path, dedup=Dedup(keys=["id"], rows=10**6))
+    (tmp_path / "fork.toml").write_text(f"""
+name = "fork"
+log = "{tmp_path}/fork-log"
+source = {{type = "files", path = "{tmp_path}/in", format = "json", schema = "id long"}}
+sinks.out = {{type = "files", path = "{tmp_path}/forked", format = "json"}}
+""")
+    command = ["fork", str(tmp_path / "fork.toml"), str(tmp_path / "log"), "--from"]
+    assert main([*command, "2023-11-14T22:13:20.002Z"]) == 0
+    assert "starts at the records from 2023-11-14 22:13:20 UTC on" in capsys.readouterr().out
+    assert forking.log().read_pipeline().fork.offsets == {"files": 2}  # type: ignore[union-attr]
+    assert main([*command, "2023-11-14T22:13:20"]) == 2
+
+
+def test_fork_of_several_sources_from_a_time_starts_each_at_this_time(tmp_path: Path) -> None:
+    forking = ForkFixture(tmp_path)
+    source = SeveralSources({"orders": RATE, "files": forking.original.pipeline().source})
+    log = forking.log()
+    source.open(log, None).poll(None)
+    assert offsets_for_time(source, log, FIRST_MS + 2_000) == {"orders/rate": 20, "files/files": 5}
+    assert offsets_for_time(source, log, FIRST_MS + 1) == {"orders/rate": 1, "files/files": 1}
+
+
+def test_fork_never_starts_at_a_version_that_was_rolled_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forking = ForkFixture(tmp_path)
+    original = forking.original
+    original.arrive(1)
+    forking.run_original("more")
+    rollback(original.pipeline(), 1, log=original.log())
+    for version in (2, 3):
+        with pytest.raises(InvalidError, match="was rolled back") as raised:
+            forking.fork(version)
+        assert raised.value.fields["newest_kept_before"] == 1
+    monkeypatch.setattr(closing_times, "first_closed_after", lambda log, until_ms, begin, end: until_ms + 1)
+    for until, chosen in ((0, 0), (1, 1), (2, 1), (3, 1), (4, 4)):
+        other = new_memory_store()
+        done = fork(forking.pipeline(log=other.url), original.log(), until_ms=until, log=forking.log(other))
+        assert (done.version, done.offsets) == (chosen, {"files": 2 if chosen == 0 else 4})
+    assert list(forking.store.list("")) == []
+    assert forking.fork(4).offsets == {"files": 4}
+    forking.run()
+    assert forking.ids() == rows(4, 6)
 
 
 def test_fork_that_dies_at_any_request_leaves_no_log_or_a_complete_fork(tmp_path: Path) -> None:
@@ -310,7 +469,7 @@ def test_invalid_fork_is_refused_and_writes_nothing(
 def test_existing_log_cannot_be_forked_over_and_a_fork_keeps_its_source(tmp_path: Path) -> None:
     forking = ForkFixture(tmp_path)
     forking.fork(1)
-    with pytest.raises(ConflictError, match="was forked from another log or at another version"):
+    with pytest.raises(ConflictError, match="was forked from another log, version or time"):
         forking.fork(0)
     with pytest.raises(ConflictError, match="forked with another source"):
         forking.run(source=FilesSource(path=str(tmp_path / "elsewhere"), format="json", schema="id long"))

@@ -14,6 +14,7 @@ from airflow_provider_streamsem.testing.stores import CountingStore
 from tests.pipeline.test_run import requests
 from tests.state.test_operators import arrive, keyed, outcome, pipeline
 
+
 class Crash(Exception):
     """The process died."""
 

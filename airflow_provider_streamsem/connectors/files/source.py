@@ -159,6 +159,18 @@ class FilesSource(SourceDefaults):
         """Return the first ordinal, 0."""
         return {PARTITION: 0}
 
+    def offsets_for_time_in(self, log: CommitLog, at_ms: int) -> Offsets:
+        """
+        Return the first ordinal whose file has a modification time at or after ``at_ms`` (milliseconds UTC), or the next ordinal if there is none.
+
+        Files without an ordinal get later ones, so they are at or above the result.
+        """
+        ledger = Ledger(log)
+        newest = ledger.newest()
+        end = 0 if newest is None else newest.end
+        younger = (at for at, file in enumerate(ledger.files(0, end)) if file.mtime_ns >= at_ms * 1_000_000)
+        return {PARTITION: next(younger, end)}
+
     def open(self, log: CommitLog, hint: Json) -> FilesPlanner:
         """Bind the source to a log."""
         return FilesPlanner(self, log, hint)

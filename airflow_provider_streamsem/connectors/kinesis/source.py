@@ -177,9 +177,15 @@ class KinesisSource:
         return with_times(listing, offsets, now_ms=now_ms)
 
     def offsets_for_time(self, at_ms: int) -> Offsets:
-        """Return partition → the first record that arrived at or after ``at_ms`` (milliseconds UTC), or the end of the shard if there is none."""
+        """
+        Return partition → the first record that arrived at or after ``at_ms`` (milliseconds UTC), or the end of the shard if there is none.
+
+        The end of a shard without records is the current time, as in :meth:`initial_offsets`.
+        """
+        now_ms = SYSTEM_CLOCK.now_ms()
         stream = self.requests()
-        return offsets_since(stream, stream.listing(), at_ms, now_ms=SYSTEM_CLOCK.now_ms())
+        listing = stream.listing()
+        return with_times(listing, offsets_since(stream, listing, at_ms, now_ms=now_ms), now_ms=now_ms)
 
     def count(self, ranges: Ranges) -> int:
         """Return the number of shards with a range, because sequence numbers are not consecutive."""
