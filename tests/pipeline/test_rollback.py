@@ -119,10 +119,18 @@ def test_rollback_to_a_time_without_a_visible_version_is_refused(tmp_path: Path)
     for given in ({}, {"to": 0, "until_ms": 1}):
         with pytest.raises(InvalidError, match="exactly one of a version and a time"):
             rollback(fixture.pipeline(), log=fixture.log(), **given)
+    assert fixture.opened().head == 2
+
+
+def test_rollback_to_a_time_skips_versions_that_were_rolled_back(tmp_path: Path) -> None:
+    fixture = closed_at(tmp_path, 10, 20, 30)
     roll_back(fixture, 0)
-    with pytest.raises(InvalidError, match="was rolled back itself"):
-        rollback(fixture.pipeline(), until_ms=25 * 60_000, log=fixture.log())
-    assert fixture.opened().head == 3
+    result = rollback(fixture.pipeline(), until_ms=25 * 60_000, log=fixture.log())
+    assert (result.version, result.to) == (None, 0), "the pipeline is at this version already"
+    fixture.run("next", drain=True)
+    assert rollback(fixture.pipeline(), until_ms=25 * 60_000, log=fixture.log()).to == 0
+    fixture.run("after", drain=True)
+    fixture.check()
 
 
 def test_rollback_to_a_time_finds_the_newest_version_although_the_listing_lags(tmp_path: Path) -> None:
