@@ -32,9 +32,9 @@ class State:
     Settings of a transform that keeps state across batches.
 
     The transform receives a streaming DataFrame, and must return one streaming DataFrame. It may use ``withWatermark``, ``groupBy`` with ``window`` or
-    ``session_window``, ``dropDuplicates``, ``dropDuplicatesWithinWatermark``, stream-stream joins, ``applyInPandasWithState`` and
-    ``transformWithStateInPandas``. It must not start a query. The result of a batch is that of a Structured Streaming micro-batch with the same records,
-    except that ``current_timestamp()`` is the clock of the attempt.
+    ``session_window``, ``dropDuplicates``, ``dropDuplicatesWithinWatermark``, stream-stream joins, ``transformWithState`` and ``transformWithStateInPandas``.
+    It must not start a query. The result of a batch is that of a Structured Streaming micro-batch with the same records, except that ``current_timestamp()`` is
+    the clock of the attempt.
 
     :param output_mode: the output mode of Structured Streaming. ``append``: rows that no later record can change, such as closed windows. ``update``: rows that
         the batch changed. ``complete``: all rows of the result, in every batch
@@ -113,6 +113,7 @@ class OperatorState:
     :param watermark_ms: the watermark of the batch, in milliseconds since the epoch; 0 if there was none. The next batch drops older records as late
     :param next_watermark_ms: the watermark after the batch, in milliseconds since the epoch. The next batch closes windows that end at or before it
     :param watermarks: the watermark of each ``withWatermark`` of the query plan, in milliseconds since the epoch; ``None`` before its first record
+    :param spark_version: the version of the Spark that wrote the state; ``""`` if it was not recorded
     :param definition: text that describes the stored values of a ready-made transform, such as its keys and functions; ``""`` for other transforms
     """
 
@@ -125,6 +126,7 @@ class OperatorState:
     next_watermark_ms: int = 0
     watermarks: tuple[int | None, ...] = field(default=())
     settings: Mapping[str, str] = field(default_factory=dict)
+    spark_version: str = ""
     definition: str = ""
 
 
@@ -215,11 +217,36 @@ def check_same_operators(before: OperatorState | None, after: OperatorState) -> 
         return
     names_before, names_after = ([operator.name for operator in state.operators] for state in (before, after))
     if names_before != names_after or len(before.watermarks) != len(after.watermarks):
+        raise other_operators(
+            names_before, names_after, watermarks_before=len(before.watermarks), watermarks_now=len(after.watermarks)
+        )
+
+
+def other_operators(before: list[str], now: list[str], **watermarks: int) -> InvalidError:
+    """Return the error for a transform with other stateful operators or watermarks than the stored state has."""
+    return InvalidError(
+        "the stateful operators or watermarks of the transform differ from those that created the stored state; nothing became visible",
+        before=before,
+        now=now,
+        **watermarks,
+        accepted="the former operators and withWatermark calls, or a fork without state: streamsem fork --at -1",
+    )
+
+
+def check_spark_version(before: OperatorState | None, running: str) -> None:
+    """
+    Check that the stored state was not written by a newer minor version of Spark than the one that runs.
+
+    :param running: the version of Spark that runs
+    :raises InvalidError: a newer Spark wrote the state
+    """
+    if before is None or not before.spark_version:
+        return
+    wrote, runs = (tuple(map(int, version.split(".")[:2])) for version in (before.spark_version, running))
+    if wrote > runs:
         raise InvalidError(
-            "the stateful operators or watermarks of the transform differ from those that created the stored state; nothing became visible",
-            before=names_before,
-            now=names_after,
-            watermarks_before=len(before.watermarks),
-            watermarks_now=len(after.watermarks),
-            accepted="the former operators and withWatermark calls, or a fork without state: streamsem fork --at -1",
+            "the stored state was written by a newer Spark than the one that runs; nothing became visible",
+            written_by=before.spark_version,
+            running=running,
+            accepted="a Spark that is not older than the state, or a fork without state: streamsem fork --at -1",
         )

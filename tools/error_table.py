@@ -177,6 +177,44 @@ TABLES: dict[str, list[Row]] = {
             "spark/test_spark.py::test_added_columns_are_recorded_and_changed_types_refused",
         ),
     ],
+    "State": [
+        Row(
+            "stateful operators or watermarks were added, removed or replaced",
+            InvalidError,
+            "undo the change; or fork the pipeline without state ([keep state](../how-to/keep-state.md#what-cannot-change))",
+            "state/test_changes.py::test_other_operators_are_refused_by_name",
+        ),
+        Row(
+            "a key or value of the state has another type",
+            DataError,
+            "use the former type; or fork the pipeline without state",
+            "state/test_changes.py::test_changed_type_of_a_key_or_value_is_refused",
+        ),
+        Row(
+            "a watermark on a column that is no timestamp",
+            DataError,
+            "cast the column that is named to a timestamp",
+            "state/test_changes.py::test_watermark_on_a_column_that_is_no_timestamp_is_refused_by_name",
+        ),
+        Row(
+            "a newer Spark has written the state",
+            InvalidError,
+            "run that version of Spark, or a newer one",
+            "state/test_changes.py::test_state_of_a_newer_spark_is_refused",
+        ),
+        Row(
+            "the installed Spark does not support state",
+            InvalidError,
+            "install Spark 4.1, 4.2 or 4.3, and do not use Spark Connect",
+            "spark/test_versions.py::test_state_is_kept_only_by_tested_versions_of_spark",
+        ),
+        Row(
+            "a file of the state is missing or damaged",
+            DataError,
+            "restore the file; or fork the pipeline at an earlier version",
+            "state/test_commits.py::test_lost_state_file_stops_the_next_batch",
+        ),
+    ],
     "Source": [
         Row(
             "brokers do not respond",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -42,6 +42,14 @@ _OF_THE_DATA = (
     "USER_RAISED_EXCEPTION",
 )
 
+_CHANGED_STATE = {
+    "STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE": ("storedKeySchema", "newKeySchema"),
+    "STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE": ("storedValueSchema", "newValueSchema"),
+    "STATE_STORE_COLUMN_FAMILY_SCHEMA_INCOMPATIBLE": ("oldSchema", "newSchema"),
+    "STATE_STORE_INVALID_VALUE_SCHEMA_EVOLUTION": ("oldValueSchema", "newValueSchema"),
+}
+"""Spark's condition → the parameters that contain the stored and the new types of the state."""
+
 
 def translated(error: Exception, job: Job) -> StreamsemError:
     """
@@ -59,8 +67,8 @@ def translated(error: Exception, job: Job) -> StreamsemError:
         if read := _READ_BY_PYTHON.search(text):
             return _database_error(read[1], read[2], version)
     is_transient = any(_TRANSIENT.search(text) for text in _texts(error))
-    for condition, path in spark_conditions:
-        specific = _condition_error(error, condition, path, job, is_transient=is_transient)
+    for condition, parameters in spark_conditions:
+        specific = _condition_error(error, condition, parameters, job, is_transient=is_transient)
         if specific is not None:
             return specific
     kind = type(error).__name__
@@ -106,10 +114,11 @@ def _database_error(kind: str, problem: str, version: int) -> StreamsemError:
 
 
 def _condition_error(
-    error: Exception, condition: str, path: str, job: Job, *, is_transient: bool
+    error: Exception, condition: str, parameters: Mapping[str, str], job: Job, *, is_transient: bool
 ) -> StreamsemError | None:
     """Return the error for a Spark condition; ``None`` if the condition has no specific error."""
     version = job.plan.version
+    path = parameters.get("path", "")
     if condition.startswith("FAILED_READ_FILE") and is_transient:
         summary = "the store did not respond while Spark read a planned file; nothing became visible"
         return StageError(summary, version=version, file=_path_of(path), condition=condition)
@@ -131,13 +140,14 @@ def _condition_error(
     is_damaged = condition.startswith("CANNOT_LOAD_STATE_STORE") or any(map(_DAMAGED_STATE.search, _texts(error)))
     if is_damaged and not is_transient:
         return DataError(state_files.DAMAGED, version=version, condition=condition).advising(state_files.RESTORE)
-    if condition.startswith("STATE_STORE_") and condition.endswith("_SCHEMA_NOT_COMPATIBLE"):
+    if condition in _CHANGED_STATE:
+        stored, given = _CHANGED_STATE[condition]
         summary = (
             "the transform keeps values of other types than the state of the previous batches; nothing became visible"
         )
-        return DataError(summary, version=version, condition=condition, reason=str(error).split("\n")[0]).advising(
-            "use the former types, or fork the pipeline without state: streamsem fork --at -1."
-        )
+        return DataError(
+            summary, version=version, condition=condition, before=parameters.get(stored), now=parameters.get(given)
+        ).advising("use the former types, or fork the pipeline without state: streamsem fork --at -1.")
     if condition.startswith(_OF_THE_DATA):
         summary = "Spark could not evaluate the transform or the predicate `where` on the data; nothing became visible"
         return DataError(summary, version=version, condition=condition, **_files(job))
@@ -170,19 +180,19 @@ def _texts(error: BaseException) -> Iterator[str]:
             break
 
 
-def conditions(error: BaseException) -> list[tuple[str, str]]:
-    """Return ``(condition, path)`` of an error and of its causes in the JVM, if they are Spark errors. ``path`` may be empty."""
-    pairs: list[tuple[str, str]] = []
+def conditions(error: BaseException) -> list[tuple[str, dict[str, str]]]:
+    """Return the condition and the parameters of an error and of its causes in the JVM, if they are Spark errors."""
+    pairs: list[tuple[str, dict[str, str]]] = []
     with suppress(Exception):
         condition = error.getCondition()  # type: ignore[attr-defined]
         if condition:
-            pairs.append((condition, dict(error.getMessageParameters() or {}).get("path", "")))  # type: ignore[attr-defined]
+            pairs.append((condition, dict(error.getMessageParameters() or {})))  # type: ignore[attr-defined]
     cause: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     while cause is not None:
         with suppress(Exception):
             condition = cause.getCondition()
             if condition:
-                pairs.append((condition, dict(cause.getMessageParameters()).get("path", "")))
+                pairs.append((condition, dict(cause.getMessageParameters())))
         try:
             cause = cause.getCause()
         except Exception:

@@ -40,9 +40,9 @@ logger = telemetry.log_of(__name__)
 
 
 def named(error: AnalysisException) -> dict[str, str]:
-    """Return the name of the column, table or function that Spark's analysis did not find, as a field ``name`` for an error; empty if Spark names none."""
+    """Return the name of the column, table or function that Spark's analysis refuses, as a field ``name`` for an error; empty if Spark names none."""
     parameters = dict(error.getMessageParameters() or {})
-    name = parameters.get("objectName") or parameters.get("routineName")
+    name = parameters.get("objectName") or parameters.get("routineName") or parameters.get("eventName")
     return {} if name is None else {"name": name}
 
 
@@ -240,8 +240,11 @@ class Staging:
 
         scheme, path = split_url(self.log.store.url)
         root = f"s3a://{path}" if scheme == "s3" else f"file:{path}"
+        before = operator_state(self.job.base_state)
+        # A state without operators has no files. Spark could not continue it with operators, and a failed attempt to do so would leave metadata of them.
+        base = before if before is not None and before.operators else None
         return MicroBatch(
-            session=self.session, state=state, location=f"{root}/{LOCATION}", base=operator_state(self.job.base_state),
+            session=self.session, state=state, location=f"{root}/{LOCATION}", base=base,
             attempt_id=self.job.attempt_id, now_ms=self.job.batch_time_ms, watermark_ms=self.job.plan.watermark_ms,
             definition=getattr(self.job.transform, "definition", ""),
         )  # fmt: skip

@@ -11,6 +11,7 @@ This module imports pyspark, and uses non-public names of classic PySpark 4.1 an
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -21,7 +22,15 @@ from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_streamsem.errors import DataError, InvalidError, StageError
 from airflow_provider_streamsem.spark.late_rows import check_late_rows_can_be_found, combines_rows, late_rows
-from airflow_provider_streamsem.state import Operator, OperatorState, State, check_same_definition, check_same_operators
+from airflow_provider_streamsem.state import (
+    Operator,
+    OperatorState,
+    State,
+    check_same_definition,
+    check_same_operators,
+    check_spark_version,
+    other_operators,
+)
 
 _STREAMING = "org.apache.spark.sql.execution.streaming"
 SETTINGS = {
@@ -41,6 +50,9 @@ SETTINGS = {
     "spark.sql.streaming.minBatchesToRetain": "2000000000",
     "spark.sql.streaming.checkpointFileManagerClass": f"{_STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager",
 }
+
+_OPERATOR_NAME = re.compile(r"OperatorName: (\w+)")
+"""Matches the operators in Spark's error about operators that do not match those of the state."""
 
 
 @dataclass(slots=True)
@@ -79,8 +91,10 @@ class MicroBatch:
         Return the records of each source as a streaming DataFrame.
 
         :param records: source → its records
-        :raises InvalidError: the number of state partitions, or the definition of a ready-made transform, differs from that of the base
+        :raises InvalidError: the number of state partitions, or the definition of a ready-made transform, differs from that of the base, or a newer Spark wrote
+            the base
         """
+        check_spark_version(self.base, self.session.version)
         check_same_definition(self.base, self.definition)
         self._configure()
         self._columns = {name: frame.schema.json() for name, frame in records.items()}
@@ -97,10 +111,10 @@ class MicroBatch:
 
         :param streaming: the streaming DataFrame that the transform returned
         :returns: the rows of the result. The caller must read them exactly once, because each read writes the state
-        :raises InvalidError: the DataFrame is not a streaming one
+        :raises InvalidError: the DataFrame is not a streaming one, or the plan has other stateful operators than the state
         :raises DataError: Structured Streaming does not support the transform in the output mode; the error contains Spark's reason
         """
-        from pyspark.errors import AnalysisException
+        from pyspark.errors import AnalysisException, SparkRuntimeException
 
         inner: Any = streaming
         logical = inner._jdf.queryExecution().analyzed()
@@ -119,6 +133,12 @@ class MicroBatch:
         except AnalysisException as error:
             summary = "Structured Streaming does not support this transform in this output mode; nothing became visible"
             raise DataError(summary, output_mode=self.state.output_mode, reason=_first_line(str(error))) from None
+        except SparkRuntimeException as error:
+            if error.getCondition() != "STREAMING_STATEFUL_OPERATOR_NOT_MATCH_IN_STATE_METADATA":
+                raise
+            names = _OPERATOR_NAME.findall((error.getMessageParameters() or {}).get("OpsInCurBatchSeq", ""))
+            assert self.base is not None
+            raise other_operators([operator.name for operator in self.base.operators], names) from None
         self._logical, self._planned = logical, execution
         return self._rows(execution)
 
@@ -166,6 +186,7 @@ class MicroBatch:
             watermark_ms=watermark_ms,
             next_watermark_ms=max(chosen, watermark_ms),
             watermarks=tuple(watermarks),
+            spark_version=self.session.version,
             definition=self.definition or ("" if self.base is None else self.base.definition),
         )
         check_same_operators(self.base, after)

@@ -41,6 +41,25 @@ def test_spark_extras_give_both_distributions_the_same_bounds() -> None:
         assert any(minor in pyspark for minor in versions.TESTED)
 
 
+@pytest.mark.parametrize(
+    ("version", "keeps"),
+    [("4.1.1", True), ("4.2.0", True), ("4.3.0", True), ("4.0.2", False), ("4.4.0", False), ("4.10.0", False), ("5.1.0", False)],
+)  # fmt: skip
+def test_state_is_kept_only_by_tested_versions_of_spark(
+    monkeypatch: pytest.MonkeyPatch, version: str, keeps: bool
+) -> None:
+    """State uses non-public classes of Spark, so a newer version that was not tested is refused, too."""
+    monkeypatch.setattr(versions, "installed", lambda: {"pyspark": version})
+    if keeps:
+        versions.check_state(remote=False)
+    else:
+        with pytest.raises(InvalidError, match=rf"given='Spark {version}' accepted='classic Spark 4.1") as refused:
+            versions.check_state(remote=False)
+        assert not refused.value.retryable
+    with pytest.raises(InvalidError, match="given='Spark Connect'"):
+        versions.check_state(remote=True)
+
+
 @pytest.fixture
 def lacking(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide confluent-kafka and deltalake, as if they were not installed."""

@@ -370,18 +370,6 @@ def test_records_read_twice_are_refused(spark: SparkSession, tmp_path: Path, mon
     assert counts(spark, tmp_path) == {"a": 1}
 
 
-def test_other_operators_are_refused_by_name(tmp_path: Path) -> None:
-    arrive(tmp_path, 0, [(1, "a")])
-    run_batch(pipeline(tmp_path, keyed, "update"), run_key="first")
-    arrive(tmp_path, 1, [(2, "a")])
-    with pytest.raises(StreamsemError, match="operator"):
-        run_batch(
-            pipeline(tmp_path, lambda e: e.dropDuplicates(["k"]).selectExpr("t AS at", "k", "1L AS n"), "update"),
-            run_key="second",
-        )
-    run_batch(pipeline(tmp_path, keyed, "update"), run_key="second")
-
-
 def test_other_mode_or_number_of_partitions_is_refused(tmp_path: Path) -> None:
     arrive(tmp_path, 0, [(1, "a")])
     run_batch(pipeline(tmp_path, keyed, "update"), run_key="first")
