@@ -1,0 +1,224 @@
+"""
+Stateful processors give the rows of a real Structured Streaming query on the same micro-batches.
+
+Each batch loads the state from the log. One attempt dies after it has written its state, and is retried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+
+from airflow_provider_streamsem import FilesTable, State, read_committed, run_batch, verify
+from airflow_provider_streamsem.errors import StreamsemError
+from airflow_provider_streamsem.spark.stateful import MicroBatch
+from tests.state.test_commits import crash_at, run_and_crash_after_state_write
+from tests.state.test_idle import ORIGIN_MS, run
+from tests.state.test_operators import arrive, pipeline, rows_of, streamed
+
+pytestmark = pytest.mark.spark
+
+RESULT = "at timestamp, k string, n long"
+HOUR_MS = 3_600_000
+CUTS = [[(1, "a"), (2, "a"), (7, "b")], [(30, "a"), (3, "b")], [(40, "a"), (2, "a"), (41, "c")]]
+"""minute and key of each record of each batch"""
+
+
+def result(k: str, n: int) -> pd.DataFrame:
+    """One row of the result, without a time."""
+    return pd.DataFrame({"at": [pd.NaT], "k": [k], "n": [n]}).astype({"at": "datetime64[us]"})
+
+
+def minutes_of(rows: Iterator[pd.DataFrame]) -> list[int]:
+    """The minute of each record of a key, in order."""
+    return sorted(int(t.timestamp() * 1000 - ORIGIN_MS) // 60_000 for part in rows for t in part["t"])
+
+
+class Processor(StatefulProcessor):
+    """Has no state to close."""
+
+    def close(self) -> None:
+        pass
+
+
+class Variables(Processor):
+    """
+    Keeps values, lists and maps without a time to live, and with one of a millisecond (until the next batch) or an hour.
+
+    In each batch it emits what it finds. A timer fires in the next batch, emits what it finds and deletes the variables of the hour.
+    """
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.handle = handle
+        self.kept = {
+            ttl_ms: (
+                handle.getValueState(f"value{ttl_ms}", "n long", ttl_ms),
+                handle.getListState(f"list{ttl_ms}", "n long, name string", ttl_ms),
+                handle.getMapState(f"map{ttl_ms}", "m int", "n long", ttl_ms),
+            )
+            for ttl_ms in (None, 1, HOUR_MS)
+        }
+
+    def found(self) -> str:
+        texts = []
+        for value, listed, by_minute in self.kept.values():
+            counted = sorted((m, n) for (m,), (n,) in by_minute.iterator())
+            texts.append(f"{value.get()} {list(listed.get())} {counted}")
+        return "; ".join(texts)
+
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
+        new, before = minutes_of(rows), self.found()
+        for value, listed, by_minute in self.kept.values():
+            value.update(((value.get()[0] if value.exists() else 0) + len(new),))
+            listed.appendList([(m, f"minute {m}") for m in new])
+            for m in new:
+                by_minute.updateValue((m,), ((by_minute.getValue((m,))[0] if by_minute.containsKey((m,)) else 0) + 1,))
+            if by_minute.containsKey((40,)):
+                by_minute.removeKey((1,))
+        self.handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + 1)
+        yield result(f"{key[0]} {before}", len(new))
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:
+        found = self.found()
+        for variable in self.kept[HOUR_MS]:
+            variable.clear()
+        yield result(f"{key[0]} timer: {found}", len(list(self.handle.listTimers())))
+
+
+class Closing(Processor):
+    """Counts the records of a key, from an initial count. Emits the count when the watermark is 15 minutes after the newest record."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.handle = handle
+        self.count = handle.getValueState("count", "n long")
+
+    def handleInitialState(self, key: Any, initialState: pd.DataFrame, timerValues: Any) -> None:
+        self.count.update((int(initialState["n"].iloc[0]),))
+
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
+        new = minutes_of(rows)
+        n = (self.count.get()[0] if self.count.exists() else 0) + len(new)
+        self.count.update((n,))
+        for timer in list(self.handle.listTimers()):
+            self.handle.deleteTimer(timer)
+        self.handle.registerTimer(ORIGIN_MS + (new[-1] + 15) * 60_000)
+        yield result(key[0], n)
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:
+        minutes = (
+            (ms - ORIGIN_MS) // 60_000
+            for ms in (expiredTimerInfo.getExpiryTimeInMs(), timerValues.getCurrentWatermarkInMs())
+        )
+        yield result(f"{key[0]} expired at {list(minutes)}", self.count.get()[0])
+        self.count.clear()
+
+
+class Rows(Processor):
+    """Counts the records of a key, which are rows."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.count = handle.getValueState("count", "n long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        n = (self.count.get()[0] if self.count.exists() else 0) + sum(1 for _ in rows)
+        self.count.update((n,))
+        yield Row(at=None, k=key[0], n=n)
+
+
+def variables(events: DataFrame) -> DataFrame:
+    return events.groupBy("k").transformWithStateInPandas(Variables(), RESULT, "Update", "ProcessingTime")
+
+
+def closing(events: DataFrame) -> DataFrame:
+    """Key c has an initial count, and no records."""
+    initial = events.sparkSession.createDataFrame([("a", 100), ("c", 7)], "k string, n long").groupBy("k")
+    keys = events.withWatermark("t", "5 minutes").groupBy("k")
+    return keys.transformWithStateInPandas(Closing(), RESULT, "Update", "EventTime", initial)
+
+
+def of_rows(events: DataFrame) -> DataFrame:
+    return events.groupBy("k").transformWithState(Rows(), RESULT, "Update", "None")
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("transform", [variables, closing, of_rows])
+def test_processor_gives_the_rows_of_a_streaming_query_also_after_a_killed_attempt(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transform: Callable[[DataFrame], DataFrame]
+) -> None:
+    found = []
+    spec = pipeline(tmp_path, transform, "update", state=State(output_mode="update", partitions=1))
+    for number, events in enumerate(CUTS):
+        arrive(tmp_path, number, events)
+        if number == 1:
+            run_and_crash_after_state_write(monkeypatch, spec, f"run {number}")
+        done = run_batch(spec, run_key=f"run {number}")
+        frame = read_committed(spark, str(tmp_path / "log"), version=number, since=number - 1)
+        found.append((rows_of(frame), done.counts["late"]))
+    assert found == streamed(spark, tmp_path, transform, "update")
+    assert verify(str(tmp_path / "log")).findings == []
+
+
+class Silence(Processor):
+    """Emits the time of the batch and the number of records, and again when no record of the key has come for ten minutes."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.handle = handle
+        self.count = handle.getValueState("count", "n long")
+
+    def handleInitialState(self, key: Any, initialState: pd.DataFrame, timerValues: Any) -> None:
+        self.count.update((int(initialState["n"].iloc[0]),))
+
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
+        n = (self.count.get()[0] if self.count.exists() else 0) + len(minutes_of(rows))
+        self.count.update((n,))
+        now_ms = timerValues.getCurrentProcessingTimeInMs()
+        self.handle.registerTimer(now_ms + 10 * 60_000)
+        yield result(f"{key[0]} at {(now_ms - ORIGIN_MS) / 60_000}", n)
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:
+        now_ms = timerValues.getCurrentProcessingTimeInMs()
+        yield result(f"{key[0]} silent at {(now_ms - ORIGIN_MS) / 60_000}", self.count.get()[0])
+        self.count.clear()
+
+
+def silent(events: DataFrame, lookups: Mapping[str, DataFrame]) -> DataFrame:
+    return events.groupBy("k").transformWithStateInPandas(
+        Silence(), RESULT, "Update", "ProcessingTime", initialState=lookups["opening"].groupBy("k")
+    )
+
+
+@pytest.mark.prove
+def test_timer_fires_once_in_a_batch_without_records_and_the_initial_state_is_that_of_the_plan(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each attempt of a batch has the time of its plan. Rows that the lookup gets later are not in the state."""
+    opening = tmp_path / "opening"
+    opening.mkdir()
+    (opening / "0.json").write_text('{"k": "a", "n": 100}\n')
+    spec = pipeline(
+        tmp_path, silent, "update", state=State(output_mode="update", partitions=1, close_after_s=900),
+        lookups={"opening": FilesTable(path=str(opening), format="json", schema="k string, n long")},
+    )  # fmt: skip
+    arrive(tmp_path, 0, [(1, "a")])
+    with monkeypatch.context() as patched:
+        crash_at(patched, MicroBatch, "after")
+        with pytest.raises(StreamsemError):
+            run(tmp_path, 5, "first", spec)
+    (opening / "1.json").write_text('{"k": "b", "n": 1000}\n')
+    assert run(tmp_path, 6, "first", spec) == "committed"
+    assert run(tmp_path, 19, "too early", spec) == "empty"
+    with monkeypatch.context() as patched:
+        crash_at(patched, MicroBatch, "after")
+        with pytest.raises(StreamsemError):
+            run(tmp_path, 25, "idle", spec)
+    assert run(tmp_path, 30, "idle", spec) == "committed"
+    arrive(tmp_path, 1, [(2, "b")])
+    assert run(tmp_path, 31, "last", spec) == "committed"
+    found = sorted((row["k"], row["n"]) for row in read_committed(spark, str(tmp_path / "log")).collect())
+    assert found == [("a at 5.0", 101), ("a silent at 25.0", 101), ("b at 31.0", 1)]
