@@ -141,7 +141,8 @@ def _unneeded_state(pipeline: Pipeline, log: CommitLog, record: PipelineRecord, 
         outcome = log.outcome(first or 0)
         state = None if outcome is None else outcome[0].state
     oldest = operator_state(state)
-    if oldest is not None:
+    # Each state without operators has its own root. Later states may have another one, with operators.
+    if oldest is not None and oldest.operators:
         yield from state_files.unneeded(log.store, oldest)
 
 
