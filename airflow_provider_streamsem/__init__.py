@@ -62,6 +62,8 @@ _NAMES = {
     "VerifyOperator": "airflow_provider_streamsem.operators.maintenance",
     "Window": "airflow_provider_streamsem.transforms.window",
     "diff": "airflow_provider_streamsem.readers.diff",
+    "drop": "airflow_provider_streamsem.pipeline.drop",
+    "diff_state": "airflow_provider_streamsem.readers.diff_state",
     "fork": "airflow_provider_streamsem.pipeline.fork",
     "guarantee": "airflow_provider_streamsem.pipeline.guarantee",
     "load_pipeline": "airflow_provider_streamsem.pipeline.spec",
@@ -127,6 +129,8 @@ __all__ = [
     "Window",
     "__version__",
     "diff",
+    "diff_state",
+    "drop",
     "fork",
     "guarantee",
     "load_pipeline",
@@ -174,6 +178,7 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.operators.maintenance import VacuumOperator, VerifyOperator
     from airflow_provider_streamsem.operators.micro_batch import MicroBatchOperator
     from airflow_provider_streamsem.operators.reprocess import ReprocessOperator
+    from airflow_provider_streamsem.pipeline.drop import drop
     from airflow_provider_streamsem.pipeline.fork import fork
     from airflow_provider_streamsem.pipeline.guarantee import Guarantee, guarantee
     from airflow_provider_streamsem.pipeline.reprocess import reprocess
@@ -182,6 +187,7 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.pipeline.run import run_batch
     from airflow_provider_streamsem.pipeline.spec import Pipeline, load_pipeline
     from airflow_provider_streamsem.readers.diff import diff
+    from airflow_provider_streamsem.readers.diff_state import diff_state
     from airflow_provider_streamsem.readers.files import open_log
     from airflow_provider_streamsem.readers.spark import read_committed
     from airflow_provider_streamsem.readers.state import read_state

@@ -266,14 +266,26 @@ COMMANDS = (
     ),
     Command(
         "diff",
-        "Compare the rows of a fork with those that the original pipeline committed since the fork.",
+        "Compare the rows of a fork with those that the original pipeline committed since the fork, and the state of both.",
         "s3://lake/_streamsem/orders_v2 s3://lake/_streamsem/orders --limit 5",
         (
             _ORIGINAL,
             _argument("--sink", help="name of the files sink, if there are several"),
-            _argument("--limit", type=int, default=20, help="number of different rows to show (default: 20)"),
+            _argument(
+                "--limit",
+                type=int,
+                default=20,
+                help="number of different rows to show, also of each state (default: 20)",
+            ),
             *_SESSION,
         ),
+    ),
+    Command(
+        "drop",
+        "Delete the log and the datasets of a fork. Stop its runs first.",
+        "orders_v2.toml --dry-run",
+        (_argument("--dry-run", action="store_true", help="report what would be deleted, but do not delete it"),),
+        builds="the sinks",
     ),
     Command(
         "explain",

@@ -37,6 +37,7 @@ from airflow_provider_streamsem.errors import InvalidError, StreamsemError
 from airflow_provider_streamsem.pipeline import report
 from airflow_provider_streamsem.pipeline.abort import abort as abort_version
 from airflow_provider_streamsem.pipeline.changes import changed_fields
+from airflow_provider_streamsem.pipeline.drop import drop as drop_
 from airflow_provider_streamsem.pipeline.fork import fork as fork_
 from airflow_provider_streamsem.pipeline.guarantee import guarantee, warnings
 from airflow_provider_streamsem.pipeline.location import located
@@ -577,39 +578,25 @@ def fork(args: argparse.Namespace) -> CommandResult:
     return CommandResult(document=plain(created), lines=lines)
 
 
+def drop(args: argparse.Namespace) -> CommandResult:
+    """Delete the log and the datasets of a fork (``streamsem drop``)."""
+    dropped = drop_(args.pipeline, dry_run=args.dry_run)
+    deleted = (
+        f"{dropped.attempts} attempts and {dropped.objects} objects of the log {dropped.log}, {dropped.bytes} bytes"
+    )
+    return CommandResult(
+        document={**plain(dropped), "dry_run": args.dry_run},
+        lines=[f"{'would delete' if args.dry_run else 'deleted'} {deleted}", f"{dropped.forked_from} stays as it is"],
+    )
+
+
 def diff(args: argparse.Namespace) -> CommandResult:
     """Compare a fork with its original (``streamsem diff``)."""
-    from airflow_provider_streamsem.readers.diff import diff as diff_
-    from airflow_provider_streamsem.readers.diff import opened
+    from airflow_provider_streamsem.cli import fork_comparison
 
     integer("--limit", args.limit, least=1)
-    fork_log, original, version = opened(args.log, _url(args.original))
-    difference = diff_(_engine(args, None).session(), fork_log, original, sink=args.sink)
-    different_rows = difference.rows.persist()  # otherwise each of the two queries reads both logs again
-    sums = different_rows.groupBy("only_in").agg({"times": "sum"}).collect()
-    totals = {"original": 0, "fork": 0, **{only_in: int(times) for only_in, times in sums}}
-    rows = [row.asDict() for row in different_rows.orderBy("row", "only_in").limit(args.limit).collect()]
-    lines = [f"compared columns {', '.join(difference.columns)}"]
-    sides = {"original": difference.original, "fork": difference.fork}
-    for name, side in sides.items():
-        lines.append(
-            f"{name}: {side.rows} rows after version {version} of the original, {totals[name]} of them only there"
-        )
-        lines += [f"{name}: columns only there: {', '.join(side.columns)}"] if side.columns else []
-    if not difference.is_comparable:
-        lines.append(
-            "offsets or watermarks differ, so rows may differ that will be equal later: run both until a run finds nothing, then compare again"
-        )
-    document = {
-        "columns": list(difference.columns),
-        **{name: {**plain(side), "different_rows": totals[name]} for name, side in sides.items()},
-        "is_comparable": difference.is_comparable,
-        "rows": rows,
-    }
-    shown = [[row["only_in"], str(row["times"]), row["row"]] for row in rows]
-    table = Table(title="different rows", columns=["only in", "times", "row"], rows=shown, folded=["row"])
-    code = 1 if rows or not difference.is_comparable else 0
-    return CommandResult(document=document, lines=lines, tables=[table] if rows else [], exit_code=code)
+    logs = fork_comparison.opened(args.log, _url(args.original))  # refuses wrong logs before Spark starts
+    return fork_comparison.compared(_engine(args, None).session(), logs, sink=args.sink, limit=args.limit)
 
 
 def explain(args: argparse.Namespace) -> CommandResult:
@@ -674,6 +661,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], CommandResult]] = {
     "rollback": rollback,
     "fork": fork,
     "diff": diff,
+    "drop": drop,
     "log": log,
     "show": show,
     "files": files,

@@ -481,7 +481,7 @@ class Sink(Protocol):
         """
         Delete the files of one attempt, and return their total size in bytes. With ``dry_run``, delete nothing and return the size.
 
-        Only vacuum calls this method: for attempts that lost, and for staged files whose rows were published and that are no longer needed (V4).
+        Only vacuum and the drop of a fork (K6) call this method. Vacuum does so for attempts that lost, and for staged files whose rows were published (V4).
         """
         ...
 

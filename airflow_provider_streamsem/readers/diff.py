@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -106,8 +107,6 @@ def diff(
     :param sink: name of the files sink in both pipelines; required if the pipelines have several
     :raises InvalidError: the log is no fork of the original, or a pipeline has no such sink, publishes it outside the log, or has committed no rows
     """
-    from pyspark.sql import functions as F
-
     fork_log, original_log, version = opened(fork, original)
     # The keys are signs: 1 for the original, -1 for the fork. The sum of the signs of equal rows is how much more often the original has the row.
     ends = {1: original_log.head, -1: fork_log.head}
@@ -120,14 +119,7 @@ def diff(
         columns = {"original": rows[1].columns, "fork": rows[-1].columns}
         raise InvalidError("the two sides have no column in common, so no row can be compared", **columns)
 
-    def texts(sign: int) -> DataFrame:
-        text = F.to_json(F.struct(*[_comparable(rows[sign], name) for name in shared]), _EXACT)
-        return rows[sign].select(text.alias("row"), F.lit(sign).alias("sign"))
-
-    both = texts(1).unionByName(texts(-1))
-    counts = {row["sign"]: row["count"] for row in both.groupBy("sign").count().collect()}
-    total = both.groupBy("row").agg(F.sum("sign").alias("balance")).where("balance <> 0")
-    only_in = "CASE WHEN balance > 0 THEN 'original' ELSE 'fork' END AS only_in"
+    different, counts = different_rows(rows, shared)
 
     def side(log: CommittedLog, sign: int) -> Side:
         outcome = log.log.outcome(ends[sign])
@@ -140,7 +132,7 @@ def diff(
         )
 
     return Difference(
-        rows=total.selectExpr("row", only_in, "abs(balance) AS times"),
+        rows=different,
         columns=tuple(shared),
         original=side(original_log, 1),
         fork=side(fork_log, -1),
@@ -153,6 +145,27 @@ _EXACT = {
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
 }
 """Options with which different values have different texts. Spark's defaults leave out microseconds."""
+
+
+def different_rows(rows: Mapping[int, DataFrame], columns: Sequence[str]) -> tuple[DataFrame, dict[int, int]]:
+    """
+    Compare the rows of two DataFrames as multisets.
+
+    :param rows: sign → DataFrame: 1 for the original, -1 for the fork
+    :param columns: the columns to compare. Both sides have them
+    :returns: the rows that one side has more often, in the form of :attr:`Difference.rows`; and sign → number of rows, without a side that has none
+    """
+    from pyspark.sql import functions as F
+
+    def texts(sign: int) -> DataFrame:
+        text = F.to_json(F.struct(*[_comparable(rows[sign], name) for name in columns]), _EXACT)
+        return rows[sign].select(text.alias("row"), F.lit(sign).alias("sign"))
+
+    both = texts(1).unionByName(texts(-1))
+    counts = {row["sign"]: row["count"] for row in both.groupBy("sign").count().collect()}
+    total = both.groupBy("row").agg(F.sum("sign").alias("balance")).where("balance <> 0")
+    only_in = "CASE WHEN balance > 0 THEN 'original' ELSE 'fork' END AS only_in"
+    return total.selectExpr("row", only_in, "abs(balance) AS times"), counts
 
 
 def _rows_since(spark: SparkSession, log: CommittedLog, sink: str | None, since: int, version: int) -> DataFrame:

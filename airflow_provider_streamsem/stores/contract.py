@@ -84,7 +84,7 @@ class Store(Protocol):
         ...
 
     def delete(self, key: str) -> None:
-        """Delete an object if it exists. Only vacuum and the store probe call this method."""
+        """Delete an object if it exists. Only vacuum, the store probe and the drop of a fork call this method."""
         ...
 
 

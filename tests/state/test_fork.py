@@ -10,12 +10,24 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from airflow_provider_streamsem import FilesSink, Pipeline, State, diff, fork, read_state, reprocess, run_batch, verify
+from airflow_provider_streamsem import (
+    FilesSink,
+    Limits,
+    Pipeline,
+    State,
+    diff,
+    diff_state,
+    fork,
+    read_state,
+    reprocess,
+    run_batch,
+    verify,
+)
 from airflow_provider_streamsem.cli.main import main
 from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError
 from airflow_provider_streamsem.pipeline.vacuum import vacuum
 from tests.state.test_commits import counts, processed
-from tests.state.test_operators import arrive, keyed, pipeline
+from tests.state.test_operators import arrive, joined, keyed, pipeline
 
 pytestmark = pytest.mark.spark
 BATCHES = [[(1, "a"), (2, "b")], [(3, "a")], [(4, "c"), (5, "a")]]
@@ -112,6 +124,100 @@ def test_difference_compares_microseconds_and_ignores_map_order_and_older_rows(
     assert (same.rows.count(), same.original.rows, same.is_comparable) == (0, 1, True)
     reprocess(forked(tmp_path, rows("123999", "3", "4", "1", "2"), state=None), 0)
     assert diff(spark, *logs).rows.count() == 2
+
+
+def compared_states(spark: SparkSession, root: Path) -> list[tuple[str, int, int, set[tuple[str, str]], str]]:
+    """Name, rows of both sides, side and row text of each difference, and why the state was not compared."""
+    return [
+        (
+            each.name,
+            each.original,
+            each.fork,
+            {(row["only_in"], row["row"]) for row in (each.rows.collect() if each.rows is not None else [])},
+            each.reason,
+        )
+        for each in diff_state(spark, str(root / "fork" / "log"), str(root / "log"))
+    ]
+
+
+def test_difference_of_the_state_lists_the_keys_whose_values_differ(
+    spark: SparkSession, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def without_b(events: DataFrame) -> DataFrame:
+        return keyed(events.where("k <> 'b'"))
+
+    fork(forked(root, without_b, state=State(output_mode="update", partitions=3)), str(root / "log"), version=-1)
+    run_batch(forked(root, without_b, state=State(output_mode="update", partitions=3)), run_key="run", drain=True)
+    [(name, original, copy, rows, reason)] = compared_states(spark, root)
+    assert (name, original, copy, reason) == ("stateStoreSave", 3, 2, "")
+    assert [(side, json.loads(text)["key"]) for side, text in rows] == [("original", {"k": "b"})]
+    arrive(root, 9, [(9, "a"), (9, "b")])
+    run_batch(pipeline(root, keyed, "update"), run_key="later")
+    logs = [str(root / "fork" / "log"), str(root / "log")]
+    assert main(["diff", *logs, "--json", "--limit", "2"]) == 1
+    [state] = json.loads(capsys.readouterr().out)["state"]
+    assert (state["original"], state["fork"]) == ({"rows": 3, "different_rows": 2}, {"rows": 2, "different_rows": 1})
+    assert (len(state["rows"]), state["not_compared"]) == (2, "")
+    assert main(["diff", *logs]) == 1
+    assert "state of operator 0 stateStoreSave: original 3 rows, 2 of them only there" in capsys.readouterr().out
+
+
+def test_state_is_equal_whatever_the_batches_are_and_both_sides_of_a_join_are_compared(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    for number, events in enumerate([[(1, "a"), (2, "b")], [(3, "a"), (4, "b")]]):
+        arrive(tmp_path, number, events)
+    original = pipeline(tmp_path, joined, "append", limits=Limits(max_files=1))
+    copy = forked(tmp_path, joined, state=State(output_mode="append", partitions=2))
+    run_batch(original, run_key="run", drain=True)
+    fork(copy, original.log, version=-1)
+    run_batch(copy, run_key="run")
+    for name, original_rows, fork_rows, rows, reason in compared_states(spark, tmp_path):
+        assert (original_rows, fork_rows, rows, reason) == (4, 4, set(), ""), name
+    arrive(tmp_path, 2, [(5, "c")])
+    run_batch(original, run_key="later")
+    [left, right] = compared_states(spark, tmp_path)
+    assert [(side[0], side[1], side[2], len(side[3])) for side in (left, right)] == [
+        ("symmetricHashJoin left", 5, 4, 1),
+        ("symmetricHashJoin right", 5, 4, 1),
+    ]
+
+
+def test_state_that_cannot_be_compared_is_named_with_the_reason(spark: SparkSession, root: Path) -> None:
+    def of_two(events: DataFrame) -> DataFrame:
+        return events.groupBy("k", "t").count().selectExpr("t AS at", "k", "count AS n")
+
+    def twice(events: DataFrame) -> DataFrame:
+        return keyed(events.dropDuplicates(["k"]))
+
+    for name, transform in (("columns", of_two), ("operators", twice), ("processor", processed)):
+        sinks = {"out": FilesSink(path=str(root / name / "fork" / "out"))}
+        copy = forked(root, transform, log=str(root / name / "fork" / "log"), sinks=sinks)
+        fork(copy, str(root / "log"), version=-1)
+        run_batch(copy, run_key="run", drain=True)
+    found = {
+        name: [(each.name, each.rows, each.reason) for each in diff_state(spark, str(root / name / "fork" / "log"), str(root / "log"))]
+        for name in ("columns", "operators", "processor")
+    }  # fmt: skip
+    [(name, rows, reason)] = found["columns"]
+    assert (name, rows) == ("stateStoreSave", None)
+    assert reason.startswith("the columns differ: the original has struct<key:struct<k:string>")
+    [counted, (dropped, rows, reason)] = found["operators"]
+    assert (counted[0], counted[2]) == ("stateStoreSave", "")
+    assert (rows, reason) == (None, f"the operators differ: the fork has {dropped}, and the other pipeline has no such operator")  # fmt: skip
+    [(name, rows, reason)] = found["processor"]
+    assert "transformWithState" in name
+    assert (rows, reason) == (None, f"the operators differ: the original has stateStoreSave, the fork has {name.split(' and ')[1]}")  # fmt: skip
+
+
+def test_state_of_a_processor_is_not_compared(spark: SparkSession, tmp_path: Path) -> None:
+    arrive(tmp_path, 0, [(1, "a")])
+    run_batch(pipeline(tmp_path, processed, "update"), run_key="first")
+    fork(forked(tmp_path, processed), str(tmp_path / "log"), version=-1)
+    run_batch(forked(tmp_path, processed), run_key="run")
+    [(name, _, _, _, reason)] = compared_states(spark, tmp_path)
+    assert name.startswith("transformWithState")
+    assert reason == "the state of transformWithState cannot be read, because its metadata has absolute paths of files"
 
 
 def test_fork_command_starts_at_the_reported_offsets(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,111 @@
+"""Drops a fork: deletes its log and its datasets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.errors import ConflictError, InvalidError
+from airflow_provider_streamsem.pipeline.location import with_log_location
+from airflow_provider_streamsem.pipeline.opening import claim_datasets, find_record
+from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.protocol import keys
+from airflow_provider_streamsem.protocol.view import OpenHead
+from airflow_provider_streamsem.stores.contract import ObjectStat
+from airflow_provider_streamsem.stores.dataset import open_dataset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped:
+    """
+    What :func:`drop` deleted, or would delete in a dry run.
+
+    :param log: URL of the fork's log
+    :param forked_from: URL of the original's log, which stays
+    :param attempts: number of attempts whose files are deleted from the datasets
+    :param objects: number of objects that are deleted from the log
+    :param bytes: total size in bytes of the files and objects
+    """
+
+    log: str
+    forked_from: str
+    attempts: int
+    objects: int
+    bytes: int
+
+
+@with_log_location
+def drop(pipeline: Pipeline, *, dry_run: bool = False, log: CommitLog | None = None) -> Dropped:
+    """
+    Delete the log and the datasets of a fork. The original pipeline is not affected.
+
+    No run may use the fork during this call, nor later. The order is: files of the datasets, objects of the log, the newest outcome, ownership markers,
+    ``pipeline.json``. So a call that ends early can be repeated: ``pipeline.json`` still shows that the log is that of a fork, and as long as the log has a
+    version, the markers show that the datasets are its own.
+
+    :param pipeline: the fork. All its sinks must be files sinks
+    :param dry_run: delete nothing, and return what would be deleted
+    :param log: default: the log at ``pipeline.log``
+    :raises InvalidError: there is no log, it is not that of a fork, or a sink publishes outside the log. Nothing was deleted
+    :raises ConflictError: a version is open, the log belongs to another pipeline, or a dataset to another log. Nothing was deleted. Or a run has written to
+        the log during the call
+    """
+    log = log or open_commit_log(pipeline.log)
+    record = find_record(pipeline, log)
+    if record is None:
+        raise InvalidError("there is no log at this location; nothing was deleted", log=pipeline.log)
+    if record.fork is None:
+        summary = "only a fork can be dropped, and this is not the log of a fork; nothing was deleted"
+        raise InvalidError(summary, log=pipeline.log, pipeline=record.name)
+    published = sorted(name for name, sink in pipeline.sinks.items() if sink.publishes)
+    if published:
+        summary = (
+            "the fork has sinks that publish outside the log, which are not deleted automatically; nothing was deleted"
+        )
+        raise InvalidError(summary, pipeline=record.name, sinks=published).advising(
+            "delete their tables or topics, their staged files and the log by hand."
+        )
+    head = log.find_head()  # raises LogMovedError if the log was moved
+    if isinstance(head, OpenHead):
+        raise ConflictError(
+            "a version of the fork is open, so a run may be active; nothing was deleted", version=head.plan.version
+        ).advising("stop the runs, close the version with `streamsem abort`, and drop the fork again.")
+    # A marker that is missing is created again, and deleted below. Only a log without versions may do that, also one that an earlier call has emptied.
+    claim_datasets(pipeline, log, record, new=head.outcome is None)
+    attempts = [(sink, attempt) for sink in pipeline.sinks.values() for attempt in sorted(sink.attempts())]
+    size = sum(sink.discard(*attempt, dry_run=dry_run) for sink, attempt in attempts)
+    newest = keys.outcome(head.closed) if head.closed >= 0 else ""
+    stats = sorted(_objects(log), key=lambda stat: (stat.key == newest, stat.key))
+    if not dry_run:
+        _delete(log, stats)
+        for sink in pipeline.sinks.values():
+            open_dataset(sink.location).delete(keys.DATASET_MARKER)
+        log.store.delete(keys.PIPELINE)
+    return Dropped(
+        log=log.store.url,
+        forked_from=record.fork.log,
+        attempts=len(attempts),
+        objects=len(stats) + 1,
+        bytes=size + sum(stat.bytes for stat in stats),
+    )
+
+
+def _objects(log: CommitLog) -> list[ObjectStat]:
+    """Return all objects of the log except ``pipeline.json``."""
+    return [stat for stat in log.store.list("") if stat.key != keys.PIPELINE]
+
+
+def _delete(log: CommitLog, stats: list[ObjectStat]) -> None:
+    """
+    Delete objects of the log.
+
+    :raises ConflictError: the log has other objects afterwards
+    """
+    for stat in stats:
+        log.store.delete(stat.key)
+    left = [stat.key for stat in _objects(log)]
+    if left:
+        summary = "a run has written to the log while it was dropped, so it was not deleted completely"
+        raise ConflictError(summary, log=log.store.url, keys=left[:5]).advising(
+            "stop the runs of the fork, and drop it again."
+        )
