@@ -131,14 +131,6 @@ TABLES: dict[str, list[Row]] = {
             "commitlog/test_move.py::test_log_can_be_moved_again_but_not_back",
         ),
     ],
-    "State": [
-        Row(
-            "a state file is missing, truncated, or has the content of another one",
-            DataError,
-            "restore the files below `state/operators` in the log ([keep state](../how-to/keep-state.md)); or fork the pipeline at an earlier version",
-            "state/test_swapped.py::test_swapped_state_file_is_detected_before_a_batch_builds_on_it",
-        ),
-    ],
     "Transform and columns": [
         Row(
             "a transform cannot be imported",
@@ -209,10 +201,10 @@ TABLES: dict[str, list[Row]] = {
             "spark/test_versions.py::test_state_is_kept_only_by_tested_versions_of_spark",
         ),
         Row(
-            "a file of the state is missing or damaged",
+            "a state file is missing, truncated, or has the content of another one",
             DataError,
-            "restore the file; or fork the pipeline at an earlier version",
-            "state/test_commits.py::test_lost_state_file_stops_the_next_batch",
+            "restore the files below `state/operators` in the log ([keep state](../how-to/keep-state.md)); or fork the pipeline at an earlier version",
+            "state/test_swapped.py::test_swapped_state_file_is_detected_before_a_batch_builds_on_it",
         ),
     ],
     "Source": [
