@@ -217,9 +217,9 @@ def check_same_operators(before: OperatorState | None, after: OperatorState) -> 
         return
     names_before, names_after = ([operator.name for operator in state.operators] for state in (before, after))
     if names_before != names_after or len(before.watermarks) != len(after.watermarks):
-        raise other_operators(
-            names_before, names_after, watermarks_before=len(before.watermarks), watermarks_now=len(after.watermarks)
-        )
+        marks = {"watermarks_before": len(before.watermarks), "watermarks_now": len(after.watermarks)}
+        refused = other_operators(names_before, names_after, **marks)
+        raise refused
 
 
 def other_operators(before: list[str], now: list[str], **watermarks: int) -> InvalidError:

@@ -138,7 +138,8 @@ class MicroBatch:
                 raise
             names = _OPERATOR_NAME.findall((error.getMessageParameters() or {}).get("OpsInCurBatchSeq", ""))
             assert self.base is not None
-            raise other_operators([operator.name for operator in self.base.operators], names) from None
+            refused = other_operators([operator.name for operator in self.base.operators], names)
+            raise refused from None
         self._logical, self._planned = logical, execution
         return self._rows(execution)
 
