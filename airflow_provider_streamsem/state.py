@@ -8,7 +8,7 @@ the batch, and an attempt that does not commit changes no state.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from airflow_provider_streamsem import arguments
@@ -45,6 +45,9 @@ class State:
         session windows, and not for a stateful operator that reads the result of another one
     :param close_after_s: if no source has new records and the newest version was closed this many seconds ago, a run plans a no-data batch. The batch advances
         the watermark to ``close_after_s`` before the time of its plan. Not with ``complete``. ``None``: only records move the watermark
+    :param idle_after_s: a ``withWatermark`` whose records come from idle sources no longer holds back the watermark, once it has got no records in the batches
+        that were planned in this many seconds. Only with several ``withWatermark`` calls and Spark's policy ``min``. ``None``: it holds back the watermark
+        until it gets records
     :param keep_versions: how many of the newest versions can be reprocessed, at least 1. Vacuum deletes the state before older versions
     :raises InvalidError: an argument is not valid
     """
@@ -53,6 +56,7 @@ class State:
     partitions: int | None = None
     late: str = "drop"
     close_after_s: int | None = None
+    idle_after_s: int | None = None
     keep_versions: int = 100
 
     def __post_init__(self) -> None:
@@ -68,6 +72,8 @@ class State:
                     given=self.close_after_s,
                     accepted='None, or output_mode="append" or "update"',
                 )
+        if self.idle_after_s is not None:
+            arguments.integer("state.idle_after_s", self.idle_after_s, least=1)
         arguments.integer("state.keep_versions", self.keep_versions, least=1)
 
 
@@ -113,6 +119,8 @@ class OperatorState:
     :param watermark_ms: the watermark of the batch, in milliseconds since the epoch; 0 if there was none. The next batch drops older records as late
     :param next_watermark_ms: the watermark after the batch, in milliseconds since the epoch. The next batch closes windows that end at or before it
     :param watermarks: the watermark of each ``withWatermark`` of the query plan, in milliseconds since the epoch; ``None`` before its first record
+    :param records_at_ms: for each of ``watermarks``, when the newest batch with records of it was planned, in milliseconds since the epoch. Before its first
+        record, when the first batch was planned
     :param spark_version: the version of the Spark that wrote the state; ``""`` if it was not recorded
     :param definition: text that describes the stored values of a ready-made transform, such as its keys and functions; ``""`` for other transforms
     """
@@ -125,6 +133,7 @@ class OperatorState:
     watermark_ms: int = 0
     next_watermark_ms: int = 0
     watermarks: tuple[int | None, ...] = field(default=())
+    records_at_ms: tuple[int, ...] = field(default=())
     settings: Mapping[str, str] = field(default_factory=dict)
     spark_version: str = ""
     definition: str = ""
@@ -160,6 +169,25 @@ def watermark_after(state: Json) -> int | None:
     parsed = operator_state(state)
     has_watermark = parsed is not None and any(watermark is not None for watermark in parsed.watermarks)
     return parsed.next_watermark_ms if parsed is not None and has_watermark else None
+
+
+def chosen_watermark_ms(
+    watermarks: Sequence[int | None], records_at_ms: Sequence[int], *, idle_since_ms: int | None, largest: bool
+) -> int:
+    """
+    Return the watermark of several ``withWatermark`` calls: the smallest of those that are not idle. If all are idle, it is the smallest of all.
+
+    :param watermarks: the watermarks, in milliseconds since the epoch; ``None`` before the first record, which counts as 0
+    :param records_at_ms: for each watermark, when the newest batch with records of it was planned, in milliseconds since the epoch
+    :param idle_since_ms: a watermark without records after this time, in milliseconds since the epoch, is idle; ``None``: none is
+    :param largest: Spark's policy ``max``: return the largest watermark instead
+    """
+    known = [watermark or 0 for watermark in watermarks]
+    if largest:
+        return max(known, default=0)
+    pairs = zip(known, records_at_ms, strict=True)
+    active = [watermark for watermark, at_ms in pairs if idle_since_ms is None or at_ms > idle_since_ms]
+    return min(active or known, default=0)
 
 
 def no_data_watermark_ms(settings: State, last: OperatorState, *, closed_ms: int, now_ms: int) -> int | None:

@@ -15,7 +15,7 @@ from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.contract import Consuming
 from airflow_provider_streamsem.connectors.times import offsets_for_time
 from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError
-from airflow_provider_streamsem.pipeline.closing_times import kept_versions, newest_closed_until
+from airflow_provider_streamsem.pipeline.closing_times import newest_closed_until, versions_in_lineage
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import check_fork, create_log, forked_config
 from airflow_provider_streamsem.pipeline.spec import Pipeline
@@ -157,7 +157,7 @@ def _version(old: CommitLog, version: int | None) -> int:
         raise InvalidError(summary, log=old.store.url, given=version, newest_closed=closed).advising(
             "give a version from 0 to the newest closed one, or -1 to start at the initial offsets."
         )
-    kept = kept_versions(old, closed)
+    kept = versions_in_lineage(old, closed)
     if at >= 0 and not in_lineage(at, kept):
         before = max(versions.stop - 1 for versions in kept if versions.start < at)
         summary = (

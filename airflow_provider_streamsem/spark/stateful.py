@@ -29,6 +29,7 @@ from airflow_provider_streamsem.state import (
     check_same_definition,
     check_same_operators,
     check_spark_version,
+    chosen_watermark_ms,
     other_operators,
 )
 
@@ -157,7 +158,8 @@ class MicroBatch:
         writer, watermark = map(self._class_of, ("StateStoreWriter", "EventTimeWatermarkExec"))
         operators: dict[int, Operator] = {}
         watermarks: list[int | None] = []
-        before = () if self.base is None else self.base.watermarks
+        records_at_ms: list[int] = []
+        before = [] if self.base is None else list(zip(self.base.watermarks, self.base.records_at_ms, strict=True))
         late = 0
         for node in _nodes(self._planned.executedPlan()):
             if writer.isInstance(node):
@@ -171,11 +173,17 @@ class MicroBatch:
                 )
                 late += progress["numRowsDroppedByWatermark"]
             elif watermark.isInstance(node):
-                previous = before[len(watermarks)] if len(watermarks) < len(before) else None
+                previous, at_ms = before[len(watermarks)] if len(watermarks) < len(before) else (None, self.now_ms)
                 stats = node.eventTimeStats().value()
                 watermarks.append(previous if stats.count() == 0 else max(stats.max() - node.delayMs(), previous or 0))
-        choose = max if self._settings.get("spark.sql.streaming.multipleWatermarkPolicy") == "max" else min
-        chosen = choose((mark or 0 for mark in watermarks), default=0)
+                records_at_ms.append(at_ms if stats.count() == 0 else self.now_ms)
+        idle_after_s = self.state.idle_after_s
+        chosen = chosen_watermark_ms(
+            watermarks,
+            records_at_ms,
+            idle_since_ms=None if idle_after_s is None else self.now_ms - idle_after_s * 1000,
+            largest=self._settings.get("spark.sql.streaming.multipleWatermarkPolicy") == "max",
+        )
         watermark_ms = self._watermark_ms
         after = OperatorState(
             root=self._root,
@@ -187,6 +195,7 @@ class MicroBatch:
             watermark_ms=watermark_ms,
             next_watermark_ms=max(chosen, watermark_ms),
             watermarks=tuple(watermarks),
+            records_at_ms=tuple(records_at_ms),
             spark_version=self.session.version,
             definition=self.definition or ("" if self.base is None else self.base.definition),
         )

@@ -10,7 +10,17 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from airflow_provider_streamsem import Dedup, FilesSource, Pipeline, State, read_committed, reprocess, run_batch, verify
+from airflow_provider_streamsem import (
+    Dedup,
+    FilesSink,
+    FilesSource,
+    Pipeline,
+    State,
+    read_committed,
+    reprocess,
+    run_batch,
+    verify,
+)
 from airflow_provider_streamsem.cli.main import main
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.errors import StreamsemError
@@ -69,6 +79,30 @@ def test_batch_without_records_closes_the_windows_that_the_watermark_has_passed(
     assert outcome(tmp_path, 1).counts["read"] == 0
     assert outcome(tmp_path, 1).next == outcome(tmp_path, 0).next
     assert verify(str(tmp_path / "log")).findings == []
+
+
+@pytest.mark.parametrize(("idle_after_s", "watermarks"), [(None, [5, 5, 5, 61]), (600, [5, 5, 65, 65])])
+def test_idle_source_of_two_holds_back_the_watermark_until_idle_after_s(
+    tmp_path: Path, idle_after_s: int | None, watermarks: list[int]
+) -> None:
+    def united(streams: dict[str, DataFrame]) -> DataFrame:
+        one, two = (streams[name].withWatermark("t", "5 minutes") for name in ("one", "two"))
+        counted = one.union(two).groupBy(F.window("t", "5 minutes"), "k").count()
+        return counted.selectExpr("window.start AS at", "k", "count AS n")
+
+    sources = {
+        name: FilesSource(path=str(tmp_path / name / "in"), format="json", schema="t timestamp, k string", hive_partitions=False)
+        for name in ("one", "two")
+    }  # fmt: skip
+    spec = Pipeline(
+        name="idle", log=str(tmp_path / "log"), sources=sources, sinks={"out": FilesSink(path=str(tmp_path / "out"))}, transform=united,
+        state=State(output_mode="append", partitions=1, idle_after_s=idle_after_s),
+    )  # fmt: skip
+    arrive(tmp_path / "two", 0, [(10, "b")])
+    for number, (minute, name, time) in enumerate([(10, "one", 10), (12, "one", 60), (21, "one", 70), (22, "two", 66)]):
+        arrive(tmp_path / name, number, [(time, "a")])
+        assert run(tmp_path, minute, f"run {number}", spec) == "committed"
+        assert minutes(outcome(tmp_path, number).watermark_ms) == watermarks[number]
 
 
 def test_idle_source_closes_windows_by_the_clock(spark: SparkSession, tmp_path: Path) -> None:
