@@ -75,8 +75,10 @@ def run(command: str) -> int:
 
 
 def test_commands_and_code_of_the_page_on_forks(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fork, drain, compare = commands("fork.md", lake)
-    assert [run(command) for command in (fork, drain, compare)] == [0, 0, 0]
+    fork, replay, drain, compare, dry_run, drop = commands("fork.md", lake)
+    assert [run(command) for command in (fork, drain, compare, dry_run, drop)] == [0] * 5
+    assert [run(command) for command in (replay, drain)] == [0, 0]
+    assert run(compare) == 2, "a fork from a time has not read the same records"
     write_pipeline(Path.cwd(), "orders_v3", "orders_v3", "id int")
     code = "from airflow_provider_streamsem import load_pipeline\nORDERS_V2 = load_pipeline('orders_v3.toml')\n"
     Path("my_pipelines.py").write_text(code)
@@ -89,14 +91,16 @@ def test_commands_and_code_of_the_page_on_forks(lake: Path, monkeypatch: pytest.
 
 def test_commands_and_code_of_the_page_on_rollbacks(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_pipeline(Path.cwd(), "orders", "orders", "id int")
-    log, roll_back, drain = commands("roll-back.md", lake)
-    assert [run(log), run(roll_back), run(drain)] == [0, 0, 0]
+    later = "2099-01-31T12:00:00Z", "4_073_328_000_000"  # after the newest version
+    log, roll_back, until, drain = commands("roll-back.md", lake)
+    assert [run(log), run(roll_back), run(until.replace("2026-01-31T12:00:00Z", later[0])), run(drain)] == [0] * 4
     code = "from airflow_provider_streamsem import load_pipeline\nORDERS = load_pipeline('orders.toml')\n"
     Path("my_pipelines.py").write_text(code)
     monkeypatch.syspath_prepend(os.getcwd())
     sys.modules.pop("my_pipelines", None)
     (block,) = blocks(PAGES / "roll-back.md", "python")
-    exec(compile(with_locations(block, lake), "roll-back.md", "exec"), {})
+    assert "1_769_860_800_000" in block
+    exec(compile(with_locations(block, lake).replace("1_769_860_800_000", later[1]), "roll-back.md", "exec"), {})
     assert main(["run", "orders.toml", "--drain"]) == 0
     assert main(["verify", "orders.toml"]) == 0
 

@@ -183,6 +183,7 @@ def test_state_is_equal_whatever_the_batches_are_and_both_sides_of_a_join_are_co
     ]
 
 
+@pytest.mark.prove
 def test_state_that_cannot_be_compared_is_named_with_the_reason(spark: SparkSession, root: Path) -> None:
     def of_two(events: DataFrame) -> DataFrame:
         return events.groupBy("k", "t").count().selectExpr("t AS at", "k", "count AS n")

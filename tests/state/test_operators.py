@@ -75,8 +75,8 @@ def total(events: DataFrame) -> DataFrame:
 
 
 CASES = [
-    (sessions, "append"), (joined, "append"), (keyed, "update"),
-    *(pytest.param(transform, "append", marks=pytest.mark.prove) for transform in (windowed, distinct, distinct_within_watermark, chained)),
+    (joined, "append"), (keyed, "update"),
+    *(pytest.param(transform, "append", marks=pytest.mark.prove) for transform in (sessions, windowed, distinct, distinct_within_watermark, chained)),
     *(pytest.param(transform, "update", marks=pytest.mark.prove) for transform in (windowed, distinct, total)),
 ]  # fmt: skip
 
