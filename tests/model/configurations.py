@@ -108,7 +108,7 @@ SMALL: dict[str, Configuration] = {
 
 EXHAUSTIVE: dict[str, Configuration] = {
     "retry_twice": _scope((A, A), unknown=2, crashes=2, aborts=2, clears=1, states=125_091),
-    "three_twins": _scope((A, A, A), unknown=1, crashes=1, aborts=1, states=72_691),
+    "three_twins": _scope((A, A, A), unknown=1, crashes=1, aborts=1, states=62_057),
     "twins_help": _scope((A, A, B), crashes=1, aborts=1, states=237_323),
     "vacuum_wide": _scope((A, A), unknown=1, crashes=1, aborts=1, vacuums=1, clears=1, states=28_521),
     "help_vacuum": _scope((A, B), unknown=1, crashes=1, aborts=1, vacuums=1, states=279_361),

@@ -245,11 +245,12 @@ class Protocol(Publisher):
                 p._replace(x=NONE) if p.x >= 0 and log[p.n].outcome is not None else p for p in s.processes
             )
             s = self.with_renamed_states(s._replace(log=log, processes=processes), winners_of(s.log))
-        for i in self._twins:
-            a, b = s.processes[i], s.processes[i + 1]
-            if b < a:
-                s = s._replace(processes=(*s.processes[:i], b, a, *s.processes[i + 2 :]))
-                s = self.renamed(s, i + 1, i + 2) if AMO in self.sinks else s
+        for last in range(len(self._twins), 0, -1):
+            for i in self._twins[:last]:
+                a, b = s.processes[i], s.processes[i + 1]
+                if b < a:
+                    s = s._replace(processes=(*s.processes[:i], b, a, *s.processes[i + 2 :]))
+                    s = self.renamed(s, i + 1, i + 2) if AMO in self.sinks else s
         return s
 
     @staticmethod
