@@ -225,7 +225,7 @@ def location(tmp_path: Path, request: pytest.FixtureRequest) -> Location:
     )
 
 
-@pytest.mark.parametrize("location", ["disk", "s3"], indirect=True)
+@pytest.mark.parametrize("location", ["disk", pytest.param("s3", marks=pytest.mark.prove)], indirect=True)
 def test_drain_on_a_cluster_with_a_transform_that_only_the_driver_can_import(
     driver: Driver, location: Location
 ) -> None:
@@ -282,6 +282,7 @@ def test_task_that_fails_once_is_retried_by_spark_and_duplicates_no_rows(driver:
     assert len(open_log(str(location.root / "log")).log.list_keys("attempts/")) == 1
 
 
+@pytest.mark.prove
 def test_repeated_nondeterministic_shuffle_duplicates_and_loses_no_rows(
     driver: Driver, location: Location, cluster: Cluster
 ) -> None:
@@ -313,6 +314,7 @@ def test_driver_killed_on_a_cluster_is_restarted_and_commits_once(driver: Driver
     location.check(240)
 
 
+@pytest.mark.prove
 def test_speculative_copies_of_slow_tasks_duplicate_no_rows(driver: Driver, location: Location) -> None:
     location.put(4, 40)
     driver.kill()
@@ -327,7 +329,7 @@ def test_speculative_copies_of_slow_tasks_duplicate_no_rows(driver: Driver, loca
     location.check(160)
 
 
-@pytest.mark.parametrize("location", ["disk", "s3"], indirect=True)
+@pytest.mark.parametrize("location", [pytest.param("disk", marks=pytest.mark.prove), "s3"], indirect=True)
 def test_drain_on_spark_connect(client: Driver, location: Location) -> None:
     location.put(6, 50)
     result = client.run(location, drain=True)
@@ -336,6 +338,7 @@ def test_drain_on_spark_connect(client: Driver, location: Location) -> None:
     assert client.run(location, drain=True) == result
 
 
+@pytest.mark.prove
 def test_bad_records_on_spark_connect_are_quarantined(client: Driver, location: Location) -> None:
     location.put(1, 10)
     (location.root / "in" / "0.json").open("a").write("{broken\n")

@@ -99,7 +99,7 @@ def test_rows_of_every_type_and_unusual_partition_are_equal_in_spark_delta_rs_an
     assert verify(f"{lake}/log").clean
 
 
-@pytest.mark.parametrize("lake", [pytest.param("disk", marks=pytest.mark.prove), "s3"], indirect=True)
+@pytest.mark.parametrize("lake", ["disk", pytest.param("s3", marks=pytest.mark.prove)], indirect=True)
 def test_rows_merged_by_key_are_equal_in_spark_and_delta_rs(
     spark: SparkSession, s3_server: S3Server, lake: str, table: str, arrivals: Path
 ) -> None:
@@ -163,6 +163,7 @@ def test_data_skipping_by_statistics_skips_no_matching_row(spark: SparkSession, 
     assert 0 < len(files[0]) < len(files[1])
 
 
+@pytest.mark.prove
 def test_reprocessing_on_spark_replaces_the_rows_of_its_version(spark: SparkSession, lake: str, arrivals: Path) -> None:
     for first in (0, 10):
         arrive(arrivals, range(first, first + 10))
@@ -182,6 +183,7 @@ def test_type_that_delta_lacks_is_refused_before_the_commit(spark: SparkSession,
     assert run_batch(pipeline, run_key="a").version == 0
 
 
+@pytest.mark.prove
 def test_types_that_differ_between_batches_are_read_unchanged_in_spark_and_delta_rs(
     spark: SparkSession, lake: str, arrivals: Path, tmp_path: Path
 ) -> None:
@@ -225,6 +227,7 @@ def _split(select: str) -> list[str]:
     return parts
 
 
+@pytest.mark.prove
 def test_table_that_spark_created_with_requirements_is_correct_for_spark_after_each_publish(
     spark: SparkSession, lake: str, arrivals: Path, tmp_path: Path
 ) -> None:

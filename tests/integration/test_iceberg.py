@@ -160,6 +160,7 @@ def test_two_concurrent_publishers_and_a_late_one_over_rest_in_every_round(
     assert sorted(table.scan().to_arrow()["id"].to_pylist()) == list(range(ROUNDS))
 
 
+@pytest.mark.prove
 def test_reprocessing_of_rows_that_spark_deleted_is_refused(catalog: RestCatalog, tmp_path: Path) -> None:
     """With merge-on-read, Spark keeps the data file and adds a delete file."""
     lake = Lake(tmp_path).with_options(table="lake.mor", properties={"type": "rest", "uri": catalog.url})
@@ -195,6 +196,7 @@ def test_table_on_s3_is_reached_with_the_s3_settings_of_the_process(
         assert {task.file.file_path.split("/data/")[0] for task in table.scan().plan_files()} == {f"{lake}/table"}
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_crash_at_every_step_on_s3_then_retry_publishes_once(
     lake: str, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch

@@ -83,6 +83,7 @@ def test_rows_are_those_of_sparks_own_reader(catalog: RestCatalog, spark: SparkS
         run_batch(renamed, run_key="third", drain=True)
 
 
+@pytest.mark.prove
 def test_table_that_the_sink_writes_is_read_back(
     catalog: RestCatalog, spark: SparkSession, arrivals: Path, tmp_path: Path
 ) -> None:

@@ -425,6 +425,7 @@ def tail_loss(topics: Topics) -> Callable[[], None]:
     return lose
 
 
+@pytest.mark.prove
 def test_stopped_broker_fails_the_run_and_no_record_is_lost_after_its_restart(
     own_broker: Broker, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -456,7 +457,9 @@ def test_truncated_partition_that_has_grown_again_is_detected(
         topics.run(spec, "r3")
 
 
-@pytest.mark.parametrize("on_data_loss", [pytest.param("fail", marks=pytest.mark.prove), "record_gap"])
+@pytest.mark.parametrize(
+    "on_data_loss", [pytest.param(each, marks=pytest.mark.prove) for each in ("fail", "record_gap")]
+)
 def test_partition_truncated_below_a_planned_range_is_detected_though_it_has_grown_again(
     own_broker: Broker, spark: SparkSession, tmp_path: Path, on_data_loss: str
 ) -> None:
@@ -472,6 +475,7 @@ def test_partition_truncated_below_a_planned_range_is_detected_though_it_has_gro
     assert topics.values() == count_of(0, 10)
 
 
+@pytest.mark.prove
 def test_partition_truncated_and_grown_again_while_spark_reads_discards_the_attempt(
     own_broker: Broker, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -489,6 +493,7 @@ def test_partition_truncated_and_grown_again_while_spark_reads_discards_the_atte
     assert topics.values() == count_of(0, 10)
 
 
+@pytest.mark.prove
 def test_leader_change_without_truncation_is_accepted(own_broker: Broker, spark: SparkSession, tmp_path: Path) -> None:
     topics, spec = commit_ten_records(own_broker, tmp_path)
     own_broker.stop()

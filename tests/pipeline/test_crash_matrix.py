@@ -136,7 +136,7 @@ SCENARIOS = [
     Scenario(drain, PublishingFixture),
     Scenario(open_version_of_another_run, PublishingFixture),
     Scenario(pending_publish_of_another_run, PublishingFixture),
-    Scenario(open_reprocessing_run, PublishingFixture),
+    pytest.param(Scenario(open_reprocessing_run, PublishingFixture), marks=pytest.mark.prove),
 ]
 
 

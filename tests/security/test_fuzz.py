@@ -49,7 +49,7 @@ from tests.pipeline_fixture import BeforeOutcome, die
 from tests.protocol import samples
 from tests.security.forging import sealed
 
-EXAMPLES = 200 if os.environ.get("HYPOTHESIS_PROFILE", "same") == "same" else 5_000
+EXAMPLES = 100 if os.environ.get("HYPOTHESIS_PROFILE", "same") == "same" else 5_000
 SECRET = "@secret"
 """Placeholder for a directory outside the pipeline, with a file that must not be read."""
 TEXTS = [

@@ -47,6 +47,7 @@ def return_value_of(dag_id: str, run_id: str, task_id: str) -> Any:
         return XComModel.deserialize_value(session.scalars(query).one())
 
 
+@pytest.mark.prove
 @pytest.mark.spark
 def test_event_driven_dags_read_each_range_once_however_often_they_are_started(
     dags: Any, tmp_path: Path, spark: object

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -83,7 +81,7 @@ def continue_after(refused: StreamsemError, root: Path, former: Transform) -> No
     [
         (keyed, distinct_keyed, r"before=\['stateStoreSave'\] now=\[.*dedupe.*\]"),
         (keyed, stateless, r"before=\['stateStoreSave'\] now=\[\]"),
-        (keyed, with_a_watermark, "watermarks_before=0 watermarks_now=1"),
+        pytest.param(keyed, with_a_watermark, "watermarks_before=0 watermarks_now=1", marks=pytest.mark.prove),
         pytest.param(distinct_keyed, keyed, r"before=\[.*dedupe.*\] now=\['stateStoreSave'\]", marks=pytest.mark.prove),
         pytest.param(keyed, distinct, r"before=\['stateStoreSave'\] now=\['dedupe'\]", marks=pytest.mark.prove),
     ],
@@ -185,12 +183,7 @@ def test_watermark_on_a_column_that_is_no_timestamp_is_refused_by_name(tmp_path:
     assert not refused.value.retryable
 
 
-NULLS: list[list[dict[str, Any]]] = [
-    [{"t": "2024-01-01T00:01:00Z", "k": "a"}, {"t": None, "k": "a"}, {"k": "b"}],
-    [{"t": None, "k": "a"}],
-    [{"t": "2024-01-01T01:01:00Z", "k": "a"}, {"t": None, "k": "c"}],
-    [{"t": "2024-01-01T02:01:00Z", "k": "d"}, {"t": None, "k": "a"}],
-]
+NULLS = [[(1, "a"), (None, "a"), (None, "b")], [(None, "a")], [(61, "a"), (None, "c")], [(121, "d"), (None, "a")]]
 
 
 def by_time(events: DataFrame) -> DataFrame:
@@ -203,16 +196,15 @@ def distinct_within(events: DataFrame) -> DataFrame:
 
 
 @pytest.mark.parametrize(
-    "transform", [windowed, *(pytest.param(each, marks=pytest.mark.prove) for each in (by_time, distinct_within))]
+    "transform", [pytest.param(each, marks=pytest.mark.prove) for each in (windowed, by_time, distinct_within)]
 )
 def test_null_event_times_are_those_of_a_streaming_query(
     spark: SparkSession, tmp_path: Path, transform: Transform
 ) -> None:
     """Windows drop them. ``where`` counts them as filtered."""
-    (tmp_path / "in").mkdir()
     found = []
     for number, records in enumerate(NULLS):
-        (tmp_path / "in" / f"{number}.json").write_text("".join(json.dumps(record) + "\n" for record in records))
+        arrive(tmp_path, number, records)
         done = run_batch(pipeline(tmp_path, transform, "append"), run_key=f"run {number}")
         frame = read_committed(spark, str(tmp_path / "log"), version=number, since=number - 1)
         found.append((rows_of(frame) if frame.columns else [], done.counts["late"]))
@@ -220,7 +212,6 @@ def test_null_event_times_are_those_of_a_streaming_query(
 
 
 def test_records_without_an_event_time_can_be_counted(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "0.json").write_text("".join(json.dumps(record) + "\n" for record in NULLS[0]))
+    arrive(tmp_path, 0, NULLS[0])
     done = run_batch(pipeline(tmp_path, windowed, "append", where="t IS NOT NULL"), run_key="first")
     assert (done.counts["read"], done.counts["filtered"]) == (3, 2)

@@ -105,6 +105,7 @@ def test_difference_lists_the_rows_and_columns_of_each_side(
         diff(spark, str(root / "fork" / "log"), str(root / "fork" / "log"))
 
 
+@pytest.mark.prove
 def test_difference_compares_microseconds_and_ignores_map_order_and_older_rows(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -162,6 +163,7 @@ def test_difference_of_the_state_lists_the_keys_whose_values_differ(
     assert "state of operator 0 stateStoreSave: original 3 rows, 2 of them only there" in capsys.readouterr().out
 
 
+@pytest.mark.prove
 def test_state_is_equal_whatever_the_batches_are_and_both_sides_of_a_join_are_compared(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -211,6 +213,7 @@ def test_state_that_cannot_be_compared_is_named_with_the_reason(spark: SparkSess
     assert (rows, reason) == (None, f"the operators differ: the original has stateStoreSave, the fork has {name.split(' and ')[1]}")  # fmt: skip
 
 
+@pytest.mark.prove
 def test_state_of_a_processor_is_not_compared(spark: SparkSession, tmp_path: Path) -> None:
     arrive(tmp_path, 0, [(1, "a")])
     run_batch(pipeline(tmp_path, processed, "update"), run_key="first")
@@ -226,7 +229,7 @@ def test_fork_command_starts_at_the_reported_offsets(root: Path, capsys: pytest.
 name = "stateful"
 log = "{root}/fork/log"
 transform = "tests.state.test_operators:keyed"
-source = {{type = "files", path = "{root}/in", format = "json", schema = "t timestamp, k string"}}
+source = {{type = "files", path = "{root}/in", format = "parquet", schema = "t timestamp, k string"}}
 sinks.out = {{type = "files", path = "{root}/fork/out"}}
 state = {{output_mode = "update"}}
 """)

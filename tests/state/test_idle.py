@@ -81,7 +81,9 @@ def test_batch_without_records_closes_the_windows_that_the_watermark_has_passed(
     assert verify(str(tmp_path / "log")).findings == []
 
 
-@pytest.mark.parametrize(("idle_after_s", "watermarks"), [(None, [5, 5, 5, 61]), (600, [5, 5, 65, 65])])
+@pytest.mark.parametrize(
+    ("idle_after_s", "watermarks"), [pytest.param(None, [5, 5, 5, 61], marks=pytest.mark.prove), (600, [5, 5, 65, 65])]
+)
 def test_idle_source_of_two_holds_back_the_watermark_until_idle_after_s(
     tmp_path: Path, idle_after_s: int | None, watermarks: list[int]
 ) -> None:
@@ -91,7 +93,7 @@ def test_idle_source_of_two_holds_back_the_watermark_until_idle_after_s(
         return counted.selectExpr("window.start AS at", "k", "count AS n")
 
     sources = {
-        name: FilesSource(path=str(tmp_path / name / "in"), format="json", schema="t timestamp, k string", hive_partitions=False)
+        name: FilesSource(path=str(tmp_path / name / "in"), format="parquet", schema="t timestamp, k string", hive_partitions=False)
         for name in ("one", "two")
     }  # fmt: skip
     spec = Pipeline(
@@ -124,7 +126,7 @@ def test_idle_source_closes_windows_by_the_clock(spark: SparkSession, tmp_path: 
     assert verify(str(tmp_path / "log")).findings == []
 
 
-@pytest.mark.parametrize("step", ["result", "after"])
+@pytest.mark.parametrize("step", [pytest.param("result", marks=pytest.mark.prove), "after"])
 def test_retry_of_a_batch_without_records_applies_the_watermark_of_its_plan(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -153,6 +155,7 @@ def test_reprocessed_batch_without_records_closes_the_same_windows(spark: SparkS
     assert verify(str(tmp_path / "log")).findings == []
 
 
+@pytest.mark.prove
 def test_batch_without_records_uses_columns_that_the_files_define(spark: SparkSession, tmp_path: Path) -> None:
     """A source without a schema gets its columns from its files, and this batch reads none. Dedup and `where` have no effect."""
     spark.sql("SELECT timestamp'2024-01-01 00:01:00Z' AS t, 'a' AS k, 1L AS id").write.parquet(str(tmp_path / "in"))
@@ -165,8 +168,9 @@ def test_batch_without_records_uses_columns_that_the_files_define(spark: SparkSe
     assert rows(spark, tmp_path) == [(0.0, "a", 1)]
 
 
+@pytest.mark.prove
 def test_reprocessed_batch_without_records_keeps_the_ids_of_later_versions(tmp_path: Path) -> None:
-    source = FilesSource(path=str(tmp_path / "in"), format="json", schema="t timestamp, k string")
+    source = FilesSource(path=str(tmp_path / "in"), format="parquet", schema="t timestamp, k string")
     spec = pipeline(tmp_path, windowed, "append", state=IDLE, source=source, dedup=Dedup(keys=["k"], rows=10))
     arrive(tmp_path, 0, [(1, "a")])
     run(tmp_path, 10, "first", spec)
@@ -184,7 +188,7 @@ def test_batch_without_records_has_the_columns_that_the_source_got_since_the_las
 ) -> None:
     arrive(tmp_path, 0, EVENTS)
     run(tmp_path, 10, "first")
-    source = FilesSource(path=str(tmp_path / "in"), format="json", schema="t timestamp, origin string, k string")
+    source = FilesSource(path=str(tmp_path / "in"), format="parquet", schema="t timestamp, origin string, k string")
     spec = pipeline(
         tmp_path, lambda events: windowed(events.where("origin IS NULL")), "append", state=IDLE, source=source,
         where="origin IS NULL",

@@ -53,6 +53,7 @@ def dying(*_: object) -> None:
     raise Crash
 
 
+@pytest.mark.prove
 @pytest.mark.spark
 def test_batch_writes_state_in_proportion_to_the_keys_that_it_changes_not_to_the_keys_stored(tmp_path: Path) -> None:
     """

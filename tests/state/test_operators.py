@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import datetime
-import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,26 +74,34 @@ def total(events: DataFrame) -> DataFrame:
 
 
 CASES = [
-    (joined, "append"), (keyed, "update"),
-    *(pytest.param(transform, "append", marks=pytest.mark.prove) for transform in (sessions, windowed, distinct, distinct_within_watermark, chained)),
+    (keyed, "update"),
+    *(pytest.param(transform, "append", marks=pytest.mark.prove) for transform in (joined, sessions, windowed, distinct, distinct_within_watermark, chained)),
     *(pytest.param(transform, "update", marks=pytest.mark.prove) for transform in (windowed, distinct, total)),
 ]  # fmt: skip
 
 
 def pipeline(root: Path, transform: Callable[[DataFrame], DataFrame], mode: str, **changes: Any) -> Pipeline:
     arguments = {
-        "name": "stateful", "log": str(root / "log"), "source": FilesSource(path=str(root / "in"), format="json", schema=SCHEMA),
+        "name": "stateful", "log": str(root / "log"), "source": FilesSource(path=str(root / "in"), format="parquet", schema=SCHEMA),
         "sinks": {"out": FilesSink(path=str(root / "out"))}, "transform": transform, "state": State(output_mode=mode, partitions=2),
     }  # fmt: skip
     return Pipeline(**{**arguments, **changes})
 
 
-def arrive(root: Path, number: int, events: list[tuple[int, str]]) -> None:
+def arrive(root: Path, number: int, events: Sequence[tuple[int | None, str]], **others: list[str]) -> None:
+    """
+    Write the events of a batch as a Parquet file, which costs Spark less than JSON lines.
+
+    :param events: minute after ``START`` and key of each event; ``None``: the event has no time
+    :param others: values of further text columns
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     (root / "in").mkdir(parents=True, exist_ok=True)
-    lines = [
-        json.dumps({"t": f"{START + datetime.timedelta(minutes=m):%Y-%m-%dT%H:%M:%SZ}", "k": k}) for m, k in events
-    ]
-    (root / "in" / f"{number}.json").write_text("\n".join(lines) + "\n")
+    times = [None if minute is None else START + datetime.timedelta(minutes=minute) for minute, _ in events]
+    columns = {"t": pa.array(times, pa.timestamp("us", "UTC")), "k": pa.array([key for _, key in events], pa.string())}
+    pq.write_table(pa.table({**columns, **others}), root / "in" / f"{number}.parquet")
 
 
 def outcome(root: Path, version: int) -> Outcome:
@@ -126,15 +133,15 @@ def streamed(
         found[number] = rows_of(frame)
 
     query = (
-        transform(session.readStream.schema(SCHEMA).json(str(source)))
+        transform(session.readStream.schema(SCHEMA).parquet(str(source)))
         .writeStream.outputMode(mode)
         .foreachBatch(collect)
     )
     running = query.option("checkpointLocation", str(root / "checkpoint")).start()
     try:
         for number in batches:
-            shutil.copy(root / "in" / f"{number}.json", source / f".{number}")
-            os.rename(source / f".{number}", source / f"{number}.json")
+            shutil.copy(root / "in" / f"{number}.parquet", source / f".{number}")
+            os.rename(source / f".{number}", source / f"{number}.parquet")
             running.processAllAvailable()
         late = {
             p["batchId"]: sum(op["numRowsDroppedByWatermark"] for op in p["stateOperators"])

@@ -96,6 +96,7 @@ def remembered(events: DataFrame) -> DataFrame:
     )
 
 
+@pytest.mark.prove
 def test_value_list_and_map_of_a_stateful_processor_are_read_also_after_the_log_was_moved(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -120,6 +121,7 @@ def test_value_list_and_map_of_a_stateful_processor_are_read_also_after_the_log_
             (tmp_path / "log").rename(tmp_path / "moved")
 
 
+@pytest.mark.prove
 def test_state_of_a_stateful_processor_is_not_moved(tmp_path: Path) -> None:
     arrive(tmp_path, 0, [(1, "a"), (2, "b"), (3, "a")])
     run_batch(pipeline(tmp_path, processed, "update"), run_key="first")
@@ -152,6 +154,7 @@ print([tuple(row) for row in read_state(spark, sys.argv[1]).selectExpr("key.k", 
 """
 
 
+@pytest.mark.prove
 def test_process_that_has_run_no_batch_reads_the_state(tmp_path: Path) -> None:
     arrive(tmp_path, 0, [(1, "a"), (2, "a")])
     run_batch(pipeline(tmp_path, keyed, "update"), run_key="first")

@@ -33,7 +33,12 @@ def per_minute(events: DataFrame) -> DataFrame:
         pytest.param(
             processed, f"{STREAMING}.stateStore.encodingFormat", ("avro", "unsaferow"), marks=pytest.mark.prove
         ),
-        (per_minute, f"{STREAMING}.statefulOperator.useStrictDistribution", ("true", "false")),
+        pytest.param(
+            per_minute,
+            f"{STREAMING}.statefulOperator.useStrictDistribution",
+            ("true", "false"),
+            marks=pytest.mark.prove,
+        ),
         (keyed, f"{STREAMING}.aggregation.stateFormatVersion", ("1", "2")),
     ],
 )
@@ -72,6 +77,7 @@ def test_idle_windows_are_closed_if_spark_does_not_count_the_rows_of_the_state(
     assert read_committed(spark, str(tmp_path / "log")).count() == 2
 
 
+@pytest.mark.prove
 def test_newest_format_of_join_state_does_not_stop_the_first_batch(spark: SparkSession, tmp_path: Path) -> None:
     setting = f"{STREAMING}.join.stateFormatVersion"
     arrive(tmp_path, 0, [(1, "a"), (2, "a")])
@@ -82,7 +88,7 @@ def test_newest_format_of_join_state_does_not_stop_the_first_batch(spark: SparkS
         spark.conf.unset(setting)
 
 
-@pytest.mark.parametrize("policy", ["min", "max"])
+@pytest.mark.parametrize("policy", [pytest.param("min", marks=pytest.mark.prove), "max"])
 def test_policy_for_several_watermarks_is_that_of_the_session(spark: SparkSession, tmp_path: Path, policy: str) -> None:
     def two(events: DataFrame) -> DataFrame:
         early = events.withWatermark("t", "5 minutes")

@@ -109,6 +109,7 @@ def test_vacuum_that_dies_after_any_deletion_loses_no_needed_file_and_is_complet
         shutil.rmtree(copy)
 
 
+@pytest.mark.prove
 def test_open_reprocessing_run_with_partly_deleted_state_is_aborted_by_the_next_run(
     spark: SparkSession, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,6 +143,7 @@ def test_open_reprocessing_run_with_partly_deleted_state_is_aborted_by_the_next_
         reprocess(counting(root), 2)
 
 
+@pytest.mark.prove
 def test_state_without_its_oldest_snapshot_is_not_vacuumed(root: Path) -> None:
     state = operator_state(outcome(root, BATCHES - 3).state)
     assert state is not None

@@ -84,6 +84,7 @@ def test_each_test_has_a_separate_log_on_s3_and_the_environment_is_restored(tmp_
     assert "3 passed" in pytest_report, pytest_report
 
 
+@pytest.mark.prove
 @pytest.mark.slow
 def test_log_on_s3_exists_after_another_test_has_reset_moto(tmp_path: Path) -> None:
     pytest_report = run_tests(
@@ -133,6 +134,7 @@ def test_active_session_is_used_and_left_unchanged(spark: SparkSession, tmp_path
     assert spark.range(3).count() == 3
 
 
+@pytest.mark.prove
 @pytest.mark.slow
 def test_session_is_small_and_in_utc(tmp_path: Path) -> None:
     pytest_report = run_tests(

@@ -109,7 +109,7 @@ def newest(rows: list[tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("cut", CUTS, ids=str)
+@pytest.mark.parametrize("cut", [pytest.param(CUTS[0], marks=pytest.mark.prove), CUTS[1]], ids=str)
 def test_windows_of_spark_functions_equal_those_of_one_pass(
     spark: SparkSession, tmp_path: Path, cut: tuple[int, ...]
 ) -> None:
@@ -162,7 +162,9 @@ def test_record_is_in_each_overlapping_window_that_contains_its_time(
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("window", [None, FIVE_MINUTES], ids=["no window", "windows"])
+@pytest.mark.parametrize(
+    "window", [None, pytest.param(FIVE_MINUTES, marks=pytest.mark.prove)], ids=["no window", "windows"]
+)
 def test_complete_result_of_each_batch_equals_one_pass_over_the_records_so_far(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: Window | None
 ) -> None:
@@ -257,6 +259,7 @@ def test_windows_do_not_depend_on_the_time_zone_of_the_session(
     assert [row["at"] for row in frame.collect()] == [int(start.timestamp()) * 1_000_000 for start in expected]
 
 
+@pytest.mark.prove
 @pytest.mark.spark
 def test_state_object_applies_each_record_once_over_batches_and_a_crash(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -354,7 +357,9 @@ def test_ready_made_transform_of_several_sources_is_refused(tmp_path: Path) -> N
 
 @pytest.mark.spark
 @pytest.mark.parametrize(
-    "values", [{"n": m.count()}, pytest.param({"n": SumOf("n")}, marks=pytest.mark.prove)], ids=["Spark", "Python"]
+    "values",
+    [pytest.param(each, marks=pytest.mark.prove) for each in ({"n": m.count()}, {"n": SumOf("n")})],
+    ids=["Spark", "Python"],
 )
 def test_columns_may_have_the_names_of_window_columns(
     spark: SparkSession, tmp_path: Path, values: Mapping[str, Any]

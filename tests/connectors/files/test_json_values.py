@@ -267,6 +267,7 @@ def test_types_that_json_cannot_hold_are_refused(location: Location, kind: str) 
         location.run(location.pipeline(source={"format": "json", "schema": f"a {kind}"}))
 
 
+@pytest.mark.prove
 def test_record_with_many_columns_is_parsed_or_quarantined(location: Location, spark: SparkSession) -> None:
     columns = 1_000
     good = json.dumps({f"c{i}": 1.5 for i in range(columns)})
