@@ -101,6 +101,7 @@ class Simulation:
         self.pending = [self.rng.choice(self.fixture.kinds) for _ in range(self.rng.randrange(5, 10))]
         self.pending[0] = self.rng.choice(("single", "drain"))
         self.restarts: list[tuple[str, str]] = []
+        self.failed: list[tuple[str, str]] = []
 
     # --- files and processes
 
@@ -322,8 +323,14 @@ class Simulation:
         if process.ended == "died":
             self.lose_files(process)
         is_final = isinstance(process.error, StreamsemError) and not process.error.retryable
-        if process.retry is not None and process.ended != "completed" and not is_final:
-            self.restarts.append(process.retry)
+        if process.retry is not None and process.ended != "completed":
+            (self.failed if is_final else self.restarts).append(process.retry)
+        if (
+            process.ended != "completed"
+            and process.name.endswith(".skip")
+            and self.only_an_operator_can_publish(process)
+        ):
+            self.pending.append("skip")
 
     def check_failure(self, process: Process) -> None:
         """Check that a process failed only for a reason that the fixture allows."""
@@ -396,6 +403,10 @@ class Simulation:
         )
         self.results.append(("last", last))
         self.announced.update(range(*last.versions))
+        for n, (operation, run_key) in enumerate(dict.fromkeys(self.failed)):
+            # An operator clears the tasks that failed permanently. A task may have failed after it stored its announcement (A5).
+            result = self.call(operation, run_key, self.fixture.engine(), self.log_without_faults(f"cleared{n}"))
+            self.announced.update(range(*result.versions))
         for n, (run_key, result) in enumerate(dict(self.results).items()):
             if run_key in (*SINGLES, *DRAINS, *REPROCESSES, "last"):
                 self.repeat(n, run_key, result)
@@ -404,17 +415,16 @@ class Simulation:
         """Repeat a run with the same run key. It must return the same result without work."""
         engine, log = self.fixture.engine(), self.log_without_faults(f"repeat{n}")
         stored = len(self.store.history)
-        if run_key in (*SINGLES, *DRAINS, "last"):
-            repeated = run_batch(
-                self.pipelines[0], run_key=run_key, drain=run_key not in SINGLES, engine=engine, log=log
-            )
-        else:
-            repeated = reprocess(
-                self.pipelines[0], self.raw_log().committed[0], run_key=run_key, engine=engine, log=log
-            )
+        repeated = self.call("reprocess" if run_key in REPROCESSES else "run", run_key, engine, log)
         require(repeated == result, "run result changed when the run was repeated", repeated, result)
         did_no_work = (engine.staged, len(self.store.history)) == (0, stored)
         require(did_no_work, "run result existed, but the repeated run did work", run_key)
+
+    def call(self, operation: str, run_key: str, engine: RowsEngine, log: CommitLog) -> RunResult:
+        if operation == "run":
+            return run_batch(self.pipelines[0], run_key=run_key, drain=run_key not in SINGLES, engine=engine, log=log)
+        version = self.reprocessed.get(run_key, self.raw_log().committed[0])
+        return reprocess(self.pipelines[0], version, run_key=run_key, engine=engine, log=log)
 
     def log_without_faults(self, name: str) -> CommitLog:
         return CommitLog(self.store, ManualClock(self.scheduler.now_ms, name))
