@@ -15,6 +15,9 @@ INTEGRATION = $(LONG) $(filter-out $(LONG),$(wildcard tests/integration/test_*.p
 # Tests of races: each varies the timing in many rounds.
 RACES = in_every_round or two_concurrent_publish or late_publisher or killed_and_stopped_at_random
 
+# Without cached bytecode, each process compiles every module that it imports, Airflow and the rewritten tests included.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test slow check docs integration prove chaos bench release clean
 
