@@ -427,8 +427,7 @@ class Simulation:
     def call(self, operation: str, run_key: str, engine: RowsEngine, log: CommitLog) -> RunResult:
         if operation == "run":
             return run_batch(self.pipelines[0], run_key=run_key, drain=run_key not in SINGLES, engine=engine, log=log)
-        version = self.reprocessed.get(run_key, self.raw_log().committed[0])
-        return reprocess(self.pipelines[0], version, run_key=run_key, engine=engine, log=log)
+        return reprocess(self.pipelines[0], self.reprocessed[run_key], run_key=run_key, engine=engine, log=log)
 
     def log_without_faults(self, name: str) -> CommitLog:
         return CommitLog(self.store, ManualClock(self.scheduler.now_ms, name))
