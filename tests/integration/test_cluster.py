@@ -282,7 +282,6 @@ def test_task_that_fails_once_is_retried_by_spark_and_duplicates_no_rows(driver:
     assert len(open_log(str(location.root / "log")).log.list_keys("attempts/")) == 1
 
 
-@pytest.mark.prove
 def test_repeated_nondeterministic_shuffle_duplicates_and_loses_no_rows(
     driver: Driver, location: Location, cluster: Cluster
 ) -> None:
@@ -314,7 +313,6 @@ def test_driver_killed_on_a_cluster_is_restarted_and_commits_once(driver: Driver
     location.check(240)
 
 
-@pytest.mark.prove
 def test_speculative_copies_of_slow_tasks_duplicate_no_rows(driver: Driver, location: Location) -> None:
     location.put(4, 40)
     driver.kill()

@@ -77,10 +77,8 @@ print("RESULTS", json.dumps(results))
 """
 
 
-@pytest.mark.parametrize(
-    "omitted",
-    [pytest.param(MANY, id="some", marks=pytest.mark.prove), pytest.param(set(), id="all", marks=pytest.mark.prove)],
-)
+@pytest.mark.prove
+@pytest.mark.parametrize("omitted", [pytest.param(MANY, id="some"), pytest.param(set(), id="all")])
 def test_records_are_counted_correctly_and_in_one_pass_if_the_plan_shows_it(tmp_path: Path, omitted: set[str]) -> None:
     server = ConnectServer(tmp_path / "connect")
     (tmp_path / "locations").mkdir()

@@ -55,7 +55,6 @@ def run_and_check(location: Path, name: str, conn_id: str, connection: dict[str,
     assert password not in server.log.read_text(errors="replace")
 
 
-@pytest.mark.prove
 def test_kafka_client_secrets_are_not_in_the_event_log_of_a_connect_server(broker: Broker, tmp_path: Path) -> None:
     topics = Topics(broker, tmp_path)
     topic = topics.create("a", 1)

@@ -160,7 +160,6 @@ def test_two_concurrent_publishers_and_a_late_one_over_rest_in_every_round(
     assert sorted(table.scan().to_arrow()["id"].to_pylist()) == list(range(ROUNDS))
 
 
-@pytest.mark.prove
 def test_reprocessing_of_rows_that_spark_deleted_is_refused(catalog: RestCatalog, tmp_path: Path) -> None:
     """With merge-on-read, Spark keeps the data file and adds a delete file."""
     lake = Lake(tmp_path).with_options(table="lake.mor", properties={"type": "rest", "uri": catalog.url})

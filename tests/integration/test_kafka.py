@@ -425,7 +425,6 @@ def tail_loss(topics: Topics) -> Callable[[], None]:
     return lose
 
 
-@pytest.mark.prove
 def test_stopped_broker_fails_the_run_and_no_record_is_lost_after_its_restart(
     own_broker: Broker, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -457,9 +456,8 @@ def test_truncated_partition_that_has_grown_again_is_detected(
         topics.run(spec, "r3")
 
 
-@pytest.mark.parametrize(
-    "on_data_loss", [pytest.param(each, marks=pytest.mark.prove) for each in ("fail", "record_gap")]
-)
+@pytest.mark.prove
+@pytest.mark.parametrize("on_data_loss", ["fail", "record_gap"])
 def test_partition_truncated_below_a_planned_range_is_detected_though_it_has_grown_again(
     own_broker: Broker, spark: SparkSession, tmp_path: Path, on_data_loss: str
 ) -> None:

@@ -404,7 +404,6 @@ def test_pipeline_with_a_transform_is_refused_by_the_decorator(fixture: Pipeline
         decorated(clean, fixture.pipeline(transform="m:f"))
 
 
-@pytest.mark.prove
 def test_serialized_dag_is_the_same_in_every_process() -> None:
     code = textwrap.dedent("""
         import json, sys

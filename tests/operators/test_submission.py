@@ -96,7 +96,6 @@ def test_task_that_may_not_defer_waits_for_its_driver(pipeline: Pipeline, conn_i
     assert operator(pipeline, conn_id).execute(context("second"))["status"] == "empty"
 
 
-@pytest.mark.prove
 @pytest.mark.spark
 def test_failed_driver_leaves_the_version_open_and_the_task_reports_it(pipeline: Pipeline, conn_id: str) -> None:
     broken = pipeline.replace(transform="tests.operators.test_submission:nowhere")

@@ -195,9 +195,8 @@ def distinct_within(events: DataFrame) -> DataFrame:
     return distinct_within_watermark(events).withColumn("at", F.coalesce("at", F.lit(START)))
 
 
-@pytest.mark.parametrize(
-    "transform", [pytest.param(each, marks=pytest.mark.prove) for each in (windowed, by_time, distinct_within)]
-)
+@pytest.mark.prove
+@pytest.mark.parametrize("transform", [windowed, by_time, distinct_within])
 def test_null_event_times_are_those_of_a_streaming_query(
     spark: SparkSession, tmp_path: Path, transform: Transform
 ) -> None:
