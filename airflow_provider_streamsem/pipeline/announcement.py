@@ -31,30 +31,32 @@ def announce_run(log: CommitLog, last: Plan, closed: int, *, resumed: bool) -> t
     """
     first = last.version if last.j == 0 else _first_version(log, last.run_key)
     is_contiguous = last.version - first == last.j
+    between = [] if is_contiguous else log.others_between(last.run_key, (0, first), (last.j, last.version))
     stored = log.announcement(keys.announced(last.version)) if resumed else None
     if stored is None:
-        since, upto = _unannounced(log, last, first, closed, is_contiguous=is_contiguous)
+        since, upto = _unannounced(log, last, first, closed, between)
         wanted = _announcement(log, last.version, since, upto, last.run_key)
         stored = log.put_announcement(keys.announced(last.version), wanted)
     since, upto = stored.since, stored.upto
-    between = [] if is_contiguous else log.others_between(last.run_key, (0, first), (last.j, last.version))
     before, after = range(max(since + 1, first - LISTED), first), range(max(last.version, upto - LISTED) + 1, upto + 1)
     versions = [*before, *(n for n in between if n > since), *after]
     return (min(since + 1, first), upto + 1), commits_of_others(log, versions, last.run_key)
 
 
-def _unannounced(log: CommitLog, last: Plan, first: int, closed: int, *, is_contiguous: bool) -> tuple[int, int]:
+def _unannounced(log: CommitLog, last: Plan, first: int, closed: int, between: list[int]) -> tuple[int, int]:
     """
     Return the versions that a run announces: those above the first returned version, up to and including the second.
 
     :param first: the run's first version
-    :param is_contiguous: whether no other run has planned a version between the run's first and last one
+    :param between: the versions that other runs planned between the run's first and last one
     """
-    follows_announced = is_contiguous and (first == 0 or log.announcement(keys.announced(first - 1)) is not None)
+    follows_announced = not between and (first == 0 or log.announcement(keys.announced(first - 1)) is not None)
     newest_announced = first - 1 if follows_announced else log.newest_announced()
-    # An earlier process of this run may have announced versions of other runs before it planned a version, and then died (A6).
-    idle = log.announcement(keys.announced_by(last.run_key))
-    since = newest_announced if idle is None else min(newest_announced, idle.since)
+    # An earlier process of this run may have announced versions before it planned a version, and then died (A6). It announced versions of other runs, or
+    # the run was complete until a rollback removed its last versions.
+    earlier = [keys.announced_by(last.run_key), *(keys.announced(n - 1) for n in between if n - 1 not in between)]
+    undelivered = [stored for key in earlier if (stored := log.announcement(key)) and stored.run_key == last.run_key]
+    since = min([newest_announced, *(stored.since for stored in undelivered)])
     # Another run may have announced this run's commits already. This run still creates its announcement: if another process of this run created it
     # before it died, the create returns that announcement (A2).
     return (since, closed) if since < last.version else (last.version, last.version)

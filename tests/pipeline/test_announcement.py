@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_streamsem import RunResult
+from airflow_provider_streamsem import RunResult, rollback
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.pipeline import announcement
 from airflow_provider_streamsem.pipeline.reprocess import reprocess_run
@@ -169,6 +169,17 @@ def test_retry_that_finds_records_repeats_the_announcement_of_its_idle_first_try
     fixture.arrive(1)
     again = fixture.run("idle")
     assert (completed(again), again.versions) == ([0, 1], (0, 3))
+    assert fixture.unannounced() == []
+
+
+def test_drain_that_continues_after_a_rollback_repeats_its_first_announcement(fixture: PipelineFixture) -> None:
+    fixture.arrive(4)
+    fixture.dies("first")
+    assert completed(fixture.run("drain", drain=True)) == [0]
+    fixture.returned.clear()  # the process died before Airflow stored the result
+    rollback(fixture.pipeline(), 0, log=fixture.log())
+    again = fixture.run("drain", drain=True)
+    assert (completed(again), again.versions) == ([0, 2], (0, 4))
     assert fixture.unannounced() == []
 
 
