@@ -22,7 +22,7 @@ def abort(log: CommitLog, record: PipelineRecord, version: int, *, reason: str) 
     """
     integer("version", version, least=0)
     text("reason", reason)
-    head = log.find_head()
+    head = log.confirm_head(log.find_head())
     if not isinstance(head, OpenHead) or head.plan.version != version:
         raise InvalidError(
             "only the open version can be aborted",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from airflow_provider_streamsem import state_files
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, StreamsemError
-from airflow_provider_streamsem.pipeline.abort import abort
+from airflow_provider_streamsem.pipeline.abort import abort_outcome
 from airflow_provider_streamsem.pipeline.corrections import before_version, repinned
 from airflow_provider_streamsem.pipeline.lookups import check_lookups, pin_lookups
 from airflow_provider_streamsem.pipeline.opening import OpenPipeline
@@ -36,14 +36,11 @@ def abort_reprocessing(opened: OpenPipeline, run_key: str, error: StreamsemError
 
     Otherwise the open version would block every other run. The abort loses no records, because a reprocessing run does not move the offsets.
     """
-    head = opened.log.find_head()
+    log = opened.log
+    head = log.confirm_head(log.find_head())
     if isinstance(head, OpenHead) and head.plan.kind == "reprocess" and head.plan.run_key == run_key:
-        abort(
-            opened.log,
-            opened.record,
-            head.plan.version,
-            reason=f"the reprocessing run cannot be staged: {type(error).__name__}",
-        )
+        reason = f"the reprocessing run cannot be staged: {type(error).__name__}"
+        log.decide(head, abort_outcome(log, head, reason=reason, initial_state=opened.record.initial_state))
 
 
 def plan_reprocess(opened: OpenPipeline, version: int, run_key: str, current_lookups: bool, ready: Ready) -> Plan:

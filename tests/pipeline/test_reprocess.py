@@ -233,6 +233,19 @@ class StaleStore(MemoryStore):
         return super().list(prefix, limit, start_after)
 
 
+def test_version_of_a_reprocessing_run_is_aborted_although_the_listing_lags(tmp_path: Path) -> None:
+    store = StaleStore("memory://stale-listing")
+    fixture = PipelineFixture(tmp_path, store=store)
+    fixture.arrive(2)
+    fixture.run("run")
+    fixture.dies("again", reprocessed=0)
+    store.shown = MemoryStore(objects={keys.outcome(0): b""})
+    log = fixture.log()
+    record = log.read_pipeline()
+    assert record is not None
+    assert abort(log, record, 1, reason="requested").result == "abort"
+
+
 @pytest.mark.parametrize("missed", [1, 2, 99])
 def test_reprocessing_without_a_run_key_replaces_the_rows_although_the_listing_lags(
     tmp_path: Path, missed: int
