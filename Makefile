@@ -7,10 +7,15 @@ RUN = JAVA_HOME="$$($(BIN)/python tools/java_home.py)" PYSPARK_PYTHON="$(CURDIR)
 TRACED := tests/protocol tests/golden tests/readers tests/security/test_forged_logs.py \
 	$(addprefix tests/pipeline/test_,announcement.py gaps.py publish.py reprocess.py run.py store_failures.py)
 PYTEST = $(RUN) -m pytest -n 2 --dist worksteal
+# Tests of one file share the servers of the file.
+BY_FILE = $(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # The longest files first, so that both workers end at the same time.
 LONG := tests/integration/test_orders_dag.py tests/integration/test_cluster.py tests/integration/test_delta.py
 INTEGRATION = $(LONG) $(filter-out $(LONG),$(wildcard tests/integration/test_*.py))
+
+# These tests run a whole deployment each, which needs both cores.
+ALONE := tests/prove tests/chaos tests/airflow_chaos
 
 # Tests of races: each varies the timing in many rounds.
 RACES = in_every_round or two_concurrent_publish or late_publisher or killed_and_stopped_at_random
@@ -58,13 +63,14 @@ check: .venv/ready  ## format, lint, types, layers
 
 integration: .venv/spark.jsa  ## tests on real servers: Kafka, an S3 server (S3=minio selects MinIO), databases, queues, a Spark cluster, Spark Connect
 	$(RUN) -m tests.integration.parts.install $${S3:-versitygw}
-	$(RUN) -m pytest -m 'integration and not prove' -n 2 --dist loadfile --no-loadscope-reorder --durations 15 $(INTEGRATION) $(ARGS)
+	$(BY_FILE) -m 'integration and not prove' --durations 15 $(INTEGRATION) $(ARGS)
 
 prove: .venv/spark.jsa  ## the long tests: real Spark killed at random, a real scheduler, new random examples for the property tests
 	$(RUN) -m tests.integration.parts.install
-	$(PYTEST) -m prove tests/model tests/simulation
-	$(RUN) -m pytest -m prove --ignore=tests/model --ignore=tests/simulation $(ARGS)
-	STREAMSEM_ROUNDS=50 $(RUN) -m pytest -m 'not prove' -k '$(RACES)' tests/connectors tests/processes tests/integration
+	$(PYTEST) -m 'prove and not integration' tests $(ALONE:%=--ignore=%)
+	$(BY_FILE) -m 'prove and integration' tests/integration
+	$(RUN) -m pytest -m prove $(ALONE)
+	STREAMSEM_ROUNDS=50 $(BY_FILE) -m 'not prove' -k '$(RACES)' tests/connectors tests/processes tests/integration
 	HYPOTHESIS_PROFILE=new $(PYTEST) tests/protocol
 
 chaos: .venv/spark.jsa  ## inject random faults into a real Kafka, S3 and Spark: ARGS="--subject all --faults 20"; into a real Airflow: ON=airflow_chaos ARGS="--database postgres"

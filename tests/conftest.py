@@ -25,7 +25,8 @@ assert "airflow" not in sys.modules, (
 _RAM_DISK = Path("/dev/shm")
 if _RAM_DISK.is_dir() and shutil.disk_usage(_RAM_DISK).free > 8 << 30:
     # The tests kill processes but not the machine, so durable writes may go to memory, where fsync takes no time.
-    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_RAM_DISK))
+    os.environ.setdefault("TMPDIR", str(_RAM_DISK))
+    tempfile.tempdir = None  # read TMPDIR again
 _HOME = tempfile.mkdtemp(prefix="streamsem-tests-")
 for _name in [name for name in os.environ if name.startswith(("AIRFLOW__", "AIRFLOW_", "AWS_"))]:
     del os.environ[_name]
