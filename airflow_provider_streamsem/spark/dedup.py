@@ -65,10 +65,14 @@ class Deduplication:
         """
         columns = records.columns
         marked = self.keep(records.withColumn(_ID, self._id(records)))
-        count = marked.count()
+        found = marked.agg(
+            F.count(F.lit(1)).alias("records"), F.collect_set(_bucket(F.col(_ID))).alias("buckets")
+        ).first()
+        assert found is not None
+        count = found["records"]
         with_id = marked.where(F.col(_ID).isNotNull())
         unique = with_id.dropDuplicates([_ID])
-        stored = self._stored_ids(with_id)
+        stored = self._stored_ids(set(found["buckets"]))
         if stored is None:
             unique = unique.withColumn(_PASSED_AT, F.lit(None).cast("long"))
         else:
@@ -187,14 +191,9 @@ class Deduplication:
         rows = self._read(_keys(layers)) if layers else self.session.createDataFrame([], f"{ID} binary, {AT} long")
         return rows.where(F.col(AT) == self.now_ms).select(ID)
 
-    def _stored_ids(self, records: DataFrame) -> DataFrame | None:
-        """Return the stored ids that may equal ids of the records; ``None`` if there are none."""
+    def _stored_ids(self, buckets: set[int]) -> DataFrame | None:
+        """Return the stored ids in the buckets of the records' ids; ``None`` if there are none."""
         layers = layers_.layers_of(self.state, self.dedup, self.now_ms) if self.dedup.keeps_state else []
-        if not layers:
-            return None
-        buckets = None
-        if any(BUCKET in file.partition for layer in layers for file in layer.files):
-            buckets = {row[0] for row in records.select(_bucket(F.col(_ID))).distinct().collect()}
         keys = [key for layer in layers for key in layer.files_of(buckets)]
         return self._read(keys) if keys else None
 
