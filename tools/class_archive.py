@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m"
 """JVM options for processes that live for seconds: the optimizing compiler and a collector with several threads cost more than they save."""
 
 

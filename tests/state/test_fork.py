@@ -26,6 +26,7 @@ from airflow_provider_streamsem import (
 from airflow_provider_streamsem.cli.main import main
 from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError
 from airflow_provider_streamsem.pipeline.vacuum import vacuum
+from tests.prepared_directory import PreparedDirectory
 from tests.state.test_commits import counts, processed
 from tests.state.test_operators import arrive, joined, keyed, pipeline
 
@@ -42,12 +43,19 @@ def tenfold(events: DataFrame) -> DataFrame:
     return keyed(events).withColumn("n", F.col("n") * 10)
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def prepared(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> PreparedDirectory:
+    root = tmp_path_factory.mktemp("fork") / "root"
     for number, events in enumerate(BATCHES):
-        arrive(tmp_path, number, events)
-        run_batch(pipeline(tmp_path, keyed, "update"), run_key=f"run {number}")
-    return tmp_path
+        arrive(root, number, events)
+        run_batch(pipeline(root, keyed, "update"), run_key=f"run {number}")
+    return PreparedDirectory(root)
+
+
+@pytest.fixture
+def root(prepared: PreparedDirectory) -> Path:
+    """The directory after BATCHES."""
+    return prepared.restore()
 
 
 def test_fork_continues_the_state_of_its_version_and_leaves_that_of_the_original(

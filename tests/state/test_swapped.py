@@ -18,6 +18,7 @@ from airflow_provider_streamsem.errors import DataError, InvalidError
 from airflow_provider_streamsem.pipeline.vacuum import vacuum
 from airflow_provider_streamsem.readers.files import open_log
 from airflow_provider_streamsem.stores.local import LocalStore
+from tests.prepared_directory import PreparedDirectory
 from tests.state.test_commits import Crash, counts, crash_at, run_and_crash_after_state_write
 from tests.state.test_operators import arrive, joined, keyed, outcome, pipeline
 
@@ -29,13 +30,13 @@ COUNTS = {"a": 4, "b": 4, "c": 4, "d": 4, "e": 3, "f": 1}
 
 
 @pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def prepared(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> PreparedDirectory:
     """
-    Run BATCHES in two partitions, and return the directory and a copy of it.
+    Run BATCHES in two partitions.
 
     An attempt of the last batch is lost, so the lost snapshot has the same number of batches as the committed one.
     """
-    root, copy = tmp_path_factory.mktemp("swapped") / "root", tmp_path_factory.mktemp("swapped") / "copy"
+    root = tmp_path_factory.mktemp("swapped") / "root"
     spec = pipeline(root, keyed, "update")
     for number, events in enumerate(BATCHES):
         arrive(root, number, events)
@@ -44,17 +45,13 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
                 run_and_crash_after_state_write(patched, spec, f"run {number}")
         run_batch(spec, run_key=f"run {number}")
     arrive(root, 9, [(9, key) for key in "abcdef"])
-    shutil.copytree(root, copy)
-    return root, copy
+    return PreparedDirectory(root)
 
 
 @pytest.fixture
-def root(stored: tuple[Path, Path]) -> Path:
-    """The directory after BATCHES. A log cannot be copied to another path, so each test gets the same path."""
-    root, copy = stored
-    shutil.rmtree(root)
-    shutil.copytree(copy, root)
-    return root
+def root(prepared: PreparedDirectory) -> Path:
+    """The directory after BATCHES."""
+    return prepared.restore()
 
 
 def files(root: Path, suffix: str) -> list[Path]:

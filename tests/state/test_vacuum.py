@@ -11,14 +11,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from airflow_provider_streamsem import Pipeline, State, reprocess, run_batch, verify
-from airflow_provider_streamsem.errors import InvalidError, StreamsemError
+from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.pipeline.run import Run, plan_run
 from airflow_provider_streamsem.pipeline.vacuum import vacuum
-from airflow_provider_streamsem.spark.stateful import MicroBatch
 from airflow_provider_streamsem.state import operator_state
 from airflow_provider_streamsem.state_files import unneeded
 from airflow_provider_streamsem.stores.contract import open_store
-from tests.state.test_commits import Crash, counts, crash_at
+from tests.prepared_directory import PreparedDirectory
+from tests.state.test_commits import Crash, counts, run_and_crash_after_state_write
 from tests.state.test_operators import arrive, keyed, outcome, pipeline
 
 pytestmark = pytest.mark.spark
@@ -45,17 +45,23 @@ def batches_of(path: Path) -> int:
     return int(path.name.partition("_")[0])
 
 
-@pytest.fixture
-def root(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A pipeline with six versions. In two of them, the first attempt wrote its state and died."""
+@pytest.fixture(scope="module")
+def prepared(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> PreparedDirectory:
+    """Run a pipeline with six versions. In two of them, the first attempt wrote its state and died."""
+    root = tmp_path_factory.mktemp("vacuum") / "root"
     for number in range(BATCHES):
-        arrive(tmp_path, number, [(number, "a"), (number, f"k{number}")])
+        arrive(root, number, [(number, "a"), (number, f"k{number}")])
         if number in (0, 2):
-            crash_at(monkeypatch, MicroBatch, "after")
-            with pytest.raises(StreamsemError):
-                run_batch(counting(tmp_path), run_key=f"run {number}")
-        run_batch(counting(tmp_path), run_key=f"run {number}")
-    return tmp_path
+            with pytest.MonkeyPatch.context() as patched:
+                run_and_crash_after_state_write(patched, counting(root), f"run {number}")
+        run_batch(counting(root), run_key=f"run {number}")
+    return PreparedDirectory(root)
+
+
+@pytest.fixture
+def root(prepared: PreparedDirectory) -> Path:
+    """The directory of the pipeline with six versions."""
+    return prepared.restore()
 
 
 def test_vacuum_keeps_only_the_state_of_the_retained_versions(spark: SparkSession, root: Path) -> None:
