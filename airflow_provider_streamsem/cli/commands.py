@@ -13,10 +13,10 @@ import os
 import re
 import runpy
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import islice, zip_longest
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_streamsem import extras
@@ -92,7 +92,9 @@ def result_of_command(args: argparse.Namespace) -> CommandResult:
     )
     if file_and_variable is not None and args.command in ("run", "reprocess") and pipeline.transform is None:
         summary = "the pipeline has no transform, and this command would not run the function of a @task.micro_batch task; nothing was written"
-        raise InvalidError(summary, given=args.target, accepted="a pipeline with transform=, or the DAG's own task")
+        raise InvalidError(summary, given=args.target, accepted="a pipeline with transform=").advising(
+            'run the DAG\'s task. To reprocess versions, set rerun="reprocess" in the task, and clear it.'
+        )
     if holds_templates(pipeline):
         summary = "the pipeline contains templates, which only an Airflow task renders; nothing was written"
         raise InvalidError(summary, given=args.target, accepted="a pipeline with values in place of the templates")
@@ -127,7 +129,8 @@ def _pipeline_of(path: str, name: str) -> Pipeline:
         raise InvalidError("the file does not exist", file=path)
     sys.path.insert(0, os.path.dirname(path))
     try:
-        pipeline = runpy.run_path(path).get(name)
+        # In the log, a transform has the name that it has in Airflow: that of the module and the function.
+        pipeline = runpy.run_path(path, run_name=os.path.splitext(os.path.basename(path))[0]).get(name)
     except SystemExit as error:
         raise InvalidError("the file exits the process when it is executed", file=path) from error
     if not isinstance(pipeline, Pipeline):
@@ -271,10 +274,9 @@ def log(args: argparse.Namespace) -> CommandResult:
     rows = [
         {
             **_version_row(opened, sinks, version, is_rolled_back=version.version in removed),
-            "changed": _changed_fields(spec, before, version),
+            "changed": _changed_fields(spec, version, versions[n + 1 :]),
         }
-        for version, before in zip_longest(versions[: args.limit], versions[1:])
-        if version is not None
+        for n, version in enumerate(versions[: args.limit])
     ]
     return CommandResult(
         document={"log": opened.log.store.url, "pipeline": opened.record.name, "versions": rows},
@@ -304,10 +306,12 @@ def _version_row(opened: CommittedLog, sinks: Mapping[str, Sink], version: Versi
     }
 
 
-def _changed_fields(spec: Callable[[str], Json], before: Version | None, version: Version) -> list[str]:
-    """Return the spec fields in which a version differs from the previous version."""
-    specs = [each.plan.spec for each in (before, version) if each is not None]
-    return [] if len({*specs}) < 2 else changed_fields(spec(specs[0]), spec(specs[1]))
+def _changed_fields(spec: Callable[[str], Json], version: Version, earlier: Sequence[Version]) -> list[str]:
+    """Return the spec fields in which a version differs from the newest of the earlier versions. Rollbacks do not count, because they use no spec."""
+    specs = [each.plan.spec for each in (version, *earlier) if each.plan.kind != "rollback"][:2]
+    if version.plan.kind == "rollback" or len({*specs}) < 2:
+        return []
+    return changed_fields(spec(specs[1]), spec(specs[0]))
 
 
 def _result(version: Version) -> str:
@@ -465,9 +469,14 @@ def verify(args: argparse.Namespace) -> CommandResult:
     """Verify a log and its datasets (``streamsem verify``)."""
     verdict = verify_(args.pipeline or args.log, files=not args.log_only)
     document = {**plain(verdict), "clean": verdict.clean}
-    totals = f"{verdict.versions} versions, {verdict.commits} commits, {verdict.files} visible files, {verdict.orphans} orphans"
+    totals = f"closed versions: {verdict.versions}, commits: {verdict.commits}, visible files: {verdict.files}, orphans: {verdict.orphans}"
     lines = [
         f"{'clean' if verdict.clean else 'FAULTS FOUND'}: {totals}",
+        *(
+            []
+            if verdict.open is None
+            else [f"version {verdict.open} is open: a run has planned it, and no run has committed it yet"]
+        ),
         *[f"{name:<20} {count}" for name, count in sorted(verdict.counts.items())],
         *[f"not checked without the pipeline file: sink {name}" for name in verdict.unchecked],
         *[f"{f.invariant} version={f.version} {f.what}" for f in verdict.findings],

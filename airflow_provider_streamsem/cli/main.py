@@ -11,7 +11,7 @@ import logging
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 
 from airflow_provider_streamsem.cli.arguments import parser
 from airflow_provider_streamsem.errors import InvalidError, StageError, StreamsemError
@@ -34,9 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 @contextmanager
 def _logging(*, verbose: bool) -> Iterator[None]:
     """
-    Keep this package's log messages off standard output, which belongs to the command's result. With ``verbose``, write them to standard error.
-
-    A pipeline file that imports Airflow gives the root logger a handler that writes to standard output.
+    Write this package's log messages to standard error with ``verbose``, and not at all without.
     """
     from airflow_provider_streamsem.cli.output import PrintableFormatter
 
@@ -45,6 +43,7 @@ def _logging(*, verbose: bool) -> Iterator[None]:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(PrintableFormatter("%(asctime)s %(message)s"))
     package_logger.propagate = False
+    logging.getLogger("py4j").setLevel(logging.ERROR)  # it logs when the process ends, after the result was printed
     if verbose:
         package_logger.addHandler(handler)
         package_logger.setLevel(logging.INFO)
@@ -67,7 +66,8 @@ def execute(args: argparse.Namespace, *, shows_progress: bool = False) -> int:
     try:
         from airflow_provider_streamsem.cli import commands
 
-        with output.progress(args.command) if shows_progress else nullcontext():
+        # Standard output belongs to the result. User code may print, and an import of Airflow gives the root logger a handler for standard output.
+        with redirect_stdout(sys.stderr), output.progress(args.command) if shows_progress else nullcontext():
             result = commands.result_of_command(args)
     except StreamsemError as error:
         if args.json:

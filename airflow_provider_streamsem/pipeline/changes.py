@@ -10,7 +10,7 @@ from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import read_json
-from airflow_provider_streamsem.protocol.entries import Json, Plan
+from airflow_provider_streamsem.protocol.entries import Json, Outcome, Plan
 from airflow_provider_streamsem.protocol.view import Head
 
 logger = telemetry.log_of(__name__)
@@ -76,6 +76,18 @@ def warn_of_open_version(log: CommitLog, plan: Plan, spec: Json, *, run_key: str
     logger.warning(message, plan.version, by, ", ".join(changed_fields(stored, spec)))
 
 
+def _newest_staged(log: CommitLog, outcome: Outcome | None) -> Outcome | None:
+    """Return the outcome, or the newest one before it that is not of a rollback. A rollback uses no spec, so the spec in its plan says nothing."""
+    while outcome is not None and outcome.rolled_back is not None:
+        outcome = _outcome(log, outcome.version - 1)
+    return outcome
+
+
+def _outcome(log: CommitLog, version: int) -> Outcome | None:
+    entry = log.outcome(version) if version >= 0 else None
+    return None if entry is None else entry[0]
+
+
 def log_spec_change(log: CommitLog, before: Head, plan: Plan, spec: Json) -> None:
     """
     Log that a version was planned with another spec than the version before it. Log a warning if two tasks seem to run one pipeline with different specs.
@@ -83,7 +95,7 @@ def log_spec_change(log: CommitLog, before: Head, plan: Plan, spec: Json) -> Non
     :param before: the head that the plan follows
     :param spec: the spec of ``plan``, as :meth:`Pipeline.to_json` returns it
     """
-    last = before.outcome
+    last = _newest_staged(log, before.outcome)
     if last is None or last.spec == plan.spec:
         return
     stored = read_json(log.read_spec(last.spec), keys.spec(last.spec))
@@ -95,7 +107,7 @@ def log_spec_change(log: CommitLog, before: Head, plan: Plan, spec: Json) -> Non
         f"version {plan.version} is planned with another spec than version {last.version}: {', '.join(names)}{values}"
     )
     last_plan = log.plan(last.version)
-    earlier = log.outcome(last.version - 1) if last.version > 0 else None
+    earlier = _newest_staged(log, _outcome(log, last.version - 1))
     theirs, ours = _airflow_parts(last_plan[0].run_key) if last_plan else None, _airflow_parts(plan.run_key)
     if last_plan and theirs and ours and theirs[:2] != ours[:2]:
         message = (
@@ -110,7 +122,7 @@ def log_spec_change(log: CommitLog, before: Head, plan: Plan, spec: Json) -> Non
             describe_run(plan.run_key),
             what_changed,
         )
-    elif earlier is not None and earlier[0].spec == plan.spec:
+    elif earlier is not None and earlier.spec == plan.spec:
         message = (
             "the spec is the same as that of version %d, but differs from that of the version in between. Two processes may run this pipeline with different "
             "specs: version %d by %s, version %d by %s. %s. Do: use one spec in both processes, or one pipeline each."
@@ -118,7 +130,7 @@ def log_spec_change(log: CommitLog, before: Head, plan: Plan, spec: Json) -> Non
         last_run_key = last_plan[0].run_key if last_plan else ""
         logger.warning(
             message,
-            earlier[0].version,
+            earlier.version,
             last.version,
             describe_run(last_run_key),
             plan.version,

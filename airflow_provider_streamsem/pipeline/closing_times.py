@@ -37,7 +37,7 @@ def newest_closed_until(log: CommitLog, until_ms: int) -> int:
             "no version was closed by this time, except those that were rolled back; nothing was written",
             log=log.store.url,
             until_ms=until_ms,
-        ).advising("give a later time. A fork may also start at version -1, the initial offsets.")
+        ).advising("give a later time.")
     return version
 
 

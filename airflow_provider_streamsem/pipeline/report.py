@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 
 from airflow_provider_streamsem.limits import Limits
@@ -85,6 +85,13 @@ def ended(result: RunResult, *, resumed: bool, ms: int) -> str:
     return f"{run} ended after {ms / 1000:.1f} s: {done}{announces}"
 
 
+def reprocessing(versions: Sequence[int]) -> str:
+    """Format which versions of a complete run are reprocessed. Example: ``this try reprocesses the versions of the run: 3, 4``."""
+    if not versions:
+        return "this try reprocesses nothing: all versions of the run were rolled back"
+    return f"this try reprocesses the versions of the run: {', '.join(map(str, versions))}"
+
+
 def state_kept(later: range) -> str:
     """
     Format what a reprocessing run of a pipeline with state has not changed.
@@ -113,7 +120,9 @@ def format_counts(counts: Mapping[str, int]) -> str:
         (name.removeprefix("written."), rows) for name, rows in sorted(counts.items()) if name.startswith("written.")
     ]
     parts = [f"{counts.get('read', 0):,} rows read", *(f"{rows:,} written to {sink}" for sink, rows in written)]
-    parts += [f"{counts[name]:,} {name}" for name in ("filtered", "duplicates", "quarantined") if counts.get(name)]
+    parts += [
+        f"{counts[name]:,} {name}" for name in ("filtered", "duplicates", "late", "quarantined") if counts.get(name)
+    ]
     return ", ".join(parts)
 
 

@@ -133,7 +133,9 @@ def reprocess_run(
     reprocessed = 0
     last = result
     request_prefix = f"{run_key}#{request}:"
-    for version in _visible_batches(opened_log, run_key):
+    versions_of_run = _visible_batches(opened_log, run_key)
+    logger.info("%s", report.reprocessing(versions_of_run))
+    for version in versions_of_run:
         last = _reprocess(pipeline, version, f"{request_prefix}{version}", engine, log, announces=False)
         counts, reprocessed = add_counts(counts, last.counts), reprocessed + 1
     if reprocessed == 0:  # all versions of the run were rolled back

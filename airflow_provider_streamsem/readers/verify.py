@@ -81,6 +81,7 @@ class Verdict:
 
     :param log: URL of the log
     :param versions: number of closed versions
+    :param open: the version that was planned and is not closed yet; ``None`` if there is none
     :param commits: number of committed versions
     :param counts: row counts by name, summed over the visible commits. The counts of replaced commits are not included
     :param files: number of visible files. Files that reprocessing runs replaced are checked too, but not counted
@@ -92,6 +93,7 @@ class Verdict:
 
     log: str
     versions: int = 0
+    open: int | None = None
     commits: int = 0
     counts: Mapping[str, int] = field(default_factory=dict)
     files: int = 0
@@ -190,6 +192,7 @@ class _Verification:
         newest = max((version for version, _ in listed), default=-1)
         outcomes: list[tuple[Outcome, str]] = []
         head, initial_offsets = ClosedHead(), dict[str, int]()
+        is_open = False
         ranges: dict[int, Ranges] = {}
         visible: set[int] = set()
         for version in range(newest + 1):
@@ -224,6 +227,7 @@ class _Verification:
                     self._reprocess(plan[0], visible)
                     visible.discard(plan[0].replaces.version)
                     visible.add(version)
+            is_open = outcome is None
             if outcome is not None:
                 head = ClosedHead(outcome=outcome[0], outcome_sha=outcome[1], markers=outcome[0].markers)
                 outcomes.append(outcome)
@@ -231,6 +235,7 @@ class _Verification:
                     head = self._receipts(head, newest)
         self._try(partial(invariants.check_i5, ranges.values(), initial_offsets=initial_offsets, next=head.next))
         self.verdict.versions = len(outcomes)
+        self.verdict.open = newest if is_open else None
         return outcomes
 
     def _receipts(self, head: ClosedHead, newest: int) -> ClosedHead:

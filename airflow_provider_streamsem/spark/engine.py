@@ -179,7 +179,8 @@ class SparkEngine:
                 "run again. If it keeps ending, look for an out-of-memory kill, and give the process more memory."
             )
         return StageError("Spark did not start; nothing was staged", master=self._master).advising(
-            "read Spark's output above, correct the master, the settings or the memory of the process, and run again."
+            "run again. If it fails again, read Spark's output above: correct the master or the settings. Without output, the process of Spark was killed, for "
+            "example because memory was short: give it more memory."
         )
 
     def _remote_session(self, remote: str) -> SparkSession:

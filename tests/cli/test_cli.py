@@ -117,8 +117,6 @@ def test_shapes_are_documented() -> None:
 def test_internal_error_of_a_command_has_its_own_exit_code(
     fixture: PipelineFixture, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from airflow_provider_streamsem.cli import commands as commands_
-
     def fail(args: object) -> None:
         raise ZeroDivisionError
 
@@ -487,7 +485,7 @@ def test_move_log_moves_the_log_and_the_old_log_names_the_new_location(
     code, _, err = run(capsys, "log", old)
     assert (code, new in err) == (4, True)
     code, out, _ = run(capsys, "verify", new)
-    assert (code, out.startswith("clean: 1 versions")) == (0, True)
+    assert (code, out.startswith("clean: closed versions: 1, ")) == (0, True)
 
 
 def test_log_lists_the_changed_fields_of_the_spec(fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]) -> None:
@@ -596,8 +594,6 @@ def test_reason_from_the_log_is_escaped_in_text_and_exact_in_json(
 def test_log_lines_and_tracebacks_are_printed_with_escapes(
     fixture: PipelineFixture, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from airflow_provider_streamsem.cli import commands as commands_
-
     def fail(args: object) -> None:
         raise ZeroDivisionError("\x1b[2J")
 
@@ -640,6 +636,9 @@ def test_rollback_removes_later_versions_and_log_shows_it(
     shown = run(capsys, "log", log)[1]
     assert "rollback to 0" in shown
     assert "commit, rolled back" in shown
+    run_batch(fixture.pipeline(limits=Limits(max_files=7)), run_key="changed", log=fixture.log(), engine=RowsEngine())
+    rows = json.loads(run(capsys, "log", log, "--json")[1])["versions"]
+    assert [row["changed"] for row in rows[:2]] == [["limits.max_files"], []], "a rollback uses no spec"
     assert run(capsys, "verify", toml)[0] == 0
 
 
@@ -685,11 +684,14 @@ def test_log_may_be_a_relative_path(
 
 
 def test_json_is_the_only_output_of_a_pipeline_file_that_imports_airflow(tmp_path: Path) -> None:
-    """Importing Airflow gives the root logger a handler that writes to standard output."""
+    """Importing Airflow gives the root logger a handler that writes to standard output. py4j logs when the process ends."""
     (tmp_path / "in").mkdir()
     code = f"""
-import airflow.sdk
+import airflow.sdk, atexit, logging
 from airflow_provider_streamsem import FilesSink, FilesSource, Pipeline
+print("from the file")
+atexit.register(logging.getLogger("py4j.clientserver").info, "Closing down clientserver connection")
+atexit.register(logging.getLogger("other").warning, "the process ends")
 P = Pipeline(name="p", log={str(tmp_path / "log")!r}, source=FilesSource(path={str(tmp_path / "in")!r}, format="text"),
     sinks={{"out": FilesSink(path={str(tmp_path / "out")!r})}}, transform="operator:pos")
 """
@@ -697,6 +699,19 @@ P = Pipeline(name="p", log={str(tmp_path / "log")!r}, source=FilesSource(path={s
     command = [sys.executable, "-m", "airflow_provider_streamsem.cli.main", "run", f"{tmp_path}/p.py:P", "--json"]
     process = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(process.stdout)["status"] == "empty"
+    assert "from the file" in process.stderr
+    assert "Closing down" not in process.stderr
+
+
+def test_transform_of_a_python_file_has_the_name_that_it_has_in_airflow(tmp_path: Path) -> None:
+    code = """
+from airflow_provider_streamsem import FilesSink, FilesSource, Pipeline
+def clean(records):
+    return records
+P = Pipeline(name="p", log="/log", source=FilesSource(path="/in", format="text"), sinks={"out": FilesSink(path="/out")}, transform=clean)
+"""
+    (tmp_path / "orders.py").write_text(code)
+    assert commands_._pipeline_of(str(tmp_path / "orders.py"), "P").transform_name == "orders:clean"
 
 
 def test_check_monoid_accepts_the_example_of_the_docs_and_reports_broken_laws(

@@ -86,6 +86,9 @@ def test_messages_for_many_partitions_reprocessing_runs_and_aborts() -> None:
     assert report.planned(samples.plan(ranges={})) == "version 0 planned: no offsets"
     reprocessed = samples.plan(4, kind="reprocess", replaces=Replaced(version=2, counts={}))
     assert report.planned(reprocessed) == "version 4 planned: reprocessing of version 2"
+    late = samples.outcome(samples.plan(3), counts={"read": 3, "written.hours": 0, "late": 1})
+    assert report.closed(late, 100) == "version 3 committed in 0.1 s: 3 rows read, 0 written to hours, 1 late"
+    assert report.reprocessing([3, 4]) == "this try reprocesses the versions of the run: 3, 4"
     aborted = samples.outcome(samples.plan(3), result="abort", reason="asked for")
     assert report.closed(aborted, 5) == "version 3 aborted: asked for"
 

@@ -214,8 +214,9 @@ def test_orphans_are_counted_and_not_reported_as_a_fault(fixture: PipelineFixtur
 
 def test_open_version_is_not_reported_as_a_fault(fixture: PipelineFixture) -> None:
     fixture.arrive(1)
+    assert fixture.verdict().open is None
     fixture.dies("b")
-    assert fixture.verdict().clean
+    assert (fixture.verdict().clean, fixture.verdict().open) == (True, 3)
     assert [v.outcome is None for v in fixture.opened().versions()] == [True, False, False, False]
 
 
