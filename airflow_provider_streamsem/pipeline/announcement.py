@@ -83,7 +83,7 @@ def announce_others(log: CommitLog, closed: int, run_key: str) -> tuple[tuple[in
             return nothing
         # Create the run's own announcement first (A3). Once the announcement of the version exists, no other run announces these versions.
         stored = log.put_announcement(own, _announcement(log, closed, since, closed, run_key))
-        log.put_announcement(keys.announced(closed), stored)
+        log.put_announcement(keys.announced(stored.version), stored)
     versions = range(max(stored.since, stored.upto - LISTED) + 1, stored.upto + 1)
     return (stored.since + 1, stored.upto + 1), commits_of_others(log, [*versions], run_key)
 

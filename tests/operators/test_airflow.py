@@ -444,7 +444,7 @@ def test_quickstart_dag_runs_retries_continues_and_clears(
     from airflow_provider_streamsem.testing.dag_runs import run_dag
 
     days = arrivals.write_days(tmp_path / "waiting")
-    arrivals.arrive(days[:31], tmp_path / "arrivals")
+    arrivals.arrive(days[:61], tmp_path / "arrivals")
     real, tries = staging.Staging.run, []
 
     def fails_once(self: Any) -> Any:
@@ -461,7 +461,7 @@ def test_quickstart_dag_runs_retries_continues_and_clears(
     assert (opened.head, sum(f.rows for f in opened.files())) == (1, opened.view().counts["written.flights"])
     assert run_dag(dag, "first", clear=["clean"]).state == "success"
     assert (opened.head, len(tries)) == (1, 3)
-    arrivals.arrive(days[31:33], tmp_path / "arrivals")
+    arrivals.arrive(days[61:63], tmp_path / "arrivals")
     assert run_dag(dag, "second").state == "success"
     assert opened.head == 2
     from airflow_provider_streamsem import verify

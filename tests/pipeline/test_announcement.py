@@ -14,6 +14,7 @@ from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.pipeline import announcement
 from airflow_provider_streamsem.pipeline.reprocess import reprocess_run
 from airflow_provider_streamsem.protocol import keys
+from airflow_provider_streamsem.protocol.entries import Announcement
 from airflow_provider_streamsem.stores.contract import ObjectStat
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import CountingStore, Crash, Fault, FaultyStore
@@ -169,6 +170,24 @@ def test_retry_that_finds_records_repeats_the_announcement_of_its_idle_first_try
     fixture.arrive(1)
     again = fixture.run("idle")
     assert (completed(again), again.versions) == ([0, 1], (0, 3))
+    assert fixture.unannounced() == []
+
+
+def test_announcement_of_an_idle_run_does_not_stand_for_a_newer_version(fixture: PipelineFixture) -> None:
+    """Two processes of a run without versions see different heads. The announcement of the first covers only version 0."""
+    fixture.arrive(4)
+    fixture.run("first")
+    fixture.dies("second")
+
+    class ConcurrentProcessFirst(CountingStore):
+        def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
+            if prefix == keys.ANNOUNCED:
+                earlier = Announcement(version=0, since=-1, upto=0, run_key="idle", nonce="n")
+                fixture.log().put_announcement(keys.announced_by("idle"), earlier)
+            return super().list(prefix, limit, start_after)
+
+    assert fixture.run("idle", store=ConcurrentProcessFirst(fixture.store)).versions == (0, 1)
+    assert fixture.run("second").versions[1] == 2
     assert fixture.unannounced() == []
 
 

@@ -461,7 +461,10 @@ def test_no_stored_object_causes_outside_access_code_execution_or_a_foreign_erro
 WEAKENED_CHECKS: dict[str, tuple[str, Any]] = {
     "keys": ("airflow_provider_streamsem.protocol.keys.is_relative", lambda key: True),
     "marks": ("airflow_provider_streamsem.connectors.files.sink.FilesSink.claim", lambda sink, uuid, log, *, new: None),
-    "schemas": ("airflow_provider_streamsem.readers.spark.fields", lambda schema: json.loads(schema)["fields"]),
+    "schemas": (
+        "airflow_provider_streamsem.connectors.data_files.read.fields",
+        lambda schema: json.loads(schema)["fields"],
+    ),
 }
 
 
