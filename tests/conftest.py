@@ -51,8 +51,10 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests with the mark ``spark`` or ``airflow`` as slow, before pytest selects tests by their marks."""
+    """Mark tests with the mark ``spark`` or ``airflow`` as slow, before pytest selects tests by their marks. Tests of ``make prove`` may take 20 minutes."""
     for item in items:
+        if item.get_closest_marker("prove") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(1_200))
         if any(item.get_closest_marker(name) for name in ("spark", "airflow")):
             item.add_marker("slow")
 
