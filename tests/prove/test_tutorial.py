@@ -27,9 +27,14 @@ DONE = "-- the block ended with"
 
 
 class Shell:
-    """A bash process that runs the blocks of the page in order, as a reader does in a terminal."""
+    """
+    A bash process that runs the blocks of the page in order, as a reader does in a terminal.
 
-    def __init__(self, location: Path, environment: dict[str, str]) -> None:
+    :param port: the port of Airflow's API server, in place of 8080
+    """
+
+    def __init__(self, location: Path, environment: dict[str, str], port: str) -> None:
+        self.port = port
         self.process = subprocess.Popen(
             ["bash"],
             cwd=location,
@@ -44,6 +49,7 @@ class Shell:
     def run(self, commands: str) -> str:
         """Run commands, and return their output. Fails if one of the commands fails."""
         stdin, stdout = _open(self.process.stdin), _open(self.process.stdout)
+        commands = commands.replace("localhost:8080", f"localhost:{self.port}")
         stdin.write(f"set -e; trap 'echo {DONE} $?' EXIT\n{commands}\nset +e; trap - EXIT; echo {DONE} 0\n")
         stdin.flush()
         printed: list[str] = []
@@ -74,7 +80,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
         "AIRFLOW__API__BASE_URL": f"http://localhost:{port}",
         "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"http://localhost:{port}/execution/",
     }
-    shell = Shell(tmp_path, environment)
+    shell = Shell(tmp_path, environment, port)
     yield shell
     for process in [*psutil.Process(shell.process.pid).children(recursive=True), shell.process]:
         with suppress(psutil.NoSuchProcess):
