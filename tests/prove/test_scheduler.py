@@ -21,7 +21,7 @@ def test_quickstart_runs_on_a_real_scheduler_and_a_cleared_task_writes_nothing(t
     log = str(tmp_path / "log")
     locations = {"STREAMSEM_QUICKSTART_HOME": str(tmp_path), "STREAMSEM_QUICKSTART_LOG": log}
     airflow = Airflow(tmp_path / "airflow", ROOT / "dags", environment=locations)
-    arrivals.arrive(arrivals.write_days(tmp_path / "waiting")[:40], tmp_path / "arrivals")
+    arrivals.arrive(arrivals.write_days(tmp_path / "waiting")[:80], tmp_path / "arrivals")
     with airflow.running():
         airflow.until("the DAG is there", lambda: airflow.request("GET", f"/dags/{DAG}"), 120)
         airflow.trigger(DAG, "real")
@@ -29,7 +29,7 @@ def test_quickstart_runs_on_a_real_scheduler_and_a_cleared_task_writes_nothing(t
         airflow.until("the run ends", ended, 300)
         assert airflow.state(DAG, "real") == "success"
         result = airflow.result(DAG, "real", TASK)
-        assert (result["status"], result["version"], result["ranges"]) == ("committed", 1, {"files": [0, 40]})
+        assert (result["status"], result["version"], result["ranges"]) == ("committed", 1, {"files": [0, 80]})
         stored = sorted(path.name for path in (tmp_path / "log").rglob("*.json"))
         airflow.clear(DAG, "real", [TASK])
         airflow.until("the second try ends", lambda: airflow.tries(DAG, "real", TASK) >= 2 and ended(), 300)
