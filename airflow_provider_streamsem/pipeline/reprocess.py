@@ -129,17 +129,16 @@ def reprocess_run(
     result = run_batch(pipeline, run_key=run_key, drain=drain, engine=engine, log=log)
     if result.status == "empty" or not was_complete:  # the current transform has just produced these commits
         return result
-    counts: dict[str, int] = {}
-    reprocessed = 0
-    last = result
-    request_prefix = f"{run_key}#{request}:"
     versions_of_run = _visible_batches(opened_log, run_key)
     logger.info("%s", report.reprocessing(versions_of_run))
+    if not versions_of_run:  # all versions of the run were rolled back
+        return result
+    counts: dict[str, int] = {}
+    last = result
+    request_prefix = f"{run_key}#{request}:"
     for version in versions_of_run:
         last = _reprocess(pipeline, version, f"{request_prefix}{version}", engine, log, announces=False)
-        counts, reprocessed = add_counts(counts, last.counts), reprocessed + 1
-    if reprocessed == 0:  # all versions of the run were rolled back
-        return result
+        counts = add_counts(counts, last.counts)
     # Announce once, at the end. If a request failed in between and was never repeated, no result would contain the versions that it announced.
     versions, completed = announce_planned(opened_log, last.version)
     others = [version for version in completed if not version.run_key.startswith(request_prefix)]
@@ -151,7 +150,7 @@ def reprocess_run(
         version=last.version,
         ranges=result.ranges,
         counts=counts,
-        batches=reprocessed,
+        batches=len(versions_of_run),
         outcome=last.outcome,
         versions=(min(result.versions[0], versions[0]), max(result.versions[1], versions[1])),
         completed=merge_completed([result.completed, others]),

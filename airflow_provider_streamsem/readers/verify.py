@@ -192,7 +192,6 @@ class _Verification:
         newest = max((version for version, _ in listed), default=-1)
         outcomes: list[tuple[Outcome, str]] = []
         head, initial_offsets = ClosedHead(), dict[str, int]()
-        is_open = False
         ranges: dict[int, Ranges] = {}
         visible: set[int] = set()
         for version in range(newest + 1):
@@ -227,7 +226,6 @@ class _Verification:
                     self._reprocess(plan[0], visible)
                     visible.discard(plan[0].replaces.version)
                     visible.add(version)
-            is_open = outcome is None
             if outcome is not None:
                 head = ClosedHead(outcome=outcome[0], outcome_sha=outcome[1], markers=outcome[0].markers)
                 outcomes.append(outcome)
@@ -235,7 +233,7 @@ class _Verification:
                     head = self._receipts(head, newest)
         self._try(partial(invariants.check_i5, ranges.values(), initial_offsets=initial_offsets, next=head.next))
         self.verdict.versions = len(outcomes)
-        self.verdict.open = newest if is_open else None
+        self.verdict.open = newest if head.closed < newest else None
         return outcomes
 
     def _receipts(self, head: ClosedHead, newest: int) -> ClosedHead:
