@@ -11,7 +11,6 @@ same run key returns the same result again.
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
@@ -27,6 +26,7 @@ from airflow_provider_streamsem.testing.steps import SteppedStore, Steps
 from airflow_provider_streamsem.testing.stores import Crash, Fault, FaultyStore
 from tests.external_systems import PublishingFixture, TableSink
 from tests.pipeline_fixture import PipelineFixture
+from tests.prepared_directory import PreparedDirectory
 
 BAD_REPLIES = (Fault.LOST_REPLY, Fault.CONFLICT, Fault.APPLIED_LATE)
 NEVER = 10**9
@@ -152,12 +152,10 @@ class PreparedScenario:
         self._processes = next(self._prepared.clocks)
         self._crashed: set[str] = set()
         self._checked: set[str] = set()
-        self._saved = root / "saved"
-        shutil.copytree(root / "pipeline", self._saved)
+        self._directory = PreparedDirectory(root / "pipeline")
 
     def fixture(self) -> PipelineFixture:
-        shutil.rmtree(self._prepared.root)
-        shutil.copytree(self._saved, self._prepared.root)  # keeps modification times
+        self._directory.restore()
         assert isinstance(self._prepared.store, MemoryStore)
         self._prepared.store._objects.clear()
         self._prepared.store._objects.update(self._objects)
