@@ -16,7 +16,11 @@ from pathlib import Path
 from typing import Any
 
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m"
-"""JVM options for processes that live for seconds: the optimizing compiler and a collector with several threads cost more than they save."""
+"""
+JVM options for processes that live for seconds: the optimizing compiler and a collector with several threads cost more than they save.
+
+Without the optimizing compiler, a JVM reserves only 48 MB for compiled code. The classes that Spark generates would fill them within minutes.
+"""
 
 
 def archive() -> Path:
