@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from threading import Event
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 
@@ -37,7 +36,7 @@ from airflow_provider_streamsem.pipeline.abort import abort
 from airflow_provider_streamsem.pipeline.opening import open_pipeline
 from airflow_provider_streamsem.pipeline.vacuum import vacuum
 from airflow_provider_streamsem.spark.stateful import MicroBatch
-from tests.connectors.sql.test_sink import Database, database_at
+from tests.connectors.sql.test_sink import database_at
 from tests.state import test_operators as operators
 from tests.state.test_commits import crash_at
 from tests.state.test_operators import arrive, pipeline, streamed
@@ -191,7 +190,6 @@ def test_rows_of_any_batches_with_faults_are_those_of_a_streaming_query(
     faults: list[str],
 ) -> None:
     root, found = tmp_path_factory.mktemp("batches"), []
-    note(f"{batches} {faults}")
     state = State(output_mode=mode, partitions=1 if transform is closing else 2, keep_versions=2)
     with run_of(pipeline(root, transform, mode, state=state)) as run:
         for number, (events, fault) in enumerate(zip(batches, faults, strict=False)):
@@ -222,9 +220,9 @@ def test_complete_result_of_any_batches_with_faults_is_that_of_a_streaming_query
     faults: list[str],
 ) -> None:
     root = tmp_path_factory.mktemp("batches")
-    note(f"{batches} {faults}")
-    table = table_of_rows(root, monkeypatch)
     keys = ["at", "k"] if transform is operators.windowed else ["k"]
+    table = database_at(root / "db.sqlite", monkeypatch)
+    table.run(f'CREATE TABLE "t" (at VARCHAR(30), k VARCHAR(9), n BIGINT, PRIMARY KEY ({", ".join(keys)}))')
     sink = JdbcSink(conn_id="db", table="t", staging=str(root / "staging"), mode="upsert", keys=keys)
 
     def result(events: DataFrame) -> DataFrame:
@@ -238,9 +236,3 @@ def test_complete_result_of_any_batches_with_faults_is_that_of_a_streaming_query
     expected, _ = streamed(spark, root, transform, "complete")[-1]
     assert sorted(table.run('SELECT at, k, n FROM "t"')) == sorted((str(at), k, n) for at, k, n in expected)
     assert verify(run.spec).findings == []
-
-
-def table_of_rows(root: Path, monkeypatch: pytest.MonkeyPatch) -> Database:
-    database = database_at(root / "db.sqlite", monkeypatch)
-    database.run('CREATE TABLE "t" (at VARCHAR(30), k VARCHAR(9), n BIGINT, PRIMARY KEY (at, k))')
-    return database
