@@ -14,15 +14,18 @@ _MOST_DIGITS = 20
 
 
 def text(name: str, value: object, *, pattern: str = r".*\S.*", accepted: str = "non-empty text") -> str:
-    """Return text that matches ``pattern`` completely. An error omits everything before the last ``@``, which may contain a password."""
+    """Return text that matches ``pattern`` completely. An error omits the parts of a URL that may contain a secret."""
     if not isinstance(value, str) or not re.fullmatch(pattern, value, re.DOTALL) or not _is_utf8(value):
-        shown = f"…{value[value.rindex('@') :]}" if isinstance(value, str) and "@" in value else value
-        raise InvalidError(
-            f"{name} is not valid",
-            given=shown if isinstance(value, str) else type(value).__name__,
-            accepted=accepted,
-        )
+        given = _without_secrets(value) if isinstance(value, str) else type(value).__name__
+        raise InvalidError(f"{name} is not valid", given=given, accepted=accepted)
     return value
+
+
+def _without_secrets(value: str) -> str:
+    """Omit everything before the last ``@``, which may contain a password, and the query string of a URL."""
+    _, at, after = value.rpartition("@")
+    shown = f"…{at}{after}" if at else value
+    return f"{shown.partition('?')[0]}?…" if "://" in value and "?" in shown else shown
 
 
 def _is_utf8(value: str) -> bool:

@@ -10,6 +10,20 @@ import time
 import uuid
 from typing import Protocol
 
+MOST_DIFFERENCE_MS = 3_600_000
+"""Clocks of two machines may differ by less than this. A greater difference is an error of one clock, which must not determine all later times."""
+
+
+def later(now_ms: int, earlier_ms: int) -> int:
+    """
+    Return a clock reading that is not before the one of an earlier step, although another machine with another clock may have performed that step.
+
+    :param now_ms: the reading of this machine's clock
+    :param earlier_ms: the reading of the earlier step
+    :returns: ``now_ms``, or one millisecond after ``earlier_ms`` if this machine's clock is behind by less than :data:`MOST_DIFFERENCE_MS`
+    """
+    return earlier_ms + 1 if 0 < earlier_ms - now_ms < MOST_DIFFERENCE_MS else now_ms
+
 
 class Clock(Protocol):
     """Interface for time and ids. Tests substitute their own implementation."""

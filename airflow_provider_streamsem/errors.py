@@ -160,6 +160,20 @@ class RecordsMissingError(SourceChangedError):
     )
 
 
+class LookupChangedError(SourceChangedError):
+    """
+    Rows of a lookup that an existing plan pins were changed or are missing. The attempt was discarded. Nothing became visible.
+
+    The run closes the version of a batch as an abort and plans the batch once more, with the current rows. A run raises this error only if the rows of that
+    plan were changed too, or for a reprocessing run.
+    """
+
+    do = (
+        "run again: a batch is planned again with the current rows of the lookup. If its rows change during every batch, use a lookup that keeps old versions, "
+        "such as DeltaTable. To reprocess a version with the current rows, use `streamsem reprocess --current-lookups`."
+    )
+
+
 class DataError(StreamsemError):
     """The data cannot be processed as the pipeline specifies. The attempt was discarded. Nothing became visible, and the offsets did not move."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from airflow_provider_streamsem import telemetry
-from airflow_provider_streamsem.clock import SYSTEM_CLOCK, Clock
+from airflow_provider_streamsem.clock import SYSTEM_CLOCK, Clock, later
 from airflow_provider_streamsem.errors import (
     InvalidError,
     LogDamagedError,
@@ -265,6 +265,19 @@ class CommitLog:
     def confirm_head(self, head: Head) -> Head:
         """Return the head at the newest version, given a head that may lag. The method reads the keys of later versions and lists nothing."""
         return self.perform(procedures.confirm_head(head))
+
+    def newest_head(self) -> Head:
+        """Return the head at the newest version. A listing that lags does not affect it (W8)."""
+        return self.confirm_head(self.find_head())
+
+    def now_ms(self, head: Head) -> int:
+        """
+        Return the time of the step that follows a head, in milliseconds since the epoch.
+
+        If the clocks of the machines differ by less than an hour, the times of plans and outcomes increase with the versions. Deduplication and the search for
+        a version by time rest on this.
+        """
+        return later(self.clock.now_ms(), head.time_ms)
 
     def locate(self, run_key: str, head: Head) -> procedures.Position:
         """Return the position of a run in the log; see :func:`procedures.locate`."""

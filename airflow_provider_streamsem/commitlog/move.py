@@ -105,10 +105,10 @@ def _refuse_unfinished(old: CommitLog, target: str) -> None:
     :raises InvalidError: the head is open or has pending publishes
     """
     try:
-        head = old.confirm_head(old.find_head())
+        head = old.newest_head()
         if isinstance(head, OpenHead) or head.has_pending_publishes:
             # Read the head again, because a run may have closed the version between two requests of the first read.
-            head = old.confirm_head(old.find_head())
+            head = old.newest_head()
     except LogMovedError as error:
         if error.fields["moved_to"] != target:
             raise
@@ -169,7 +169,7 @@ def _end_log(old: CommitLog, record: PipelineRecord, target: str) -> int:
     while True:
         _refuse_unfinished(old, target)
         try:
-            head = old.confirm_head(old.find_head())
+            head = old.newest_head()
         except LogMovedError as error:  # the old log has ended: _refuse_unfinished has checked that this move ended it
             return int(str(error.fields["version"])) - 1
         if isinstance(head, OpenHead) or head.has_pending_publishes:

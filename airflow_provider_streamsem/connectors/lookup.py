@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from airflow_provider_streamsem.errors import InvalidError, SourceChangedError
+from airflow_provider_streamsem.errors import InvalidError, LookupChangedError, SourceChangedError
 from airflow_provider_streamsem.protocol.entries import Json
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ class Lookup(Protocol):
 
     The plan of a batch stores a *pin* for each lookup. Every attempt of the batch, and by default every reprocessing run, reads the rows of the pin.
 
-    * For the same pin, :meth:`load` returns the same rows every time, or :meth:`check_pin` raises ``SourceChangedError``. A lookup without this guarantee
+    * For the same pin, :meth:`load` returns the same rows every time, or :meth:`check_pin` raises ``LookupChangedError``. A lookup without this guarantee
       says so in :attr:`reasons`.
     * A lookup is a frozen dataclass. Its fields are the keys of its table in TOML.
     """
@@ -65,7 +65,7 @@ class Lookup(Protocol):
         Check that the rows of a pin still exist, unchanged. The run calls this method before and after the transform.
 
         :raises LogDamagedError: the pin has another form, or names another table
-        :raises SourceChangedError: the error names what was changed or is missing. Nothing became visible
+        :raises LookupChangedError: the error names what was changed or is missing. Nothing became visible
         """
         ...
 
@@ -76,18 +76,11 @@ class Lookup(Protocol):
 
 @contextmanager
 def checking_pin() -> Iterator[None]:
-    """
-    If the block reports changed or missing pinned rows, replace the error's advice with advice for lookups.
-
-    A ``RecordsMissingError`` becomes its base class. Otherwise ``on_data_loss="record_gap"`` would close the version as if its records were missing.
-    """
+    """If the block reports changed or missing pinned rows, raise ``LookupChangedError`` instead."""
     try:
         yield
     except SourceChangedError as error:
-        raise SourceChangedError(error.summary, **error.fields).advising(
-            "restore the named item and run again. Or close an open version with `streamsem abort`: the next plan pins the current rows. To reprocess with the "
-            "current rows, use `streamsem reprocess --current-lookups`."
-        ) from error
+        raise LookupChangedError(error.summary, **error.fields) from error
 
 
 def check_number_of_files(files: Sized, **where: object) -> None:

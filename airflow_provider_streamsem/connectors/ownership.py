@@ -42,7 +42,7 @@ def _is_unused(location: str, url: str) -> bool:
         try:
             if existing.read_pipeline() is None:
                 return True
-            existing.confirm_head(existing.find_head())
+            existing.newest_head()
         except LogMovedError as error:
             location = str(error.fields["moved_to"])
         else:

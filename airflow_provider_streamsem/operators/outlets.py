@@ -11,7 +11,7 @@ from airflow_provider_streamsem.hooks.failures import as_airflow_failures
 from airflow_provider_streamsem.hooks.pipelines import text_templates
 
 _LONGEST_KEY = 250
-_DO = "correct partition_key, then run again; committed versions stay committed."
+_DO = "correct partition_key, then clear this task: it emits the event. Committed versions stay committed."
 
 
 def checked_partition_key(template: str | None, outlets: Sequence[Any]) -> str | None:

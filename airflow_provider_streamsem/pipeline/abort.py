@@ -22,7 +22,7 @@ def abort(log: CommitLog, record: PipelineRecord, version: int, *, reason: str) 
     """
     integer("version", version, least=0)
     text("reason", reason)
-    head = log.confirm_head(log.find_head())
+    head = log.newest_head()
     if not isinstance(head, OpenHead) or head.plan.version != version:
         raise InvalidError(
             "only the open version can be aborted",
@@ -44,7 +44,7 @@ def abort_outcome(log: CommitLog, head: OpenHead, *, reason: str, initial_state:
     :param initial_state: the state before version 0
     """
     plan, before = head.plan, head.outcome
-    now_ms = log.clock.now_ms()
+    now_ms = log.now_ms(head)
     return Outcome(
         version=plan.version,
         result="abort",

@@ -19,14 +19,19 @@ LISTED = 20
 Completed = list[tuple[Plan, Outcome]]
 
 
-def announce_run(log: CommitLog, last: Plan, closed: int, *, resumed: bool) -> tuple[tuple[int, int], Completed]:
+def announce_run(
+    log: CommitLog, last: Plan, closed: int, *, resumed: bool, request_of: str | None = None
+) -> tuple[tuple[int, int], Completed]:
     """
     Create the announcement of a run whose last version is closed.
 
     :param last: the run's last plan
     :param closed: the newest closed version. Other runs may have planned versions after the run's last one
     :param resumed: whether the run was complete when this process began. If so, and if its announcement is stored, nothing is written
-    :returns: ``[start, end)`` of the announced versions, and the newest :data:`LISTED` commits of other runs among them, in ascending order
+    :param request_of: for a request to reprocess the versions of a run: the key of that run. Each request has other run keys, so a later request announces
+        again what an earlier one announced, because the result of the earlier one may not have been delivered (A6)
+    :returns: ``[start, end)``, and the newest :data:`LISTED` commits of other runs in it, in ascending order. This announcement or an earlier one announces
+        every committed version in ``[start, end)``, which includes all versions of the run
     :raises LogDamagedError: a closed version lacks its plan, its outcome or its run pointer
     """
     first = last.version if last.j == 0 else _first_version(log, last.run_key)
@@ -35,6 +40,9 @@ def announce_run(log: CommitLog, last: Plan, closed: int, *, resumed: bool) -> t
     stored = log.announcement(keys.announced(last.version)) if resumed else None
     if stored is None:
         since, upto = _unannounced(log, last, first, closed, between)
+        if request_of is not None:
+            own = _announcement(log, last.version, since, upto, request_of)
+            since = min(since, log.put_announcement(keys.announced_by(request_of), own).since)
         wanted = _announcement(log, last.version, since, upto, last.run_key)
         stored = log.put_announcement(keys.announced(last.version), wanted)
     since, upto = stored.since, stored.upto
@@ -52,8 +60,8 @@ def _unannounced(log: CommitLog, last: Plan, first: int, closed: int, between: l
     """
     follows_announced = not between and (first == 0 or log.announcement(keys.announced(first - 1)) is not None)
     newest_announced = first - 1 if follows_announced else log.newest_announced()
-    # An earlier process of this run may have announced versions before it planned a version, and then died (A6). It announced versions of other runs, or
-    # the run was complete until a rollback removed its last versions.
+    # An earlier process of this run may have created an announcement, and died before it returned its result (A6): when the run had not planned a version
+    # yet (key `announced_by`), or when the run was complete and a rollback had not removed its last versions yet (key of the version before the rollback).
     earlier = [keys.announced_by(last.run_key), *(keys.announced(n - 1) for n in between if n - 1 not in between)]
     undelivered = [stored for key in earlier if (stored := log.announcement(key)) and stored.run_key == last.run_key]
     since = min([newest_announced, *(stored.since for stored in undelivered)])

@@ -1,5 +1,7 @@
 """
-Finds versions by the time at which they were closed, and leaves out those that were rolled back. The clocks of the processes are assumed to agree.
+Finds versions by the time at which they were closed, and leaves out those that were rolled back.
+
+The times increase with the versions if the clocks of the machines differ by less than an hour (:func:`airflow_provider_streamsem.clock.later`).
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ def newest_closed_until(log: CommitLog, until_ms: int) -> int:
     :param until_ms: the time, in milliseconds since the epoch
     :raises InvalidError: there is no such version
     """
-    closed = log.confirm_head(log.find_head()).closed  # the listing may lag
+    closed = log.newest_head().closed
     last = first_closed_after(log, until_ms, 0, closed + 1) - 1
     version = max(
         (min(last, kept.stop - 1) for kept in versions_in_lineage(log, closed) if kept.start <= last), default=-1

@@ -9,7 +9,8 @@ from airflow_provider_streamsem.errors import ConflictError, InvalidError
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import claim_datasets, find_record
 from airflow_provider_streamsem.pipeline.spec import Pipeline
-from airflow_provider_streamsem.protocol import keys
+from airflow_provider_streamsem.protocol import codec, keys
+from airflow_provider_streamsem.protocol.entries import PipelineRecord
 from airflow_provider_streamsem.protocol.view import OpenHead
 from airflow_provider_streamsem.stores.contract import ObjectStat
 from airflow_provider_streamsem.stores.dataset import open_dataset
@@ -39,9 +40,10 @@ def drop(pipeline: Pipeline, *, dry_run: bool = False, log: CommitLog | None = N
     """
     Delete the log and the datasets of a fork. The original pipeline is not affected.
 
-    No run may use the fork during this call, nor later. The order is: files of the datasets, objects of the log, the newest outcome, ownership markers,
-    ``pipeline.json``. So a call that ends early can be repeated: ``pipeline.json`` still shows that the log is that of a fork, and as long as the log has a
-    version, the markers show that the datasets are its own.
+    No run may use the fork during this call, nor later. The order is: files of the datasets, objects of the log, the newest outcome, spilled fields, ownership
+    markers, ``pipeline.json`` and its own spilled fields. So a call that ends early can be repeated: ``pipeline.json`` still shows that the log is that of a
+    fork, as long as the log has a version, the markers show that the datasets are its own, and an entry is deleted before its spilled fields. If a call ends
+    after it has deleted ``pipeline.json``, objects below ``spill/`` may remain, which no entry names.
 
     :param pipeline: the fork. All its sinks must be files sinks
     :param dry_run: delete nothing, and return what would be deleted
@@ -70,17 +72,21 @@ def drop(pipeline: Pipeline, *, dry_run: bool = False, log: CommitLog | None = N
         raise ConflictError(
             "a version of the fork is open, so a run may be active; nothing was deleted", version=head.plan.version
         ).advising("stop the runs, close the version with `streamsem abort`, and drop the fork again.")
-    # A marker that is missing is created again, and deleted below. Only a log without versions may do that, also one that an earlier call has emptied.
-    claim_datasets(pipeline, log, record, new=head.outcome is None)
+    if not (dry_run and head.outcome is None):
+        # Verify the ownership markers. For a log without versions, this creates a missing marker, which is deleted below. An earlier call may have deleted the
+        # versions and the markers.
+        claim_datasets(pipeline, log, record, new=head.outcome is None)
     attempts = [(sink, attempt) for sink in pipeline.sinks.values() for attempt in sorted(sink.attempts())]
     size = sum(sink.discard(*attempt, dry_run=dry_run) for sink, attempt in attempts)
     newest = keys.outcome(head.closed) if head.closed >= 0 else ""
-    stats = sorted(_objects(log), key=lambda stat: (stat.key == newest, stat.key))
+    last = _spills_of_record(log)
+    stats = sorted(_objects(log), key=lambda stat: (keys.is_spill(stat.key), stat.key == newest, stat.key))
     if not dry_run:
-        _delete(log, stats)
+        _delete(log, [stat for stat in stats if stat.key not in last], keep=last)
         for sink in pipeline.sinks.values():
             open_dataset(sink.location).delete(keys.DATASET_MARKER)
-        log.store.delete(keys.PIPELINE)
+        for key in (keys.PIPELINE, *last):
+            log.store.delete(key)
     return Dropped(
         log=log.store.url,
         forked_from=record.fork.log,
@@ -95,15 +101,23 @@ def _objects(log: CommitLog) -> list[ObjectStat]:
     return [stat for stat in log.store.list("") if stat.key != keys.PIPELINE]
 
 
-def _delete(log: CommitLog, stats: list[ObjectStat]) -> None:
+def _spills_of_record(log: CommitLog) -> list[str]:
+    """Return the keys of the spilled fields of ``pipeline.json``."""
+    data = log.read(keys.PIPELINE)
+    body = {} if data is None else codec.parse(PipelineRecord, keys.PIPELINE, data)
+    return [keys.spill(digest) for digest in codec.spilled(PipelineRecord, body).values()]
+
+
+def _delete(log: CommitLog, stats: list[ObjectStat], *, keep: list[str]) -> None:
     """
     Delete objects of the log.
 
+    :param keep: keys of objects that the caller deletes later
     :raises ConflictError: the log has other objects afterwards
     """
     for stat in stats:
         log.store.delete(stat.key)
-    left = [stat.key for stat in _objects(log)]
+    left = [stat.key for stat in _objects(log) if stat.key not in keep]
     if left:
         summary = "a run has written to the log while it was dropped, so it was not deleted completely"
         raise ConflictError(summary, log=log.store.url, keys=left[:5]).advising(

@@ -30,7 +30,7 @@ def check_lookups(pipeline: Pipeline, plan: Plan) -> None:
     Check that the rows that the plan pins for the lookups still exist, unchanged.
 
     :raises InvalidError: the plan was created with other lookups. Nothing became visible
-    :raises SourceChangedError: rows of a lookup were changed or are missing. Nothing became visible
+    :raises LookupChangedError: rows of a lookup were changed or are missing. Nothing became visible
     """
     if {*plan.lookups} != {*pipeline.lookups}:
         raise InvalidError(

@@ -15,6 +15,7 @@ from airflow_provider_streamsem.pipeline import report
 from airflow_provider_streamsem.pipeline.corrections import before_version, outdated
 from airflow_provider_streamsem.pipeline.lookups import pin_lookups
 from airflow_provider_streamsem.pipeline.opening import OpenPipeline
+from airflow_provider_streamsem.pipeline.publish import sinks_that_cannot_reprocess
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import offsets
 from airflow_provider_streamsem.protocol.codec import plain
@@ -68,7 +69,7 @@ def plan_batch(
     :raises StreamsemError: the source cannot be polled or has lost records; see :class:`airflow_provider_streamsem.connectors.contract.Planner`
     """
     clock = opened.log.clock
-    planned_at_ms = clock.now_ms()
+    planned_at_ms = opened.log.now_ms(ready.head)
     start, target = ready.head.next, ready.target
     last, hint = ready.head.outcome, ready.head.hint
     end = _poll_end(opened, planner, ready)
@@ -186,10 +187,17 @@ def _refuse_corrections(opened: OpenPipeline, corrected: Gaps, versions: list[in
             pipeline=opened.pipeline.name,
             versions=versions,
             replaced={partition: list(ranges) for partition, ranges in corrected.items()},
-        ).advising(
-            "run `streamsem reprocess PIPELINE VERSION` for each of `versions`, then run again. "
-            'Or set on_reprocess of the source to "reprocess", or to "ignore" to keep the rows.'
-        )
+        ).advising(_advice_for_outdated(opened.pipeline, source.on_reprocess, versions[0]))
+
+
+def _advice_for_outdated(pipeline: Pipeline, on_reprocess: str, first: int) -> str:
+    """Return the advice for outdated rows. With ``ignore``, the source removed their records: it delivers them again, so the rows cannot be kept."""
+    if sinks_that_cannot_reprocess(pipeline):
+        keep = "" if on_reprocess == "ignore" else 'set on_reprocess of the source to "ignore" to keep the rows, or '
+        return f"{keep}{before_version(pipeline, first)} The sinks of this pipeline cannot replace rows."
+    reprocess = "run `streamsem reprocess PIPELINE VERSION` for each of `versions`, then run again"
+    keep = "" if on_reprocess == "ignore" else ', or to "ignore" to keep the rows'
+    return f'{reprocess}. Or set on_reprocess of the source to "reprocess"{keep}.'
 
 
 def _refuse_unfinished_drain(ready: Ready) -> None:

@@ -8,7 +8,11 @@ from airflow_provider_streamsem.pipeline.abort import abort_outcome
 from airflow_provider_streamsem.pipeline.corrections import before_version, repinned
 from airflow_provider_streamsem.pipeline.lookups import check_lookups, pin_lookups
 from airflow_provider_streamsem.pipeline.opening import OpenPipeline
-from airflow_provider_streamsem.pipeline.publish import current_output, publishing_sink
+from airflow_provider_streamsem.pipeline.publish import (
+    current_output,
+    publishing_sink,
+    sinks_that_cannot_reprocess,
+)
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import invariants, offsets
 from airflow_provider_streamsem.protocol.entries import Plan, Replaced
@@ -22,8 +26,7 @@ def refuse_sinks(pipeline: Pipeline) -> None:
 
     :raises InvalidError: names the sinks
     """
-    unable = [name for name in pipeline.publishes if not publishing_sink(pipeline, name).can_reprocess]
-    if unable:
+    if unable := sinks_that_cannot_reprocess(pipeline):
         raise InvalidError(
             "reprocessing must replace rows, but these sinks cannot replace published rows; nothing was written",
             sinks=unable,
@@ -37,7 +40,7 @@ def abort_reprocessing(opened: OpenPipeline, run_key: str, error: StreamsemError
     Otherwise the open version would block every other run. The abort loses no records, because a reprocessing run does not move the offsets.
     """
     log = opened.log
-    head = log.confirm_head(log.find_head())
+    head = log.newest_head()
     if isinstance(head, OpenHead) and head.plan.kind == "reprocess" and head.plan.run_key == run_key:
         reason = f"the reprocessing run cannot be staged: {type(error).__name__}"
         log.decide(head, abort_outcome(log, head, reason=reason, initial_state=opened.record.initial_state))
@@ -50,7 +53,7 @@ def plan_reprocess(opened: OpenPipeline, version: int, run_key: str, current_loo
     :param current_lookups: whether the run reads the current rows of the lookups
     """
     clock = opened.log.clock
-    planned_at_ms = clock.now_ms()
+    planned_at_ms = opened.log.now_ms(ready.head)
     current = current_commit(opened, ready.head, version)
     stored_plan, stored_outcome = opened.log.plan(current), opened.log.outcome(current)
     if stored_plan is None or stored_outcome is None:

@@ -18,7 +18,7 @@ from airflow_provider_streamsem.pipeline.result import RunResult, announce_plann
 from airflow_provider_streamsem.pipeline.run import run_batch, run_reprocessing
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol.procedures import RunComplete
-from airflow_provider_streamsem.protocol.view import add_counts, without_pending
+from airflow_provider_streamsem.protocol.view import Head, add_counts, without_pending
 
 logger = telemetry.log_of(__name__)
 
@@ -129,7 +129,7 @@ def reprocess_run(
     result = run_batch(pipeline, run_key=run_key, drain=drain, engine=engine, log=log)
     if result.status == "empty" or not was_complete:  # the current transform has just produced these commits
         return result
-    versions_of_run = _visible_batches(opened_log, run_key)
+    versions_of_run = _visible_batches(opened_log, run_key, opened_log.newest_head())
     logger.info("%s", report.reprocessing(versions_of_run))
     if not versions_of_run:  # all versions of the run were rolled back
         return result
@@ -137,10 +137,12 @@ def reprocess_run(
     last = result
     request_prefix = f"{run_key}#{request}:"
     for version in versions_of_run:
+        if opened_log.find_current(version, opened_log.newest_head()) is None:  # rolled back in the meantime
+            continue
         last = _reprocess(pipeline, version, f"{request_prefix}{version}", engine, log, announces=False)
         counts = add_counts(counts, last.counts)
     # Announce once, at the end. If a request failed in between and was never repeated, no result would contain the versions that it announced.
-    versions, completed = announce_planned(opened_log, last.version)
+    versions, completed = announce_planned(opened_log, last.version, request_of=run_key)
     others = [version for version in completed if not version.run_key.startswith(request_prefix)]
     return RunResult(
         status="committed",
@@ -157,10 +159,9 @@ def reprocess_run(
     )
 
 
-def _visible_batches(log: CommitLog, run_key: str) -> list[int]:
+def _visible_batches(log: CommitLog, run_key: str, head: Head) -> list[int]:
     """Return the committed batches of a run that were not rolled back, in ascending order."""
-    newest = log.outcome(log.closed_head())
-    commits = [] if newest is None else visible_commits(log, run_key, newest[0])
+    commits = [] if head.outcome is None else visible_commits(log, run_key, head.outcome)
     return [outcome.version for outcome in commits if outcome.rolled_back is None]
 
 

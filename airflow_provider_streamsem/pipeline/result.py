@@ -155,12 +155,19 @@ def with_others(log: CommitLog, result: RunResult, *, before: int, after: int) -
     return replace(result, status="committed", version=last, outcome=keys.outcome(last), completed=completed)
 
 
-def announce_planned(log: CommitLog, version: int) -> tuple[tuple[int, int], tuple[CompletedVersion, ...]]:
-    """Create the announcement of the run that planned ``version``, unless it exists. Returns ``versions`` and ``completed`` of its result."""
+def announce_planned(
+    log: CommitLog, version: int, *, request_of: str
+) -> tuple[tuple[int, int], tuple[CompletedVersion, ...]]:
+    """
+    Create the announcement of the run that planned ``version``, unless it exists.
+
+    :param request_of: run key of the run whose versions were reprocessed, as in :func:`announce_run`
+    :returns: ``versions`` and ``completed`` of the result
+    """
     plan = log.plan(version)
     if plan is None:
         raise LogDamagedError("a closed version lacks its plan", invariant="I2", version=version)
-    versions, commits = announce_run(log, plan[0], version, resumed=True)
+    versions, commits = announce_run(log, plan[0], version, resumed=True, request_of=request_of)
     return versions, _completed(commits)
 
 

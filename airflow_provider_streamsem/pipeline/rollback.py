@@ -17,7 +17,7 @@ from airflow_provider_streamsem.pipeline.vacuum import oldest_kept
 from airflow_provider_streamsem.protocol import invariants, offsets
 from airflow_provider_streamsem.protocol.entries import Outcome, Plan, RolledBack
 from airflow_provider_streamsem.protocol.offsets import Offsets
-from airflow_provider_streamsem.protocol.procedures import Ready, RunComplete
+from airflow_provider_streamsem.protocol.procedures import OpenVersion, Ready, RunComplete
 from airflow_provider_streamsem.protocol.view import ClosedHead, Head, OpenHead, in_lineage, subtract_counts
 from airflow_provider_streamsem.state import watermark_after
 
@@ -88,11 +88,15 @@ def rollback(
     opened = open_pipeline(pipeline, log)
     to = newest_closed_until(log, until_ms) if until_ms is not None else to
     assert to is not None
-    return _roll_back(opened, to, run_key)
+    return _roll_back(opened, to, run_key, by_time=until_ms is not None)
 
 
-def _roll_back(opened: OpenPipeline, to: int, run_key: str | None) -> Rollback:
-    """Plan the rollback and commit it. If another process has rolled the pipeline back in the meantime, plan it again."""
+def _roll_back(opened: OpenPipeline, to: int, run_key: str | None, *, by_time: bool) -> Rollback:
+    """
+    Plan the rollback and commit it. If another process has rolled the pipeline back in the meantime, plan it again.
+
+    :param by_time: whether ``to`` was found by a time. A repeated call may then find another version, and returns the first result
+    """
     log, head = opened.log, opened.head
     for _ in range(_TRIES):
         head = log.confirm_head(head)
@@ -102,9 +106,19 @@ def _roll_back(opened: OpenPipeline, to: int, run_key: str | None) -> Rollback:
             if plan.run_key == (run_key or _default_key(to, plan.version - 1)):
                 return _result(log, plan, outcome)
         position = Ready(head=head) if run_key is None else log.locate(run_key, head)
+        if isinstance(position, OpenVersion):  # another process has planned this rollback since the head was read
+            head = position.head
+            continue
         if isinstance(position, RunComplete):
+            if position.plan.rolled_back is not None and position.plan.rolled_back.to != to and not by_time:
+                raise InvalidError(
+                    "the run key belongs to a rollback to another version; nothing was written",
+                    run_key=run_key,
+                    given=to,
+                    rolled_back_to=position.plan.rolled_back.to,
+                ).advising("give each rollback a key of its own.")
             return _result(log, position.plan, position.outcome)
-        assert isinstance(position, Ready)  # no version is open, and no sink publishes
+        assert isinstance(position, Ready)  # no sink publishes
         if position.before is not None and position.before[0].kind != "rollback":
             raise _other_run(position.before[0])
         wanted = _plan(opened, position, to, run_key)
@@ -168,7 +182,7 @@ def rollback_outcome(log: CommitLog, head: OpenHead) -> Outcome:
     """
     plan = head.plan
     restored = _restored(log, plan)
-    now_ms = log.clock.now_ms()
+    now_ms = log.now_ms(head)
     logger.info("version %d rolls back to version %d", plan.version, restored.version)
     return Outcome(
         version=plan.version,
@@ -268,7 +282,7 @@ def _plan(opened: OpenPipeline, ready: Ready, to: int, run_key: str | None) -> P
         run_key=run_key or _default_key(to, head.closed),
         j=ready.j,
         run_start={},
-        planned_at_ms=log.clock.now_ms(),
+        planned_at_ms=log.now_ms(head),
         spec=opened.spec,
         transform=restored.transform,
         nonce=log.clock.new_id(),

@@ -20,6 +20,8 @@ from airflow_provider_streamsem.connectors.counting import count_gaps
 from airflow_provider_streamsem.engine import Engine, Job, Produced, nothing_produced
 from airflow_provider_streamsem.errors import (
     DataError,
+    InvalidError,
+    LookupChangedError,
     RecordsMissingError,
     SourceChangedError,
     StreamsemError,
@@ -125,14 +127,22 @@ class Run:
     One run of a pipeline, in one process. Performs all steps except the planning, for which the caller passes a function.
 
     :param announces: as in :func:`run_batch`
+    :param reprocesses: the version that the run reprocesses; ``None`` if it reads new records
     """
 
     def __init__(
-        self, opened: OpenPipeline, run_key: str, engine: Engine | None = None, *, announces: bool = True
+        self,
+        opened: OpenPipeline,
+        run_key: str,
+        engine: Engine | None = None,
+        *,
+        announces: bool = True,
+        reprocesses: int | None = None,
     ) -> None:
         self.opened = opened
         self.run_key = run_key
         self.announces = announces
+        self.reprocesses = reprocesses
         self.planner: Planner = opened.pipeline.source.open(
             opened.log.of_source(opened.pipeline.source.immutable_config()), opened.head.hint
         )
@@ -172,7 +182,28 @@ class Run:
                 is_own = plan is not None and plan[0].run_key == self.run_key
                 head = publish(self.opened, position.head, position.outcome, is_own=is_own)
                 position = self.opened.log.locate(self.run_key, head)
+        self._check_request(position.plan)
         return run_result(self.opened, position, self.run_key, resumed=resumed, announces=self.announces), resumed
+
+    def _check_request(self, plan: Plan) -> None:
+        """
+        Check that the last version of the run is what this call requests.
+
+        :raises InvalidError: the run key belongs to a run of another kind, or of another version. The versions of that run stay committed
+        """
+        log, requested = self.opened.log, self.reprocesses
+        if plan.replaces is None:
+            is_same = plan.kind == "batch" and requested is None
+        else:
+            exists = requested is not None and log.outcome(requested) is not None
+            is_same = exists and log.find_root(plan.replaces.version) == log.find_root(requested or 0)
+        if not is_same:
+            raise InvalidError(
+                "the run key belongs to another run of this pipeline; this call wrote nothing",
+                run_key=self.run_key,
+                version=plan.version,
+                kind=plan.kind,
+            ).advising("use another run key.")
 
     def plan_only(self, plan_next: Planning) -> RunResult | None:
         """
@@ -282,33 +313,34 @@ class Run:
             current_head = self.opened.log.read_head(plan.version)
             if isinstance(current_head, ClosedHead):
                 return current_head
-            if not isinstance(error, SourceChangedError):
+            reason = self._reason_to_abort(head, plan, error, fresh=fresh)
+            if reason is None and not isinstance(error, SourceChangedError):
                 raise
             staged = self._adopt(head)  # another attempt may have staged the records before they changed
             if staged is None:
-                if not self._may_abort(head, plan, error, fresh=fresh):
+                if reason is None:
                     raise
-                return self._abort_outcome(head, plan, error)
+                return self._abort_outcome(head, plan, reason)
         return self._outcome(head, plan, staged)
 
-    def _may_abort(self, head: OpenHead, plan: Plan, error: SourceChangedError, *, fresh: bool) -> bool:
+    def _reason_to_abort(self, head: OpenHead, plan: Plan, error: Exception, *, fresh: bool) -> StreamsemError | None:
         """
-        Return whether to close the version as an abort, because the source has changed (W22).
+        Return the error if the version is closed as an abort because of it (W22), else ``None``.
 
-        The version of another run's reprocessing run is aborted, so that it does not block this run. No offset is lost. A batch is aborted if its records are
-        missing and ``on_data_loss`` is ``record_gap``. The next plan then records them as a gap. A batch that this process planned directly after an abort
-        is not aborted. A second abort in a row means that the source contradicts itself, so the run fails instead.
+        The version of another run's reprocessing run is aborted, so that it does not block this run. No offset is lost. A batch is aborted in two cases: its
+        records are missing and ``on_data_loss`` is ``record_gap``, so that the next plan records them as a gap; or rows of a lookup have changed, so that the
+        next plan pins the current ones. A batch that this process planned directly after an abort is not aborted. A second abort in a row means that the
+        source contradicts itself, or that a lookup changes all the time, so the run fails instead.
         """
+        if not isinstance(error, StreamsemError) or error.retryable:
+            return None
         if plan.kind == "reprocess":
-            return plan.run_key != self.run_key
+            return error if plan.run_key != self.run_key else None
         follows_abort = fresh and head.outcome is not None and not head.outcome.committed
-        return (
-            isinstance(error, RecordsMissingError)
-            and self.opened.pipeline.on_data_loss == "record_gap"
-            and not follows_abort
-        )
+        is_gap = isinstance(error, RecordsMissingError) and self.opened.pipeline.on_data_loss == "record_gap"
+        return error if (is_gap or isinstance(error, LookupChangedError)) and not follows_abort else None
 
-    def _abort_outcome(self, head: OpenHead, plan: Plan, error: SourceChangedError) -> Outcome:
+    def _abort_outcome(self, head: OpenHead, plan: Plan, error: StreamsemError) -> Outcome:
         """Build the outcome that aborts the version, and log the reason."""
         reason = f"{error.summary} {error.fields}"
         logger.warning("version %d is closed as an abort: %s", plan.version, reason)
@@ -474,7 +506,7 @@ class Run:
 
     def _outcome(self, head: OpenHead, plan: Plan, staged: StagedManifest) -> Outcome:
         clock = self.opened.log.clock
-        decided_at_ms = clock.now_ms()
+        decided_at_ms = self.opened.log.now_ms(head)
         return Outcome(
             version=plan.version,
             result="commit",
@@ -527,7 +559,7 @@ def run_reprocessing(
     :param current_lookups: whether the run reads the current rows of the lookups
     """
     try:
-        run = Run(opened, run_key, engine, announces=announces)
+        run = Run(opened, run_key, engine, announces=announces, reprocesses=version)
         return run.complete(partial(plan_reprocess, opened, version, run_key, current_lookups))
     except StreamsemError as error:
         if not error.retryable:

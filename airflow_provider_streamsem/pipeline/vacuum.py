@@ -148,19 +148,23 @@ def _unneeded_state(pipeline: Pipeline, log: CommitLog, record: PipelineRecord, 
 
 def oldest_kept(log: CommitLog, closed: int, keep_versions: int) -> int | None:
     """
-    Return the version whose state is the oldest that is kept: ``keep_versions`` before the newest, without versions that were rolled back.
+    Return the version whose state is the oldest that vacuum keeps: ``keep_versions`` before the newest, counting only versions that no rollback removed.
 
-    A rollback does not bring back states that vacuum may have deleted before it.
+    The result is at least what it was before each rollback, because an earlier vacuum may have deleted states up to there.
 
     :returns: ``None`` if there are fewer versions
     """
-    newest = log.outcome(closed)
-    kept = [] if newest is None else log.lineage(newest[0])
-    before = [oldest_kept(log, versions[0] - 1, keep_versions) for versions in kept[1:]]
-    oldest = [version for version in before if version is not None]
-    at = sum(map(len, kept)) - 1 - keep_versions
-    if at >= 0:
-        oldest.append(next(islice(chain.from_iterable(kept), at, None)))
+    oldest: list[int] = []
+    heads, found = [closed], {closed}  # the newest version now, and before each rollback
+    for head in heads:
+        newest = log.outcome(head)
+        kept = [] if newest is None else log.lineage(newest[0])
+        before = {versions[0] - 1 for versions in kept[1:]} - found
+        heads += before
+        found |= before
+        at = sum(map(len, kept)) - 1 - keep_versions
+        if at >= 0:
+            oldest.append(next(islice(chain.from_iterable(kept), at, None)))
     return max(oldest, default=None)
 
 

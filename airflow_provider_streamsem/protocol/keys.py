@@ -196,6 +196,11 @@ def segment(level: int, index: int) -> str:
     return f"segments/{level}/{index}.json"
 
 
+def is_spill(key: str) -> bool:
+    """Whether a key is that of a spilled field."""
+    return key.startswith("spill/")
+
+
 def spill(sha256: str) -> str:
     """Key of a spilled field, which was too large for its entry."""
     return f"spill/{sha256}.json"

@@ -46,6 +46,11 @@ class ClosedHead:
         return -1 if self.outcome is None else self.outcome.version
 
     @property
+    def time_ms(self) -> int:
+        """The clock reading of the newest outcome, in milliseconds since the epoch; 0 before the first."""
+        return 0 if self.outcome is None else self.outcome.decided_at_ms
+
+    @property
     def next(self) -> Offsets:
         """The offsets at which the next plan starts."""
         return (
@@ -109,6 +114,11 @@ class OpenHead:
     def has_pending_publishes(self) -> bool:
         """Always ``False``: a plan follows only commits that were published (I2)."""
         return False
+
+    @property
+    def time_ms(self) -> int:
+        """The clock reading of the open plan, in milliseconds since the epoch."""
+        return self.plan.planned_at_ms
 
     @property
     def next(self) -> Offsets:

@@ -129,8 +129,8 @@ class BatchCommitted:
             raise InvalidError(summary, log=log.store.url, version=version, reason=stored[0].reason).advising(
                 "wait for a later version, or for offsets."
             )
-        newest = log.outcome(log.closed_head())
-        if newest is not None and not in_lineage(version, log.lineage(newest[0])):
+        newest = log.newest_head().outcome  # the listing may lag behind the version
+        if newest is not None and not in_lineage(version, log.lineage(newest)):
             summary = "the version was rolled back, and will never be visible again; a later version reads its range"
             raise InvalidError(summary, log=log.store.url, version=version).advising(
                 "wait for a later version, or for offsets."

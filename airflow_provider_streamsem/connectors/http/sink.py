@@ -120,13 +120,16 @@ class HttpSink(StagedSink):
             try:
                 urlsplit(str(self.url)).port  # noqa: B018
             except ValueError as error:
-                raise InvalidError(f"{where} url has an invalid host or port", given=self.url) from error
+                raise InvalidError(
+                    f"{where} url has an invalid host or port", given=str(self.url).partition("?")[0]
+                ) from error
         else:
             arguments.text(f"{where} conn_id", self.conn_id)
         arguments.text(f"{where} endpoint", self.endpoint, pattern=r"[^\s#]*", accepted="a path without spaces")
         if self.url is not None and self.endpoint:
             raise InvalidError(
-                f"{where} endpoint needs conn_id; a url must contain the whole address", given=self.endpoint
+                f"{where} endpoint needs conn_id; a url must contain the whole address",
+                given=self.endpoint.partition("?")[0],
             )
         arguments.choice(f"{where} method", self.method, ("POST", "PUT", "PATCH"))
         arguments.text(f"{where} key_header", self.key_header, pattern=_NAME, accepted=_NAME)
