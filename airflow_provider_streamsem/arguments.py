@@ -22,10 +22,10 @@ def text(name: str, value: object, *, pattern: str = r".*\S.*", accepted: str = 
 
 
 def _without_secrets(value: str) -> str:
-    """Omit everything before the last ``@``, which may contain a password, and the query string of a URL."""
+    """Omit everything before the last ``@``, which may contain a password, and a query string."""
     _, at, after = value.rpartition("@")
-    shown = f"…{at}{after}" if at else value
-    return f"{shown.partition('?')[0]}?…" if "://" in value and "?" in shown else shown
+    path, mark, query = after.partition("?")
+    return f"{'…' + at if at else ''}{path}{mark}{'…' if '=' in query else query}"
 
 
 def _is_utf8(value: str) -> bool:

@@ -70,7 +70,7 @@ class Dedup:
         return self.scope == "pipeline"
 
     @property
-    def terms(self) -> str:
+    def conditions(self) -> str:
         """The condition of the delivery guarantee as a short label, such as ``dedup 24 h``."""
         if self.ttl_s is not None:
             return f"dedup {_duration(self.ttl_s)}"

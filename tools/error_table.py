@@ -17,6 +17,7 @@ from airflow_provider_streamsem.errors import (
     InvalidError,
     LogDamagedError,
     LogMovedError,
+    LookupChangedError,
     MarkerConflictError,
     MarkerLostError,
     PublishError,
@@ -171,6 +172,12 @@ TABLES: dict[str, list[Row]] = {
     ],
     "State": [
         Row(
+            "the run key of a call belongs to another run: a batch, or the reprocessing of another version",
+            InvalidError,
+            "use another run key",
+            "pipeline/test_reprocess.py::test_run_key_of_another_request_is_refused",
+        ),
+        Row(
             "stateful operators or watermarks were added, removed or replaced",
             InvalidError,
             "undo the change; or fork the pipeline without state ([keep state](../how-to/keep-state.md#what-cannot-change))",
@@ -231,6 +238,12 @@ TABLES: dict[str, list[Row]] = {
             SourceChangedError,
             'restore the file; or set `on_data_loss="record_gap"`',
             "pipeline/test_gaps.py::test_missing_file_is_not_a_gap_after_an_abort_by_an_operator",
+        ),
+        Row(
+            "pinned rows of a lookup were changed or deleted, and again after the batch was planned again",
+            LookupChangedError,
+            "run again; if they change during every batch, use a lookup that keeps old versions ([Lookup tables](../how-to/look-up.md))",
+            "pipeline/test_lookups.py::test_rows_that_change_while_each_attempt_reads_them_fail_the_run",
         ),
         Row(
             "a planned file was deleted",

@@ -1,11 +1,14 @@
 """
-Writes docs/explanation/guarantees.md: the guarantee of each source with each sink, computed by the product's own code, and the tests that prove it.
+Writes the guarantee of each source with each sink, computed by the product's own code.
 
-``python -m tools.guarantee_matrix`` writes the file. tests/pipeline/test_guarantees.py fails if it is out of date or names a missing test.
+``python -m tools.guarantee_matrix`` writes the files of :data:`FILES`: a page, a table of all combinations, and a page with the tests of each guarantee.
+tests/pipeline/test_guarantees.py fails if one is out of date, or names a missing test.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -36,7 +39,7 @@ from airflow_provider_streamsem.connectors.sql.sink import JdbcSink
 from airflow_provider_streamsem.dedup import Dedup
 from airflow_provider_streamsem.pipeline.guarantee import guarantee
 
-PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "guarantees.md"
+DIRECTORY = Path(__file__).parents[1] / "docs" / "explanation"
 
 SOURCES: Mapping[str, Any] = {
     "files": FilesSource(path="/in", format="json", schema="id long"),
@@ -71,12 +74,13 @@ SINKS: Mapping[str, Any] = {
     "HTTP": HttpSink("/staged", url="http://api/orders"),
     "HTTP, at most once": HttpSink("/staged", url="http://api/orders", delivery="at_most_once"),
 }
-BETWEEN: Mapping[str, Mapping[str, Any]] = {
-    "a predicate": {"where": "id > 0"},
+STEPS: Mapping[str, Mapping[str, Any]] = {
+    "`where`": {"where": "id > 0"},
     "a transform": {"transform": lambda frame: frame},
-    "dedup, ids kept for a day": {"dedup": Dedup(keys=["id"], ttl_s=86_400)},
-    "dedup in each batch": {"dedup": Dedup(keys=["id"], scope="batch")},
+    "`Dedup(ttl_s=86400)`": {"dedup": Dedup(keys=["id"], ttl_s=86_400)},
+    '`Dedup(scope="batch")`': {"dedup": Dedup(keys=["id"], scope="batch")},
 }
+"""What a pipeline may have between its source and its sinks."""
 _HTTP = (
     "tests/connectors/http/test_sink.py::test_crash_at_every_step_then_recovery",
     "tests/connectors/http/test_sink.py::test_concurrent_runs_with_a_pause_at_every_step",
@@ -228,6 +232,10 @@ guarantee of a pipeline.
 | at-most-once | the sink has its effect once or not at all; records that may be missing are counted |
 | none | one sink may lose records and another may repeat them: see the label of each sink |
 
+Some guarantees have conditions, which are in parentheses: `lag 600` means that a row which is committed more than 600
+seconds late may be lost. The page of the [connector](../connectors/index.md) explains each condition.
+[Tests of the guarantees](guarantee-tests.md) names the tests of each source and sink.
+
 A transform does not change the label, because the output of one attempt is committed as a whole. The engine counts
 rows when it reads and when it writes them. If Spark repeats a part of a shuffle and gets other rows, the attempt is
 discarded (Spark 4.1 and newer; [ADR 0015](../adr/0015-nondeterministic-shuffles.md)).
@@ -244,9 +252,9 @@ def labels(sink: Any) -> dict[str, dict[str, str]]:
     """
     Return source → column → label of a pipeline from the source into the sink.
 
-    The columns are those of :data:`BETWEEN`, and ``""`` for a pipeline without them.
+    The columns are those of :data:`STEPS`, and ``""`` for a pipeline without them.
     """
-    columns: Mapping[str, Mapping[str, Any]] = {"": {}, **BETWEEN}
+    columns: Mapping[str, Mapping[str, Any]] = {"": {}, **STEPS}
     return {
         name: {column: label(source, sink, **between) for column, between in columns.items()}
         for name, source in SOURCES.items()
@@ -272,9 +280,23 @@ def by_source(columns: Mapping[str, Callable[[str], str]]) -> list[str]:
     return lines + [f"| {name} | " + " | ".join(of(name) for of in columns.values()) + " |" for name in SOURCES]
 
 
+STEPS_TEXT = """\
+## With a predicate, a transform or deduplication
+
+A predicate and a transform do not change the guarantee. Deduplication lowers exactly-once to effectively-once: within the
+stated window each id is written once, but a repeat after the window is written again. These are the guarantees into sinks
+of group **A**. The [table of all combinations](guarantees.csv) has the other groups."""
+
+TESTS_HEAD = """\
+# Tests of the guarantees
+
+This page names tests of each source and each sink. Each test fails if the pipeline does not keep its
+[guarantee](guarantees.md). `python -m tools.guarantee_matrix` generates this page.
+"""
+
 REFUSED_TEXT = (
-    "A label holds for every table, file and value that is accepted. Data that would break it is refused by name before the commit, "
-    "or the record is quarantined."
+    "A label holds for every table, file and value that is accepted. Data that would break it is refused before the commit, and the "
+    "error names it. Or the record is quarantined."
 )
 
 REFUSED = [
@@ -296,7 +318,7 @@ REFUSED = [
     ),
     (
         "Delta tables",
-        "constraints, generated, identity and mapped columns, deletion vectors, unknown table features, expiring transaction numbers; "
+        "constraints, generated, identity and mapped columns, deletion vectors, unknown table features, expiring transaction identifiers; "
         "nulls in `NOT NULL` columns; text longer than `VARCHAR(n)`; reprocessing with `delta.appendOnly`",
         "../connectors/delta-sink.md",
     ),
@@ -352,10 +374,8 @@ def page() -> str:
     for number, names in enumerate(groups):
         lines += [f"- **{_LETTERS[number]}**: {names}"]
     lines += ["", *by_source({_LETTERS[n]: partial(_cell, computed, "") for n, computed in enumerate(groups.values())})]
-    lines += ["", "## With a predicate, a transform or deduplication", ""]
-    for number, computed in enumerate(groups.values()):
-        lines += [f"Into sinks of group **{_LETTERS[number]}**:", ""]
-        lines += [*by_source({column: partial(_cell, computed, column) for column in BETWEEN}), ""]
+    lines += ["", STEPS_TEXT, ""]
+    lines += [*by_source({column: partial(_cell, groups[next(iter(groups))], column) for column in STEPS}), ""]
     lines += ["## Why", ""]
     kinds: tuple[tuple[str, Mapping[str, Any]], ...] = (("source", SOURCES), ("sink", SINKS))
     for kind, parts in kinds:
@@ -370,14 +390,39 @@ def page() -> str:
     lines += [*operations.table(), ""]
     lines += ["## What is refused", "", REFUSED_TEXT, "", "| where | refused | described in |", "|---|---|---|"]
     lines += [f"| {where} | {refused} | [{Path(location).stem}]({location}) |" for where, refused, location in REFUSED]
-    lines += [""]
-    lines += ["## Tests", "", "Each test fails if the pipeline does not keep its label.", ""]
-    named = [(f"source {name}", proofs) for name, proofs in SOURCE_PROOFS.items()]
-    named += [(f"sink {name}", proofs) for name, proofs in PROOFS.items()]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def table() -> str:
+    """Return the labels of all combinations as CSV."""
+    rows = [
+        [source, sink, column.strip("`"), found]
+        for sink, part in SINKS.items()
+        for source, columns in labels(part).items()
+        for column, found in columns.items()
+    ]
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([["source", "sink", "step", "guarantee"], *rows])
+    return text.getvalue()
+
+
+def page_of_tests() -> str:
+    """Return the page that names the tests of each source and each sink."""
+    lines = [TESTS_HEAD]
+    named = [(f"Source {name}", proofs) for name, proofs in SOURCE_PROOFS.items()]
+    named += [(f"Sink {name}", proofs) for name, proofs in PROOFS.items()]
     for name, proofs in named:
         lines += [f"**{name}**", "", *[f"- `{proof}`" for proof in proofs], ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
+FILES: Mapping[str, Callable[[], str]] = {
+    "guarantees.md": page,
+    "guarantees.csv": table,
+    "guarantee-tests.md": page_of_tests,
+}
+
+
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    for name, content in FILES.items():
+        (DIRECTORY / name).write_text(content())

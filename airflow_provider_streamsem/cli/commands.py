@@ -649,9 +649,9 @@ def _upstream(pipeline: Pipeline, source: ReadsPipeline) -> tuple[dict[str, Any]
             upstream = source.upstream()
     except StreamsemError as error:
         return {"error": str(error)}, f"upstream: {error}"
-    terms = f" ({upstream.terms})" if upstream.terms else ""
+    conditions = f" ({upstream.conditions})" if upstream.conditions else ""
     text = f"upstream {upstream.pipeline}, sink {upstream.sink}, {upstream.log}"
-    return plain(upstream), f"{text}: {upstream.label.replace('_', '-')}{terms}"
+    return plain(upstream), f"{text}: {upstream.label.replace('_', '-')}{conditions}"
 
 
 def vacuum(args: argparse.Namespace) -> CommandResult:

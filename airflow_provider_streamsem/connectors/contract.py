@@ -268,7 +268,7 @@ class Source(Protocol):
         ...
 
     @property
-    def terms(self) -> str:
+    def conditions(self) -> str:
         """The condition of :attr:`delivery` as a short label, such as ``dedup 24 h``; ``""`` if it is unconditional."""
         ...
 

@@ -19,7 +19,7 @@ class SourceDefaults:
     __slots__ = ()
 
     @property
-    def terms(self) -> str:
+    def conditions(self) -> str:
         """``""``: the guarantee is unconditional."""
         return ""
 

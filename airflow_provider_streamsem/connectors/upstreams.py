@@ -48,14 +48,14 @@ class Upstream:
     :param log: URL of its log
     :param sink: the sink whose rows the source reads
     :param label: the guarantee that its newest version records for this sink, such as ``exactly_once``
-    :param terms: the condition of the label; ``""`` if it is unconditional
+    :param conditions: the condition of the label; ``""`` if it is unconditional
     """
 
     pipeline: str
     log: str
     sink: str
     label: str
-    terms: str
+    conditions: str
 
 
 @runtime_checkable

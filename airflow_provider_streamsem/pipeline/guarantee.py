@@ -25,18 +25,18 @@ class Guarantee:
         sink may lose records and another may repeat them
     :param reasons: the reasons for the label, one sentence each. If a setting would strengthen the guarantee, the reason names it
     :param sinks: sink → the guarantee from the source to this sink, as a label
-    :param terms: the condition of the label, such as ``dedup 24 h``; ``""`` if it is unconditional
+    :param conditions: the condition of the label, such as ``dedup 24 h``; ``""`` if it is unconditional
     """
 
     label: str
     reasons: tuple[str, ...]
     sinks: Mapping[str, str]
-    terms: str = ""
+    conditions: str = ""
 
     @property
     def named(self) -> str:
-        """Return the label with its terms for display, such as ``effectively-once (dedup 24 h)``."""
-        return self.label.replace("_", "-") + (f" ({self.terms})" if self.terms else "")
+        """Return the label with its conditions for display, such as ``effectively-once (dedup 24 h)``."""
+        return self.label.replace("_", "-") + (f" ({self.conditions})" if self.conditions else "")
 
     def __str__(self) -> str:
         return "\n".join([self.named, *(f"  - {reason}" for reason in self.reasons)])
@@ -100,7 +100,7 @@ def guarantee(pipeline: _Pipeline) -> Guarantee:
         reasons.append(
             "one sink may lose records and another may repeat them: see the label of each sink; separate pipelines would each have one label"
         )
-    return Guarantee(label=label, reasons=tuple(reasons), sinks=labels, terms=_terms(pipeline))
+    return Guarantee(label=label, reasons=tuple(reasons), sinks=labels, conditions=_conditions(pipeline))
 
 
 def warnings(pipeline: _Pipeline) -> list[str]:
@@ -122,7 +122,7 @@ def _path_label(source: str, sink: str) -> str:
     """
     Return the label of the path from the source to a sink.
 
-    An effectively-once source returns each record once, within its terms (such as ``dedup 24 h``). So with an exactly-once sink the path has the source's
+    An effectively-once source returns each record once, within its conditions (such as ``dedup 24 h``). So with an exactly-once sink the path has the source's
     label, and with any other sink it has the sink's label.
     """
     if source == "effectively_once":
@@ -130,9 +130,9 @@ def _path_label(source: str, sink: str) -> str:
     return weaker(source, sink)
 
 
-def _terms(pipeline: _Pipeline) -> str:
-    terms = [pipeline.source.terms, "" if pipeline.dedup is None else pipeline.dedup.terms]
-    return ", ".join(filter(None, terms))
+def _conditions(pipeline: _Pipeline) -> str:
+    conditions = [pipeline.source.conditions, "" if pipeline.dedup is None else pipeline.dedup.conditions]
+    return ", ".join(filter(None, conditions))
 
 
 def _dedup_reason(dedup: Dedup) -> str:
@@ -140,7 +140,7 @@ def _dedup_reason(dedup: Dedup) -> str:
     if not dedup.keeps_state:
         return f"dedup: of the records of one batch with equal {keys}, one passes; repeats in other batches also pass (scope='pipeline' drops them)"
     return (
-        f"dedup: of the records with equal {keys}, one passes while its id is in the deduplication state ({dedup.terms}), which is committed with the "
+        f"dedup: of the records with equal {keys}, one passes while its id is in the deduplication state ({dedup.conditions}), which is committed with the "
         "batch. A later repeat passes"
     )
 

@@ -81,9 +81,9 @@ class SeveralSources:
         return ""
 
     @property
-    def terms(self) -> str:
+    def conditions(self) -> str:
         """The conditions of all sources."""
-        return ", ".join(dict.fromkeys(source.terms for source in self.parts.values() if source.terms))
+        return ", ".join(dict.fromkeys(source.conditions for source in self.parts.values() if source.conditions))
 
     @property
     def unit(self) -> str:

@@ -360,7 +360,7 @@ class Pipeline:
             "limits": plain(self.limits),
             "on_data_loss": self.on_data_loss,
             "require": self.require,
-            "guarantee": {"sinks": dict(computed.sinks), "terms": computed.terms},
+            "guarantee": {"sinks": dict(computed.sinks), "conditions": computed.conditions},
             "immutable_config": self.immutable_config(),
         }
 

@@ -43,6 +43,10 @@ def test_python_api_lists_every_public_name() -> None:
     assert {*airflow_provider_streamsem.__all__} - listed == {"__version__"}
 
 
+def test_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) < 100
+
+
 PYTHON = [(page, n) for page in PAGES for n in range(len(blocks(page, "python")))]
 
 

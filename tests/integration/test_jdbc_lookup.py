@@ -31,7 +31,7 @@ class Dimension(LookupFixture):
     """A Postgres table. The connection ``db`` is that of the user ``reader``, who may only select from it."""
 
     secrets = ("hunter2",)
-    weaker = "unchanged"
+    rows = "unchanged"
 
     def __init__(self, dsn: str) -> None:
         self.dsn, self.name = dsn, f"t{uuid.uuid4().hex[:8]}"

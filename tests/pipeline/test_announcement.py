@@ -228,3 +228,19 @@ def test_versions_of_other_runs_are_announced_by_the_next_request_after_a_failed
     assert again.versions == (0, again.version + 1)
     own = [v.version for v in fixture.opened().versions() if v.plan.run_key.startswith("run#2:")]
     assert fixture.unannounced() == sorted(own)  # the result has their counts
+
+
+def test_request_announces_again_what_an_earlier_request_of_the_task_announced(fixture: PipelineFixture) -> None:
+    """The process of the first request died before Airflow stored its result. The task was cleared again, which is another request."""
+
+    def clear(request: str) -> RunResult:
+        return reprocess_run(fixture.pipeline(), run_key="run", request=request, log=fixture.log(), engine=RowsEngine())
+
+    fixture.arrive(4)
+    fixture.run("run", drain=True)
+    fixture.arrive(2)
+    fixture.dies("first")  # version 2 is open
+    assert 2 in completed(clear("1"))
+    again = clear("2")
+    assert 2 in completed(again)
+    assert clear("2") == again

@@ -277,7 +277,7 @@ def test_guarantee_label_names_the_dedup_limit(fixture: RepeatingFixture) -> Non
     assert str(guarantee(fixture.pipeline(dedup=Dedup(keys=["id"], ttl_s=86_400)))).startswith(
         "effectively-once (dedup 24 h)"
     )
-    assert guarantee(fixture.pipeline(dedup=Dedup(keys=["id"], scope="batch"))).terms == "dedup in each batch"
+    assert guarantee(fixture.pipeline(dedup=Dedup(keys=["id"], scope="batch"))).conditions == "dedup in each batch"
     with pytest.raises(InvalidError, match="weaker than it requires"):
         fixture.pipeline(dedup=Dedup(keys=["id"], ttl_s=86_400), require="exactly_once")
     assert fixture.pipeline(dedup=Dedup(keys=["id"], ttl_s=86_400), require="effectively_once")

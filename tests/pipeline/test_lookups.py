@@ -25,7 +25,7 @@ from airflow_provider_streamsem import (
 )
 from airflow_provider_streamsem.commitlog.log import open_commit_log
 from airflow_provider_streamsem.connectors import lookup
-from airflow_provider_streamsem.errors import DataError, InvalidError, LogDamagedError, SourceChangedError
+from airflow_provider_streamsem.errors import DataError, InvalidError, LogDamagedError, LookupChangedError
 from airflow_provider_streamsem.observability.lineage import of_spec
 from airflow_provider_streamsem.pipeline.spec import from_json, load_pipeline
 from airflow_provider_streamsem.testing.rows import RowsEngine
@@ -114,41 +114,37 @@ def test_version_without_lookups_is_reprocessed_with_the_current_rows(
 
 
 @pytest.mark.parametrize("harm", [Path.unlink, lambda path: path.write_text("{}\n")], ids=["deleted", "overwritten"])
-def test_planned_rows_that_were_changed_fail_the_batch(
-    tmp_path: Path, customers: FilesTable, harm: Callable[[Path], Any]
+def test_batch_whose_planned_rows_were_changed_is_planned_again_with_the_current_rows(
+    spark: SparkSession, tmp_path: Path, customers: FilesTable, harm: Callable[[Path], Any]
 ) -> None:
-    write(tmp_path, "in/1.json", {"id": 1, "customer": 1})
-    with pytest.raises(Crash):
-        run_batch(pipeline(tmp_path, customers), run_key="first", engine=DiesAtOnce())
-    write(tmp_path, "customers/2.json", {"customer": 2, "name": "Bo"})
-    harm(tmp_path / "customers" / "1.json")
-    with pytest.raises(SourceChangedError, match="planned file"):
-        run_batch(pipeline(tmp_path, customers), run_key="first")
-
-
-def test_missing_rows_of_a_lookup_are_never_recorded_as_a_gap(tmp_path: Path, customers: FilesTable) -> None:
-    write(tmp_path, "in/1.json", {"id": 1, "customer": 1})
+    """Its records are not recorded as a gap."""
+    write(tmp_path, "in/1.json", {"id": 1, "customer": 2})
     spec = pipeline(tmp_path, customers, on_data_loss="record_gap")
     with pytest.raises(Crash):
         run_batch(spec, run_key="first", engine=DiesAtOnce())
-    (tmp_path / "customers" / "1.json").write_text("{}\n")
-    with pytest.raises(SourceChangedError, match="--current-lookups"):
-        run_batch(spec, run_key="first")
-    assert open_commit_log(spec.log).outcome(0) is None
+    write(tmp_path, "customers/2.json", {"customer": 2, "name": "Bo"})
+    harm(tmp_path / "customers" / "1.json")
+    assert run_batch(spec, run_key="first").version == 1
+    aborted, committed = open_commit_log(spec.log).outcome(0), open_commit_log(spec.log).outcome(1)
+    assert aborted is not None
+    assert committed is not None
+    assert (aborted[0].committed, "planned file" in aborted[0].reason) == (False, True)
+    assert (names(spark, tmp_path), committed[0].gaps) == ({1: "Bo"}, {})
 
 
-def test_rows_that_change_while_the_transform_reads_them_discard_the_attempt(
-    tmp_path: Path, customers: FilesTable
-) -> None:
+def test_rows_that_change_while_each_attempt_reads_them_fail_the_run(tmp_path: Path, customers: FilesTable) -> None:
     def changes_them(orders: DataFrame, lookups: Mapping[str, DataFrame]) -> DataFrame:
         joined = with_customers(orders, lookups)
         write(tmp_path, "customers/1.json", {"customer": 1, "name": "Grace"}, {"customer": 2, "name": "Bo"})
         return joined
 
     write(tmp_path, "in/1.json", {"id": 1, "customer": 1})
-    with pytest.raises(SourceChangedError, match="changed after it was planned"):
+    with pytest.raises(LookupChangedError, match="changed after it was planned"):
         run_batch(pipeline(tmp_path, customers, transform=changes_them), run_key="first")
-    assert open_commit_log(str(tmp_path / "log")).outcome(0) is None
+    aborted = open_commit_log(str(tmp_path / "log")).outcome(0)
+    assert aborted is not None
+    assert not aborted[0].committed
+    assert open_commit_log(str(tmp_path / "log")).outcome(1) is None
 
 
 def test_open_version_with_other_lookups_is_not_staged(tmp_path: Path, customers: FilesTable) -> None:

@@ -153,6 +153,36 @@ def test_failing_reprocessing_run_does_not_stop_other_runs(fixture: PipelineFixt
     fixture.check()
 
 
+def test_open_reprocessing_run_that_cannot_be_staged_is_closed_by_the_next_run(fixture: PipelineFixture) -> None:
+    def fail_for_the_first_version(rows: list[dict[str, int]]) -> list[dict[str, int]]:
+        if any(row["id"] < 6 for row in rows):
+            raise DataError("the transform does not fit")
+        return rows
+
+    before = fixture.visible()
+    fixture.dies("fix", reprocessed=0)
+    spec = fixture.pipeline(transform=fail_for_the_first_version)
+    assert fixture.run("next", pipeline=spec).ranges == {"files": (6, 7)}
+    assert [v.outcome.result for v in fixture.opened().versions(limit=2) if v.outcome] == ["commit", "abort"]
+    assert before <= fixture.visible()
+    fixture.check()
+
+
+def test_run_key_of_another_request_is_refused(fixture: PipelineFixture) -> None:
+    first = fixture.run("fix", reprocessed=1)
+    assert fixture.run("fix", reprocessed=1) == first
+    for other in (0, 2, 9):
+        with pytest.raises(InvalidError, match="belongs to another run"):
+            fixture.run("fix", reprocessed=other)
+    with pytest.raises(InvalidError, match="belongs to another run"):
+        fixture.run("fix")
+    with pytest.raises(InvalidError, match="belongs to another run"):
+        fixture.run("run", reprocessed=1)
+    assert fixture.opened().head == first.version
+    fixture.run("next")
+    fixture.check()
+
+
 def test_cleared_run_that_was_incomplete_is_completed_and_not_reprocessed(fixture: PipelineFixture) -> None:
     fixture.arrive(1)
     fixture.dies("late")

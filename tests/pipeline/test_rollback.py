@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -17,13 +17,15 @@ from airflow_provider_streamsem.errors import ConflictError, InvalidError, Strea
 from airflow_provider_streamsem.pipeline.abort import abort
 from airflow_provider_streamsem.pipeline.reprocess import reprocess_run
 from airflow_provider_streamsem.pipeline.rollback import Rollback
-from airflow_provider_streamsem.pipeline.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.vacuum import oldest_kept, vacuum
+from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.readers import conditions
 from airflow_provider_streamsem.readers.conditions import BatchCommitted
-from airflow_provider_streamsem.stores.contract import ObjectStat, Store, open_store
+from airflow_provider_streamsem.stores.contract import Store, open_store
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import CountingStore, Crash, Fault, FaultyStore
+from tests.lagging_store import LaggingStore
 from tests.pipeline_fixture import BeforeOutcome, PipelineFixture, die
 
 
@@ -134,13 +136,8 @@ def test_rollback_to_a_time_skips_versions_that_were_rolled_back(tmp_path: Path)
 
 
 def test_rollback_to_a_time_finds_the_newest_version_although_the_listing_lags(tmp_path: Path) -> None:
-    class LaggingStore(CountingStore):
-        def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
-            newest = ("-1.c.json", "-1.p.json", "-2.c.json", "-2.p.json")
-            return iter([stat for stat in super().list(prefix, limit, start_after) if not stat.key.endswith(newest)])
-
     fixture = closed_at(tmp_path, 10, 20, 30)
-    log = fixture.log(LaggingStore(fixture.store))
+    log = fixture.log(LaggingStore(fixture.store, 1))
     assert log.find_head().closed < 1
     assert rollback(fixture.pipeline(), until_ms=25 * 60_000, log=log).to == 1
 
@@ -259,6 +256,84 @@ def test_condition_for_a_rolled_back_version_fails(fixture: PipelineFixture, mon
     assert BatchCommitted(version=1, log=fixture.store.url).check().met
     with pytest.raises(InvalidError, match="was rolled back"):
         BatchCommitted(version=2, log=fixture.store.url).check()
+
+
+class BeforeRequest(CountingStore):
+    """Calls a function before a request."""
+
+    def __init__(self, store: Store, at: int, call: Callable[[], object]) -> None:
+        super().__init__(store)
+        self._at, self._call = at, call
+
+    def _count(self, method: str, key: str) -> None:
+        super()._count(method, key)
+        if self.requests.total() == self._at:
+            self._call()
+
+
+def test_condition_for_a_version_is_met_although_the_listing_lags(
+    fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = fixture.log(LaggingStore(fixture.store, 2))
+    monkeypatch.setattr(conditions, "open_commit_log", lambda url, clock: log)
+    assert BatchCommitted(version=3, log=fixture.store.url).check().met
+
+
+def test_clear_that_reprocesses_finds_every_version_although_the_listing_lags(fixture: PipelineFixture) -> None:
+    log = fixture.log(LaggingStore(fixture.store, 2))
+    result = reprocess_run(
+        fixture.pipeline(), run_key="run", request="clear-1", drain=True, log=log, engine=RowsEngine()
+    )
+    assert result.batches == 4
+
+
+def test_clear_that_reprocesses_leaves_out_versions_that_are_rolled_back_in_the_meantime(
+    fixture: PipelineFixture,
+) -> None:
+    class RollsBack(CountingStore):
+        def create(self, key: str, data: bytes) -> bool:
+            if key == keys.plan(4) and fixture.opened().head == 3:
+                roll_back(fixture, 1)
+            return super().create(key, data)
+
+    log = fixture.log(RollsBack(fixture.store))
+    result = reprocess_run(fixture.pipeline(), run_key="run", request="1", drain=True, log=log, engine=RowsEngine())
+    assert (result.counts["read"], fixture.visible()) == (12, ids_of(2))
+    fixture.run("next", drain=True)
+    fixture.check()
+
+
+def test_run_key_of_a_rollback_to_another_version_is_refused(fixture: PipelineFixture) -> None:
+    rollback(fixture.pipeline(), 2, run_key="fix", log=fixture.log())
+    with pytest.raises(InvalidError, match="rollback to another version"):
+        rollback(fixture.pipeline(), 1, run_key="fix", log=fixture.log())
+    assert fixture.opened().head == 4
+    fixture.run("next", drain=True)
+    fixture.check()
+
+
+def test_two_processes_of_one_rollback_are_one_version_whichever_request_they_interleave(tmp_path: Path) -> None:
+    for at in count(1):
+        fixture = four_versions(tmp_path / str(at))
+        store = BeforeRequest(
+            fixture.store, at, partial(rollback, fixture.pipeline(), 1, run_key="fix", log=fixture.log())
+        )
+        result = rollback(fixture.pipeline(), 1, run_key="fix", log=fixture.log(store))
+        assert (result.version, result.to, fixture.opened().head) == (4, 1, 4)
+        if store.requests.total() < at:
+            break
+    assert at > 10
+
+
+def test_version_whose_state_is_kept_is_found_with_one_lineage_for_each_rollback(tmp_path: Path) -> None:
+    fixture = with_files(tmp_path, 4)
+    for _ in range(20):
+        roll_back(fixture, 0)
+        fixture.run("again", drain=True)
+    store = CountingStore(fixture.store)
+    closed = fixture.opened().head
+    assert oldest_kept(fixture.log(store), closed, 1) == closed - 1
+    assert store.requests.total() < 2_000
 
 
 def test_rollback_after_a_rollback_returns_to_a_version_that_is_still_visible(fixture: PipelineFixture) -> None:

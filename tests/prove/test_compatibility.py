@@ -34,8 +34,7 @@ def interpreter(version: str) -> str | None:
 @pytest.mark.parametrize(("python", "airflow"), COMBINATIONS, ids=lambda value: value)
 def test_provider_passes_its_tests_on_other_releases(python: str, airflow: str, tmp_path: Path) -> None:
     program = interpreter(python)
-    if program is None:
-        pytest.skip(f"Python {python} is not installed")
+    assert program is not None, f"Python {python} is not installed. Do: install it, for example with pyenv"
     subprocess.run([program, "-m", "venv", str(tmp_path / "venv")], check=True)
     venv_python = str(tmp_path / "venv" / "bin" / "python")
     uv = str(Path(sys.executable).parent / "uv")

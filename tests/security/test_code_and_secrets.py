@@ -145,6 +145,10 @@ def pipeline(**changes: Any) -> Pipeline:
 
 SPECS_WITH_SECRETS: dict[str, Any] = {
     "api key in a URL": lambda: {"sinks": {"x": HttpSink("/staged", url=f"https://h/x?api_key={SECRET}")}},
+    "api key in a URL with an invalid port": lambda: {"sinks": {"x": HttpSink("/staged", url=f"https://h:99999/x?api_key={SECRET}")}},
+    "api key in a URL with a space": lambda: {"sinks": {"x": HttpSink("/staged", url=f"https://h/x y?api_key={SECRET}")}},
+    "api key in an endpoint of a URL": lambda: {"sinks": {"x": HttpSink("/staged", url="https://h", endpoint=f"/x?api_key={SECRET}")}},
+    "password and token in a URL": lambda: {"sinks": {"x": HttpSink("/staged", conn_id="c", endpoint=f"u:p@h x?token={SECRET}")}},
     "token in an endpoint": lambda: {"sinks": {"x": HttpSink("/staged", conn_id="c", endpoint=f"/x?token={SECRET}")}},
     "SAS token": lambda: {"sinks": {"x": HttpSink("/staged", url=f"https://a.blob.core.windows.net/c?sv=1&sig={SECRET}")}},
     "signed URL": lambda: {"sinks": {"x": HttpSink("/staged", url=f"https://b/k?X-Amz-Signature={SECRET}")}},

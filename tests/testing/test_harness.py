@@ -253,7 +253,7 @@ class TestFilesOnSpark:
 
         @dataclass
         class Elsewhere:
-            delivery, terms, unit, limits, reasons, location = "exactly_once", "", "rows", ("max_rows",), (), None
+            delivery, conditions, unit, limits, reasons, location = "exactly_once", "", "rows", ("max_rows",), (), None
 
             def immutable_config(self) -> dict[str, str]:
                 return {}

@@ -77,7 +77,7 @@ class DeltaSource(SourceDefaults):
                 raise InvalidError(f"{where} starting is not valid", given=self.starting, accepted=accepted) from error
 
     @property
-    def terms(self) -> str:
+    def conditions(self) -> str:
         """The condition of the guarantee, if versions are skipped."""
         return "without versions that change rows" if self.changes == "skip" else ""
 

@@ -22,8 +22,8 @@ class FilesTable:
     """
     A lookup table in files. The plan of a batch pins every file below the path, by its size and its ETag or modification time.
 
-    If a pinned file is overwritten or deleted, an open batch fails. A version that was planned with it can be reprocessed only with the current rows. So
-    update the table by adding new files.
+    If a pinned file is overwritten or deleted, an open batch is planned again. A version that was planned with it can be reprocessed only with the current
+    rows. So update the table by adding new files.
 
     :param path: as in :class:`FilesSource`
     :param format: as in :class:`FilesSource`

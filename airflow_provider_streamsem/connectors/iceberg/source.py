@@ -99,7 +99,7 @@ class IcebergSource(SourceDefaults):
         return isinstance(starting, str) and (starting in ("earliest", "latest") or starting.startswith(_TAG))
 
     @property
-    def terms(self) -> str:
+    def conditions(self) -> str:
         """The condition of the guarantee, if snapshots are skipped."""
         return "without snapshots that change rows" if self.changes == "skip" else ""
 

@@ -63,7 +63,7 @@ class KinesisSource:
     """
 
     delivery: ClassVar[str] = "exactly_once"
-    terms: ClassVar[str] = ""
+    conditions: ClassVar[str] = ""
     extra: ClassVar[str] = ""
     unit: ClassVar[str] = "shards with unread records"
     counted: ClassVar[str] = unit

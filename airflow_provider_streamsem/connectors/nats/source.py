@@ -62,7 +62,7 @@ class NatsSource:
     """
 
     delivery: ClassVar[str] = "exactly_once"
-    terms: ClassVar[str] = ""
+    conditions: ClassVar[str] = ""
     extra: ClassVar[str] = "nats"
     unit: ClassVar[str] = "sequences"
     limits: ClassVar[tuple[str, ...]] = ("max_rows", "min_rows")

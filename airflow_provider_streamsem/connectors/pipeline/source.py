@@ -82,7 +82,7 @@ class PipelineSource:
             arguments.integer(f"{where} starting", self.starting, least=0)
 
     @property
-    def terms(self) -> str:
+    def conditions(self) -> str:
         """The condition of the guarantee: corrections of the upstream that this pipeline ignores."""
         return "corrections of the upstream ignored" if self.on_reprocess == "ignore" else ""
 
@@ -95,7 +95,7 @@ class PipelineSource:
             "ignore": 'this pipeline keeps the former rows (on_reprocess="reprocess" replaces them)',
         }[self.on_reprocess]
         return (
-            f"the upstream at {self.log} is relied on to be {self.delivery.replace('_', '-')}, and no version with a weaker guarantee is read",
+            f"this pipeline relies on the guarantee that `delivery` names ({self.delivery.replace('_', '-')}), and reads no version with a weaker one",
             "the plan pins the commit that holds the rows of each upstream version, with its files, their sizes and checksums",
             f"if the upstream reprocesses rows that were read, {rule}",
         )
@@ -127,7 +127,7 @@ class PipelineSource:
                 log=self.log,
                 sink=opened.sink,
                 label=recorded.label,
-                terms=recorded.terms,
+                conditions=recorded.conditions,
             )
 
     def initial_offsets(self) -> Offsets:
@@ -411,7 +411,7 @@ def _check_guarantee(upstream: UpstreamLog, required: str, versions: Sequence[Ve
                 "the guarantee of an upstream version is weaker than `delivery` of the source; nothing was written"
             )
             raise InvalidError(
-                summary, version=pin.commit, found=guarantee.label, terms=guarantee.terms, delivery=required
+                summary, version=pin.commit, found=guarantee.label, conditions=guarantee.conditions, delivery=required
             ).advising(
                 "set `delivery` of the source to the guarantee in `found`, or strengthen the upstream (`streamsem explain`) and rebuild it in a new log."
             )

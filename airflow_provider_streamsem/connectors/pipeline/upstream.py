@@ -44,11 +44,11 @@ class RecordedGuarantee:
     The guarantee of the upstream for one sink, as a spec in its log records it.
 
     :param label: such as ``exactly_once``
-    :param terms: the condition of the label; ``""`` if it is unconditional
+    :param conditions: the condition of the label; ``""`` if it is unconditional
     """
 
     label: str
-    terms: str
+    conditions: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +261,7 @@ class UpstreamLog:
             label = sinks.get(self.sink) if isinstance(sinks, dict) else None
             if not isinstance(label, str) or label not in SATISFIES:
                 raise LogDamagedError("a spec in the log records no valid guarantee", invariant="I1", spec=spec)
-            self._guarantees[spec] = RecordedGuarantee(label, str(recorded.get("terms", "")))
+            self._guarantees[spec] = RecordedGuarantee(label, str(recorded.get("conditions", "")))
         return self._guarantees[spec]
 
     def unlisted(self, files: Sequence[DataFile]) -> list[bool]:

@@ -123,9 +123,9 @@ class QueueSource(SourceDefaults):
         return Window(hours=self.dedup_hours, messages=self.dedup_messages)
 
     @property
-    def terms(self) -> str:
+    def conditions(self) -> str:
         """The dedup window as text, for the label of the delivery guarantee."""
-        return str(self.window)
+        return f"queue {self.window}"
 
     @property
     def extra(self) -> str:

@@ -35,7 +35,7 @@ _SERVER = """
         SELECT FROM t JOIN pg_catalog.pg_class f ON f.oid = t.oid WHERE f.relkind = 'f')
 """
 _RULE = {
-    "unchanged": "the plan pins the number of rows and a digest of their versions; if a row is inserted, changed or deleted before the commit, the batch fails",
+    "unchanged": "the plan pins the number of rows and a digest of their versions; if a row changes before the commit, the batch is planned again",
     "current": "the rows are not pinned, because the database keeps no old versions: each attempt, and each task that reads them, sees the rows of its time",
 }
 
@@ -64,8 +64,9 @@ class JdbcTable:
     :param table: ``table`` or ``schema.table``; without a schema, the default schema of the connection. Names are quoted, so they are case-sensitive. Views
         are not read
     :param columns: the columns to read; empty: all columns
-    :param rows: ``unchanged``, only on Postgres: every attempt of a batch reads the same rows. If a row of the table changes between the plan and the commit,
-        the batch fails. ``current``: each attempt reads the current rows, so a retry or a reprocessing run may read other rows than the first attempt
+    :param rows: ``unchanged``, only on Postgres: all attempts of a version read the same rows. If a row of the table changes between the plan and the commit,
+        the batch is planned again. ``current``: each attempt reads the current rows, so a retry or a reprocessing run may read other rows than the first
+        attempt
     :raises InvalidError: an argument is not valid
     """
 

@@ -113,14 +113,14 @@ class JdbcSource(SourceDefaults):
                 raise InvalidError(f"{where} starting is not valid", given=self.starting, accepted=accepted) from error
 
     @property
-    def terms(self) -> str:
+    def conditions(self) -> str:
         """The conditions that the source cannot check: that no transaction exceeds ``lag``, and that rows do not change."""
-        terms = [] if self.lag is None else [f"lag {self.lag}"]
+        conditions = [] if self.lag is None else [f"lag {self.lag}"]
         if self.changes == "follow":
-            terms.append("newest state of a row")
+            conditions.append("newest state of a row")
         elif self.lag is not None:
-            terms.append("unchanged rows")
-        return ", ".join(terms)
+            conditions.append("unchanged rows")
+        return ", ".join(conditions)
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -141,10 +141,9 @@ class JdbcSource(SourceDefaults):
                 "a row that changes is read again with its new cursor value; if it changes twice before it is read, only the newer state is read"
             )
         else:
-            reasons.append(
-                "the plan pins the number of rows of each range, and on Postgres a digest of their versions; a deleted row fails the batch, and on "
-                "Postgres a changed row does too"
-            )
+            pinned = "the plan pins the number of rows of each range; a deleted row fails the batch"
+            digest = "the plan pins the number of rows of each range and a digest of their versions; a deleted or changed row fails the batch"
+            reasons.append(digest if self.lag is None else pinned)
         reasons.append("rows that were deleted before their plan, or inserted with an older cursor value, are not read")
         return tuple(reasons)
 

@@ -24,6 +24,7 @@ from airflow_provider_streamsem import (
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.engine import Job, Produced
 from airflow_provider_streamsem.errors import DataError, InvalidError, SourceChangedError
+from airflow_provider_streamsem.pipeline import plan
 from airflow_provider_streamsem.pipeline.run import plan_run
 from airflow_provider_streamsem.stores import memory
 from airflow_provider_streamsem.stores.contract import open_store
@@ -89,11 +90,24 @@ class TestRollback:
         bronze, silver = read_pair(tmp_path, on_reprocess="ignore")
         bronze.roll_back(0)
         bronze.run("again", drain=True)
-        with pytest.raises(SourceChangedError, match="streamsem reprocess"):
+        with pytest.raises(SourceChangedError, match="streamsem reprocess") as raised:
             silver.run("next", drain=True)
+        assert '"ignore"' not in raised.value.do, "the rule is set already"
         silver.run("fix", reprocessed=1)
         silver.run("next", drain=True)
         silver.check()
+
+    @pytest.mark.parametrize("rule", ["refuse", "ignore"])
+    def test_pipeline_whose_sinks_cannot_replace_rows_must_start_again(
+        self, tmp_path: Path, rule: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        bronze, silver = read_pair(tmp_path, on_reprocess=rule)
+        monkeypatch.setattr(plan, "sinks_that_cannot_reprocess", lambda pipeline: ["out"])
+        bronze.roll_back(0)
+        with pytest.raises(SourceChangedError, match="streamsem rollback PIPELINE 0") as raised:
+            silver.run("next")
+        assert "streamsem reprocess" not in raised.value.do
+        assert ('"ignore"' in raised.value.do) == (rule == "refuse")
 
     def test_pipeline_with_state_must_be_rolled_back_too(self, tmp_path: Path) -> None:
         bronze, silver = pair(tmp_path)

@@ -419,13 +419,13 @@ def test_guarantee_names_the_window_and_is_never_exactly_once(tmp_path: Path) ->
     source = QueueSource(queue=SQS, landing=str(tmp_path / "in"), schema="id long")
     spec = PipelineFixture(tmp_path).pipeline(source=source)
     computed = guarantee(spec)
-    assert (computed.label, computed.terms) == ("effectively_once", "dedup 24 h")
-    assert str(computed).startswith("effectively-once (dedup 24 h)\n")
+    assert (computed.label, computed.conditions) == ("effectively_once", "queue dedup 24 h")
+    assert str(computed).startswith("effectively-once (queue dedup 24 h)\n")
     with pytest.raises(InvalidError, match="weaker than it requires"):
         spec.replace(require="exactly_once")
     spec.replace(require="at_least_once")
     both = QueueSource(queue=SQS, landing="/a", schema="id long", dedup_hours=1, dedup_messages=10)
-    assert both.terms == "dedup 1 h, 10 messages"
+    assert both.conditions == "queue dedup 1 h, 10 messages"
 
 
 def test_another_queue_on_the_same_log_is_refused(tmp_path: Path) -> None:
@@ -454,7 +454,7 @@ def test_dag_and_toml_of_the_docs_page_are_accepted(tmp_path: Path) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     namespace: dict[str, Any] = {"__name__": "orders_dag"}
     exec(compile(code, "queue.md", "exec"), namespace)
-    assert guarantee(namespace["ORDERS"]).terms == "dedup 96 h"
+    assert guarantee(namespace["ORDERS"]).conditions == "queue dedup 96 h"
     (toml,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     (tmp_path / "p.toml").write_text(
         f'name = "o"\nlog = "s3://lake/log"\n{toml}[sinks.out]\ntype = "files"\npath = "s3://lake/out"\n'
@@ -476,14 +476,13 @@ def test_dag_and_toml_of_the_docs_page_are_accepted(tmp_path: Path) -> None:
 def test_password_sent_unencrypted_causes_a_warning_in_log_and_explain(
     conn_type: str, host: str, login: str, is_warned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:  # fmt: skip
-    pika = pytest.importorskip("pika")
     given = {"conn_type": conn_type, "host": host, "login": login, "password": "s3cret"}
     monkeypatch.setenv("AIRFLOW_CONN_Q", json.dumps(given))
 
     def refuse(parameters: Any) -> None:
         raise OSError
 
-    monkeypatch.setattr(pika, "BlockingConnection", refuse)
+    monkeypatch.setattr("pika.BlockingConnection", refuse)
     source = QueueSource(queue=AmqpQueue(name="orders", conn_id="q"), landing="/landed", schema="id long")
     with pytest.raises(UnavailableError), source.queue.connect():
         pass

@@ -21,7 +21,7 @@ class Dimension(LookupFixture):
     """A table in a SQLite file."""
 
     secrets = ("hunter2",)
-    weaker = "current"
+    rows = "current"
 
     def __init__(self, path: Path) -> None:
         self.path = path
