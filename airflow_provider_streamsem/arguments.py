@@ -47,7 +47,7 @@ def integer(name: str, value: object, *, least: int, most: int | None = None) ->
     return value
 
 
-def number(name: str, value: object, *, least: int) -> int:
+def integer_or_text(name: str, value: object, *, least: int) -> int:
     """Return an integer of at least ``least``, given as an integer or as decimal text. Airflow templates render to text."""
     is_text = isinstance(value, str) and value.strip().isdecimal() and len(value) <= _MOST_DIGITS
     return integer(name, int(str(value)) if is_text else value, least=least)

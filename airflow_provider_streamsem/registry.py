@@ -78,7 +78,7 @@ def is_built_in(kind: Kind, name: object) -> bool:
     return isinstance(name, str) and name in _BUILT_IN[kind]
 
 
-def lookup(kind: Kind, name: str) -> Any:
+def load(kind: Kind, name: str) -> Any:
     """
     Import and return the class or factory of a name.
 

@@ -246,11 +246,11 @@ def check_same_operators(before: OperatorState | None, after: OperatorState) -> 
     names_before, names_after = ([operator.name for operator in state.operators] for state in (before, after))
     if names_before != names_after or len(before.watermarks) != len(after.watermarks):
         marks = {"watermarks_before": len(before.watermarks), "watermarks_now": len(after.watermarks)}
-        refused = other_operators(names_before, names_after, **marks)
+        refused = different_operators_error(names_before, names_after, **marks)
         raise refused
 
 
-def other_operators(before: list[str], now: list[str], **watermarks: int) -> InvalidError:
+def different_operators_error(before: list[str], now: list[str], **watermarks: int) -> InvalidError:
     """Return the error for a transform with other stateful operators or watermarks than the stored state has."""
     return InvalidError(
         "the stateful operators or watermarks of the transform differ from those that created the stored state; nothing became visible",

@@ -65,9 +65,9 @@ class SourcePolled:
     latest: Offsets
 
     @classmethod
-    def at(cls, committed: Offsets, latest: Offsets) -> SourcePolled:
+    def from_offsets(cls, committed: Offsets, latest: Offsets) -> SourcePolled:
         """Build the event from the planner's offsets."""
-        return cls(committed=_kept(committed), latest=_kept(latest))
+        return cls(committed=_frozen(committed), latest=_frozen(latest))
 
     def behind(self, committed: Offsets, items_in: Callable[[Ranges], int] = length) -> int:
         """Return the number of items between ``committed`` and ``latest``. ``items_in`` counts those of a range."""
@@ -82,9 +82,9 @@ class Planned:
     ranges: Ranges
 
     @classmethod
-    def by(cls, plan: Plan) -> Planned:
+    def from_plan(cls, plan: Plan) -> Planned:
         """Build the event from the plan."""
-        return cls(version=plan.version, ranges=_kept(plan.ranges))
+        return cls(version=plan.version, ranges=_frozen(plan.ranges))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +96,9 @@ class Staged:
     counts: Mapping[str, int]
 
     @classmethod
-    def by(cls, manifest: StagedManifest) -> Staged:
+    def from_manifest(cls, manifest: StagedManifest) -> Staged:
         """Build the event from the attempt's manifest."""
-        return cls(version=manifest.version, attempt_id=manifest.attempt_id, counts=_kept(manifest.counts))
+        return cls(version=manifest.version, attempt_id=manifest.attempt_id, counts=_frozen(manifest.counts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +143,7 @@ class VersionClosed:
     duration_ms: int
 
     @classmethod
-    def by(cls, plan: Plan, proposed: Outcome, stored: Outcome | None) -> VersionClosed:
+    def from_outcomes(cls, plan: Plan, proposed: Outcome, stored: Outcome | None) -> VersionClosed:
         """Build the event from the outcome that this process tried to create and the stored one."""
         assert stored is not None
         outputs = {
@@ -156,11 +156,11 @@ class VersionClosed:
             mine=stored.nonce == proposed.nonce,
             lost=stored.attempt_id != proposed.attempt_id,
             result=stored.result,
-            ranges=_kept(plan.ranges),
-            next=_kept(stored.next),
-            counts=_kept(stored.counts),
-            outputs=_kept(outputs),
-            schemas=_kept(stored.schemas),
+            ranges=_frozen(plan.ranges),
+            next=_frozen(stored.next),
+            counts=_frozen(stored.counts),
+            outputs=_frozen(outputs),
+            schemas=_frozen(stored.schemas),
             duration_ms=stored.duration_ms,
         )
 
@@ -174,10 +174,10 @@ class Published:
     duration_ms: int
 
     @classmethod
-    def by(cls, receipts: Receipts) -> Published:
+    def from_receipts(cls, receipts: Receipts) -> Published:
         """Build the event from the stored receipts."""
         results = {name: receipt.result for name, receipt in receipts.sinks.items()}
-        return cls(version=receipts.version, results=_kept(results), duration_ms=receipts.duration_ms)
+        return cls(version=receipts.version, results=_frozen(results), duration_ms=receipts.duration_ms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +211,7 @@ Event: TypeAlias = (
 Listener: TypeAlias = Callable[[Event], object]
 
 
-def _kept(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
+def _frozen(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
     return MappingProxyType(dict(mapping))
 
 

@@ -34,7 +34,7 @@ def commands() -> list[CLICommand]:
 def _execute(command: str, args: argparse.Namespace) -> None:
     from airflow_provider_streamsem.cli import main
     from airflow_provider_streamsem.connections import use_resolver
-    from airflow_provider_streamsem.hooks.lookup import airflow_connection
+    from airflow_provider_streamsem.hooks.connections import airflow_connection
 
     # Airflow's own commands that look up connections set this variable too. Without it, Airflow does not read connections from its metadata database.
     os.environ.setdefault("_AIRFLOW_PROCESS_CONTEXT", "server")

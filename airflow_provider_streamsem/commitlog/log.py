@@ -283,9 +283,9 @@ class CommitLog:
         """Return the position of a run in the log; see :func:`procedures.locate`."""
         return self.perform(procedures.locate(run_key, head))
 
-    def lineage(self, outcome: Outcome) -> list[range]:
-        """Return the versions up to an outcome that no rollback has removed, as ranges in ascending order; see :func:`procedures.lineage`."""
-        return self.perform(procedures.lineage(outcome))
+    def remaining_versions(self, outcome: Outcome) -> list[range]:
+        """Return the versions up to an outcome that no rollback has removed, as ranges in ascending order; see :func:`procedures.remaining_versions`."""
+        return self.perform(procedures.remaining_versions(outcome))
 
     def reprocessing_runs_after(self, version: int, closed: int) -> list[int]:
         """Return the versions in ``(version, closed]`` that have reprocessed a version up to ``version``; see :func:`procedures.reprocessing_runs_after`."""

@@ -112,7 +112,7 @@ class NeedsRecords(Protocol):
     """Additional interface of a :class:`Source` whose columns may depend on its records, so that it cannot be one of several sources."""
 
     @property
-    def needs_records(self) -> str:
+    def reason_records_are_needed(self) -> str:
         """Why the columns are not known without records, with the setting that makes them known; ``""`` if they are known."""
         ...
 
@@ -430,7 +430,7 @@ class Sink(Protocol):
         """
         ...
 
-    def refuse_orphan(self, log: str) -> None:
+    def refuse_existing_output(self, log: str) -> None:
         """
         Refuse a dataset that contains output of an earlier log. Called before a new log is created.
 

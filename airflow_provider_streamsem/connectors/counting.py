@@ -10,11 +10,19 @@ from airflow_provider_streamsem.protocol.offsets import Gaps, Ranges, length
 
 @runtime_checkable
 class CountsRanges(Protocol):
-    """Additional interface of a ``Source`` whose offsets do not number its items, such as times or sequence numbers."""
+    """
+    Additional interface of a ``Source`` whose offsets are not consecutive, such as times or sequence numbers.
+
+    The length of a range of such offsets is not a number of items.
+    """
 
     @property
-    def counted(self) -> str:
-        """The plural noun for the unit of :meth:`count`, such as ``cursor values``. ``Source.unit`` remains the noun for items."""
+    def range_unit(self) -> str:
+        """
+        The plural noun for what :meth:`count` counts, such as ``cursor values``. Messages about ranges and gaps show it.
+
+        Messages about unread items show ``Source.unit``.
+        """
         ...
 
     def count(self, ranges: Ranges) -> int:
@@ -22,9 +30,9 @@ class CountsRanges(Protocol):
         ...
 
 
-def counted(source: Source) -> str:
+def range_unit(source: Source) -> str:
     """Return the plural noun for the unit of :func:`count`: ``Source.unit``, unless the source is a :class:`CountsRanges`."""
-    return source.counted if isinstance(source, CountsRanges) else source.unit
+    return source.range_unit if isinstance(source, CountsRanges) else source.unit
 
 
 def count(source: Source, ranges: Ranges) -> int:

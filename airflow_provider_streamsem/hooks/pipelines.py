@@ -14,8 +14,8 @@ from typing import Any
 from airflow_provider_streamsem.arguments import text
 from airflow_provider_streamsem.connections import use_resolver
 from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.hooks.connections import airflow_connection
 from airflow_provider_streamsem.hooks.failures import as_airflow_failures
-from airflow_provider_streamsem.hooks.lookup import airflow_connection
 from airflow_provider_streamsem.pipeline.location import located
 from airflow_provider_streamsem.pipeline.spec import Pipeline, load_pipeline
 from airflow_provider_streamsem.pipeline.templates import refuse_secrets, rendered

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 
-def times_cleared(ti: Any, retries: int) -> int:
+def last_clear_id(ti: Any, retries: int) -> int:
     """
     Return a number that identifies the last clear of a task instance. Every clear increases the number, and retries do not change it.
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar
 
-from airflow_provider_streamsem.connectors.counting import count, counted
+from airflow_provider_streamsem.connectors.counting import count, range_unit
 from airflow_provider_streamsem.observability.account import Account
 from airflow_provider_streamsem.observability.links import BatchLink, SparkUiLink, SparkUiListener
 from airflow_provider_streamsem.observability.logs import LogFieldsListener
@@ -43,7 +43,7 @@ class Observed:
             account,
             LogFieldsListener(),
             SpansListener(),
-            StatsListener(tags, counted(pipeline.source), partial(count, pipeline.source)),
+            StatsListener(tags, range_unit(pipeline.source), partial(count, pipeline.source)),
             SparkUiListener(ti),
         )
         with listening(*listeners):

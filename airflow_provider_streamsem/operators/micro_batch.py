@@ -16,7 +16,7 @@ from airflow_provider_streamsem.errors import InvalidError, StageError
 from airflow_provider_streamsem.hooks import settings
 from airflow_provider_streamsem.hooks.failures import as_airflow_failures
 from airflow_provider_streamsem.hooks.pipelines import HasPipeline
-from airflow_provider_streamsem.hooks.runs import run_key, times_cleared
+from airflow_provider_streamsem.hooks.runs import last_clear_id, run_key
 from airflow_provider_streamsem.observability.observed import Observed
 from airflow_provider_streamsem.operators.engines import HasEngine
 from airflow_provider_streamsem.operators.outlets import checked_partition_key, emit_outlet_events
@@ -204,5 +204,5 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
 
         The retries after one clear repeat one request, so they reprocess no version twice. Another clear is a new request.
         """
-        cleared = times_cleared(context["ti"], self.retries) if self.rerun == "reprocess" else 0
+        cleared = last_clear_id(context["ti"], self.retries) if self.rerun == "reprocess" else 0
         return partial(reprocess_run, request=f"clear-{cleared}") if cleared else run_batch

@@ -7,7 +7,7 @@ from typing import Any
 
 from airflow.sdk import BaseOperator
 
-from airflow_provider_streamsem.arguments import flag, number
+from airflow_provider_streamsem.arguments import flag, integer_or_text
 from airflow_provider_streamsem.hooks.pipelines import HasPipeline
 from airflow_provider_streamsem.hooks.runs import run_key
 from airflow_provider_streamsem.observability.observed import Observed
@@ -67,7 +67,7 @@ class ReprocessOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # type
         :raises StreamsemError: see :func:`airflow_provider_streamsem.pipeline.reprocess.reprocess`. An error that is not retryable fails the task at once
         """
         with self.resolved_pipeline(context) as pipeline, self.observed(context["ti"], pipeline) as account:
-            version = number("version", self.version, least=0)
+            version = integer_or_text("version", self.version, least=0)
             key = f"{run_key(context['ti'])}#reprocess:{version}"
             account.result = result = reprocess(
                 pipeline, version, run_key=key, current_lookups=self.current_lookups, engine=self.engine()

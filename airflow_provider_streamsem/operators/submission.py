@@ -13,7 +13,7 @@ from typing import Any
 from airflow_provider_streamsem.arguments import secret_settings
 from airflow_provider_streamsem.connections import Connection, to_environment
 from airflow_provider_streamsem.errors import InvalidError, StageError
-from airflow_provider_streamsem.hooks.lookup import airflow_connection
+from airflow_provider_streamsem.hooks.connections import airflow_connection
 from airflow_provider_streamsem.pipeline import submit_app
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 

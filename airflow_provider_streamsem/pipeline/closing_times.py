@@ -32,7 +32,7 @@ def newest_closed_until(log: CommitLog, until_ms: int) -> int:
     closed = log.newest_head().closed
     last = first_closed_after(log, until_ms, 0, closed + 1) - 1
     version = max(
-        (min(last, kept.stop - 1) for kept in versions_in_lineage(log, closed) if kept.start <= last), default=-1
+        (min(last, kept.stop - 1) for kept in remaining_versions(log, closed) if kept.start <= last), default=-1
     )
     if version < 0:
         raise InvalidError(
@@ -43,7 +43,7 @@ def newest_closed_until(log: CommitLog, until_ms: int) -> int:
     return version
 
 
-def versions_in_lineage(log: CommitLog, closed: int) -> list[range]:
+def remaining_versions(log: CommitLog, closed: int) -> list[range]:
     """Return the versions up to ``closed`` that no rollback has removed, as ranges in ascending order."""
     newest = log.outcome(closed) if closed >= 0 else None
-    return [] if newest is None else log.lineage(newest[0])
+    return [] if newest is None else log.remaining_versions(newest[0])

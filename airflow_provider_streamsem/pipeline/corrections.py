@@ -56,7 +56,7 @@ class _Reader:
 
     def __init__(self, opened: OpenPipeline, head: Head) -> None:
         self._opened, self._head = opened, head
-        self._kept = [] if head.outcome is None else opened.log.lineage(head.outcome)
+        self._kept = [] if head.outcome is None else opened.log.remaining_versions(head.outcome)
         self._stored = cache(partial(_stored, opened))
         self.is_outdated = cache(self._is_outdated)
 

@@ -15,7 +15,7 @@ from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.contract import Consuming
 from airflow_provider_streamsem.connectors.times import offsets_for_time
 from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError
-from airflow_provider_streamsem.pipeline.closing_times import newest_closed_until, versions_in_lineage
+from airflow_provider_streamsem.pipeline.closing_times import newest_closed_until, remaining_versions
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import check_fork, create_log, forked_config
 from airflow_provider_streamsem.pipeline.spec import Pipeline
@@ -23,7 +23,7 @@ from airflow_provider_streamsem.protocol.codec import canonical, sha256
 from airflow_provider_streamsem.protocol.entries import Fork, Json, PipelineRecord
 from airflow_provider_streamsem.protocol.offsets import Offsets, advance
 from airflow_provider_streamsem.protocol.specs import stored_spec
-from airflow_provider_streamsem.protocol.view import in_lineage
+from airflow_provider_streamsem.protocol.view import remains
 from airflow_provider_streamsem.state import OperatorState, operator_state
 from airflow_provider_streamsem.stores.contract import normalised, overlap
 
@@ -157,8 +157,8 @@ def _version(old: CommitLog, version: int | None) -> int:
         raise InvalidError(summary, log=old.store.url, given=version, newest_closed=closed).advising(
             "give a version from 0 to the newest closed one, or -1 to start at the initial offsets."
         )
-    kept = versions_in_lineage(old, closed)
-    if at >= 0 and not in_lineage(at, kept):
+    kept = remaining_versions(old, closed)
+    if at >= 0 and not remains(at, kept):
         before = max(versions.stop - 1 for versions in kept if versions.start < at)
         summary = (
             "the version was rolled back, so its records are not those of the pipeline's history; nothing was written"
@@ -228,7 +228,7 @@ def _check_datasets(pipeline: Pipeline) -> None:
     """
     for name, sink in pipeline.sinks.items():
         try:
-            sink.refuse_orphan(pipeline.log)
+            sink.refuse_existing_output(pipeline.log)
         except ConflictError as error:
             summary = "a dataset of the fork belongs to another log already; nothing was written"
             raise ConflictError(summary, **{"location": sink.location, **error.fields, "sink": name}).advising(

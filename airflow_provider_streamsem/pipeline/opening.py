@@ -210,7 +210,7 @@ def create_log(pipeline: Pipeline, log: CommitLog, *, fork: Fork | None = None) 
     """
     try:
         for sink in pipeline.sinks.values():
-            sink.refuse_orphan(pipeline.log)
+            sink.refuse_existing_output(pipeline.log)
     except ConflictError as error:
         # Another process may have created the log and the ownership marker since this process read that the log is missing.
         concurrent_record = log.read_pipeline()

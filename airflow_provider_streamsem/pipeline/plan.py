@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.contract import Planner, SourceEnd, SourceSlice
-from airflow_provider_streamsem.connectors.counting import count, counted
+from airflow_provider_streamsem.connectors.counting import count, range_unit
 from airflow_provider_streamsem.connectors.upstreams import Repinning
 from airflow_provider_streamsem.errors import InternalError, SourceChangedError
 from airflow_provider_streamsem.limits import Limits
@@ -22,7 +22,7 @@ from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import Outcome, Plan
 from airflow_provider_streamsem.protocol.offsets import Gaps, Offsets, Ranges
 from airflow_provider_streamsem.protocol.procedures import Ready
-from airflow_provider_streamsem.protocol.view import add_counts, in_lineage
+from airflow_provider_streamsem.protocol.view import add_counts, remains
 from airflow_provider_streamsem.state import no_data_watermark_ms, operator_state
 
 logger = telemetry.log_of(__name__)
@@ -117,10 +117,10 @@ def _poll_end(opened: OpenPipeline, planner: Planner, ready: Ready) -> SourceEnd
     """Return the end offsets of the source; for later plans of a drain, the run's target. Logs the lag."""
     start, target = ready.head.next, ready.target
     end = planner.poll(ready.head.hint) if target is None else SourceEnd(target)
-    telemetry.emit(telemetry.SourcePolled.at, start, end.offsets)
+    telemetry.emit(telemetry.SourcePolled.from_offsets, start, end.offsets)
     source = opened.pipeline.source
     unread = count(source, offsets.between(start, end.offsets))
-    logger.info("%s", report.lag(unread, unit=counted(source), is_target=target is not None))
+    logger.info("%s", report.lag(unread, unit=range_unit(source), is_target=target is not None))
     return end
 
 
@@ -156,8 +156,8 @@ def visible_commits(log: CommitLog, run_key: str, newest: Outcome) -> list[Outco
 
     :param newest: the newest outcome of the log
     """
-    kept = log.lineage(newest)
-    stored = [log.outcome(version) for version in log.run_versions(run_key) if in_lineage(version, kept)]
+    kept = log.remaining_versions(newest)
+    stored = [log.outcome(version) for version in log.run_versions(run_key) if remains(version, kept)]
     return [outcome[0] for outcome in stored if outcome is not None and outcome[0].committed]
 
 

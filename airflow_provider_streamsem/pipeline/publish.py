@@ -135,7 +135,7 @@ def _publish_or_skip(
             nonce=log.clock.new_id(),
         )
         published, stored = log.put_receipts(head, receipts)
-        telemetry.emit(telemetry.Published.by, stored)
+        telemetry.emit(telemetry.Published.from_receipts, stored)
     return published
 
 

@@ -18,7 +18,7 @@ from airflow_provider_streamsem.protocol import invariants, offsets
 from airflow_provider_streamsem.protocol.entries import Outcome, Plan, RolledBack
 from airflow_provider_streamsem.protocol.offsets import Offsets
 from airflow_provider_streamsem.protocol.procedures import OpenVersion, Ready, RunComplete
-from airflow_provider_streamsem.protocol.view import ClosedHead, Head, OpenHead, in_lineage, subtract_counts
+from airflow_provider_streamsem.protocol.view import ClosedHead, Head, OpenHead, remains, subtract_counts
 from airflow_provider_streamsem.state import watermark_after
 
 logger = telemetry.log_of(__name__)
@@ -120,7 +120,7 @@ def _roll_back(opened: OpenPipeline, to: int, run_key: str | None, *, by_time: b
             return _result(log, position.plan, position.outcome)
         assert isinstance(position, Ready)  # no sink publishes
         if position.before is not None and position.before[0].kind != "rollback":
-            raise _other_run(position.before[0])
+            raise _other_run_error(position.before[0])
         wanted = _plan(opened, position, to, run_key)
         if wanted is None:
             return Rollback(log=log.store.url, version=None, to=to, offsets=head.next, counts={})
@@ -149,7 +149,7 @@ def _newest_kind(log: CommitLog, head: Head) -> str:
     return "" if plan is None else plan[0].kind
 
 
-def _other_run(plan: Plan) -> InvalidError:
+def _other_run_error(plan: Plan) -> InvalidError:
     return InvalidError(
         "the run key belongs to a run that is not a rollback; nothing was written", run_key=plan.run_key
     ).advising("give the rollback a key of its own.")
@@ -157,7 +157,7 @@ def _other_run(plan: Plan) -> InvalidError:
 
 def _result(log: CommitLog, plan: Plan, outcome: Outcome) -> Rollback:
     if plan.rolled_back is None:
-        raise _other_run(plan)
+        raise _other_run_error(plan)
     return Rollback(
         log=log.store.url,
         version=plan.version,
@@ -254,8 +254,8 @@ def _plan(opened: OpenPipeline, ready: Ready, to: int, run_key: str | None) -> P
             given=to,
             newest_closed=head.closed,
         )
-    kept = log.lineage(head.outcome)
-    if not in_lineage(to, kept):
+    kept = log.remaining_versions(head.outcome)
+    if not remains(to, kept):
         raise InvalidError(
             "the version was rolled back itself, so it is not part of the pipeline's history any more; nothing was written",
             given=to,

@@ -146,7 +146,7 @@ class Run:
         self.planner: Planner = opened.pipeline.source.open(
             opened.log.of_source(opened.pipeline.source.immutable_config()), opened.head.hint
         )
-        self.engine: Engine = engine or registry.lookup("engines", "spark")()
+        self.engine: Engine = engine or registry.load("engines", "spark")()
 
     def complete(self, plan_next: Planning) -> RunResult:
         """
@@ -275,7 +275,7 @@ class Run:
         """
         plan, log = head.plan, self.opened.log
         began_ms = log.clock.now_ms()
-        telemetry.emit(telemetry.Planned.by, plan)
+        telemetry.emit(telemetry.Planned.from_plan, plan)
         if not fresh:
             logger.info("%s", report.resumed(plan, self.run_key))
         if plan.spec != self.opened.spec:
@@ -288,7 +288,7 @@ class Run:
         with telemetry.phase("commit", version=plan.version, attempt_id=proposed.attempt_id or ""):
             closed, outcome = log.decide(head, proposed)
             logger.info("%s", report.closed(outcome, log.clock.now_ms() - began_ms))
-            telemetry.emit(telemetry.VersionClosed.by, plan, proposed, outcome)
+            telemetry.emit(telemetry.VersionClosed.from_outcomes, plan, proposed, outcome)
         if closed.has_pending_publishes:
             closed = publish(self.opened, closed, outcome, is_own=plan.run_key == self.run_key)
         log.write_segments(plan.version, [(outcome, closed.outcome_sha)])
@@ -375,7 +375,7 @@ class Run:
                 source.check_pins(source.read_pins(head.plan.pins), was_read=False)
                 check_lookups(self.opened.pipeline, head.plan)
             manifest = self._attempt(head, head.plan, attempt_id)
-            telemetry.emit(telemetry.Staged.by, manifest)
+            telemetry.emit(telemetry.Staged.from_manifest, manifest)
         return manifest
 
     def _attempt(self, head: OpenHead, plan: Plan, attempt_id: str) -> StagedManifest:

@@ -25,7 +25,7 @@ from airflow_provider_streamsem.connectors.contract import (
     SourceSlice,
     Warns,
 )
-from airflow_provider_streamsem.connectors.counting import count, counted
+from airflow_provider_streamsem.connectors.counting import count, range_unit
 from airflow_provider_streamsem.connectors.times import offsets_for_time
 from airflow_provider_streamsem.connectors.upstreams import Repinning
 from airflow_provider_streamsem.delivery import weaker
@@ -88,7 +88,7 @@ class SeveralSources:
     @property
     def unit(self) -> str:
         """The unit of all sources, or ``items`` if they differ."""
-        units = {unit for source in self.parts.values() for unit in (source.unit, counted(source))}
+        units = {unit for source in self.parts.values() for unit in (source.unit, range_unit(source))}
         return units.pop() if len(units) == 1 else "items"
 
     @property
@@ -216,7 +216,7 @@ class SeveralSources:
         return [SourcePins(name, newest) for name, newest in planned.items() if newest]
 
     @property
-    def counted(self) -> str:
+    def range_unit(self) -> str:
         """The plural noun for the items of all sources."""
         return self.unit
 

@@ -156,9 +156,9 @@ class Pipeline:
         if not isinstance(self.source, SeveralSources):
             return
         for name, source in self.source.parts.items():
-            if isinstance(source, NeedsRecords) and source.needs_records:
+            if isinstance(source, NeedsRecords) and source.reason_records_are_needed:
                 summary = "a batch may have no records of one of several sources, so the columns of each must be known without records"
-                raise InvalidError(summary, source=name, reason=source.needs_records)
+                raise InvalidError(summary, source=name, reason=source.reason_records_are_needed)
         unsupported = [name for name in ("where", "dedup") if getattr(self, name) is not None]
         unsupported += ["rows"] if self.rows == "filter" else []
         if unsupported:
@@ -482,7 +482,7 @@ def from_json(spec: Mapping[str, Any], *, where: str = "the spec") -> Pipeline:
 def _build(kind: registry.Kind, table: object, where: str) -> Any:
     if not isinstance(table, Mapping) or not isinstance(table.get("type"), str):
         raise InvalidError(f"{where} must be a table with a `type`", accepted=registry.names(kind))
-    return _construct(registry.lookup(kind, table["type"]), {k: v for k, v in table.items() if k != "type"}, where)
+    return _construct(registry.load(kind, table["type"]), {k: v for k, v in table.items() if k != "type"}, where)
 
 
 def _construct(cls: Any, table: object, where: str) -> Any:

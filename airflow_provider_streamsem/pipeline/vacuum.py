@@ -158,7 +158,7 @@ def oldest_kept(log: CommitLog, closed: int, keep_versions: int) -> int | None:
     heads, found = [closed], {closed}  # the newest version now, and before each rollback
     for head in heads:
         newest = log.outcome(head)
-        kept = [] if newest is None else log.lineage(newest[0])
+        kept = [] if newest is None else log.remaining_versions(newest[0])
         before = {versions[0] - 1 for versions in kept[1:]} - found
         heads += before
         found |= before

@@ -138,7 +138,7 @@ def _without_reading(known: KnownRange, inside: Sequence[Listed], settled_ns: in
     settled = [item for item in inside if item.file.mtime_ns < settled_ns]
     same = _is_as_expected(known, settled)
     # A known file that was deleted may be listed again with a later mtime, unless the mtime is part of its identity (D7).
-    never_known = (same and known.listed == known.files) or all(_has_its_time(item.file) for item in fresh)
+    never_known = (same and known.listed == known.files) or all(_has_mtime_identity(item.file) for item in fresh)
     return fresh if never_known and (same or not settled) else None
 
 
@@ -146,7 +146,7 @@ def _is_as_expected(known: KnownRange, inside: Sequence[Listed]) -> bool:
     return len(inside) == known.listed and digest(item.number for item in inside) == known.digest
 
 
-def _has_its_time(file: FoundFile) -> bool:
+def _has_mtime_identity(file: FoundFile) -> bool:
     return file.identity == f"mtime:{file.mtime_ns}"
 
 

@@ -34,7 +34,7 @@ from airflow_provider_streamsem.protocol.machine import (
     list_keys,
 )
 from airflow_provider_streamsem.protocol.offsets import Offsets
-from airflow_provider_streamsem.protocol.view import ClosedHead, Head, OpenHead, in_lineage
+from airflow_provider_streamsem.protocol.view import ClosedHead, Head, OpenHead, remains
 
 E = TypeVar("E", bound=Entry)
 HEAD_KEYS = 4
@@ -288,7 +288,7 @@ def put_plan(head: ClosedHead, plan: Plan) -> Procedure[tuple[Head, bool]]:
     return newest, False
 
 
-def lineage(outcome: Outcome) -> Procedure[list[range]]:
+def remaining_versions(outcome: Outcome) -> Procedure[list[range]]:
     """
     Return the versions up to ``outcome`` that no rollback has removed, as ranges in ascending order. A range after the first begins with a rollback (I21).
 
@@ -313,8 +313,8 @@ def find_current(version: int, head: Head) -> Procedure[int | None]:
     This is the newest reprocessing run in the chain that starts with ``version``, or ``version`` itself.
     """
     if head.outcome is not None and head.outcome.newest_rollback is not None:
-        kept = yield from lineage(head.outcome)
-        if not in_lineage(version, kept):
+        kept = yield from remaining_versions(head.outcome)
+        if not remains(version, kept):
             return None
     current, at = version, version + 1
     while at <= head.closed:

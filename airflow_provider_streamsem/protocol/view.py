@@ -224,8 +224,8 @@ def removed_by_rollbacks(outcomes: Iterable[Outcome]) -> set[int]:
     return removed
 
 
-def in_lineage(version: int, lineage: Iterable[range]) -> bool:
-    """Return whether no rollback has removed a version. ``lineage`` has the versions that remain, as :func:`procedures.lineage` returns them."""
+def remains(version: int, lineage: Iterable[range]) -> bool:
+    """Return whether no rollback has removed a version. ``lineage`` has the versions that remain, as :func:`procedures.remaining_versions` returns them."""
     return any(version in versions for versions in lineage)
 
 

@@ -24,7 +24,7 @@ from airflow_provider_streamsem.protocol.codec import canonical, plain
 from airflow_provider_streamsem.protocol.entries import Json, Outcome
 from airflow_provider_streamsem.protocol.offsets import Offsets
 from airflow_provider_streamsem.protocol.procedures import Ready, RunComplete
-from airflow_provider_streamsem.protocol.view import ClosedHead, Head, OpenHead, in_lineage, without_pending
+from airflow_provider_streamsem.protocol.view import ClosedHead, Head, OpenHead, remains, without_pending
 from airflow_provider_streamsem.readers.waiting import dry_run, waiting
 
 
@@ -130,7 +130,7 @@ class BatchCommitted:
                 "wait for a later version, or for offsets."
             )
         newest = log.newest_head().outcome  # the listing may lag behind the version
-        if newest is not None and not in_lineage(version, log.lineage(newest)):
+        if newest is not None and not remains(version, log.remaining_versions(newest)):
             summary = "the version was rolled back, and will never be visible again; a later version reads its range"
             raise InvalidError(summary, log=log.store.url, version=version).advising(
                 "wait for a later version, or for offsets."

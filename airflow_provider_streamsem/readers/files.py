@@ -259,7 +259,7 @@ class CommittedLog:
     def rolled_back(self) -> set[int]:
         """Return the closed versions whose rows a rollback has removed."""
         found = self.log.outcome(self.head) if self.head >= 0 else None
-        kept = [] if found is None else self.log.lineage(found[0])
+        kept = [] if found is None else self.log.remaining_versions(found[0])
         return {version for before, after in pairwise(kept) for version in range(before.stop, after.start)}
 
     def versions(self, *, newest_first: bool = True, limit: int | None = None) -> Iterator[Version]:

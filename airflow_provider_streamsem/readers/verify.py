@@ -144,7 +144,7 @@ def _without_log(pipeline: Pipeline) -> Verdict:
     verdict = Verdict(log=pipeline.log)
     for name, sink in pipeline.sinks.items():
         try:
-            sink.refuse_orphan(pipeline.log)
+            sink.refuse_existing_output(pipeline.log)
         except ConflictError as error:
             verdict.findings.append(Finding(invariant="I6", what=f"sink {name}: {error}", key=keys.DATASET_MARKER))
     return verdict

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.contract import Consuming, Planner
-from airflow_provider_streamsem.connectors.counting import count, counted
+from airflow_provider_streamsem.connectors.counting import count, range_unit
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import read_head
 from airflow_provider_streamsem.pipeline.plan import due_watermark, may_wait
@@ -147,7 +147,7 @@ def waiting(pipeline: Pipeline, *, clock: Clock = SYSTEM_CLOCK) -> Waiting:
         planned_ends=planned_ends,
         rows=rows,
         lag=count(pipeline.source, offsets.between(head.next, end.offsets)),
-        unit=counted(pipeline.source),
+        unit=range_unit(pipeline.source),
     )
 
 

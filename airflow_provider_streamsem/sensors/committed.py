@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_provider_streamsem.arguments import known_keys, number, text
+from airflow_provider_streamsem.arguments import integer_or_text, known_keys, text
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.hooks.pipelines import HasPipeline
 from airflow_provider_streamsem.hooks.runs import run_key
@@ -83,7 +83,7 @@ class BatchCommittedSensor(HasPipeline, ConditionSensor):
         return BatchCommitted(
             log="" if self.log_url is None else text("log", self.log_url),
             pipeline=self.rendered_pipeline(context) if self.log_url is None else None,
-            version=None if self.version is None else number("version", self.version, least=0),
+            version=None if self.version is None else integer_or_text("version", self.version, least=0),
             run_key=None if self.run_of is None else _run_key(self.run_of),
             offsets=None if self.offsets is None else _offsets(self.offsets),
         )
@@ -96,11 +96,11 @@ def _run_key(run: object) -> str:
     parts = {name: text(f"run {name}", run.get(name)) for name in ("dag_id", "task_id", "run_id")}
     index = run.get("map_index", -1)
     return run_key(
-        _Run(**parts, map_index=-1 if index in (-1, "-1", None) else number("run map_index", index, least=0))
+        _Run(**parts, map_index=-1 if index in (-1, "-1", None) else integer_or_text("run map_index", index, least=0))
     )
 
 
 def _offsets(offsets: object) -> dict[str, int]:
     if not isinstance(offsets, Mapping) or not offsets:
         raise InvalidError("offsets must map partitions to offsets", given=type(offsets).__name__)
-    return {text("partition", p): number(f"offset of {p}", at, least=0) for p, at in offsets.items()}
+    return {text("partition", p): integer_or_text(f"offset of {p}", at, least=0) for p, at in offsets.items()}

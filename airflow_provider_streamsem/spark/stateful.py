@@ -30,7 +30,7 @@ from airflow_provider_streamsem.state import (
     check_same_operators,
     check_spark_version,
     chosen_watermark_ms,
-    other_operators,
+    different_operators_error,
 )
 
 _STREAMING = "org.apache.spark.sql.execution.streaming"
@@ -139,7 +139,7 @@ class MicroBatch:
                 raise
             names = _OPERATOR_NAME.findall((error.getMessageParameters() or {}).get("OpsInCurBatchSeq", ""))
             assert self.base is not None
-            refused = other_operators([operator.name for operator in self.base.operators], names)
+            refused = different_operators_error([operator.name for operator in self.base.operators], names)
             raise refused from None
         self._logical, self._planned = logical, execution
         return self._rows(execution)

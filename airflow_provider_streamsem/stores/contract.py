@@ -114,7 +114,7 @@ def open_store(url: str) -> Store:
             given=type(url).__name__ if not isinstance(url, str) else url,
         )
     scheme, rest = split_url(url)
-    opened: Store = registry.lookup("stores", scheme)(rest)
+    opened: Store = registry.load("stores", scheme)(rest)
     return opened
 
 

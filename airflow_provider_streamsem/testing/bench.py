@@ -25,7 +25,7 @@ from airflow_provider_streamsem.stores.contract import open_store
 from airflow_provider_streamsem.testing.arrivals import Arrivals
 from airflow_provider_streamsem.testing.crash_matrix import Output, multiset
 from airflow_provider_streamsem.testing.rows import RowsEngine
-from airflow_provider_streamsem.testing.steps import SteppedEngine, SteppedStore
+from airflow_provider_streamsem.testing.steps import StepReportingEngine, StepReportingStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -107,11 +107,11 @@ class Bench:
         """
         if self.spark is None:
             return RowsEngine(step)
-        return SteppedEngine(spark_engine or SparkEngine(), step, self.arrivals.loads)
+        return StepReportingEngine(spark_engine or SparkEngine(), step, self.arrivals.loads)
 
     def run(self, run_key: str, step: Callable[[str], object]) -> RunResult:
         """Run the pipeline on all batches that were added and not yet read, one version for each batch."""
-        log = CommitLog(SteppedStore(open_store(self.pipeline.log), step))
+        log = CommitLog(StepReportingStore(open_store(self.pipeline.log), step))
         return run_batch(self.pipeline, run_key=run_key, drain=True, engine=self.engine(step), log=log)
 
     def head(self) -> int:

@@ -22,8 +22,8 @@ from airflow_provider_streamsem.stores.contract import Store, open_store
 from airflow_provider_streamsem.testing.arrivals import Arrivals, Rows
 from airflow_provider_streamsem.testing.bench import Bench, Committed, bench
 from airflow_provider_streamsem.testing.crash_matrix import Output, crash_matrix
-from airflow_provider_streamsem.testing.dag_runs import returned, run_dag, stepped_messages
-from airflow_provider_streamsem.testing.steps import SteppedStore, Steps
+from airflow_provider_streamsem.testing.dag_runs import report_message_steps, returned, run_dag
+from airflow_provider_streamsem.testing.steps import StepReportingStore, Steps
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -161,7 +161,7 @@ class _Trial:
         self._returned: dict[str, Any] = {}
 
     def run(self, steps: Steps) -> None:
-        with self._bench_at(steps), stepped_messages(steps):
+        with self._bench_at(steps), report_message_steps(steps):
             dag_run = run_dag(self._dag, self._run_id)
         if dag_run.state != "success":
             raise AssertionError(
@@ -218,7 +218,7 @@ class _Trial:
                     given=url,
                     accepted=sorted(test_logs),
                 )
-            return SteppedStore(open_store(test_logs[url]), steps)
+            return StepReportingStore(open_store(test_logs[url]), steps)
 
         return opened
 

@@ -114,7 +114,7 @@ def returned(dag_run: Any, task_ids: Collection[str]) -> dict[str, Any]:
 
 
 @contextmanager
-def stepped_messages(step: Callable[[str], object]) -> Iterator[None]:
+def report_message_steps(step: Callable[[str], object]) -> Iterator[None]:
     """
     Within the block, report each message of a task to Airflow as two steps, such as ``before Airflow gets SetXCom`` and ``after Airflow got SetXCom``.
 

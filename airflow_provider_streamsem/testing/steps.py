@@ -49,7 +49,7 @@ class Steps:
             raise Crash
 
 
-class SteppedStore:
+class StepReportingStore:
     """
     A store that forwards every request to another store, and reports two steps for each, such as ``before create KEY`` and ``after create KEY``.
 
@@ -93,7 +93,7 @@ class SteppedStore:
         return response
 
 
-class SteppedEngine:
+class StepReportingEngine:
     """
     An engine that stages with another engine, and reports the steps of an attempt: ``read``, ``transform``, ``write NAME`` and ``collect NAME`` for each sink,
     and ``staged``.
@@ -118,7 +118,7 @@ class SteppedEngine:
             return job.transform(frame)
 
         self._step("read")
-        sinks: dict[str, Any] = {name: _SteppedSink(name, sink, self._step) for name, sink in job.sinks.items()}
+        sinks: dict[str, Any] = {name: _StepReportingSink(name, sink, self._step) for name, sink in job.sinks.items()}
         step_by_step = dataclasses.replace(job, transform=transform, sinks=sinks, source=self._source or job.source)
         produced = self._engine.stage(step_by_step, log)
         self._step("staged")
@@ -129,7 +129,7 @@ class SteppedEngine:
         self._engine.cancel()
 
 
-class _SteppedSink:
+class _StepReportingSink:
     """A sink that forwards to another sink, and reports a step before it stages and before it collects."""
 
     def __init__(self, name: str, sink: Sink, step: Callable[[str], object]) -> None:

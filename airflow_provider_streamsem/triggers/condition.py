@@ -12,7 +12,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from airflow_provider_streamsem import errors
 from airflow_provider_streamsem.connections import use_resolver
 from airflow_provider_streamsem.errors import StreamsemError
-from airflow_provider_streamsem.hooks.lookup import airflow_connection
+from airflow_provider_streamsem.hooks.connections import airflow_connection
 
 if TYPE_CHECKING:
     from airflow_provider_streamsem.readers.conditions import Finding

@@ -193,7 +193,7 @@ def test_wheel_has_every_page_and_example_dag() -> None:
 def test_every_connector_has_the_members_of_its_interface(kind: registry.Kind) -> None:
     """mypy compares a class with its interface only if an instance is assigned to it."""
     for name in registry.names(kind):
-        connector = registry.lookup(kind, name)
+        connector = registry.load(kind, name)
         interface = (
             contract.Source if kind == "sources" else contract.PublishingSink if connector.publishes else contract.Sink
         )

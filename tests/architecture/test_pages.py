@@ -79,7 +79,7 @@ def test_toml_of_a_page_is_accepted(page: Path, n: int) -> None:
 
 def own_names(kind: registry.Kind) -> list[str]:
     """The registered types of this package. Other tests register types, too."""
-    classes = {name: registry.lookup(kind, name) for name in registry.names(kind)}
+    classes = {name: registry.load(kind, name) for name in registry.names(kind)}
     return [name for name, cls in classes.items() if cls.__module__.startswith(airflow_provider_streamsem.__name__)]
 
 
@@ -94,7 +94,7 @@ def test_reference_names_every_registered_type(kind: registry.Kind, table: str) 
 def test_index_of_connectors_and_python_api_name_every_class(kind: registry.Kind) -> None:
     index = (ROOT / "docs" / "connectors" / "index.md").read_text()
     api = (ROOT / "docs" / "reference" / "api.md").read_text()
-    classes = [registry.lookup(kind, name) for name in own_names(kind)]
+    classes = [registry.load(kind, name) for name in own_names(kind)]
     assert [cls.__name__ for cls in classes if f"[`{cls.__name__}`](" not in index] == [], "docs/connectors/index.md"
     assert [cls.__name__ for cls in classes if f"::: {cls.__module__}.{cls.__name__}\n" not in api] == [], (
         "docs/reference/api.md"

@@ -129,9 +129,7 @@ def test_connection_of_the_metadata_database_is_found_outside_of_tasks() -> None
     initialise_airflow()
     with create_session() as session:
         session.add(StoredConnection(conn_id="kept", conn_type="streamsem", host="/logs"))
-    code = (
-        "from airflow_provider_streamsem.hooks.lookup import airflow_connection; print(airflow_connection('kept').host)"
-    )
+    code = "from airflow_provider_streamsem.hooks.connections import airflow_connection; print(airflow_connection('kept').host)"
     process = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "_AIRFLOW_PROCESS_CONTEXT": "server"}, capture_output=True, text=True, timeout=180, check=False,

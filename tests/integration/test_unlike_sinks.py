@@ -34,7 +34,7 @@ from airflow_provider_streamsem.connectors.sql.sink import JdbcSink
 from airflow_provider_streamsem.stores.contract import Store, open_store
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.rows import RowsEngine
-from airflow_provider_streamsem.testing.steps import SteppedStore, Steps
+from airflow_provider_streamsem.testing.steps import StepReportingStore, Steps
 from airflow_provider_streamsem.testing.stores import Crash
 from tests.connectors.http.endpoints import Recorder, serving
 from tests.integration.parts.kafka import Broker
@@ -165,7 +165,7 @@ def test_pipeline_killed_at_every_step_leaves_the_same_records_in_six_sinks(
                 steps(name)
 
         with suppress(Crash):
-            fixture.run("run", store=SteppedStore(fixture.store, step), engine=RowsToS3())
+            fixture.run("run", store=StepReportingStore(fixture.store, step), engine=RowsToS3())
         publish_steps.append(lambda name: None)
         return fixture, steps
 

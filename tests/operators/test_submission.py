@@ -148,7 +148,7 @@ def test_connection_that_airflow_finds_at_the_second_lookup_is_found(monkeypatch
 
     AirflowNotFoundException = airflow_exception("AirflowNotFoundException")
 
-    from airflow_provider_streamsem.hooks.lookup import airflow_connection
+    from airflow_provider_streamsem.hooks.connections import airflow_connection
 
     monkeypatch.setenv("AIRFLOW_CONN_LATE", '{"conn_type": "kafka", "host": "h"}')
     real, lookups = BaseHook.get_connection, []

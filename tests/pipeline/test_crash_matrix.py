@@ -22,7 +22,7 @@ import pytest
 from airflow_provider_streamsem import Pipeline, RunResult
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.rows import RowsEngine
-from airflow_provider_streamsem.testing.steps import SteppedStore, Steps
+from airflow_provider_streamsem.testing.steps import StepReportingStore, Steps
 from airflow_provider_streamsem.testing.stores import Crash, Fault, FaultyStore
 from tests.external_systems import PublishingFixture, TableSink
 from tests.pipeline_fixture import PipelineFixture
@@ -189,7 +189,7 @@ class PreparedScenario:
 
     def run_step_by_step(self, fixture: PipelineFixture, steps: Steps) -> RunResult:
         with TableSink.step_by_step(steps):
-            return self.run(fixture, store=SteppedStore(fixture.store, steps), engine=RowsEngine(steps))
+            return self.run(fixture, store=StepReportingStore(fixture.store, steps), engine=RowsEngine(steps))
 
     def distinct_crashes(self) -> Iterator[PipelineFixture]:
         """The distinct states that a crash at any step leaves."""

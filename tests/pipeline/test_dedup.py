@@ -26,7 +26,7 @@ from airflow_provider_streamsem.stores.contract import Store
 from airflow_provider_streamsem.stores.local import LocalStore
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.rows import RowsEngine
-from airflow_provider_streamsem.testing.steps import SteppedStore, Steps
+from airflow_provider_streamsem.testing.steps import StepReportingStore, Steps
 from airflow_provider_streamsem.testing.stores import Crash
 from tests.pipeline_fixture import PipelineFixture
 
@@ -86,7 +86,7 @@ def test_no_duplicate_is_written_after_a_crash_at_any_step(tmp_path: Path) -> No
         fixture.run("earlier")
         fixture.arrive(3)
         with suppress(Crash):
-            fixture.run("run", drain=True, store=SteppedStore(fixture.store, steps), engine=RowsEngine(steps))
+            fixture.run("run", drain=True, store=StepReportingStore(fixture.store, steps), engine=RowsEngine(steps))
         return fixture, steps
 
     _, complete_run = run_to(None)

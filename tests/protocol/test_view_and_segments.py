@@ -116,7 +116,7 @@ def test_view_after_reprocessing_runs_and_rollbacks_is_the_same_from_segments_an
 def test_lineage_has_the_versions_that_no_rollback_removed(seed: int) -> None:
     found = History(seed, 40)
     log = CommitLog(stored(found.outcomes))
-    kept = log.lineage(found.outcomes[-1])
+    kept = log.remaining_versions(found.outcomes[-1])
     assert [version for versions in kept for version in versions] == found.kept[-1]
     head = ClosedHead(outcome=found.outcomes[-1])
     for version in range(40):

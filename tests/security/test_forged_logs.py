@@ -90,7 +90,7 @@ def test_reading_a_log_builds_no_source_or_sink_of_its_spec(
         assert kind == "stores", f"{name} was built"
         return real(kind, name)  # type: ignore[arg-type]
 
-    real = registry.lookup
+    real = registry.load
     monkeypatch.setattr(registry, "lookup", lookup)
     monkeypatch.setattr(registry, "_entry_points", lambda kind: pytest.fail("entry points were read"))
     assert [main([name, log]) for name in ("log", "files", "doctor", "verify")] == [0, 0, 0, 0]

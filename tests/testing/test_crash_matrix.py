@@ -21,7 +21,7 @@ from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.crash_matrix import Output, compare, crash_matrix, multiset
 from airflow_provider_streamsem.testing.harness import PipelineHarness
 from airflow_provider_streamsem.testing.rows import RowsEngine
-from airflow_provider_streamsem.testing.steps import SteppedStore, Steps
+from airflow_provider_streamsem.testing.steps import StepReportingStore, Steps
 from airflow_provider_streamsem.testing.stores import Crash
 
 Harness = Callable[..., PipelineHarness]
@@ -71,12 +71,12 @@ class TestSteps:
         for at, applied in ((0, False), (1, True)):
             inner = MemoryStore()
             with pytest.raises(Crash):
-                SteppedStore(inner, Steps(at)).create("k", b"x")
+                StepReportingStore(inner, Steps(at)).create("k", b"x")
             assert (inner.read("k") == b"x") is applied
 
     def test_every_method_of_a_store_is_two_steps(self) -> None:
         steps = Steps()
-        store = SteppedStore(MemoryStore(), steps)
+        store = StepReportingStore(MemoryStore(), steps)
         store.create("a", b"")
         store.read("a")
         assert [stat.key for stat in store.list("")] == ["a"]

@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 def test_source_is_found_by_its_entry_point(system):
     [entry] = importlib.metadata.entry_points(group="streamsem.sources")
     assert entry.dist.name == "streamsem-http-log"
-    assert registry.lookup("sources", "http_log") is HttpLogSource
+    assert registry.load("sources", "http_log") is HttpLogSource
     assert registry.name_of("sources", system.source) == "http_log"
 
 

@@ -137,7 +137,7 @@ class FilesSink:
                 **_marked(stored),
             )
 
-    def refuse_orphan(self, log: str) -> None:
+    def refuse_existing_output(self, log: str) -> None:
         """
         Refuse a dataset with an ownership marker or files. Called if the log does not exist, because a new log must not reuse the dataset of an earlier log.
 

@@ -308,7 +308,7 @@ class FilesSource(SourceDefaults):
         return in_threads(self.stat, paths)
 
     @property
-    def needs_records(self) -> str:
+    def reason_records_are_needed(self) -> str:
         """Why the columns are not known without files; ``""`` if they are known."""
         if self.hive_partitions:
             return "its directories may define columns: set hive_partitions=False"

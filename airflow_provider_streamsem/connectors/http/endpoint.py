@@ -23,13 +23,13 @@ _SETTINGS = ("verify", "cert", "proxies")
 _WITHOUT_EFFECT = ("timeout", "allow_redirects", "stream", "max_redirects", "check_response", "trust_env")
 NOT_PERFORMED = (425, 429)
 """Statuses with which a server reports that it did not perform the call, and that the client may send it again (RFC 8470, RFC 6585)."""
-NOT_PERFORMED_IF_DATED = (503,)
+NOT_PERFORMED_IF_RETRY_AFTER = (503,)
 """Statuses that mean the same, but only with a ``Retry-After`` header (RFC 9110). Without it, the server may have performed a part of the call."""
 CALLER_REJECTED = (401, 403, 404, 405, 407)
 """Statuses that reject the caller for every record: credentials, address or method are wrong."""
 _UNCLEAR = (408,)
 _PUBLIC_HEADERS = ("accept", "accept-language", "content-type", "user-agent")
-NOT_PERFORMED_TEXT = f"{', '.join(map(str, (*CALLER_REJECTED, *NOT_PERFORMED)))}, {', '.join(map(str, NOT_PERFORMED_IF_DATED))} with Retry-After"
+NOT_PERFORMED_TEXT = f"{', '.join(map(str, (*CALLER_REJECTED, *NOT_PERFORMED)))}, {', '.join(map(str, NOT_PERFORMED_IF_RETRY_AFTER))} with Retry-After"
 _MAX_WAIT_S = 1e9
 
 
@@ -191,7 +191,7 @@ class Endpoint:
             return CallResult("done", status)
         if 300 <= status < 400:
             return CallResult("redirect", status)
-        if status in NOT_PERFORMED or (status in NOT_PERFORMED_IF_DATED and after_s is not None):
+        if status in NOT_PERFORMED or (status in NOT_PERFORMED_IF_RETRY_AFTER and after_s is not None):
             return CallResult("deferred", status, retry_after_s=after_s)
         if status in CALLER_REJECTED:
             return CallResult("caller_rejected", status)

@@ -23,7 +23,7 @@ MAIN = "main"
 
 
 @dataclass(frozen=True, slots=True)
-class Lineage:
+class BranchHistory:
     """
     The snapshots of a branch that the table's metadata still has: from the newest back to the first, or to a snapshot whose parent has expired.
 
@@ -62,7 +62,7 @@ class Lineage:
         return [number for number in range(max(start, 1), min(end, self.oldest)) if number not in self.elsewhere]
 
 
-def lineage(table: Table, branch: str) -> Lineage:
+def lineage(table: Table, branch: str) -> BranchHistory:
     """
     Return the snapshots of a branch.
 
@@ -73,7 +73,7 @@ def lineage(table: Table, branch: str) -> Lineage:
 
     ref = table.metadata.refs.get(branch)
     if ref is None and branch == MAIN:  # the branch begins with the first snapshot
-        return Lineage({})
+        return BranchHistory({})
     if ref is None or ref.snapshot_ref_type != SnapshotRefType.BRANCH:
         known = sorted(n for n, r in table.metadata.refs.items() if r.snapshot_ref_type == SnapshotRefType.BRANCH)
         summary = "the Iceberg table has no branch of this name; nothing was written"
@@ -82,7 +82,7 @@ def lineage(table: Table, branch: str) -> Lineage:
         )
     chain = list(ancestors_of(table.metadata.snapshot_by_id(ref.snapshot_id), table.metadata))
     snapshots = {s.sequence_number or 0: s for s in reversed(chain)}
-    return Lineage(snapshots, frozenset(s.sequence_number or 0 for s in table.snapshots()) - {*snapshots})
+    return BranchHistory(snapshots, frozenset(s.sequence_number or 0 for s in table.snapshots()) - {*snapshots})
 
 
 def check_table(table: Table) -> None:

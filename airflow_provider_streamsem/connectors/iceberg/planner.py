@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_streamsem.connectors.contract import SourceEnd, SourceSlice
 from airflow_provider_streamsem.connectors.iceberg import history
-from airflow_provider_streamsem.connectors.iceberg.history import Lineage
+from airflow_provider_streamsem.connectors.iceberg.history import BranchHistory
 from airflow_provider_streamsem.connectors.iceberg.pins import FilePin, TablePin
 from airflow_provider_streamsem.connectors.table_files.batches import Budget, adjacent, rows_of
 from airflow_provider_streamsem.connectors.table_files.stored import missing
@@ -108,7 +108,7 @@ class IcebergPlanner:
                 "restore the former table and run again. To read the new table, use a new log."
             )
 
-    def _check_lineage(self, lineage: Lineage, first: int, last: int, hint: Json) -> None:
+    def _check_lineage(self, lineage: BranchHistory, first: int, last: int, hint: Json) -> None:
         """
         Refuse a branch that no longer contains the snapshots that were read.
 
@@ -129,7 +129,7 @@ class IcebergPlanner:
             )
 
     def _of_initial(
-        self, table: Table, lineage: Lineage, number: int, unread_files: int, limits: Limits, on_data_loss: str
+        self, table: Table, lineage: BranchHistory, number: int, unread_files: int, limits: Limits, on_data_loss: str
     ) -> SourceSlice:
         """
         Select the next files of the initial snapshot.
@@ -163,7 +163,7 @@ class IcebergPlanner:
         )
 
     def _of_snapshots(
-        self, table: Table, lineage: Lineage, unread: tuple[int, int], limits: Limits, on_data_loss: str
+        self, table: Table, lineage: BranchHistory, unread: tuple[int, int], limits: Limits, on_data_loss: str
     ) -> SourceSlice:
         """
         Select the next snapshots. They have the same columns, so they end before a snapshot with other columns.
@@ -187,7 +187,7 @@ class IcebergPlanner:
         )
 
     def _select(
-        self, table: Table, lineage: Lineage, unread: tuple[int, int], limits: Limits, on_data_loss: str
+        self, table: Table, lineage: BranchHistory, unread: tuple[int, int], limits: Limits, on_data_loss: str
     ) -> _Selected:
         """
         Select snapshots until the batch is full.

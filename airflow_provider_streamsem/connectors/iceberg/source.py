@@ -21,7 +21,7 @@ from airflow_provider_streamsem.connectors.contract import Loaded
 from airflow_provider_streamsem.connectors.defaults import SourceDefaults
 from airflow_provider_streamsem.connectors.iceberg import catalog as iceberg_catalog
 from airflow_provider_streamsem.connectors.iceberg import history
-from airflow_provider_streamsem.connectors.iceberg.history import MAIN, Lineage
+from airflow_provider_streamsem.connectors.iceberg.history import MAIN, BranchHistory
 from airflow_provider_streamsem.connectors.iceberg.pins import Pin, read_pins, split
 from airflow_provider_streamsem.connectors.iceberg.planner import INITIAL, SNAPSHOTS, IcebergPlanner
 from airflow_provider_streamsem.connectors.table_files.stored import missing
@@ -172,7 +172,7 @@ class IcebergSource(SourceDefaults):
             start = lineage.end if self.starting == "latest" else self._after(table, lineage)
             return {f"{SNAPSHOTS}{table.metadata.table_uuid}": start}
 
-    def _after(self, table: Table, lineage: Lineage) -> int:
+    def _after(self, table: Table, lineage: BranchHistory) -> int:
         """Return one past the sequence number of the snapshot that ``starting`` names."""
         snapshot_id = self.starting
         if isinstance(snapshot_id, str):
@@ -204,7 +204,7 @@ class IcebergSource(SourceDefaults):
             history.schema_of(table, lineage.snapshots.get(lineage.end - 1))
             return {f"{SNAPSHOTS}{table.metadata.table_uuid}": 0 if before is None else before + 1}
 
-    def _at_newest(self, table: Table, lineage: Lineage) -> Offsets:
+    def _at_newest(self, table: Table, lineage: BranchHistory) -> Offsets:
         """Return the offsets before the first file of the table at the newest snapshot."""
         uuid, newest = table.metadata.table_uuid, lineage.snapshots.get(lineage.end - 1)
         history.schema_of(table, newest)

@@ -66,7 +66,7 @@ class KinesisSource:
     conditions: ClassVar[str] = ""
     extra: ClassVar[str] = ""
     unit: ClassVar[str] = "shards with unread records"
-    counted: ClassVar[str] = unit
+    range_unit: ClassVar[str] = unit
     limits: ClassVar[tuple[str, ...]] = ("max_rows", "min_rows")
     location: ClassVar[None] = None  # A dataset cannot overlap a stream.
     reasons: ClassVar[tuple[str, ...]] = (

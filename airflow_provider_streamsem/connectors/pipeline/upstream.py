@@ -30,7 +30,7 @@ from airflow_provider_streamsem.errors import (
 from airflow_provider_streamsem.protocol import keys, procedures
 from airflow_provider_streamsem.protocol.entries import SEGMENT_WIDTH, DataFile, Outcome, PipelineRecord, Segment
 from airflow_provider_streamsem.protocol.specs import stored_spec
-from airflow_provider_streamsem.protocol.view import Head, in_lineage
+from airflow_provider_streamsem.protocol.view import Head, remains
 from airflow_provider_streamsem.stores.concurrency import THREADS, in_threads
 from airflow_provider_streamsem.stores.contract import UnknownResultError, normalised
 from airflow_provider_streamsem.stores.dataset import open_dataset
@@ -190,7 +190,7 @@ class UpstreamLog:
         :param end: as of this version, exclusive
         """
         batches: dict[int, int] = {}  # commit → the batch whose rows it holds
-        kept = self.log.lineage(self.outcome(end - 1, end=end)) if end else []
+        kept = self.log.remaining_versions(self.outcome(end - 1, end=end)) if end else []
         corrected: set[int] = set()
         rolled_back = self._rolled_back(kept, first, end)
         at = first
@@ -201,7 +201,7 @@ class UpstreamLog:
                     at += SEGMENT_WIDTH
                     continue
             outcome = self.outcome(at, end=end)
-            if not in_lineage(at, kept):
+            if not remains(at, kept):
                 pass
             elif outcome.replaces is None:
                 if outcome.committed and at < stop:

@@ -92,9 +92,9 @@ class ReplaySource(SourceDefaults):
         return self.path
 
     @property
-    def needs_records(self) -> str:
+    def reason_records_are_needed(self) -> str:
         """Why the columns are not known without files; ``""`` if they are known."""
-        return self.files().needs_records
+        return self.files().reason_records_are_needed
 
     def lineage(self, ranges: Ranges) -> list[tuple[str, str]]:
         """Return the OpenLineage name of the path."""

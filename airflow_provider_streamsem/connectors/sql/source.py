@@ -72,7 +72,7 @@ class JdbcSource(SourceDefaults):
     delivery: ClassVar[str] = "exactly_once"
     extra: ClassVar[str] = "jdbc"
     unit: ClassVar[str] = "rows"
-    counted: ClassVar[str] = "cursor values"
+    range_unit: ClassVar[str] = "cursor values"
     limits: ClassVar[tuple[str, ...]] = ("max_rows", "min_rows")
     compacts: ClassVar[bool] = True
     conn_id: str

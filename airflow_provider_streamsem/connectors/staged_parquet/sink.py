@@ -48,9 +48,9 @@ class StagedSink:
         """Verify the ownership marker of the staging location. If the log is new, write it."""
         self._staging.claim(pipeline_uuid, log, new=new)
 
-    def refuse_orphan(self, log: str) -> None:
+    def refuse_existing_output(self, log: str) -> None:
         """Refuse a staging location with an ownership marker or files. Called if the log does not exist, because a new log must not reuse the location."""
-        self._staging.refuse_orphan(log)
+        self._staging.refuse_existing_output(log)
 
     def attempt_location(self, version: int, attempt_id: str) -> str:
         """Return the directory or prefix of the attempt."""

@@ -41,7 +41,7 @@ from airflow_provider_streamsem.pipeline.vacuum import vacuum
 from airflow_provider_streamsem.protocol.entries import Receipt
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.rows import RowsEngine
-from airflow_provider_streamsem.testing.steps import SteppedStore
+from airflow_provider_streamsem.testing.steps import StepReportingStore
 from airflow_provider_streamsem.testing.stores import CountingStore, Crash, Fault, FaultyStore
 from tests.connectors.http.endpoints import Call, Recorder, Reply, serving
 from tests.pipeline_fixture import PipelineFixture
@@ -109,7 +109,7 @@ class WatchedCalls:
         """Run ``a`` and watch its steps. Other runs that start in the meantime are not watched."""
         self.watched = watched
         try:
-            fixture.run("a", pipeline=pipeline, store=SteppedStore(fixture.store, self.step))
+            fixture.run("a", pipeline=pipeline, store=StepReportingStore(fixture.store, self.step))
         finally:
             self.watched = None
 

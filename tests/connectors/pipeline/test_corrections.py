@@ -29,7 +29,7 @@ from airflow_provider_streamsem.pipeline.run import plan_run
 from airflow_provider_streamsem.stores import memory
 from airflow_provider_streamsem.stores.contract import open_store
 from airflow_provider_streamsem.testing.rows import RowsEngine
-from airflow_provider_streamsem.testing.steps import SteppedStore, Steps
+from airflow_provider_streamsem.testing.steps import StepReportingStore, Steps
 from airflow_provider_streamsem.testing.stores import CountingStore, Crash, Fault, FaultyStore
 from tests.connectors.pipeline.bronze import Bronze, Silver, pair, results
 from tests.external_systems import PublishingFixture, TableSink
@@ -403,7 +403,9 @@ def corrected(root: Path) -> tuple[Bronze, Silver]:
 
 
 def stepped(silver: Silver, steps: Steps) -> Callable[[], Any]:
-    return lambda: silver.run("run", drain=True, store=SteppedStore(silver.store, steps), engine=RowsEngine(steps))
+    return lambda: silver.run(
+        "run", drain=True, store=StepReportingStore(silver.store, steps), engine=RowsEngine(steps)
+    )
 
 
 def steps_of(tmp_path: Path) -> list[int]:
