@@ -14,7 +14,7 @@ import pyarrow
 import pyarrow.parquet
 
 from airflow_provider_streamsem import DeltaSink, Pipeline, run_batch
-from airflow_provider_streamsem.connectors.contract import Batch
+from airflow_provider_streamsem.connectors.contract import SinkCommit
 from airflow_provider_streamsem.protocol.entries import Marker
 from benchmarks import kafka, results
 
@@ -44,7 +44,7 @@ def publish_times(root: Path, counts: tuple[int, ...]) -> list[list[str]]:
         pyarrow.parquet.write_table(pyarrow.table({"id": [version]}), location / "part-0.parquet")
         files = sink.collect(version, "a")
         before = Marker(version=version - 1, outcome="0" * 64) if version else None
-        batch = Batch(
+        batch = SinkCommit(
             pipeline_uuid="bench", sink="t", version=version, outcome="0" * 64, committable=files, schema=SCHEMA, root=version, expected_marker=before
         )  # fmt: skip
         began = time.perf_counter()

@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 
-from airflow_provider_streamsem.connectors.contract import Batch
+from airflow_provider_streamsem.connectors.contract import SinkCommit
 from airflow_provider_streamsem.connectors.iceberg.sink import IcebergSink
 from airflow_provider_streamsem.protocol.entries import Committable, Marker
 
@@ -54,7 +54,7 @@ def main() -> None:
         for version in range(max(args.versions)):
             files = staged(sink, version)
             before = Marker(version=version - 1, outcome="0" * 64) if version else None
-            batch = Batch(
+            batch = SinkCommit(
                 pipeline_uuid="bench", sink="rows", version=version, outcome="0" * 64, committable=files, schema=SCHEMA, root=version, expected_marker=before
             )  # fmt: skip
             began = time.perf_counter()

@@ -22,7 +22,7 @@ import pyarrow.parquet
 from rich.console import Console
 from rich.table import Table
 
-from airflow_provider_streamsem.connectors.contract import Batch
+from airflow_provider_streamsem.connectors.contract import SinkCommit
 from airflow_provider_streamsem.connectors.sql import columns as sql_columns
 from airflow_provider_streamsem.connectors.sql.sink import JdbcSink
 from airflow_provider_streamsem.connectors.staged_parquet.sink import record_batches
@@ -76,7 +76,7 @@ def measure(server: Postgres, location: Path) -> None:
     admin = psycopg.connect(server.dsn, autocommit=True)
     admin.execute(CREATE)
     sink = JdbcSink("bench", "t", str(location / "staging"))
-    batches: list[Batch] = [staged(sink, data, n, schema=schema) for n in range(ROUNDS + 1)]
+    batches: list[SinkCommit] = [staged(sink, data, n, schema=schema) for n in range(ROUNDS + 1)]
 
     def bare() -> None:
         with psycopg.connect(server.dsn) as connection, open(prepared, "rb") as file:
@@ -84,7 +84,7 @@ def measure(server: Postgres, location: Path) -> None:
                 while chunk := file.read(1 << 18):
                     copy.write(chunk)
 
-    def publish_without_marker(batch: Batch) -> None:
+    def publish_without_marker(batch: SinkCommit) -> None:
         """Write the rows of a batch in a transaction without a marker (at-least-once)."""
         with sink._connected() as connection:
             target = sql_columns.named(connection, sink.table)

@@ -281,7 +281,7 @@ def compare_with_csv(files: list[CommittedFile]) -> list[tuple[str, int, str, in
         ),
         ("duplicates", 0, "visible rows in excess of the CSV", duplicated),
         ("lost", 0, "rows of the CSV that are not visible", lost),
-        ("faults", 0, f"streamsem verify: {verdict.versions} versions, {verdict.files} files", len(verdict.findings)),
+        ("faults", 0, f"streamsem verify: {verdict.versions} versions, {verdict.files} files", len(verdict.violations)),
     ]
 
 

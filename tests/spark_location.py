@@ -52,7 +52,7 @@ class Location:
 
     def check(self) -> None:
         verdict = verify(str(self.root / "log"))
-        assert verdict.findings == []
+        assert verdict.violations == []
 
 
 JSON = {"format": "json", "schema": "id long, name string"}

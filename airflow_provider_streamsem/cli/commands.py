@@ -471,7 +471,7 @@ def verify(args: argparse.Namespace) -> CommandResult:
     document = {**plain(verdict), "clean": verdict.clean}
     totals = f"closed versions: {verdict.versions}, commits: {verdict.commits}, visible files: {verdict.files}, orphans: {verdict.orphans}"
     lines = [
-        f"{'clean' if verdict.clean else 'FAULTS FOUND'}: {totals}",
+        f"{'clean' if verdict.clean else 'VIOLATIONS FOUND'}: {totals}",
         *(
             []
             if verdict.open is None
@@ -479,7 +479,7 @@ def verify(args: argparse.Namespace) -> CommandResult:
         ),
         *[f"{name:<20} {count}" for name, count in sorted(verdict.counts.items())],
         *[f"not checked without the pipeline file: sink {name}" for name in verdict.unchecked],
-        *[f"{f.invariant} version={f.version} {f.what}" for f in verdict.findings],
+        *[f"{f.invariant} version={f.version} {f.what}" for f in verdict.violations],
     ]
     return CommandResult(document=document, lines=lines, exit_code=0 if verdict.clean else 1)
 

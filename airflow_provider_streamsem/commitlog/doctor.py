@@ -34,7 +34,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class DoctorReport:
     """
     The results of all probes of a store.
 
@@ -57,7 +57,7 @@ class Report:
         return all(check.passed for check in self.checks)
 
 
-def examine(log: CommitLog) -> Report:
+def examine(log: CommitLog) -> DoctorReport:
     """
     Probe a store with objects below ``doctor/``, delete these objects, and store the report there.
 
@@ -71,14 +71,14 @@ def examine(log: CommitLog) -> Report:
         *_checks(log.store, probe, log.clock),
         _check("deleted objects are no longer listed", lambda: _deleted(log.store, probe)),
     )
-    report = Report(
+    report = DoctorReport(
         key=keys.doctor(log.clock.new_id()), location=log.store.url, at_ms=log.clock.now_ms(), checks=checks
     )
     log.create(report.key, canonical({"format": 1, "entry": "doctor", **json.loads(json.dumps(asdict(report)))}))
     return report
 
 
-def require_safe(log: CommitLog) -> Report:
+def require_safe(log: CommitLog) -> DoctorReport:
     """
     Run :func:`examine`, and raise an error if a probe failed.
 

@@ -388,7 +388,7 @@ class Sink(Protocol):
         """The extra of this package that installs the sink's client library; ``""`` if there is no such extra."""
         ...
 
-    publishes: ClassVar[bool]
+    is_outside_log: ClassVar[bool]
     """Whether the rows become visible outside the log, after the commit. If so, the sink is a :class:`PublishingSink`."""
 
     @property
@@ -523,7 +523,7 @@ class SinkMarker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class SinkCommit:
     """
     The part of a commit that one sink publishes.
 
@@ -571,20 +571,20 @@ class Batch:
         if expected is None and marker is None:
             return
         if marker is None:
-            raise self.lost(what, marker=None, **where)
+            raise self.marker_lost_error(what, marker=None, **where)
         if expected is not None and marker.version < expected.version:
             older = "the sink's marker is older than its newest receipts: an older copy of the sink was restored"
-            raise self.lost(older, marker=marker.version, **where)
+            raise self.marker_lost_error(older, marker=marker.version, **where)
         if expected is None or not marker.is_of(expected.version, expected.outcome):
-            raise self.conflict(
+            raise self.marker_conflict_error(
                 "the sink's marker names a commit that this log does not have", marker=marker.version, **where
             )
 
-    def lost(self, summary: str, **where: object) -> MarkerLostError:
+    def marker_lost_error(self, summary: str, **where: object) -> MarkerLostError:
         """Return the error for a sink that lacks versions for which the log has receipts."""
         return MarkerLostError(f"{summary}. {_NOTHING}", **self._facts(), **where)
 
-    def conflict(self, summary: str, **where: object) -> MarkerConflictError:
+    def marker_conflict_error(self, summary: str, **where: object) -> MarkerConflictError:
         """Return the error for a sink that has a version that this log does not have."""
         return MarkerConflictError(f"{summary}. {_NOTHING}", **self._facts(), **where)
 
@@ -644,8 +644,8 @@ class PublishingSink(Sink, Protocol):
     * Staging must refuse every batch that :meth:`publish` is certain to refuse. After the commit, a batch can only be published or skipped by an operator.
     * Any process may call :meth:`publish`: repeatedly, concurrently with another process, and late.
     * A transactional sink sets its marker ``(pipeline uuid, sink) → (version, applied, outcome)`` in **one** transaction with the rows. It does so
-      only if the marker is still the one that it read (P2). Before that, and before it creates a table or topic, it calls :meth:`Batch.is_settled`
-      and :meth:`Batch.check_marker`.
+      only if the marker is still the one that it read (P2). Before that, and before it creates a table or topic, it calls :meth:`SinkCommit.is_settled`
+      and :meth:`SinkCommit.check_marker`.
     * Only :meth:`Sink.claim` of a new log and :meth:`skip` create the storage of the markers. If it is missing, :meth:`publish` raises
       ``MarkerLostError``, because an empty storage would mean that no version was published.
     """
@@ -673,7 +673,7 @@ class PublishingSink(Sink, Protocol):
         """
         ...
 
-    def publish(self, batch: Batch, effects: EffectLedger) -> Receipt | None:
+    def publish(self, batch: SinkCommit, effects: EffectLedger) -> Receipt | None:
         """
         Apply a batch, unless it was applied or skipped already.
 
@@ -685,7 +685,7 @@ class PublishingSink(Sink, Protocol):
         """
         ...
 
-    def skip(self, batch: Batch, effects: EffectLedger) -> Receipt | None:
+    def skip(self, batch: SinkCommit, effects: EffectLedger) -> Receipt | None:
         """
         Set the marker to this version without applying its rows. Returns as :meth:`publish` does, but does not check the existing marker.
 

@@ -35,7 +35,7 @@ class StreamsemHook(BaseHook):  # type: ignore[misc]
         super().__init__(**kwargs)
         self.log_conn_id = log_conn_id
 
-    def examine(self) -> doctor.Report:
+    def examine(self) -> doctor.DoctorReport:
         """
         Check whether the store has the properties that a log requires. Creates and deletes probe objects under ``<root>/_connection_test``.
 

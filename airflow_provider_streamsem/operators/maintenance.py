@@ -98,11 +98,11 @@ class VerifyOperator(HasPipeline, BaseOperator):  # type: ignore[misc]
         with self.resolved_pipeline(context) as pipeline:
             verdict = verify(pipeline, files=self.files)
         if not verdict.clean:
-            first = "; ".join(f"{f.invariant} version={f.version} {f.what}" for f in verdict.findings[:_SHOWN])
+            first = "; ".join(f"{f.invariant} version={f.version} {f.what}" for f in verdict.violations[:_SHOWN])
             raise airflow_exception("AirflowFailException")(
-                f"{len(verdict.findings)} faults in the log at {verdict.log}: {first}. Nothing was written. "
+                f"{len(verdict.violations)} faults in the log at {verdict.log}: {first}. Nothing was written. "
                 "Do: run `streamsem verify` for the complete report, and restore the named objects from a copy."
             )
         document: dict[str, Any] = plain(verdict)
-        del document["findings"]
+        del document["violations"]
         return document

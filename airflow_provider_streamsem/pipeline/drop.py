@@ -59,7 +59,7 @@ def drop(pipeline: Pipeline, *, dry_run: bool = False, log: CommitLog | None = N
     if record.fork is None:
         summary = "only a fork can be dropped, and this is not the log of a fork; nothing was deleted"
         raise InvalidError(summary, log=pipeline.log, pipeline=record.name)
-    published = sorted(name for name, sink in pipeline.sinks.items() if sink.publishes)
+    published = sorted(name for name, sink in pipeline.sinks.items() if sink.is_outside_log)
     if published:
         summary = (
             "the fork has sinks that publish outside the log, which are not deleted automatically; nothing was deleted"

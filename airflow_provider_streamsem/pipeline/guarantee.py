@@ -60,7 +60,7 @@ class _Pipeline(Protocol):
     @property
     def state(self) -> State | None: ...
     @property
-    def publishes(self) -> Any: ...
+    def sinks_outside_log(self) -> Any: ...
 
 
 def guarantee(pipeline: _Pipeline) -> Guarantee:
@@ -168,7 +168,7 @@ def _transform_reason(pipeline: _Pipeline) -> str:
 
 def _sinks_reason(pipeline: _Pipeline) -> str:
     together = "one object commits the batch for all sinks together"
-    if not pipeline.publishes:
+    if not pipeline.sinks_outside_log:
         return together
     return f"{together}; sinks outside the log then publish in order, and no later version is planned before the receipts exist"
 

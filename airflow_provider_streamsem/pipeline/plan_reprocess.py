@@ -89,7 +89,7 @@ def plan_reprocess(opened: OpenPipeline, version: int, run_key: str, current_loo
     _refuse_deleted_state(opened, current)
     source.check_pins(pins, was_read=False)
     check_lookups(opened.pipeline, reprocessed)
-    for name in opened.pipeline.publishes:
+    for name in opened.pipeline.sinks_outside_log:
         publishing_sink(opened.pipeline, name).check_reprocess(current_output(opened.log, current, name))
     return reprocessed
 

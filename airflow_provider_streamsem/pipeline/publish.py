@@ -12,7 +12,7 @@ from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.arguments import text, text_list
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.columns.recorded import fields
-from airflow_provider_streamsem.connectors.contract import Batch, PublishingSink
+from airflow_provider_streamsem.connectors.contract import PublishingSink, SinkCommit
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, MarkerConflictError
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import OpenPipeline, open_pipeline
@@ -117,7 +117,7 @@ def _publish_or_skip(
             if receipt is None and name not in skipped_sinks:
                 marker = sink.marker(batch.pipeline_uuid, name)
                 summary = "the sink's marker is above this version, but the log has no receipts of this version"
-                raise batch.conflict(summary, marker=None if marker is None else marker.version)
+                raise batch.marker_conflict_error(summary, marker=None if marker is None else marker.version)
             receipt = receipt or Receipt(result="skipped", rows=0)  # no publisher can apply a version below the marker
             logger.info("version %d: sink %s: %s, %d rows", version, name, receipt.result, receipt.rows)
             sink_receipts[name] = receipt
@@ -139,7 +139,7 @@ def _publish_or_skip(
     return published
 
 
-def batch_of(opened: OpenPipeline, outcome: Outcome, outcome_sha: str, name: str) -> Batch:
+def batch_of(opened: OpenPipeline, outcome: Outcome, outcome_sha: str, name: str) -> SinkCommit:
     """
     Build the part of a commit that one sink publishes.
 
@@ -150,7 +150,7 @@ def batch_of(opened: OpenPipeline, outcome: Outcome, outcome_sha: str, name: str
     :param name: name of the sink
     """
     root, current_rows = _chain(opened.log, outcome, name)
-    return Batch(
+    return SinkCommit(
         pipeline_uuid=opened.record.pipeline_uuid,
         sink=name,
         version=outcome.version,
@@ -211,7 +211,7 @@ def _checked_schema(schema: str) -> str:
 
 def sinks_that_cannot_reprocess(pipeline: Pipeline) -> list[str]:
     """Return the names of the sinks that cannot replace published rows."""
-    return [name for name in pipeline.publishes if not publishing_sink(pipeline, name).can_reprocess]
+    return [name for name in pipeline.sinks_outside_log if not publishing_sink(pipeline, name).can_reprocess]
 
 
 def publishing_sink(pipeline: Pipeline, name: str) -> PublishingSink:
@@ -221,8 +221,8 @@ def publishing_sink(pipeline: Pipeline, name: str) -> PublishingSink:
     :raises InvalidError: the pipeline has no sink of this name, or the sink's rows become visible through the log
     """
     sink = pipeline.sinks.get(name)
-    if sink is None or not sink.publishes:
-        accepted = sorted(name for name, sink in pipeline.sinks.items() if sink.publishes)
+    if sink is None or not sink.is_outside_log:
+        accepted = sorted(name for name, sink in pipeline.sinks.items() if sink.is_outside_log)
         raise InvalidError(
             "the pipeline has no such sink outside the log; nothing was changed", given=name, accepted=accepted
         )
@@ -236,7 +236,7 @@ def refuse_conflicts(pipeline: Pipeline, log: CommitLog, pipeline_uuid: str) -> 
     :raises MarkerConflictError: the log lacks such a commit. It was restored from an older copy, or two copies of it are in use
     :raises MarkerLostError: a sink was restored from an older copy
     """
-    for name in pipeline.publishes:
+    for name in pipeline.sinks_outside_log:
         marker = publishing_sink(pipeline, name).marker(pipeline_uuid, name)
         stored = None if marker is None else log.outcome(marker.version)
         if marker is not None and (stored is None or not marker.is_of(marker.version, stored[1])):

@@ -216,10 +216,10 @@ def _restored(log: CommitLog, plan: Plan) -> Outcome:
 
 
 def _refuse_sinks(pipeline: Pipeline, position: str) -> None:
-    if pipeline.publishes:
+    if pipeline.sinks_outside_log:
         raise InvalidError(
             "a rollback removes the rows of several versions, which sinks outside the log do not support; nothing was written",
-            sinks=list(pipeline.publishes),
+            sinks=list(pipeline.sinks_outside_log),
         ).advising(
             f"write a pipeline file with a new log and new tables, then run: streamsem fork NEW.toml LOG {position}."
         )

@@ -394,7 +394,7 @@ class Run:
             schemas=schema.evolve(job.schemas, produced.schemas),
             quarantine=produced.quarantine,
             counts=produced.counts,
-            publish=pipeline.publishes,
+            publish=pipeline.sinks_outside_log,
             state=self._state_after(head, job, produced),
             staged_ms=log.clock.now_ms() - started_ms,
             nonce=log.clock.new_id(),

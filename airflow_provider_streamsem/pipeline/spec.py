@@ -242,7 +242,7 @@ class Pipeline:
         if self.state is not None:
             summary = 'on_reprocess="reprocess" is not valid with state: later versions keep the state of the replaced records'
             raise InvalidError(summary, pipeline=self.name, accepted=accepted)
-        fixed = [name for name in self.publishes if not getattr(self.sinks[name], "can_reprocess", True)]
+        fixed = [name for name in self.sinks_outside_log if not getattr(self.sinks[name], "can_reprocess", True)]
         if fixed:
             summary = 'on_reprocess="reprocess" must replace rows, and these sinks cannot replace published rows'
             raise InvalidError(summary, pipeline=self.name, sinks=fixed, accepted=accepted)
@@ -314,9 +314,9 @@ class Pipeline:
         return f"{_AIRFLOW_PREFIX.sub('', module)}:{name}"
 
     @property
-    def publishes(self) -> tuple[str, ...]:
+    def sinks_outside_log(self) -> tuple[str, ...]:
         """Return the names of the sinks outside the log, in the order in which they are published."""
-        return tuple(name for name, sink in sorted(self.sinks.items()) if sink.publishes)
+        return tuple(name for name, sink in sorted(self.sinks.items()) if sink.is_outside_log)
 
     def lineage(self, ranges: Ranges) -> list[tuple[str, str]]:
         """

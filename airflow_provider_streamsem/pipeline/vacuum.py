@@ -174,8 +174,8 @@ class _SinkLocation:
     def __init__(self, pipeline: Pipeline, name: str) -> None:
         self.name, self.sink = name, pipeline.sinks[name]
         # A sink that copies the rows from the staged files needs these files only until the receipts exist.
-        self._copies_rows = self.sink.publishes and not publishing_sink(pipeline, name).keeps_staged
-        is_table = self.sink.publishes and not self._copies_rows
+        self._copies_rows = self.sink.is_outside_log and not publishing_sink(pipeline, name).keeps_staged
+        is_table = self.sink.is_outside_log and not self._copies_rows
         self._in_use = cache(publishing_sink(pipeline, name).attempts_in_use) if is_table else set[tuple[int, str]]
 
     def deletable(self, version: int, lost: _LostAttempts) -> Iterator[str]:

@@ -29,7 +29,7 @@ from airflow_provider_streamsem.readers.waiting import dry_run, waiting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class CheckResult:
     """
     The result of one check of a condition.
 
@@ -44,7 +44,7 @@ class Finding:
 class Condition(Protocol):
     """Protocol of a condition: a dataclass whose fields are JSON values, or a :class:`Pipeline` in the field ``pipeline``."""
 
-    def check(self, *, clock: Clock = SYSTEM_CLOCK) -> Finding:
+    def check(self, *, clock: Clock = SYSTEM_CLOCK) -> CheckResult:
         """
         Check the condition once. The method blocks until the store and the source respond, and writes nothing.
 
@@ -65,10 +65,10 @@ class OffsetsAvailable:
 
     pipeline: Pipeline
 
-    def check(self, *, clock: Clock = SYSTEM_CLOCK) -> Finding:
+    def check(self, *, clock: Clock = SYSTEM_CLOCK) -> CheckResult:
         """Plan the next batch without writing."""
         result = waiting(self.pipeline, clock=clock)
-        return Finding(met=result.is_due, observed=result.to_json())
+        return CheckResult(met=result.is_due, observed=result.to_json())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ class BatchCommitted:
     run_key: str | None = None
     offsets: Offsets | None = None
 
-    def check(self, *, clock: Clock = SYSTEM_CLOCK) -> Finding:
+    def check(self, *, clock: Clock = SYSTEM_CLOCK) -> CheckResult:
         """
         Read the log. While the log does not exist, the condition is not met.
 
@@ -103,11 +103,11 @@ class BatchCommitted:
         with located(self.pipeline) as pipeline:
             return self._check(pipeline.log, clock)
 
-    def _check(self, url: str, clock: Clock) -> Finding:
+    def _check(self, url: str, clock: Clock) -> CheckResult:
         log = open_commit_log(url, clock=clock)
         record = log.read_pipeline()
         if record is None:
-            return Finding(met=False, observed={"log": url, "version": -1})
+            return CheckResult(met=False, observed={"log": url, "version": -1})
         context = {"pipeline": record.name, "log": url}
         if self.version is not None:
             finding = self._of_version(log, self.version)
@@ -118,12 +118,12 @@ class BatchCommitted:
             if isinstance(head, ClosedHead) and head.spec is None and record.fork is not None:
                 head = dataclasses.replace(head, initial_offsets=record.fork.offsets)
             finding = self._of_offsets(head, self.offsets or {})
-        return Finding(met=finding.met, observed={**context, **finding.observed})
+        return CheckResult(met=finding.met, observed={**context, **finding.observed})
 
-    def _of_version(self, log: CommitLog, version: int) -> Finding:
+    def _of_version(self, log: CommitLog, version: int) -> CheckResult:
         stored = log.outcome(version)
         if stored is None:
-            return Finding(met=False, observed={"version": version})
+            return CheckResult(met=False, observed={"version": version})
         if not stored[0].committed:
             summary = "the version was closed by an abort and will never be committed; a later version reads its range"
             raise InvalidError(summary, log=log.store.url, version=version, reason=stored[0].reason).advising(
@@ -135,18 +135,18 @@ class BatchCommitted:
             raise InvalidError(summary, log=log.store.url, version=version).advising(
                 "wait for a later version, or for offsets."
             )
-        return Finding(met=True, observed=_outcome_facts(stored[0]))
+        return CheckResult(met=True, observed=_outcome_facts(stored[0]))
 
     @staticmethod
-    def _of_run(log: CommitLog, head: Head, run_key: str) -> Finding:
+    def _of_run(log: CommitLog, head: Head, run_key: str) -> CheckResult:
         # An open version of another run is irrelevant here, and the run's pointer leads to an open version of this run. So the open version is left out.
         position = log.locate(run_key, without_pending(head))
         if not isinstance(position, RunComplete):
-            return Finding(met=False, observed={"run_key": run_key, "version": head.closed})
-        return Finding(met=True, observed={"run_key": run_key, **_outcome_facts(position.outcome)})
+            return CheckResult(met=False, observed={"run_key": run_key, "version": head.closed})
+        return CheckResult(met=True, observed={"run_key": run_key, **_outcome_facts(position.outcome)})
 
     @staticmethod
-    def _of_offsets(head: Head, upto: Offsets) -> Finding:
+    def _of_offsets(head: Head, upto: Offsets) -> CheckResult:
         partitions = {name: [p for p in head.next if name in (p, p.partition("@")[0])] for name in upto}
         ambiguous = sorted(p for matches in partitions.values() if len(matches) > 1 for p in matches)
         if ambiguous:
@@ -155,7 +155,7 @@ class BatchCommitted:
             )
             raise InvalidError(summary, accepted=ambiguous).advising("name the topic with its id.")
         committed = {name: max((head.next[p] for p in matches), default=0) for name, matches in partitions.items()}
-        return Finding(met=offsets.reached(committed, upto), observed={"version": head.closed, "next": committed})
+        return CheckResult(met=offsets.reached(committed, upto), observed={"version": head.closed, "next": committed})
 
 
 def _outcome_facts(outcome: Outcome) -> dict[str, Any]:
@@ -180,12 +180,12 @@ class Freshness:
     until_ms: int | None = None
     watermark_ms: int | None = None
 
-    def check(self, *, clock: Clock = SYSTEM_CLOCK) -> Finding:
+    def check(self, *, clock: Clock = SYSTEM_CLOCK) -> CheckResult:
         """Compare the end of the source with the committed offsets."""
         with located(self.pipeline) as pipeline:
             return self._check(pipeline, clock)
 
-    def _check(self, pipeline: Pipeline, clock: Clock) -> Finding:
+    def _check(self, pipeline: Pipeline, clock: Clock) -> CheckResult:
         dry = dry_run(pipeline, clock=clock)
         start, now_ms = dry.head.next, clock.now_ms()
         lag = dry.planner.lag(start, dry.head.hint)
@@ -197,7 +197,7 @@ class Freshness:
         is_past = (self.until_ms is None or now_ms >= self.until_ms) and (
             self.watermark_ms is None or (watermark_ms is not None and watermark_ms >= self.watermark_ms)
         )
-        return Finding(
+        return CheckResult(
             met=is_within and is_past and not too_old and not before and not dry.is_new,
             observed={
                 "pipeline": pipeline.name,
@@ -237,12 +237,12 @@ class Retention:
             )
             raise InvalidError(summary, pipeline=self.pipeline.name, source=type(self.pipeline.source).__name__)
 
-    def check(self, *, clock: Clock = SYSTEM_CLOCK) -> Finding:
+    def check(self, *, clock: Clock = SYSTEM_CLOCK) -> CheckResult:
         """Compare the retention of the source with the committed offsets."""
         with located(self.pipeline) as pipeline:
             return self._check(pipeline, clock)
 
-    def _check(self, pipeline: Pipeline, clock: Clock) -> Finding:
+    def _check(self, pipeline: Pipeline, clock: Clock) -> CheckResult:
         dry = dry_run(pipeline, clock=clock)
         source = pipeline.source
         assert isinstance(source, Expiring)
@@ -250,7 +250,7 @@ class Retention:
         expiry = source.expiry(dry.head.next, within_ms=within_ms, now_ms=clock.now_ms())
         is_near = self.records is not None and expiry.spare is not None and expiry.spare < self.records
         context = {"pipeline": pipeline.name, "log": pipeline.log, "version": dry.head.closed}
-        return Finding(
+        return CheckResult(
             met=bool(expiry.lost or expiry.at_risk) or is_near,
             observed={**context, **plain(expiry), "unit": pipeline.source.unit},
         )
@@ -277,22 +277,22 @@ class DriverWait:
     patience_s: int
     since_ms: int = 0
 
-    def check(self, *, clock: Clock = SYSTEM_CLOCK) -> Finding:
+    def check(self, *, clock: Clock = SYSTEM_CLOCK) -> CheckResult:
         """Read the log. The progress is the newest of submission, plan and outcome."""
         with located(self.pipeline) as pipeline:
             log = open_commit_log(pipeline.log, clock=clock)
             record = log.read_pipeline()
             if record is None:
-                return Finding(met=True, observed={"run_key": self.run_key, "version": -1, "stalled": False})
+                return CheckResult(met=True, observed={"run_key": self.run_key, "version": -1, "stalled": False})
             head = log.find_head()
             position = log.locate(self.run_key, head)
         context = {"run_key": self.run_key, "version": head.closed}
         if isinstance(position, RunComplete) or (isinstance(position, Ready) and position.j == 0):
-            return Finding(met=True, observed={**context, "stalled": False})
+            return CheckResult(met=True, observed={**context, "stalled": False})
         progress_ms = [self.since_ms, head.plan.planned_at_ms if isinstance(head, OpenHead) else 0]
         progress_ms.append(0 if head.outcome is None else head.outcome.decided_at_ms)
         stalled = clock.now_ms() - max(progress_ms) > self.patience_s * 1000
-        return Finding(met=stalled, observed={**context, "stalled": stalled})
+        return CheckResult(met=stalled, observed={**context, "stalled": stalled})
 
 
 _NAMES: Mapping[str, Any] = {

@@ -12,7 +12,7 @@ from airflow_provider_streamsem.protocol import discovery, keys, known, procedur
 from airflow_provider_streamsem.protocol.entries import Discovery, FileKey, FoundFile, KnownNode, PageRef
 
 
-class Report(Protocol):
+class ReportViolation(Protocol):
     """Callback that records a finding: the broken rule, a description, and the key of the object."""
 
     def __call__(self, invariant: str, what: str, *, key: str) -> None: ...  # noqa: D102
@@ -32,7 +32,7 @@ class DiscoveryCheck:
     log: CommitLog
     prefix: str
     attempt: Callable[[Callable[[], Any]], Any]
-    report: Report
+    report: ReportViolation
 
     def run(self, newest: int) -> None:
         """

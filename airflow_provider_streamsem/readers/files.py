@@ -139,7 +139,7 @@ class CommittedLog:
             summary = "another package provides the type of this sink, so reading it requires the pipeline"
             accepted = "PIPELINE.toml, or open_log(…, pipeline=)"
             raise InvalidError(summary, sink=name, type=sink, accepted=accepted).advising("pass the pipeline.")
-        if isinstance(sink, str) or sink.publishes:
+        if isinstance(sink, str) or sink.is_outside_log:
             summary = "this sink publishes its rows outside the log, so the log has no files of it"
             kind = sink if isinstance(sink, str) else registry.name_of("sinks", sink)
             raise InvalidError(summary, sink=name, type=kind).advising("read its table, topic or endpoint directly.")
@@ -150,7 +150,9 @@ class CommittedLog:
 
     def _is_published(self, name: str) -> bool:
         sink = self.sinks.get(name)
-        return registry.is_built_in("sinks", sink) if isinstance(sink, str) else sink is not None and sink.publishes
+        return (
+            registry.is_built_in("sinks", sink) if isinstance(sink, str) else sink is not None and sink.is_outside_log
+        )
 
     def view(self, *, version: int | None = None, since: int | None = None) -> LogView:
         """

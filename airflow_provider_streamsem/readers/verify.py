@@ -58,7 +58,7 @@ E = TypeVar("E", bound=Entry)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Violation:
     """
     One violation of the protocol.
 
@@ -88,7 +88,7 @@ class Verdict:
     :param rows: sink → number of rows in its visible files, counted from the files
     :param orphans: number of files of attempts that did not commit. They are invisible, and vacuum deletes them
     :param unchecked: names of the sinks whose files and markers were not checked, because only the user's pipeline defines how to access them
-    :param findings: the violations
+    :param violations: the violations
     """
 
     log: str
@@ -100,12 +100,12 @@ class Verdict:
     rows: dict[str, int] = field(default_factory=dict)
     orphans: int = 0
     unchecked: tuple[str, ...] = ()
-    findings: list[Finding] = field(default_factory=list)
+    violations: list[Violation] = field(default_factory=list)
 
     @property
     def clean(self) -> bool:
-        """Whether there are no findings."""
-        return not self.findings
+        """Whether there are no violations."""
+        return not self.violations
 
 
 def verify(log: str | CommitLog | CommittedLog | Pipeline, *, files: bool = True) -> Verdict:
@@ -146,7 +146,7 @@ def _without_log(pipeline: Pipeline) -> Verdict:
         try:
             sink.refuse_existing_output(pipeline.log)
         except ConflictError as error:
-            verdict.findings.append(Finding(invariant="I6", what=f"sink {name}: {error}", key=keys.DATASET_MARKER))
+            verdict.violations.append(Violation(invariant="I6", what=f"sink {name}: {error}", key=keys.DATASET_MARKER))
     return verdict
 
 
@@ -180,7 +180,7 @@ class _Verification:
             return None
 
     def _report(self, invariant: str, what: str, *, version: int | None = None, key: str = "") -> None:
-        self.verdict.findings.append(Finding(invariant=invariant, what=what, version=version, key=key))
+        self.verdict.violations.append(Violation(invariant=invariant, what=what, version=version, key=key))
 
     def _entry(self, cls: type[E], key: str, version: int | None = None) -> tuple[E, str] | None:
         return self._try(partial(self.opened.log.perform, procedures.read_entry(cls, key)), version=version)
@@ -258,7 +258,7 @@ class _Verification:
         outcomes = [outcome for outcome, _ in stored]
         shas = {outcome.version: sha for outcome, sha in stored}
         by_version = {outcome.version: outcome for outcome in outcomes}
-        for name in pipeline.publishes:
+        for name in pipeline.sinks_outside_log:
             sink = publishing_sink(pipeline, name)
             publishing_versions = [
                 o.version for o in outcomes if name in o.publish and self._needs_marker(by_version, o, name)
@@ -446,7 +446,7 @@ class _Verification:
                         what = "the log names a file twice, or a file outside the directory of its attempt"
                         self._report("I8", what, version=outcome.version, key=file.key)
                     named.add((name, file.key))
-                    if sinks[name].publishes and outcome.version in self._published:
+                    if sinks[name].is_outside_log and outcome.version in self._published:
                         continue  # after the publish, the table owns these files or vacuum deletes them
                     check = partial(_file, sinks[name], file, committable.format, outcome.version)
                     rows = self._try(check, version=outcome.version) or 0
@@ -470,10 +470,10 @@ class _Verification:
             self.verdict.rows[name] = 0
             log, record = self.opened.log, self.opened.record
             claim = partial(claim_dataset, name, sink, log, record, url=log.store.url, new=False)
-            findings_before = len(self.verdict.findings)
+            violations_before = len(self.verdict.violations)
             if is_marked:
                 self._try(claim)
-            if len(self.verdict.findings) == findings_before:
+            if len(self.verdict.violations) == violations_before:
                 owned[name] = sink
         return owned
 

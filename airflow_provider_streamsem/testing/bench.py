@@ -137,7 +137,7 @@ class Bench:
             "quarantined records": multiset([{**record, "version": 0} for record in committed.quarantined]),
             "counts": dict(view.counts),
             "next offsets": dict(view.next),
-            "findings of verify": [str(finding) for finding in verify(self.pipeline.log).findings],
+            "violations of verify": [str(finding) for finding in verify(self.pipeline.log).violations],
         }
 
 
@@ -166,7 +166,9 @@ def bench(original: Pipeline, arrivals: Arrivals, *, location: Path, log: str, s
 
 def _moved(name: str, sink: Any, location: str) -> Sink:
     field_names = {f.name for f in dataclasses.fields(sink)} if dataclasses.is_dataclass(sink) else set()
-    if "path" not in field_names or sink.publishes:  # of a sink outside the log, path may be one location of several
+    if (
+        "path" not in field_names or sink.is_outside_log
+    ):  # of a sink outside the log, path may be one location of several
         raise InvalidError(
             "the harness cannot replace the location of the sink, because the sink is outside the log or has no path; nothing was written",
             sink=name,

@@ -44,7 +44,7 @@ def crash_matrix(trial: Callable[[], Trial]) -> list[str]:
     differences = compare(expected, repeated)
     if differences:
         raise AssertionError(
-            "two undisturbed runs had different output, because the transform does not return the same rows each time. "
+            "two runs without a kill had different output, because the transform does not return the same rows each time. "
             "If columns are meant to differ, exclude them with ignore=[...]\n" + _indented(differences)
         )
     faults: list[str] = []
@@ -55,7 +55,7 @@ def crash_matrix(trial: Callable[[], Trial]) -> list[str]:
         if differences:
             faults.append(f"killed at step {at + 1} of {len(steps)}, {step}:\n{_indented(differences)}")
     if faults:
-        summary = "after a kill and a retry, the output differs from that of an undisturbed run"
+        summary = "after a kill and a retry, the output differs from that of a run without a kill"
         raise AssertionError(f"{summary}: {len(faults)} of {len(steps)} steps\n" + "\n".join(faults)) from cause
     return steps
 
@@ -100,7 +100,7 @@ def compare(expected: Output, actual: Output) -> list[str]:
             parts = [f"{difference} {_shown(rows)}" for difference, rows in fields.items() if rows]
             differences += [f"{name}: {'; '.join(parts)}"] if parts else []
         elif expected_value != value:
-            differences.append(f"{name}: {value!r}, but the undisturbed run has {expected_value!r}")
+            differences.append(f"{name}: {value!r}, but the run without a kill has {expected_value!r}")
     return differences
 
 

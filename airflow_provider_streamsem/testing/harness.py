@@ -80,7 +80,7 @@ class PipelineHarness:
 
         There is a step before and after each request to the log, and for each step of the engine. Every step is killed once.
 
-        The output consists of the rows of every sink and the quarantined records (as multisets), the counts, the next offsets and the findings of ``verify``.
+        The output consists of the rows of every sink and the quarantined records (as multisets), the counts, the next offsets and the violations of ``verify``.
         It also contains the return value of ``observe``, and whether a repeated run returns the same result.
 
         :param batches: as in :meth:`run`

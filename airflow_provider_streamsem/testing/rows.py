@@ -61,7 +61,7 @@ class RowsEngine:
         sinks = {}
         for name, sink in sorted(job.sinks.items()):
             self._step(f"write {name}")
-            if sink.publishes:
+            if sink.is_outside_log:
                 _refuse_casts(name, _schema(out[name]), sink.resolve_schema(_schema(out[name])))
             self._write(sink.attempt_location(job.plan.version, job.attempt_id), out[name], sink.format)
             with telemetry.phase("collect"):
@@ -227,7 +227,7 @@ def _read_layers(log: CommitLog, layers: Sequence[dedup.Layer], cutoff_ms: int) 
 
 
 def _columns(job: Job, name: str, rows: list[dict[str, Any]]) -> str:
-    if not job.sinks[name].publishes:
+    if not job.sinks[name].is_outside_log:
         return SCHEMA
     return _schema(rows) if rows else job.schemas.get(name) or SCHEMA
 
@@ -255,7 +255,7 @@ def _refuse_what_needs_spark(job: Job) -> None:
     sinks = {
         f"format of sink {name}": sink.format
         for name, sink in job.sinks.items()
-        if sink.format != "json" and not sink.publishes
+        if sink.format != "json" and not sink.is_outside_log
     }
     sinks |= {
         f"partitions of sink {name}": "yes" for name, sink in job.sinks.items() if getattr(sink, "partition_by", ())

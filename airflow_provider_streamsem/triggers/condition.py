@@ -15,7 +15,7 @@ from airflow_provider_streamsem.errors import StreamsemError
 from airflow_provider_streamsem.hooks.connections import airflow_connection
 
 if TYPE_CHECKING:
-    from airflow_provider_streamsem.readers.conditions import Finding
+    from airflow_provider_streamsem.readers.conditions import CheckResult
 
 T = TypeVar("T")
 
@@ -91,7 +91,7 @@ def result_of_event(event: dict[str, Any]) -> dict[str, Any]:
     return observed
 
 
-def _check(condition: str) -> Finding:
+def _check(condition: str) -> CheckResult:
     # Imported in the thread, because the triggerer imports this module on its event loop.
     from airflow_provider_streamsem.readers.conditions import of_text
 

@@ -26,9 +26,13 @@ from tests.chaos.setting import Setting
 @pytest.mark.timeout(1800)
 def test_orphans_and_other_faults_on_a_real_airflow_duplicate_and_lose_no_records() -> None:
     result = trial.run("sqlite", 1, 11, print)
-    assert (result.duplicates, result.losses, result.foreign, result.unreadable, result.findings) == (0, 0, 0, 0, []), (
-        result
-    )
+    assert (result.duplicates, result.losses, result.foreign, result.unreadable, result.violations) == (
+        0,
+        0,
+        0,
+        0,
+        [],
+    ), result
     assert result.injections[0].kind == ORPHAN
     assert result.orphans > 0, [i.action for i in result.injections]
     assert result.orphan_overlaps > 0

@@ -195,7 +195,11 @@ def test_every_connector_has_the_members_of_its_interface(kind: registry.Kind) -
     for name in registry.names(kind):
         connector = registry.load(kind, name)
         interface = (
-            contract.Source if kind == "sources" else contract.PublishingSink if connector.publishes else contract.Sink
+            contract.Source
+            if kind == "sources"
+            else contract.PublishingSink
+            if connector.is_outside_log
+            else contract.Sink
         )
         required = {
             member for base in interface.__mro__ for member in (*vars(base), *vars(base).get("__annotations__", {}))

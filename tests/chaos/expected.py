@@ -20,13 +20,13 @@ class Expected:
     Every number that a ``read_committed`` consumer sees.
 
     :param locations: number → (partition, offset), once for each record with the number
-    :param findings: contradictions between consumer and producer, which make the trial inconclusive
+    :param violations: contradictions between consumer and producer, which make the trial inconclusive
     """
 
     locations: dict[int, list[tuple[int, int]]]
     aborted: int
     unknown: int
-    findings: list[str]
+    violations: list[str]
 
 
 def read_topic(bootstrap: str, topic: str, seconds: float = 120) -> dict[int, list[tuple[int, int]]]:
@@ -62,7 +62,7 @@ def read_topic(bootstrap: str, topic: str, seconds: float = 120) -> dict[int, li
 def expected_rows(setting: Setting) -> Expected:
     """Return the expected rows of a trial whose producer has ended."""
     locations = read_topic(setting.bootstrap, setting.topic)
-    findings = [f"number {n} is in the topic {len(at)} times" for n, at in locations.items() if len(at) > 1]
+    violations = [f"number {n} is in the topic {len(at)} times" for n, at in locations.items() if len(at) > 1]
     counts: dict[str, int] = defaultdict(int)
     known: set[int] = set()
     for line in (setting.root / "produced.jsonl").read_text().splitlines():
@@ -73,8 +73,8 @@ def expected_rows(setting: Setting) -> Expected:
         counts[entry["state"]] += len(numbers)
         allowed = {"committed": {len(numbers)}, "aborted": {0}, "unknown": {0, len(numbers)}}[entry["state"]]
         if visible not in allowed:
-            findings.append(
+            violations.append(
                 f"{entry['state']} transaction {entry['first']}..{entry['end']}: {visible} records are visible"
             )
-    findings += [f"number {n} was never produced" for n in sorted({*locations} - known)]
-    return Expected(locations, counts["aborted"], counts["unknown"], findings)
+    violations += [f"number {n} was never produced" for n in sorted({*locations} - known)]
+    return Expected(locations, counts["aborted"], counts["unknown"], violations)

@@ -61,7 +61,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 def notes(trial: Trial) -> list[str]:
     """Return the facts that the tables do not show."""
-    lines = list(trial.findings)
+    lines = list(trial.violations)
     if trial.unknown:
         lines.append(
             f"{trial.unknown} records in transactions with an unknown commit; the topic determines whether they are expected"

@@ -41,7 +41,7 @@ def test_faults_duplicate_and_lose_no_records_of_transforms_with_state(name: str
 def run_clean_trial(name: str, faults: Sequence[str]) -> trial.Trial:
     """Run a trial, and check that each fault was injected once and that the trial is clean."""
     result = trial.run(name, len(faults), 11, print, only=faults)
-    assert (result.duplicates, result.losses, result.foreign, result.findings) == (0, 0, 0, []), result
+    assert (result.duplicates, result.losses, result.foreign, result.violations) == (0, 0, 0, []), result
     assert result.drained, result
     assert sorted(i.kind for i in result.injections) == sorted(faults)
     assert all(i.injected for i in result.injections), [i.action for i in result.injections if not i.injected]

@@ -80,7 +80,7 @@ def test_number_in_all_sinks_is_counted_as_often_as_in_the_sink_with_most_copies
     each = {name: VisibleRows(Counter(numbers), {0: max(numbers)}) for name, numbers in numbers_of.items()}
     visible = StreamsemIntoSinks(setting).merged(each)
     assert (dict(visible.counts), visible.reached) == ({0: 1, 1: 2}, {0: 1})
-    assert sorted(text.partition(" is")[0] for text in visible.findings) == ["number 2", "number 9"]
+    assert sorted(text.partition(" is")[0] for text in visible.violations) == ["number 2", "number 9"]
 
 
 def test_rows_of_a_delta_table_are_those_of_added_files_that_were_not_removed(setting: Setting) -> None:
@@ -106,7 +106,7 @@ def test_loss_is_attributed_to_the_first_fault_after_which_the_dataset_was_past_
     trial.drained = True
     visible = VisibleRows()
     visible.counts.update([0, 1, 1, 3, 77])
-    expected = Expected({n: [(0, n)] for n in range(4)}, aborted=0, unknown=0, findings=[])
+    expected = Expected({n: [(0, n)] for n in range(4)}, aborted=0, unknown=0, violations=[])
     fixture: Any = SimpleNamespace(
         subject=SimpleNamespace(commits=lambda: 1, expected=lambda locations: locations), setting=setting, hung=0
     )

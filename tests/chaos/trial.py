@@ -67,12 +67,12 @@ class Trial:
     losses: int = 0
     foreign: int = 0
     unreadable: int = 0
-    findings: list[str] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
     evidence: str = ""
 
     @property
     def is_clean(self) -> bool:
-        wrong = self.duplicates or self.losses or self.foreign or self.unreadable or self.findings
+        wrong = self.duplicates or self.losses or self.foreign or self.unreadable or self.violations
         return self.drained and not wrong
 
 
@@ -145,7 +145,7 @@ def compare(trial: Trial, visible: VisibleRows, expected: Expected, fixture: Sup
     locations = fixture.subject.expected(expected.locations)
     lost = [n for n in locations if n not in visible.counts]
     trial.records, trial.aborted, trial.unknown = len(locations), expected.aborted, expected.unknown
-    trial.findings = expected.findings + visible.findings
+    trial.violations = expected.violations + visible.violations
     trial.duplicates, trial.losses = count_duplicates(visible), len(lost)
     trial.foreign = sum(n not in locations for n in visible.counts)
     trial.unreadable = len(visible.unreadable)

@@ -79,7 +79,7 @@ def shape(value: Any) -> Any:
         )
     if isinstance(value, list):
         return [shape(value[0])] if value else []
-    return type(value).__name__
+    return {"bool": "boolean", "NoneType": "null", "str": "string", "int": "integer"}[type(value).__name__]
 
 
 def commands(fixture: PipelineFixture) -> dict[str, list[str]]:

@@ -12,7 +12,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from airflow_provider_streamsem.connectors.contract import Batch, SinkMarker
+from airflow_provider_streamsem.connectors.contract import SinkCommit, SinkMarker
 from airflow_provider_streamsem.errors import MarkerConflictError
 from airflow_provider_streamsem.pipeline.opening import open_pipeline
 from airflow_provider_streamsem.pipeline.publish import batch_of
@@ -50,13 +50,13 @@ def resolve_schema(sink: Any, schema: str) -> None:
     sink.resolve_schema(schema)
 
 
-def staged(sink: Any, table: pyarrow.Table, version: int = 0, *, schema: str, root: int | None = None, sink_name: str = "t", attempt: str = "a", **more: Any) -> Batch:  # fmt: skip
+def staged(sink: Any, table: pyarrow.Table, version: int = 0, *, schema: str, root: int | None = None, sink_name: str = "t", attempt: str = "a", **more: Any) -> SinkCommit:  # fmt: skip
     """Return a batch with the rows of one Arrow table. The sink accepts and collects it like the files of an attempt."""
     resolve_schema(sink, schema)
     location = Path(sink.attempt_location(version, attempt * 32))
     location.mkdir(parents=True)
     pyarrow.parquet.write_table(table, location / "part-00000.parquet")
-    return Batch(
+    return SinkCommit(
         pipeline_uuid=UUID,
         sink=sink_name,
         version=version,
@@ -68,7 +68,7 @@ def staged(sink: Any, table: pyarrow.Table, version: int = 0, *, schema: str, ro
     )
 
 
-def committed_batch(fixture: PipelineFixture, pipeline: Pipeline, name: str, version: int) -> Batch:
+def committed_batch(fixture: PipelineFixture, pipeline: Pipeline, name: str, version: int) -> SinkCommit:
     """Return the batch that a sink has to publish for a committed version of a fixture's log."""
     opened = open_pipeline(pipeline, fixture.log())
     stored = opened.log.outcome(version)
@@ -76,7 +76,7 @@ def committed_batch(fixture: PipelineFixture, pipeline: Pipeline, name: str, ver
     return batch_of(opened, stored[0], stored[1], name)
 
 
-def check_that_commits_of_other_logs_are_refused(sink: Any, published: Batch, next: Batch) -> None:
+def check_that_commits_of_other_logs_are_refused(sink: Any, published: SinkCommit, next: SinkCommit) -> None:
     """
     Check that a sink refuses the commits of a log that was restored from an older copy.
 

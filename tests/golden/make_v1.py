@@ -1,7 +1,7 @@
 """
 Creates the golden logs of format 1: ``python -m tests.golden.make_v1``. They are committed and never changed. Every later release must read them.
 
-Each log is named after its fault, and has the expected findings of ``verify`` in ``expect.json``.
+Each log is named after its fault, and has the expected violations of ``verify`` in ``expect.json``.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def main() -> None:
             path = location / "log" / key
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
-        (location / "expect.json").write_text(json.dumps({"findings": expected}) + "\n")
+        (location / "expect.json").write_text(json.dumps({"violations": expected}) + "\n")
 
 
 if __name__ == "__main__":

@@ -28,8 +28,8 @@ def test_format_1_is_written_unchanged_byte_for_byte(make: object) -> None:
 @pytest.mark.parametrize("location", LOCATIONS, ids=lambda location: location.name)
 def test_verify_reports_the_fault(location: Path) -> None:
     verdict = verify(str(location / "log"), files=False)
-    findings = [[finding.invariant, finding.version] for finding in verdict.findings]
-    assert findings == json.loads((location / "expect.json").read_text())["findings"]
+    violations = [[finding.invariant, finding.version] for finding in verdict.violations]
+    assert violations == json.loads((location / "expect.json").read_text())["violations"]
 
 
 @pytest.mark.parametrize("name", ["outcome_of_1_edited", "outcome_of_1_missing", "plan_of_3_torn"])

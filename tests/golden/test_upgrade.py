@@ -24,11 +24,11 @@ def test_pipeline_of_release_0_1_0_is_read_and_continued_without_lost_or_duplica
             stamp = 1_700_000_000_000_000_000 + n * 1_000_000
             os.utime(path, ns=(stamp, stamp))
         before = verify(pipeline())
-        assert (before.findings, before.versions, visible(location)) == ([], 4, Counter(range(9)))
+        assert (before.violations, before.versions, visible(location)) == ([], 4, Counter(range(9)))
         (location / "in" / "00005.json").write_text('{"id": 15}\n')
         finished = run_batch(pipeline(), run_key="third", engine=RowsEngine())
         assert (finished.status, finished.version) == ("committed", 4)
         run_batch(pipeline(), run_key="fourth", drain=True, engine=RowsEngine())
-        assert verify(pipeline()).findings == []
+        assert verify(pipeline()).violations == []
         assert visible(location) == Counter(range(16))
         assert open_log(str(location / "log")).view().counts["quarantined"] == 2

@@ -85,7 +85,7 @@ class Queue:
 
     def check(self) -> None:
         assert self.left() == 0
-        assert self.fixture.verdict().findings == []
+        assert self.fixture.verdict().violations == []
         assert self.fixture.visible() == Counter(range(self.sent))
 
 

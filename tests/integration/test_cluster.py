@@ -187,7 +187,7 @@ class Location:
             f"select count(*), count(distinct id), sum(id), sum(twice) from read_parquet({files})"
         ).fetchall()
         assert found == (rows, rows, rows * (rows - 1) // 2, rows * (rows - 1))
-        assert verify(str(self.root / "log")).findings == []
+        assert verify(str(self.root / "log")).violations == []
 
 
 @pytest.fixture(scope="module")
@@ -270,7 +270,7 @@ def test_executor_killed_while_it_writes_state_counts_each_record_once(
         f"select count, count(*), count(distinct id) from read_parquet({files}) group by 1 order by 1"
     ).fetchall()
     assert found == [(1, 240, 240), (2, 240, 240)]
-    assert verify(str(location.root / "log")).findings == []
+    assert verify(str(location.root / "log")).violations == []
 
 
 def test_task_that_fails_once_is_retried_by_spark_and_duplicates_no_rows(driver: Driver, location: Location) -> None:

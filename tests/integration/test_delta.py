@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from airflow_provider_streamsem import FilesSource, Limits, Pipeline, reprocess, run_batch, verify
-from airflow_provider_streamsem.connectors.contract import Batch
+from airflow_provider_streamsem.connectors.contract import SinkCommit
 from airflow_provider_streamsem.connectors.delta.sink import DeltaSink
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.testing.steps import Steps
@@ -348,15 +348,15 @@ def test_publisher_crash_around_any_table_write_on_s3_then_retry_publishes_once(
     for owner, name in WRITES:
         monkeypatch.setattr(owner, name, step_by_step(name, getattr(owner, name), lambda step: steps(step)))
 
-    def batches(sink: DeltaSink) -> list[Batch]:
-        batches: list[Batch] = []
+    def batches(sink: DeltaSink) -> list[SinkCommit]:
+        batches: list[SinkCommit] = []
         for version, ids in enumerate(([1, 2], [3], [1, 3, 20] if merges else [10, 20])):
             sink_file = io.BytesIO()
             pyarrow.parquet.write_table(pyarrow.table({"id": ids, "v": [version] * len(ids)}), sink_file)
             assert sink.dataset().create(f"data/{version}/a/part-0.parquet", sink_file.getvalue())
             replaced = batches[0].committable if version == 2 and not merges else None
             batches.append(
-                Batch(pipeline_uuid="u", sink="t", version=version, outcome=outcome_of(version), expected_marker=before(version),
+                SinkCommit(pipeline_uuid="u", sink="t", version=version, outcome=outcome_of(version), expected_marker=before(version),
                       committable=sink.collect(version, "a"), root=0 if replaced else version,
                       schema=schema_of(id="long", v="long"), replaced=replaced)
             )  # fmt: skip

@@ -85,7 +85,7 @@ def test_rows_through_a_rest_catalog_are_equal_for_pyiceberg_spark_and_duckdb(
         arrive(arrivals, file)
     run_batch(spec, run_key="d", drain=True)
     reprocess(spec.replace(transform=double), 1, run_key="r")
-    assert verify(spec.log).findings == []
+    assert verify(spec.log).violations == []
     table = load_catalog("default", **location).load_table("lake.wide")
     read = {row["id"]: row for row in table.scan().to_arrow().to_pylist()}
     assert sorted(read) == list(range(36))
@@ -188,7 +188,7 @@ def test_table_on_s3_is_reached_with_the_s3_settings_of_the_process(
         arrive(arrivals, file)
     run_batch(spec, run_key="d", drain=True)
     reprocess(spec, 0, run_key="r")
-    assert verify(spec.log).findings == []
+    assert verify(spec.log).violations == []
     with iceberg_catalog.opened("default", properties, None, lake) as catalog:
         table = catalog.load_table("lake.wide")
         assert sorted(table.scan().to_arrow()["id"].to_pylist()) == list(range(24))
@@ -237,7 +237,7 @@ def test_rows_merged_by_key_are_equal_for_pyiceberg_spark_and_duckdb(
     run_batch(spec, run_key="again")
     arrive(arrivals, 7)
     assert run_batch(spec.replace(where="id < 0"), run_key="none").counts["written.t"] == 0
-    assert verify(spec.log).findings == []
+    assert verify(spec.log).violations == []
     short = [odd and odd[:250] for odd in ODD]
     expected = sorted([n, short[n - 8] if 8 <= n < 20 else short[n % len(ODD)], n / 4] for n in range(24))
     table = load_catalog("default", **location).load_table("lake.merged")

@@ -19,7 +19,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from airflow_provider_streamsem.connectors.contract import Batch
+from airflow_provider_streamsem.connectors.contract import SinkCommit
 from airflow_provider_streamsem.connectors.kafka import sink as kafka
 from airflow_provider_streamsem.connectors.kafka.control_topic import ControlTopic
 from airflow_provider_streamsem.connectors.kafka.sink import KafkaSink
@@ -67,19 +67,19 @@ def seen(topics: Topics, topic: str = "out") -> Counter[int]:
     return Counter({int(value): times for value, times in topics.read(topic).items()})
 
 
-def staged(of: KafkaSink, version: int, rows: list[dict[str, Any]], uuid: str = "u") -> Batch:
+def staged(of: KafkaSink, version: int, rows: list[dict[str, Any]], uuid: str = "u") -> SinkCommit:
     """Return a committed batch without a log, whose columns were accepted."""
     of._control().ensure()
     location = Path(of.attempt_location(version, "a"))
     location.mkdir(parents=True)
     pa.parquet.write_table(pa.Table.from_pylist(rows), location / "part-0.parquet")
-    return Batch(
+    return SinkCommit(
         pipeline_uuid=uuid, sink="out", version=version, outcome=batches.outcome_of(version), committable=of.collect(version, "a"),
         schema="", root=version, expected_marker=batches.before(version),
     )  # fmt: skip
 
 
-def publish(of: KafkaSink, batch: Batch) -> Receipt | None:
+def publish(of: KafkaSink, batch: SinkCommit) -> Receipt | None:
     return of.publish(batch, None)  # type: ignore[arg-type]
 
 
@@ -320,7 +320,7 @@ def test_columns_of_a_row_determine_the_kafka_record(tmp_path: Path, topics: Top
     location = Path(of.attempt_location(0, "a"))
     location.mkdir(parents=True)
     pa.parquet.write_table(pa.Table.from_pylist(rows, schema), location / "part-0.parquet")
-    batch = Batch(
+    batch = SinkCommit(
         pipeline_uuid="u", sink="out", version=0, outcome="0", committable=of.collect(0, "a"), schema="", root=0
     )
     assert publish(of, batch) == Receipt(result="applied", rows=2)
@@ -361,7 +361,7 @@ def test_recreated_control_topic_stops_the_run_until_its_marker_is_restored(tmp_
         ) as stopped:
             fixture.run(run_key, pipeline=pipeline)
     assert seen(topics) == Counter(range(6))
-    assert [(f.invariant, f.version) for f in fixture.verdict().findings] == [("I15", 0)]
+    assert [(f.invariant, f.version) for f in fixture.verdict().violations] == [("I15", 0)]
     # The steps of docs/connectors/kafka-sink.md.
     producer = Producer({"bootstrap.servers": topics.broker.bootstrap})
     producer.produce(control.topic, key=str(stopped.value.fields["key"]), value='{"version":0,"state":"applied"}')
@@ -379,7 +379,7 @@ def test_recreated_control_topic_stops_the_run_until_its_marker_is_restored(tmp_
     assert found is not None
     assert (found.version, found.state) == (2, "skipped")
     assert seen(topics) == Counter(range(12))
-    assert fixture.verdict().findings == []
+    assert fixture.verdict().violations == []
 
 
 def test_batch_too_large_for_a_transaction_is_refused_before_the_commit_with_the_arithmetic(
@@ -494,7 +494,7 @@ def test_version_skipped_by_a_user_is_recorded_in_the_marker(tmp_path: Path, top
     fixture.run("b", pipeline=pipeline)
     assert [fixture.opened().log.receipts(v).sinks["out"].result for v in (0, 1)] == ["skipped", "applied"]  # type: ignore[union-attr]
     assert topics.read("out").total() == 1
-    assert fixture.verdict().findings == []
+    assert fixture.verdict().violations == []
 
 
 def large(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -105,7 +105,9 @@ class Orders:
         return Counter(json.loads(line)["id"] for file in files for line in Path(file.path).read_text().splitlines())
 
     def check(self) -> None:
-        assert verify(open_log(CommitLog(open_store(str(self.root / "log"))), pipeline=self.pipeline())).findings == []
+        assert (
+            verify(open_log(CommitLog(open_store(str(self.root / "log"))), pipeline=self.pipeline())).violations == []
+        )
         assert self.visible() == Counter(self.sent)
 
     def planned(self) -> list[list[str]]:

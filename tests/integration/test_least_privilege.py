@@ -112,7 +112,7 @@ def test_each_role_works_with_the_documented_rights_and_has_no_others(roles: Rol
         arrive("b.json", range(5, 9))
         run_batch(PIPELINE, run_key="b")
         reprocess(PIPELINE, 0)
-        assert verify(PIPELINE).findings == []
+        assert verify(PIPELINE).violations == []
         create_leftovers(roles)
         with pytest.raises(StoreRefusedError):
             vacuum(PIPELINE)
@@ -120,7 +120,7 @@ def test_each_role_works_with_the_documented_rights_and_has_no_others(roles: Rol
     assert all(roles.refuses("runner", delete(bucket, "x")) for bucket in BUCKETS.values())
 
     with use_s3_access(roles.access("reader")):
-        assert verify("s3://p-log").findings == []
+        assert verify("s3://p-log").violations == []
         assert len(open_log("s3://p-log").files()) == 2
         assert len([*open_log("s3://p-log").quarantined()]) == 2
     assert {row.id for row in read_as_reader(roles, spark)} == {*range(9)}
@@ -130,7 +130,7 @@ def test_each_role_works_with_the_documented_rights_and_has_no_others(roles: Rol
 
     with use_s3_access(roles.access("vacuum")):
         assert {attempt for _, _, attempt in vacuum(PIPELINE).attempts} == {"lost"}
-        assert verify(PIPELINE).findings == []
+        assert verify(PIPELINE).violations == []
     assert all(roles.refuses("vacuum", put(bucket, "data/0/x")) for bucket in BUCKETS.values())
     for key in (keys.PIPELINE, keys.outcome(0), keys.plan(0)):
         assert roles.refuses("vacuum", delete("p-log", key))

@@ -88,7 +88,7 @@ class Stream:
 
     def check(self, ids: Iterable[int]) -> None:
         assert Counter(id for (id,) in self.rows("id")) == Counter(ids)
-        assert verify(str(self.root / "log")).findings == []
+        assert verify(str(self.root / "log")).violations == []
 
     def consumers(self) -> int:
         return int(self.nats.ask(f"STREAM.INFO.{self.name}")["state"]["consumer_count"])

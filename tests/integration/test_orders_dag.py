@@ -126,7 +126,7 @@ def test_orders_dag_drains_a_secured_topic_onto_s3(
         if kind == "cluster":
             replaced = [v.outcome and v.outcome.replaces and v.outcome.replaces.version for v in opened.versions()]
             assert replaced == [0, None]
-    assert verify(f"{lake}/_streamsem/orders").findings == []
+    assert verify(f"{lake}/_streamsem/orders").violations == []
     assert PASSWORD not in logs
     written = [path for path in tmp_path.rglob("*") if path.is_file() and "copies" not in path.parts]
     assert {"airflow.db"} <= {path.name for path in written}

@@ -22,7 +22,7 @@ import pytest
 
 from airflow_provider_streamsem import FilesSource, Pipeline, run_batch
 from airflow_provider_streamsem.connections import Connection, use_resolver
-from airflow_provider_streamsem.connectors.contract import Batch
+from airflow_provider_streamsem.connectors.contract import SinkCommit
 from airflow_provider_streamsem.connectors.sql import sink as jdbc
 from airflow_provider_streamsem.connectors.sql.sink import JdbcSink
 from airflow_provider_streamsem.errors import DataError, PublishError, StreamsemError, UnavailableError
@@ -502,7 +502,7 @@ def test_upsert_keeps_the_last_row_of_a_key_and_the_columns_that_the_rows_lack(d
     ]
 
 
-def upserting(db: Database, tmp_path: Path) -> tuple[JdbcSink, Batch]:
+def upserting(db: Database, tmp_path: Path) -> tuple[JdbcSink, SinkCommit]:
     """Create a batch that upserts rows 1 and 2. Row 1 exists already."""
     db.run("CREATE TABLE t (id bigint PRIMARY KEY, v bigint)")
     db.run("INSERT INTO t VALUES (1, 0)")
@@ -594,7 +594,7 @@ def test_pipeline_continues_after_the_server_was_killed_while_publishing(
     assert db.ids() == fixture.expected
     fixture.run("c", pipeline=pipeline, reprocessed=0)
     assert db.ids() == fixture.expected
-    assert fixture.verdict().findings == []
+    assert fixture.verdict().violations == []
 
 
 def test_commit_is_synchronous_even_if_the_role_disables_it(
@@ -646,7 +646,7 @@ def test_rows_that_spark_staged_are_written_with_an_airflow_connection(
     with use_resolver(lambda conn_id: {"db": known}[conn_id]):
         run_batch(pipeline, run_key="a", drain=True, engine=SparkEngine())
         verdict = verify(pipeline)
-    assert verdict.findings == []
+    assert verdict.violations == []
     rows = db.run("SELECT id, s, at AT TIME ZONE 'UTC', d, m, tags, o, mp, x, _streamsem_version FROM t ORDER BY id")
     at = datetime.datetime(2020, 2, 29, 23, 59, 59, 999_999)
     assert rows[0][:2] == (0, None)

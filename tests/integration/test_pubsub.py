@@ -94,7 +94,7 @@ class Subscription:
 
     def check(self) -> None:
         assert self.left() == 0
-        assert self.fixture.verdict().findings == []
+        assert self.fixture.verdict().violations == []
         assert self.fixture.visible() == Counter(range(self.sent))
 
 

@@ -102,7 +102,7 @@ def test_state_on_s3_survives_a_crash_and_restarts(
         state = read_state(spark, spec.log, version=version).selectExpr("key.*", "value.*").collect()
         assert {row["s"]: row["count"] for row in state} == expected
     assert any("/state/operators/" in key for key in keys(f"{lake}/log"))
-    assert verify(spec.log).findings == []
+    assert verify(spec.log).violations == []
 
 
 def put(arrivals: Path, name: str, rows: list[dict[str, Any]]) -> None:
@@ -126,7 +126,7 @@ def test_unusual_partition_values_are_read_back_equal(
     assert sorted((file.partition["s"] is None, file.partition["s"] or "") for file in files) == sorted(
         (v is None, v or "") for v in ODD
     )
-    assert verify(f"{lake}/log").findings == []
+    assert verify(f"{lake}/log").violations == []
 
 
 def test_another_engine_reads_the_files_that_the_log_names(
@@ -165,7 +165,7 @@ def test_manifest_names_exactly_the_files_of_the_committed_attempt(
     named = {file.path for file in open_log(f"{lake}/log").files()}
     winner = f"/{open_log(f'{lake}/log').log.outcome(0)[0].attempt_id}/"  # type: ignore[index]
     assert named == {f"s3://lake/{key}" for key in keys(f"{lake}/out/data") if winner in key and not key.endswith("/")}
-    assert verify(f"{lake}/log").findings == []
+    assert verify(f"{lake}/log").violations == []
 
 
 def test_file_of_a_failed_task_attempt_in_the_location_of_the_committed_attempt_is_not_in_the_manifest(
@@ -188,7 +188,7 @@ def test_file_of_a_failed_task_attempt_in_the_location_of_the_committed_attempt_
     assert leftovers[0] in keys(f"{lake}/out/data")
     assert f"s3://lake/{leftovers[0]}" not in {file.path for file in open_log(f"{lake}/log").files()}
     assert sorted(row["id"] for row in read_committed(spark, f"{lake}/log").collect()) == [*range(100)]
-    assert verify(f"{lake}/log").findings == []
+    assert verify(f"{lake}/log").violations == []
 
 
 def test_vacuum_removes_only_files_and_unfinished_uploads_of_dead_attempts(
@@ -218,7 +218,7 @@ def test_vacuum_removes_only_files_and_unfinished_uploads_of_dead_attempts(
     assert {attempt for _, _, attempt in done.attempts} == found
     assert [u["UploadId"] for u in uploads(f"{lake}/out")] == ([open_version["UploadId"]] if lists_uploads else [])
     assert not [key for key in keys(f"{lake}/out") if "dead" in key]
-    assert verify(f"{lake}/log").findings == []
+    assert verify(f"{lake}/log").violations == []
 
 
 def test_files_on_s3_are_read_once(lake: str, spark: SparkSession) -> None:
@@ -236,7 +236,7 @@ def test_files_on_s3_are_read_once(lake: str, spark: SparkSession) -> None:
     client.put_object(Bucket=bucket, Key=f"{prefix}/in/c.json", Body=b'{"id": 3, "s": "c"}\n{broken\n')
     assert run_batch(spec, run_key="b", drain=True).counts["quarantined"] == 1
     assert sorted(row["id"] for row in read_committed(spark, f"{lake}/log").collect()) == [0, 1, 2, 3]
-    assert verify(f"{lake}/log").findings == []
+    assert verify(f"{lake}/log").violations == []
 
 
 def test_reprocessing_on_s3_switches_readers(lake: str, arrivals: Path, spark: SparkSession) -> None:
@@ -261,7 +261,7 @@ def test_verify_finds_planted_faults(lake: str, arrivals: Path, spark: SparkSess
         client.put_object(
             Bucket=bucket, Key=key, Body=data[:-1] if fault == "truncated" else data[:-5] + b"x" + data[-4:]
         )
-    assert [(f.invariant, f.key) for f in verify(f"{lake}/log").findings] == [("I6", key.split("/out/")[1])]
+    assert [(f.invariant, f.key) for f in verify(f"{lake}/log").violations] == [("I6", key.split("/out/")[1])]
 
 
 def test_two_logs_over_one_dataset_are_refused(lake: str, arrivals: Path, spark: SparkSession) -> None:
@@ -292,7 +292,7 @@ def test_s3_server_restarted_during_a_run_loses_nothing(
             assert getattr(error, "retryable", False), error  # noqa: PT017
     assert killed
     assert read_committed(spark, f"{lake}/log").count() == 10
-    assert verify(f"{lake}/log").findings == []
+    assert verify(f"{lake}/log").violations == []
 
 
 def test_unusual_keys_and_partitions_are_read_from_s3(lake: str, spark: SparkSession) -> None:

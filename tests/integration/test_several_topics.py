@@ -53,4 +53,4 @@ def test_payments_are_joined_with_orders_of_earlier_batches(topics: Topics) -> N
     result = run_batch(spec, run_key="both")
     assert (result.counts["read.orders"], result.counts["read.payments"], result.counts["quarantined"]) == (2, 1, 1)
     assert sorted(topics.rows("id, paid, payment_offset")) == [(0, 0, 2), (2, 20, 0), (9, 90, 1)]
-    assert verify(str(topics.location / "log")).findings == []
+    assert verify(str(topics.location / "log")).violations == []

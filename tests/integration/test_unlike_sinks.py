@@ -169,14 +169,14 @@ def test_pipeline_killed_at_every_step_leaves_the_same_records_in_six_sinks(
         publish_steps.append(lambda name: None)
         return fixture, steps
 
-    fixture, undisturbed = killed(None)
-    assert [name for name in undisturbed.taken if "Sink" in name] == [
+    fixture, without_kill = killed(None)
+    assert [name for name in without_kill.taken if "Sink" in name] == [
         f"{when} {kind.__name__}"
         for kind in (HttpSink, JdbcSink, DeltaSink, IcebergSink, KafkaSink)
         for when in ("before", "after")
     ]
     assert fixture.ids_by_sink() == dict.fromkeys(fixture.pipeline().sinks, fixture.expected)
-    for at in range(len(undisturbed.taken)):
+    for at in range(len(without_kill.taken)):
         fixture, steps = killed(at)
         assert steps.died
         fixture.arrive(1)
@@ -184,4 +184,4 @@ def test_pipeline_killed_at_every_step_leaves_the_same_records_in_six_sinks(
             fixture.run(run_key, drain=True, engine=RowsToS3())
         where = f"killed at {at}, {steps.taken[-1]}"
         assert fixture.ids_by_sink() == dict.fromkeys(fixture.pipeline().sinks, fixture.expected), where
-        assert fixture.verdict().findings == [], where
+        assert fixture.verdict().violations == [], where

@@ -168,7 +168,7 @@ class Topics:
 
     def check(self, expected: Counter[str]) -> None:
         """Check that exactly the expected values are visible, and that the log is clean."""
-        assert verify(str(self.location / "log")).findings == []
+        assert verify(str(self.location / "log")).violations == []
         actual = self.values()
         assert actual - expected == Counter(), "duplicated"
         assert expected - actual == Counter(), "lost"

@@ -466,7 +466,7 @@ def test_quickstart_dag_runs_retries_continues_and_clears(
     assert opened.head == 2
     from airflow_provider_streamsem import verify
 
-    assert verify(str(tmp_path / "log")).findings == []
+    assert verify(str(tmp_path / "log")).violations == []
 
 
 def test_errors_declare_whether_they_are_retryable() -> None:

@@ -69,7 +69,7 @@ def test_payments_are_booked_once_and_bad_records_replay_and_maintenance_work(
     arrive(tmp_path, "c.json", 100, 5, bad="this is no payment")
     assert run_dag(book, "third").state == "failed"
     assert Counter(row["id"] for row in ledger(tmp_path)) == expected
-    assert verify(str(tmp_path / "log")).findings == []
+    assert verify(str(tmp_path / "log")).violations == []
     sys.modules.pop("streamsem_payments", None)
 
 
@@ -113,7 +113,7 @@ def test_metrics_are_pushed_once_and_unknown_ones_are_reported_and_not_pushed_ag
         expected += Counter({"home": 4, "about": 1})
         assert sum((Counter({c.body["page"]: c.body["increment"]}) for c in counters.calls), Counter()) == expected
         assert (receipt(1).result, receipt(1).rows, receipt(1).detail["unknown"]) == ("unknown", 1, 1)
-    assert verify(str(tmp_path / "log")).findings == []
+    assert verify(str(tmp_path / "log")).violations == []
     sys.modules.pop("streamsem_metrics", None)
 
 
@@ -145,7 +145,7 @@ def test_windows_of_readings_are_written_once_through_retries_and_clears(
     assert run_dag(dag, "without-records").state == "success"
     (row,) = ledger(tmp_path)
     assert (row["sensor"], row["celsius"], row["readings"]) == ("hall", 21.0, 3)
-    assert verify(str(tmp_path / "log")).findings == []
+    assert verify(str(tmp_path / "log")).violations == []
     sys.modules.pop("streamsem_readings", None)
 
 
@@ -175,7 +175,7 @@ def test_views_of_an_hour_are_counted_once_although_a_run_is_cleared(
     assert run_dag(dag, "without-records").state == "success"
     (row,) = ledger(tmp_path)
     assert (row["page"], row["views"], row["users"]) == ("home", 3, 2)
-    assert verify(str(tmp_path / "log")).findings == []
+    assert verify(str(tmp_path / "log")).violations == []
     sys.modules.pop("streamsem_counts", None)
 
 
@@ -215,7 +215,7 @@ def test_each_order_is_written_once_as_paid_or_unpaid_although_its_payment_is_in
     assert sorted((row["id"], row["paid"]) for row in ledger(tmp_path)) == [(1, True), (2, False), (3, True)]
     (late,) = open_log(str(tmp_path / "log")).quarantined()
     assert json.loads(late["raw"])["order_id"] == 2
-    assert verify(str(tmp_path / "log")).findings == []
+    assert verify(str(tmp_path / "log")).violations == []
     sys.modules.pop("streamsem_shop", None)
 
 

@@ -82,7 +82,7 @@ def test_deferred_task_submitted_twice_commits_once(pipeline: Pipeline, conn_id:
         time.sleep(0.5)
     result = task.execute_complete(context(), {"observed": finding.observed})
     assert (result["status"], result["version"], result["counts"]["written.out"]) == ("committed", 0, 9)
-    assert verify(pipeline).findings == []
+    assert verify(pipeline).violations == []
     assert open_log(pipeline.log).head == 0
 
 

@@ -4,7 +4,7 @@ Crashes and faults at every step and request of a run.
 The matrix is every step × a crash × the run that continues, and every request × every other fault. Steps and requests
 are counted first. A run that does not reach the chosen one fails the test.
 
-Checks after each case: each version has one outcome, ``verify`` has no findings, every row is visible once, and the
+Checks after each case: each version has one outcome, ``verify`` has no violations, every row is visible once, and the
 same run key returns the same result again.
 """
 

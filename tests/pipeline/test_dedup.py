@@ -195,7 +195,7 @@ def test_dedup_with_scope_batch_drops_duplicates_of_the_batch_and_stores_no_stat
     # A batch reads two files. Ids repeated inside a batch are dropped, ids repeated by the next batch are not.
     assert (result.counts["read"], result.counts["duplicates"], result.counts["written.out"]) == (27, 6, 21)
     assert fixture.visible() == fixture.expected + Counter([*range(3, 6), *range(9, 12)])
-    assert fixture.verdict().findings == []
+    assert fixture.verdict().violations == []
 
 
 def test_record_with_a_null_key_is_always_written(fixture: RepeatingFixture) -> None:
@@ -250,10 +250,10 @@ def test_vacuum_deletes_the_deduplication_state_of_losing_attempts(fixture: Repe
 def test_verify_reports_a_missing_file_of_the_deduplication_state(fixture: RepeatingFixture) -> None:
     fixture.arrive(2)
     fixture.run("first")
-    assert fixture.verdict().findings == []
+    assert fixture.verdict().violations == []
     (file,) = (fixture.root / "log" / "state").rglob("*.parquet")
     file.unlink()
-    assert [(f.invariant, f.version) for f in fixture.verdict().findings] == [("I6", 0)]
+    assert [(f.invariant, f.version) for f in fixture.verdict().violations] == [("I6", 0)]
 
 
 def test_dedup_keys_of_a_log_cannot_change(fixture: RepeatingFixture) -> None:

@@ -44,7 +44,7 @@ def test_drop_deletes_the_log_and_the_datasets_of_the_fork_only(tmp_path: Path, 
     assert (done, would.attempts) == (would, int(has_run))
     assert files_below(*directories) == []
     original = forking.original.pipeline(dedup=DEDUP)
-    assert verify(open_log(forking.original.log(), pipeline=original)).findings == []
+    assert verify(open_log(forking.original.log(), pipeline=original)).violations == []
     forking.original.arrive(1)
     forking.run_original("later")
     forking.original.check()

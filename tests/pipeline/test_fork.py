@@ -123,7 +123,7 @@ def test_fork_reads_each_record_after_its_version_once(tmp_path: Path, version: 
     forking.original.arrive(1)
     forking.run()
     assert forking.ids() == rows(first, 6)
-    assert verify(open_log(forking.log(), pipeline=forking.pipeline())).findings == []
+    assert verify(open_log(forking.log(), pipeline=forking.pipeline())).violations == []
     forking.run_original("later")
     forking.original.check()
     assert forking.fork(version).copied == 0  # the fork exists already
@@ -159,7 +159,7 @@ def test_G8_fork_from_a_time_reads_each_record_with_this_time_or_a_later_one(
     forking.original.arrive(1)
     forking.run()
     assert forking.ids() == rows(first, 7)
-    assert verify(open_log(forking.log(), pipeline=forking.pipeline())).findings == []
+    assert verify(open_log(forking.log(), pipeline=forking.pipeline())).violations == []
     forking.run_original("later")
     forking.original.check()
 
@@ -426,8 +426,8 @@ def test_verify_reports_a_missing_file_of_the_inherited_state(tmp_path: Path) ->
     forking.fork(1)
     for stat in list(forking.store.list("state/")):
         forking.store.delete(stat.key)
-    findings = verify(open_log(forking.log(), pipeline=forking.pipeline())).findings
-    assert [finding.what for finding in findings] == ["a file of the deduplication state is missing or was changed"]
+    violations = verify(open_log(forking.log(), pipeline=forking.pipeline())).violations
+    assert [finding.what for finding in violations] == ["a file of the deduplication state is missing or was changed"]
 
 
 def test_offsets_before_the_fork_satisfy_the_batch_committed_condition(tmp_path: Path) -> None:

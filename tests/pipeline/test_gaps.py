@@ -58,7 +58,7 @@ def test_missing_planned_file_stops_the_run_or_becomes_a_gap_of_a_new_plan(
     assert "00000.json" in aborted.reason
     fixture.run("rest", drain=True)
     assert fixture.visible() == Counter(range(3, 9))
-    assert fixture.verdict().findings == []
+    assert fixture.verdict().violations == []
 
 
 def test_missing_file_is_not_a_gap_after_an_abort_by_an_operator(fixture: PipelineFixture) -> None:
@@ -150,7 +150,7 @@ def test_file_that_changes_while_it_is_read_is_planned_again_once(fixture: Pipel
     assert closed[-2:] == [("commit", {"files": ((1, 2),)}), ("abort", {})]
     fixture.run("rest", drain=True, pipeline=gap)
     assert fixture.visible() == Counter(range(6))
-    assert fixture.verdict().findings == []
+    assert fixture.verdict().violations == []
 
 
 def test_file_deleted_while_it_is_read_is_a_gap_although_the_reader_reports_bad_data(
@@ -165,7 +165,7 @@ def test_file_deleted_while_it_is_read_is_a_gap_although_the_reader_reports_bad_
 
     result = fixture.run("a", pipeline=fixture.pipeline(on_data_loss="record_gap"), engine=RowsEngine(delete_and_fail))
     assert (result.counts["read"], result.counts["gaps"]) == (3, 1)
-    assert fixture.verdict().findings == []
+    assert fixture.verdict().violations == []
 
 
 def test_run_stops_planning_again_if_the_source_denies_its_planned_files_repeatedly(
@@ -208,7 +208,7 @@ def test_batch_of_missing_files_only_is_committed_as_gaps(fixture: PipelineFixtu
     result = fixture.run("a", pipeline=fixture.pipeline(on_data_loss="record_gap"), engine=engine)
     assert (result.counts["read"], result.counts["gaps"], engine.staged, fixture.opened().files()) == (0, 2, 0, [])
     assert [v.outcome.result for v in fixture.opened().versions() if v.outcome] == ["commit", "abort"]
-    assert fixture.verdict().findings == []
+    assert fixture.verdict().violations == []
 
 
 def test_retried_drain_with_an_unmounted_source_directory_records_no_gaps(fixture: PipelineFixture) -> None:

@@ -64,7 +64,7 @@ def test_database_restored_from_an_older_copy_stops_runs_until_the_newest_copy_i
     assert not stopped.value.retryable
     assert fixture.rows("audit") == fixture.rows("table") == Counter(range(6))
     assert fixture.opened().head == 2
-    assert [(f.invariant, f.version) for f in fixture.verdict().findings] == [("I15", 1), ("I15", 1)]
+    assert [(f.invariant, f.version) for f in fixture.verdict().violations] == [("I15", 1), ("I15", 1)]
     shutil.copy(newest, fixture.database)
     fixture.run("rest", drain=True)
     fixture.check()
@@ -76,9 +76,9 @@ def test_deleted_sink_is_reported_by_verify_and_not_written_by_runs(fixture: Pub
     with pytest.raises(MarkerLostError, match=r"the table has no marker.*expected_marker=0.*marker=None"):
         fixture.run("second")
     assert fixture.rows("audit") == Counter()
-    findings = fixture.verdict().findings
-    assert [(f.invariant, f.version) for f in findings] == [("I15", 0), ("I15", 0)]
-    assert "sink audit is missing" in findings[0].what
+    violations = fixture.verdict().violations
+    assert [(f.invariant, f.version) for f in violations] == [("I15", 0), ("I15", 0)]
+    assert "sink audit is missing" in violations[0].what
 
 
 def test_later_versions_are_published_after_a_user_accepts_the_loss_with_skip(fixture: PublishingFixture) -> None:
@@ -96,7 +96,7 @@ def test_later_versions_are_published_after_a_user_accepts_the_loss_with_skip(fi
     assert fixture.rows("audit") == fixture.rows("table") == Counter(range(12, 18))
     fixture.run("again", reprocessed=1)
     assert fixture.rows("table") == Counter(range(6, 18))
-    assert fixture.verdict().findings == []
+    assert fixture.verdict().violations == []
 
 
 def test_markers_survive_aborts_skips_batches_without_rows_and_reprocessing_runs(
@@ -117,7 +117,7 @@ def test_markers_survive_aborts_skips_batches_without_rows_and_reprocessing_runs
     assert markers(fixture, 4) == ({"audit": 1, "table": 1}, {"audit": 4, "table": 4})
     fixture.run("reprocessed", reprocessed=1, pipeline=fixture.pipeline(transform=lambda rows: []))
     assert markers(fixture, 5)[1] == {"audit": 5, "table": 5}, "the reprocessing run removed rows"
-    assert fixture.verdict().findings == []
+    assert fixture.verdict().violations == []
 
 
 def test_publisher_that_committed_its_transaction_without_receipts_is_not_refused(fixture: PublishingFixture) -> None:
@@ -149,7 +149,7 @@ def test_outcome_or_receipts_with_wrong_markers_are_refused_and_reported_by_veri
     fixture.store.create(key, data)
     with pytest.raises(LogDamagedError, match="I15"):
         fixture.run("third")
-    assert [(f.invariant, f.version) for f in fixture.verdict().findings] == [("I15", 1)]
+    assert [(f.invariant, f.version) for f in fixture.verdict().violations] == [("I15", 1)]
 
 
 # --- a log that lost versions that its sinks have
@@ -187,9 +187,9 @@ def test_log_restored_without_its_newest_version_stops_runs_until_the_newest_cop
     for run_key in ("third", "third", "fourth"):
         run_expecting_conflict(fixture, run_key, "audit", 1, 1)
     assert fixture.rows("audit") == fixture.rows("table") == Counter(range(12))
-    findings = fixture.verdict().findings
-    assert {(f.invariant, f.version) for f in findings} == {("I18", 1)}
-    assert "another commit of version 1" in findings[0].what
+    violations = fixture.verdict().violations
+    assert {(f.invariant, f.version) for f in violations} == {("I18", 1)}
+    assert "another commit of version 1" in violations[0].what
     restore_log(fixture, newest)
     fixture.run("rest", drain=True)
     fixture.check()
@@ -218,7 +218,7 @@ def test_lost_versions_of_a_log_are_skipped_and_their_rows_are_published_by_repr
     for version in range(1, lost + 1):
         fixture.run(f"reprocess-{version}", reprocessed=version)
     fixture.check()
-    assert fixture.verdict().findings == []
+    assert fixture.verdict().violations == []
 
 
 def test_sink_restored_to_a_copy_from_before_the_log_was_restored_is_refused(

@@ -146,7 +146,7 @@ def test_first_plan_binds_the_log_to_one_of_two_concurrent_specs(tmp_path: Path,
             ["committed", "refused: planned by wrong"],
         )
         results_of_right.add(results["right"])
-        assert verify(fixture.log()).findings == []
+        assert verify(fixture.log()).violations == []
     assert len(results_of_right) == 2
 
 

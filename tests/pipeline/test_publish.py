@@ -99,7 +99,7 @@ def test_sink_gets_no_rows_of_a_skipped_version_and_those_of_the_next(fixture: P
     fixture.run("second")
     assert fixture.rows("audit") == fixture.expected
     assert fixture.rows("table") == Counter(range(6, 12))
-    assert fixture.verdict().findings == []
+    assert fixture.verdict().violations == []
 
 
 def test_publisher_that_continues_after_a_skip_applies_nothing(fixture: PublishingFixture) -> None:
@@ -180,7 +180,7 @@ def test_verify_has_no_findings_after_an_empty_batch_was_reprocessed(fixture: Pu
     without_rows = fixture.pipeline(transform=lambda rows: [])
     fixture.run("first", pipeline=without_rows)
     fixture.run("reprocess", reprocessed=0, pipeline=without_rows)
-    assert fixture.verdict().findings == []
+    assert fixture.verdict().violations == []
 
 
 def test_batch_without_rows_keeps_the_columns_of_earlier_batches(fixture: PublishingFixture) -> None:
@@ -219,15 +219,15 @@ def test_verify_reports_a_marker_that_is_behind_or_ahead_and_missing_receipts(
 
     fixture.run("first")
     fixture.run("second")
-    assert fixture.verdict().findings == []
+    assert fixture.verdict().violations == []
     for at, invariant in ((0, "I15"), (5, "I18")):
         with sqlite3.connect(fixture.database) as db:
             db.execute("UPDATE markers SET version = ?, outcome = ''", (at,))
-        assert {finding.invariant for finding in fixture.verdict().findings} == {invariant}
+        assert {finding.invariant for finding in fixture.verdict().violations} == {invariant}
     with sqlite3.connect(fixture.database) as db:
         db.execute("UPDATE markers SET version = 1")
     fixture.store.delete(keys.receipts(0))
-    assert [(f.invariant, f.version) for f in fixture.verdict().findings] == [("I2", 0)]
+    assert [(f.invariant, f.version) for f in fixture.verdict().violations] == [("I2", 0)]
 
 
 def test_log_with_sinks_outside_the_log_requires_the_writer_feature_publish(fixture: PublishingFixture) -> None:

@@ -45,7 +45,7 @@ def test_I20_reprocess_replaces_the_rows_of_one_version_with_one_object(fixture:
     assert (result.status, result.version, result.ranges) == ("committed", 3, {"files": (2, 4)})
     assert fixed_ids(fixture) == set(range(6, 12))
     assert fixture.visible() == Counter(range(18))
-    assert fixture.verdict().findings == []
+    assert fixture.verdict().violations == []
     fixture.run("rest", drain=True)
     fixture.check()
 
@@ -74,7 +74,7 @@ def test_reprocessing_of_a_reprocessed_version_replaces_the_newest_reprocessing(
         assert outcome[0].replaces is not None
         assert outcome[0].replaces.version == expected
     assert [file.version for file in fixture.opened().files()] == [0, 2, 5]
-    assert fixture.verdict().findings == []
+    assert fixture.verdict().violations == []
 
 
 def test_repeated_reprocessing_returns_the_same_result_and_stages_nothing(fixture: PipelineFixture) -> None:
@@ -240,7 +240,7 @@ def test_reprocessing_runs_give_the_same_files_with_and_without_segments(tmp_pat
     head = fixture.opened().head
     with_segments = {at: fixture.opened().files(version=at) for at in (15, 99, 150, 199, head)}
     counts = fixture.opened().view().counts
-    assert fixture.verdict().findings == []
+    assert fixture.verdict().violations == []
     chain = [fixture.log().outcome(v) for v in range(head + 1)]
     assert [o[0].version for o in chain if o is not None and o[0].replaces is not None] == [20, 131, 182, 213, 229]
     segments = [stat.key for stat in fixture.store.list("segments/")]

@@ -65,7 +65,7 @@ def test_rollback_removes_the_rows_of_later_versions_and_the_next_run_reads_them
     assert result.counts == {"read": 12, "parsed": 12, "written.out": 12}
     assert fixture.visible() == ids_of(2)
     assert fixture.opened().view().counts == fixture.opened().view(version=1).counts
-    assert fixture.verdict().findings == []
+    assert fixture.verdict().violations == []
     fixture.run("next", drain=True)
     fixture.check()
 
@@ -429,7 +429,7 @@ def test_ids_of_rolled_back_versions_are_no_duplicates(tmp_path: Path) -> None:
     (tmp_path / "in" / "repeated.json").write_text('{"id": 0}\n{"id": 23}\n')
     assert fixture.run("repeated", pipeline=pipeline).counts["duplicates"] == 2
     vacuum(pipeline, log=fixture.log(), all_versions=True)
-    assert fixture.verdict().findings == []
+    assert fixture.verdict().violations == []
 
 
 @pytest.mark.slow
@@ -446,7 +446,7 @@ def test_rollback_that_dies_at_any_request_is_completed_or_was_never_planned(
         if follower == "rollback":
             roll_back(fixture, 0)
             assert fixture.visible() == ids_of(1)
-        assert fixture.verdict().findings == []
+        assert fixture.verdict().violations == []
         fixture.run("next", drain=True)
         fixture.check()
         if not store.reached:
@@ -463,7 +463,7 @@ def test_rollback_beside_another_process_at_any_request_loses_and_doubles_nothin
         store = FaultyStore(fixture.store, at, Fault.PAUSE_BEFORE, other_processes=partial(act, fixture, other))
         with suppress(ConflictError, InvalidError):
             roll_back(fixture, 0, store=store)
-        assert fixture.verdict().findings == []
+        assert fixture.verdict().violations == []
         fixture.run("next", drain=True)
         fixture.check()
         if not store.reached:
@@ -477,7 +477,7 @@ def test_batch_concurrent_with_a_rollback_is_not_committed_at_the_old_offsets(tm
         fixture = with_files(tmp_path / str(at), 4)
         store = FaultyStore(fixture.store, at, Fault.PAUSE_BEFORE, other_processes=partial(quietly, fixture))
         fixture.run("slow", store=store)
-        assert fixture.verdict().findings == []
+        assert fixture.verdict().violations == []
         fixture.run("next", drain=True)
         fixture.check()
         if not store.reached:

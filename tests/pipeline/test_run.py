@@ -456,7 +456,7 @@ def test_log_of_a_run_that_died_before_it_marked_its_dataset_has_no_findings(
     at = next(n for n in range(99) if crash_after(fixture, n))
     assert at > 0
     assert not (fixture.root / "out").exists()
-    assert fixture.verdict().findings == []
+    assert fixture.verdict().violations == []
     assert vacuum(fixture.pipeline(), log=fixture.log()).attempts == ()
     fixture.run("a")
     fixture.check()

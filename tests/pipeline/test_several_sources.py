@@ -111,7 +111,7 @@ def test_each_source_has_its_own_ranges_and_may_have_no_new_records(spark: Spark
     assert newest is not None
     assert dict(newest[0].next) == {"orders/files": 2, "payments/files": 2}
     assert (newest[0].counts["read"], newest[0].counts["read.orders"], newest[0].counts["read.payments"]) == (1, 1, 0)
-    assert verify(str(tmp_path / "log")).findings == []
+    assert verify(str(tmp_path / "log")).violations == []
 
 
 def run(root: Path, key: str, **changes: Any) -> None:
@@ -160,7 +160,7 @@ def test_streams_of_two_sources_are_joined_across_batches(spark: SparkSession, t
     assert rows(spark, tmp_path) == [(1, "c1", 10), (2, "c2", 20), (3, "c3", 30)]
     reprocess(pipeline(tmp_path, transform=joined, state=state), 1)
     assert rows(spark, tmp_path) == [(1, "c1", 10), (2, "c2", 20), (3, "c3", 30)]
-    assert verify(str(tmp_path / "log")).findings == []
+    assert verify(str(tmp_path / "log")).violations == []
 
 
 def test_crash_at_any_request_of_a_batch_reads_each_record_once(spark: SparkSession, tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_crash_at_any_request_of_a_batch_reads_each_record_once(spark: SparkSess
         break
     assert at > 5
     assert rows(spark, tmp_path) == [("order", 1), ("order", 2), ("payment", 1)]
-    assert verify(str(tmp_path / "log")).findings == []
+    assert verify(str(tmp_path / "log")).violations == []
 
 
 def open_commit_log_on(store: Any) -> Any:
@@ -231,7 +231,7 @@ def test_gap_of_one_source_is_recorded_under_its_name_and_the_other_source_is_re
     put(tmp_path, "payments", "2", payment(4))
     run(tmp_path, "next")
     assert rows(spark, tmp_path) == [("order", 1), ("payment", 3), ("payment", 4)]
-    assert verify(str(tmp_path / "log")).findings == []
+    assert verify(str(tmp_path / "log")).violations == []
 
 
 @pytest.mark.parametrize("format", ["json", "csv", "parquet", "text"])

@@ -113,7 +113,7 @@ def test_view_after_reprocessing_runs_and_rollbacks_is_the_same_from_segments_an
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_lineage_has_the_versions_that_no_rollback_removed(seed: int) -> None:
+def test_remaining_versions_are_those_that_no_rollback_removed(seed: int) -> None:
     found = History(seed, 40)
     log = CommitLog(stored(found.outcomes))
     kept = log.remaining_versions(found.outcomes[-1])
@@ -123,11 +123,11 @@ def test_lineage_has_the_versions_that_no_rollback_removed(seed: int) -> None:
         assert (log.find_current(version, head) is not None) == (version in found.kept[-1])
 
 
-def test_lineage_through_a_version_that_is_no_rollback_is_damage() -> None:
+def test_rollback_that_names_no_rollback_is_damage() -> None:
     outcomes = history([True] * 3)
     broken = dataclasses.replace(outcomes[2], newest_rollback=1)
     with pytest.raises(LogDamagedError, match="I21"):
-        CommitLog(stored(outcomes)).lineage(broken)
+        CommitLog(stored(outcomes)).remaining_versions(broken)
 
 
 def test_reprocessing_runs_of_earlier_versions_are_found_with_and_without_segments() -> None:

@@ -83,7 +83,7 @@ def test_runs_that_a_watcher_starts_read_each_range_once_although_the_triggerer_
     opened = open_log(str(tmp_path / "log"))
     assert [v.plan.ranges for v in opened.versions(newest_first=False)] == [{"files": (0, 1)}, {"files": (1, 2)}]
     assert opened.view().counts["written.parcels"] == 998
-    assert verify(str(tmp_path / "log")).findings == []
+    assert verify(str(tmp_path / "log")).violations == []
     assert {run["run_type"] for run in loads} == {"asset_triggered"}
     payloads = [event["extra"]["payload"] for event in arrivals_events]
     assert [p["ranges"] for p in payloads if p["version"] == 0][-1] == {"files": [1, 2]}

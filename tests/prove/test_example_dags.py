@@ -117,7 +117,7 @@ def test_examples_run_several_times_after_the_commands_in_their_docstrings(examp
 
 
 def rows(log: Path, sink: str) -> int:
-    assert verify(str(log)).findings == []
+    assert verify(str(log)).violations == []
     return sum(file.rows for file in open_log(str(log)).files(sink=sink))
 
 

@@ -69,4 +69,4 @@ def test_dag_of_the_readme_reads_arriving_files_in_scheduled_runs_and_idles_with
     assert "already exists" not in scheduler
     rows = [row for file in open_log(log).files() for row in pyarrow.parquet.ParquetFile(file.path).read().to_pylist()]
     assert Counter(row["id"] for row in rows) == Counter(range(300))
-    assert verify(log).findings == []
+    assert verify(log).violations == []

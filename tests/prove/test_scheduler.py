@@ -37,4 +37,4 @@ def test_quickstart_runs_on_a_real_scheduler_and_a_cleared_task_writes_nothing(t
         assert sorted(path.name for path in (tmp_path / "log").rglob("*.json")) == stored
     opened = open_log(log)
     assert sum(file.rows for file in opened.files()) == opened.view().counts["written.flights"]
-    assert verify(log).findings == []
+    assert verify(log).violations == []

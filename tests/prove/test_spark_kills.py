@@ -98,4 +98,4 @@ def test_spark_drivers_killed_and_stopped_at_random_lose_and_duplicate_no_rows(t
     assert actual == expected, (
         f"seed {seed}: lost {sum((expected - actual).values())}, duplicated {sum((actual - expected).values())}"
     )
-    assert verify(str(tmp_path / "log")).findings == []
+    assert verify(str(tmp_path / "log")).violations == []

@@ -37,8 +37,8 @@ def visible(fixture: PipelineFixture, number: int) -> Path:
     return Path(fixture.opened().files()[number].path)
 
 
-def findings(fixture: PipelineFixture) -> list[tuple[str, int | None]]:
-    return [(f.invariant, f.version) for f in fixture.verdict().findings]
+def violations(fixture: PipelineFixture) -> list[tuple[str, int | None]]:
+    return [(f.invariant, f.version) for f in fixture.verdict().violations]
 
 
 def objects(fixture: PipelineFixture) -> dict[str, bytes]:
@@ -55,34 +55,34 @@ def test_verdict_of_a_clean_log_counts_everything(fixture: PipelineFixture) -> N
 
 def test_I6_deleted_file_is_reported(fixture: PipelineFixture) -> None:
     visible(fixture, 1).unlink()
-    assert findings(fixture) == [("I6", 1)]
-    assert "missing" in fixture.verdict().findings[0].what
+    assert violations(fixture) == [("I6", 1)]
+    assert "missing" in fixture.verdict().violations[0].what
 
 
 def test_I6_truncated_file_is_reported(fixture: PipelineFixture) -> None:
     path = visible(fixture, 1)
     path.write_bytes(path.read_bytes()[:-5])
-    assert findings(fixture) == [("I6", 1)]
-    assert "size" in fixture.verdict().findings[0].what
+    assert violations(fixture) == [("I6", 1)]
+    assert "size" in fixture.verdict().violations[0].what
 
 
 def test_I6_changed_file_of_the_same_size_is_reported(fixture: PipelineFixture) -> None:
     path = visible(fixture, 1)
     path.write_bytes(path.read_bytes()[::-1])
-    assert findings(fixture) == [("I6", 1)]
-    assert "replaced or changed" in fixture.verdict().findings[0].what
+    assert violations(fixture) == [("I6", 1)]
+    assert "replaced or changed" in fixture.verdict().violations[0].what
 
 
 def test_output_directory_without_a_log_is_reported(fixture: PipelineFixture) -> None:
     objects(fixture).clear()
     verdict = verify(fixture.pipeline())
     assert not verdict.clean
-    assert "own log does not exist" in verdict.findings[0].what
+    assert "own log does not exist" in verdict.violations[0].what
 
 
 def test_dataset_of_another_log_is_reported(fixture: PipelineFixture) -> None:
     (fixture.root / "out" / "_streamsem.json").write_text("{}")
-    assert "another pipeline" in fixture.verdict().findings[0].what
+    assert "another pipeline" in fixture.verdict().violations[0].what
 
 
 def test_I8_file_outside_the_directory_of_its_attempt_is_reported(fixture: PipelineFixture) -> None:
@@ -94,7 +94,7 @@ def test_I8_file_outside_the_directory_of_its_attempt_is_reported(fixture: Pipel
 
     body["checksum"] = sha256(canonical(body))
     objects(fixture)[key] = canonical(body)
-    assert ("I8", 2) in findings(fixture)
+    assert ("I8", 2) in violations(fixture)
 
 
 def test_I9_forged_segment_is_reported(fixture: PipelineFixture) -> None:
@@ -102,14 +102,14 @@ def test_I9_forged_segment_is_reported(fixture: PipelineFixture) -> None:
     fixture.arrive(200)
     fixture.run("b", drain=True)
     objects(fixture)[keys.segment(1, 0)] = encode(forged).data
-    assert findings(fixture) == [("I9", None)]
+    assert violations(fixture) == [("I9", None)]
 
 
 def test_I16_pointer_to_another_version_is_reported(fixture: PipelineFixture) -> None:
     key = keys.pointer("a", 1)
     pointer = decode(RunPointer, key, objects(fixture)[key])
     objects(fixture)[key] = encode(RunPointer(run_key="a", j=1, version=2, target=pointer.target)).data
-    assert findings(fixture) == [("I16", 1)]
+    assert violations(fixture) == [("I16", 1)]
 
 
 def source_log(fixture: PipelineFixture) -> CommitLog:
@@ -134,7 +134,7 @@ def forge(fixture: PipelineFixture, entry: Discovery) -> None:
 def test_D1_file_with_two_ordinals_is_reported(fixture: PipelineFixture) -> None:
     first = discovered(fixture)
     forge(fixture, replace(first, i=1, first=first.end, recent=(*first.recent, first.recent[0])))
-    assert findings(fixture) == [("D1", None)]
+    assert violations(fixture) == [("D1", None)]
 
 
 @pytest.mark.parametrize("change", [{"first": 5}, {"recent": ()}])
@@ -142,14 +142,14 @@ def test_D6_changed_or_missing_ordinals_are_reported(fixture: PipelineFixture, c
     fixture.arrive(1)
     fixture.run("b")
     forge(fixture, replace(discovered(fixture), **change))
-    assert {*findings(fixture)} == {("D6", None)}
+    assert {*violations(fixture)} == {("D6", None)}
 
 
 def test_missing_discovery_is_reported(fixture: PipelineFixture) -> None:
     fixture.arrive(1)
     fixture.run("b")
     del objects(fixture)[stored_key(fixture, keys.discovered(0))]
-    assert ("I1", None) in findings(fixture)
+    assert ("I1", None) in violations(fixture)
 
 
 class TestDiscoveryTrees:
@@ -168,7 +168,7 @@ class TestDiscoveryTrees:
         newest = discovered(discovery_fixture)
         key = keys.known(newest.known[0].sha256) if kind == "known" else keys.page(newest.pages[0].sha256)
         del objects(discovery_fixture)[stored_key(discovery_fixture, key)]
-        assert key in {finding.key for finding in discovery_fixture.verdict().findings}
+        assert key in {finding.key for finding in discovery_fixture.verdict().violations}
 
     @pytest.mark.parametrize("change", [{"listed": 1}, {"digest": 7}, {"absent": 1}, {"files": 1}, {"last": ("z", "")}])
     def test_D4_range_that_differs_from_its_node_is_reported(
@@ -177,7 +177,7 @@ class TestDiscoveryTrees:
         """With a digest of other files, an unknown file could count as a known one."""
         newest = discovered(discovery_fixture)
         forge(discovery_fixture, replace(newest, known=(*newest.known[:-1], replace(newest.known[-1], **change))))
-        assert ("D4", None) in findings(discovery_fixture)
+        assert ("D4", None) in violations(discovery_fixture)
 
     @pytest.mark.parametrize(
         "change", [lambda e: {"known": e.known[1:]}, lambda e: {"known": e.known[::-1]}, lambda e: {"settled_ns": 0}]
@@ -187,22 +187,22 @@ class TestDiscoveryTrees:
     ) -> None:
         newest = discovered(discovery_fixture)
         forge(discovery_fixture, replace(newest, **change(newest)))
-        assert findings(discovery_fixture) == [("D4", None)]
+        assert violations(discovery_fixture) == [("D4", None)]
 
     def test_D6_page_of_another_level_is_reported(self, discovery_fixture: PipelineFixture) -> None:
         newest = discovered(discovery_fixture)
         assert newest.pages[0].level
         forge(discovery_fixture, replace(newest, pages=(replace(newest.pages[0], level=0), *newest.pages[1:])))
-        assert ("D6", None) in findings(discovery_fixture)
+        assert ("D6", None) in violations(discovery_fixture)
 
 
 def test_missing_or_truncated_quarantined_records_are_reported(fixture: PipelineFixture) -> None:
     (key,) = fixture.opened().log.outcome(1)[0].quarantine.keys  # type: ignore[index]
     original = objects(fixture)[key]
     objects(fixture)[key] = original.split(b"\n")[0] + b"\n"
-    assert findings(fixture) == [("I14", 1)]
+    assert violations(fixture) == [("I14", 1)]
     del objects(fixture)[key]
-    assert findings(fixture) == [("I6", 1)]
+    assert violations(fixture) == [("I6", 1)]
 
 
 def test_orphans_are_counted_and_not_reported_as_a_fault(fixture: PipelineFixture) -> None:

@@ -86,12 +86,12 @@ def test_reading_a_log_builds_no_source_or_sink_of_its_spec(
     }
     forge_spec(fixture.store, 1, lambda spec: spec["sinks"].update(sinks))
 
-    def lookup(kind: str, name: str) -> Any:
+    def load(kind: str, name: str) -> Any:
         assert kind == "stores", f"{name} was built"
         return real(kind, name)  # type: ignore[arg-type]
 
     real = registry.load
-    monkeypatch.setattr(registry, "lookup", lookup)
+    monkeypatch.setattr(registry, "load", load)
     monkeypatch.setattr(registry, "_entry_points", lambda kind: pytest.fail("entry points were read"))
     assert [main([name, log]) for name in ("log", "files", "doctor", "verify")] == [0, 0, 0, 0]
     assert main(["show", log, "1"]) == 0
@@ -202,7 +202,7 @@ def test_dataset_that_the_log_does_not_own_is_not_read(fixture: PipelineFixture,
     forge_spec(fixture.store, 1, lambda spec: spec["sinks"]["out"].update(path=str(secret)))
     with pytest.raises(LogDamagedError, match="mark"):
         open_log(log).files()
-    assert [f.invariant for f in verify(log).findings if "mark" in f.what]
+    assert [f.invariant for f in verify(log).violations if "mark" in f.what]
 
     other = PipelineFixture(tmp_path / "other", store=LocalStore(str(tmp_path / "other" / "log")))
     other.arrive(1)
@@ -320,14 +320,14 @@ def test_vacuum_and_readers_do_not_follow_links_in_a_dataset(fixture: PipelineFi
     victim = Path(fixture.opened().files()[0].path)
     victim.unlink()
     victim.symlink_to(protected / "f.json")
-    assert [(f.invariant, "missing" in f.what) for f in fixture.verdict().findings] == [("I6", True)]
+    assert [(f.invariant, "missing" in f.what) for f in fixture.verdict().violations] == [("I6", True)]
 
 
 def test_outcome_that_names_a_sink_without_a_spec_is_damage(fixture: PipelineFixture, log: str) -> None:
     forge(fixture.store, keys.outcome(1), lambda body: body.update(sinks={"none": body["sinks"]["out"]}))
     with pytest.raises(LogDamagedError, match="sinks"):
         open_log(log).files()
-    assert any("a sink that the spec does not have" in f.what for f in verify(log).findings)
+    assert any("a sink that the spec does not have" in f.what for f in verify(log).violations)
 
 
 @pytest.mark.parametrize(

@@ -87,5 +87,5 @@ def test_event_driven_dags_read_each_range_once_however_often_they_are_started(
         ("empty", 0, {}, 0, False),
         ("committed", 1, {"files": [1, 2]}, 499, True),
     ]
-    assert verify(str(tmp_path / "log")).findings == []
+    assert verify(str(tmp_path / "log")).violations == []
     assert [v.plan.ranges for v in open_log(str(tmp_path / "log")).versions()] == [{"files": (1, 2)}, {"files": (0, 1)}]

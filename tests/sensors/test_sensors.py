@@ -105,17 +105,17 @@ def test_sensors_wait_and_return_small_json(
     fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch, kind: str, mode: dict[str, Any]
 ) -> None:
     prepare_unmet(fixture, kind)
-    real, findings = module.checked, []
+    real, violations = module.checked, []
 
     def check(condition_check: Any) -> Any:
-        findings.append(real(condition_check))
-        if len(findings) == 1:
+        violations.append(real(condition_check))
+        if len(violations) == 1:
             meet_condition(fixture, kind)
-        return findings[-1]
+        return violations[-1]
 
     monkeypatch.setattr(module, "checked", check)
     observed = run_sensor(SENSORS[kind](fixture, task_id="wait", poke_interval=0.1, timeout=60, **mode), run_context())
-    assert [finding.met for finding in findings] == [False, True][: 1 if "deferrable" in mode else 2]
+    assert [finding.met for finding in violations] == [False, True][: 1 if "deferrable" in mode else 2]
     assert (observed["pipeline"], observed["log"]) == ("world", fixture.store.url)
     assert json.loads(json.dumps(observed)) == observed
     assert len(json.dumps(observed)) < 500
@@ -275,10 +275,10 @@ def test_silent_fail_sensor_checks_again_after_errors(
 ) -> None:
     fixture.run("creates the log")
     fixture.arrive(1)
-    listing, findings = FilesSource.listing, count()
+    listing, violations = FilesSource.listing, count()
 
     def fails(*given: Any) -> Any:
-        index = next(findings)
+        index = next(violations)
         if index == 0 and first == "finds nothing":
             return []
         if index < 3:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.connectors.contract import Batch
+from airflow_provider_streamsem.connectors.contract import SinkCommit
 from airflow_provider_streamsem.connectors.http.calls import Publisher
 from airflow_provider_streamsem.connectors.http.sink import HttpSink
 from airflow_provider_streamsem.connectors.sql import database
@@ -33,7 +33,7 @@ def publisher_ignores_the_marker(patch: pytest.MonkeyPatch) -> None:
 def marker_and_rows_are_two_transactions(patch: pytest.MonkeyPatch) -> None:
     real, set_marker = JdbcSink._commit, database.set_marker
 
-    def commit(self: JdbcSink, connection: Any, markers: Any, batch: Batch, new: Any, found: Any) -> bool:
+    def commit(self: JdbcSink, connection: Any, markers: Any, batch: SinkCommit, new: Any, found: Any) -> bool:
         name = (batch.pipeline_uuid, batch.sink)
         with connection.begin():
             if not set_marker(connection, markers, name, new, found):
@@ -61,7 +61,7 @@ def reprocess_replaces_no_rows(patch: pytest.MonkeyPatch) -> None:
 def reprocess_replaces_only_rows_of_the_replaced_version(patch: pytest.MonkeyPatch) -> None:
     real = publish.batch_of
 
-    def batch_of(opened: Any, outcome: Any, sha: str, name: str) -> Batch:
+    def batch_of(opened: Any, outcome: Any, sha: str, name: str) -> SinkCommit:
         batch = real(opened, outcome, sha, name)
         return batch if outcome.replaces is None else replace(batch, root=outcome.replaces.version)
 
@@ -69,7 +69,7 @@ def reprocess_replaces_only_rows_of_the_replaced_version(patch: pytest.MonkeyPat
 
 
 def empty_reprocess_keeps_the_old_rows(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Batch, "is_nothing", property(lambda self: not self.committable.files))
+    patch.setattr(SinkCommit, "is_nothing", property(lambda self: not self.committable.files))
 
 
 def receipts_are_created_before_publishing(patch: pytest.MonkeyPatch) -> None:
@@ -103,14 +103,14 @@ def last_sink_is_not_published(patch: pytest.MonkeyPatch) -> None:
 
     def publishing_sink(pipeline: Any, name: str) -> Any:
         sink = real(pipeline, name)
-        if name != pipeline.publishes[-1]:
+        if name != pipeline.sinks_outside_log[-1]:
             return sink
         return UnpublishedSink()
 
     class UnpublishedSink:
         delivery = "exactly_once"
 
-        def publish(self, batch: Batch, effects: Any) -> Receipt:
+        def publish(self, batch: SinkCommit, effects: Any) -> Receipt:
             return Receipt(result="applied", rows=batch.committable.rows)
 
         skip = publish

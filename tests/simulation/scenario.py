@@ -458,7 +458,7 @@ class Simulation:
         vacuum.vacuum(self.pipelines[0], log=log)
         opened = open_log(log, pipeline=self.pipelines[0])
         verdict = verify(opened)
-        require(verdict.clean, "verify", *verdict.findings)
+        require(verdict.clean, "verify", *verdict.violations)
         require(verdict.orphans == 0, "vacuum left orphans", verdict.orphans)
         head = len(raw.outcomes) - 1
         self.fixture.check(raw)

@@ -14,7 +14,7 @@ from unittest.mock import patch
 import sqlalchemy as sa
 
 from airflow_provider_streamsem import FilesSink, Pipeline
-from airflow_provider_streamsem.connectors.contract import Batch, SinkMarker
+from airflow_provider_streamsem.connectors.contract import SinkCommit, SinkMarker
 from airflow_provider_streamsem.connectors.sql import database
 from airflow_provider_streamsem.connectors.sql.sink import JdbcSink
 from airflow_provider_streamsem.errors import MarkerLostError, PublishError, StreamsemError
@@ -101,7 +101,7 @@ class TablesPipeline(PipelineFixture):
         return stored
 
     def _commit(
-        self, real: Callable[..., bool], connection: sa.Connection, markers: sa.Table, batch: Batch,
+        self, real: Callable[..., bool], connection: sa.Connection, markers: sa.Table, batch: SinkCommit,
         new: SinkMarker, marker: SinkMarker | None,
     ) -> bool:  # fmt: skip
         late = partial(self._commit_late, real, markers, batch, new, marker)
@@ -115,7 +115,7 @@ class TablesPipeline(PipelineFixture):
         return applied
 
     def _commit_late(
-        self, real: Callable[..., bool], markers: sa.Table, batch: Batch, *marker: SinkMarker | None
+        self, real: Callable[..., bool], markers: sa.Table, batch: SinkCommit, *marker: SinkMarker | None
     ) -> None:
         """Commit a transaction that was in flight. No process gets the answer."""
         with self._engine.connect() as connection, suppress(StreamsemError, sa.exc.SQLAlchemyError):
@@ -145,7 +145,7 @@ class TablesPipeline(PipelineFixture):
             # The transaction was applied. Either error class may hide that.
             raise self.rng.choice((sqlite3.OperationalError, sqlite3.IntegrityError))("no answer") from None
 
-    def _refuses(self, batch: Batch) -> bool:
+    def _refuses(self, batch: SinkCommit) -> bool:
         """Whether the table refuses a version now. Some versions are refused for a time."""
         if self.scheduler.faults.stopped:
             return False

@@ -73,7 +73,7 @@ def continue_after(refused: StreamsemError, root: Path, former: Transform) -> No
     run_batch(pipeline(root, former, "update"), run_key="second")
     arrive(root, 2, [(4, "a"), (5, "b")])
     run_batch(pipeline(root, former, "update"), run_key="third")
-    assert verify(str(root / "log")).findings == []
+    assert verify(str(root / "log")).violations == []
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_transform_without_operators_may_get_one(spark: SparkSession, tmp_path: 
         run_batch(pipeline(tmp_path, keyed, "update"), run_key=f"run {number}")
         vacuum(pipeline(tmp_path, keyed, "update"))
     assert counts(spark, tmp_path) == {"a": 2, "b": 1}
-    assert verify(str(tmp_path / "log")).findings == []
+    assert verify(str(tmp_path / "log")).violations == []
 
 
 # --- state that another pipeline or another Spark wrote

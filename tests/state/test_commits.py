@@ -98,7 +98,7 @@ def test_crash_at_any_step_of_an_attempt_counts_nothing_twice(
     arrive(tmp_path, 2, [(5, "b")])
     run_batch(pipeline(tmp_path, keyed, "update"), run_key="third")
     assert counts(spark, tmp_path) == {"a": 3, "b": 2}
-    assert verify(str(tmp_path / "log")).findings == []
+    assert verify(str(tmp_path / "log")).violations == []
 
 
 @pytest.mark.parametrize("version", [pytest.param(0, marks=pytest.mark.prove), 1])
@@ -401,7 +401,7 @@ def test_lost_state_file_stops_the_next_batch(tmp_path: Path, damage: str) -> No
     arrive(tmp_path, 1, [(2, "a")])
     with pytest.raises(DataError, match="state of the previous batch"):
         run_batch(pipeline(tmp_path, keyed, "update"), run_key="second")
-    assert [finding.what for finding in verify(str(tmp_path / "log")).findings] == [
+    assert [finding.what for finding in verify(str(tmp_path / "log")).violations] == [
         "a file of the operators' state is missing, truncated or swapped"
     ]
 
@@ -452,7 +452,7 @@ def test_any_division_into_batches_gives_the_result_of_one_pass(
         run_batch(pipeline(tmp_path, keyed, "update"), run_key=f"run {number}")
         left, number = left[size:], number + 1
     assert counts(spark, tmp_path) == Counter(key for _, key in events)
-    assert verify(str(tmp_path / "log")).findings == []
+    assert verify(str(tmp_path / "log")).violations == []
 
 
 @pytest.mark.parametrize("mode", ["update", pytest.param("complete", marks=pytest.mark.prove)])

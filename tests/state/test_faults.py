@@ -202,7 +202,7 @@ def test_rows_of_any_batches_with_faults_are_those_of_a_streaming_query(
     for streamed_rows, _ in streamed(spark, root, transform, mode):
         expected += Counter(streamed_rows)
         assert found.pop(0) == expected
-    assert verify(run.spec.log).findings == []
+    assert verify(run.spec.log).violations == []
 
 
 def rows(frame: DataFrame) -> Counter[tuple[Any, ...]]:
@@ -235,4 +235,4 @@ def test_complete_result_of_any_batches_with_faults_is_that_of_a_streaming_query
         run.finish_late()
     expected, _ = streamed(spark, root, transform, "complete")[-1]
     assert sorted(table.run('SELECT at, k, n FROM "t"')) == sorted((str(at), k, n) for at, k, n in expected)
-    assert verify(run.spec).findings == []
+    assert verify(run.spec).violations == []

@@ -68,7 +68,7 @@ def test_fork_continues_the_state_of_its_version_and_leaves_that_of_the_original
     rows = read_state(spark, str(root / "fork" / "log")).selectExpr("key.*", "value.*").collect()
     assert {row["k"]: row["count"] for row in rows} == {"a": 3, "b": 1, "c": 1}
     reprocess(forked(root, tenfold), 0)  # continues the state of the original's version
-    assert verify(forked(root)).findings == []
+    assert verify(forked(root)).violations == []
     for log in (root / "fork", root):
         arrive(root, 9, [(9, "b")])
         spec = forked(root, state=state) if log != root else pipeline(root, keyed, "update")

@@ -78,7 +78,7 @@ def test_batch_without_records_closes_the_windows_that_the_watermark_has_passed(
     assert run(tmp_path, 10 * HOUR, "third", spec) == "empty"
     assert outcome(tmp_path, 1).counts["read"] == 0
     assert outcome(tmp_path, 1).next == outcome(tmp_path, 0).next
-    assert verify(str(tmp_path / "log")).findings == []
+    assert verify(str(tmp_path / "log")).violations == []
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_idle_source_closes_windows_by_the_clock(spark: SparkSession, tmp_path: 
     assert outcome(tmp_path, 3).counts["late"] == 1, "the window of minute 9 was closed, and that of minute 10 was not"
     run(tmp_path, 20_000, "idle again")
     assert rows(spark, tmp_path) == [(0.0, "a", 2), (5.0, "b", 2), (10.0, "d", 1), (10.0, "late", 1)]
-    assert verify(str(tmp_path / "log")).findings == []
+    assert verify(str(tmp_path / "log")).violations == []
 
 
 @pytest.mark.parametrize("step", [pytest.param("result", marks=pytest.mark.prove), "after"])
@@ -152,7 +152,7 @@ def test_reprocessed_batch_without_records_closes_the_same_windows(spark: SparkS
     reprocess(spec, 1, log=at(tmp_path, 10_000))
     assert rows(spark, tmp_path) == [(0.0, "a", 20), (5.0, "b", 20)]
     assert minutes(outcome(tmp_path, 2).watermark_ms) == 11, "a reprocessing run changes no state"
-    assert verify(str(tmp_path / "log")).findings == []
+    assert verify(str(tmp_path / "log")).violations == []
 
 
 @pytest.mark.prove

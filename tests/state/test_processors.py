@@ -161,7 +161,7 @@ def test_processor_gives_the_rows_of_a_streaming_query_also_after_a_killed_attem
         frame = read_committed(spark, str(tmp_path / "log"), version=number, since=number - 1)
         found.append((rows_of(frame), done.counts["late"]))
     assert found == streamed(spark, tmp_path, transform, "update")
-    assert verify(str(tmp_path / "log")).findings == []
+    assert verify(str(tmp_path / "log")).violations == []
 
 
 class Silence(Processor):

@@ -31,7 +31,7 @@ def test_records_that_are_read_again_after_a_rollback_are_counted_once(spark: Sp
     with pytest.raises(InvalidError, match="vacuum may delete them"):
         rollback(counting(tmp_path), 0)
     assert rollback(counting(tmp_path), 2).version == 5
-    assert verify(counting(tmp_path)).findings == []
+    assert verify(counting(tmp_path)).violations == []
     assert outcome(tmp_path, 5).state == outcome(tmp_path, 2).state
     assert counts(spark, tmp_path)["a"] == 3
     vacuum(counting(tmp_path))
@@ -41,4 +41,4 @@ def test_records_that_are_read_again_after_a_rollback_are_counted_once(spark: Sp
     arrive(tmp_path, 5, [(5, "a")])
     run_batch(counting(tmp_path), run_key="next")
     assert counts(spark, tmp_path) == {**expected, "a": 6}
-    assert verify(counting(tmp_path)).findings == []
+    assert verify(counting(tmp_path)).violations == []

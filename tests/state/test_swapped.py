@@ -147,7 +147,7 @@ def test_swapped_snapshot_is_reported_and_not_reprocessed_rolled_back_forked_or_
     spec = pipeline(root, keyed, "update")
     before = {path.name.partition("_")[0]: path for path in files(root, ".zip") if path.parent.name == "0"}
     put(before["2"], before["1"].read_bytes())
-    found = [(finding.invariant, finding.version, finding.what) for finding in verify(spec).findings]
+    found = [(finding.invariant, finding.version, finding.what) for finding in verify(spec).violations]
     assert found == [("I6", 1, "a file of the operators' state is missing, truncated or swapped")]
     with pytest.raises(InvalidError, match="are missing or were changed"):
         reprocess(spec, 2)

@@ -79,7 +79,7 @@ def test_vacuum_keeps_only_the_state_of_the_retained_versions(spark: SparkSessio
     arrive(root, BATCHES, [(BATCHES, "a"), (BATCHES, "k0")])
     run_batch(counting(root), run_key="next")
     assert counts(spark, root) == {"a": BATCHES + 1, "k0": 2, **{f"k{n}": 1 for n in range(1, BATCHES)}}
-    assert verify(str(root / "log")).findings == []
+    assert verify(str(root / "log")).violations == []
 
 
 def test_only_versions_whose_state_is_kept_can_be_reprocessed(spark: SparkSession, root: Path) -> None:
@@ -157,6 +157,6 @@ def test_state_without_its_oldest_snapshot_is_not_vacuumed(root: Path) -> None:
         if batches_of(path) == state.batches:
             path.unlink()
     kept = [path for path in snapshots(root) if state.root in path.parts]
-    assert [finding.version for finding in verify(counting(root)).findings] == [BATCHES - 3]
+    assert [finding.version for finding in verify(counting(root)).violations] == [BATCHES - 3]
     vacuum(counting(root))
     assert all(path.exists() for path in kept)

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import unquote
 
-from airflow_provider_streamsem.connectors.contract import Batch
+from airflow_provider_streamsem.connectors.contract import SinkCommit
 from airflow_provider_streamsem.connectors.delta.requirements import is_append_only
 from airflow_provider_streamsem.connectors.staged_parquet.keyed_rows import last_of_each
 from airflow_provider_streamsem.connectors.staged_parquet.old_times import is_near, misread_columns, refuse_misread
@@ -71,7 +71,7 @@ def _may_be_null(kind: Any) -> bool:
     return all(kind.get(mark, True) for mark in marks) and all(_may_be_null(part) for part in kind.values())
 
 
-def merge(table: Any, location: str, batch: Batch, keys: Sequence[str], properties: Any) -> bool:
+def merge(table: Any, location: str, batch: SinkCommit, keys: Sequence[str], properties: Any) -> bool:
     """
     Merge a batch into a table in one entry of the table's log: each row replaces the row with the same keys, or is inserted.
 
@@ -96,7 +96,7 @@ def merge(table: Any, location: str, batch: Batch, keys: Sequence[str], properti
     return bool(table.version() > before)
 
 
-def _refuse_old_times(table: Any, location: str, batch: Batch, keys: Sequence[str], rows: Any) -> None:
+def _refuse_old_times(table: Any, location: str, batch: SinkCommit, keys: Sequence[str], rows: Any) -> None:
     """
     Refuse a merge that may rewrite a file with dates or times that delta-rs reads as different values.
 

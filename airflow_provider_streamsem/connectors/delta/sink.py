@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.connectors.columns.names import more_than_once
 from airflow_provider_streamsem.connectors.columns.types import VOID, bare, widened
-from airflow_provider_streamsem.connectors.contract import Batch, SinkMarker
+from airflow_provider_streamsem.connectors.contract import SinkCommit, SinkMarker
 from airflow_provider_streamsem.connectors.data_files.bounds import delta_stats
 from airflow_provider_streamsem.connectors.delta import merge as delta_merge
 from airflow_provider_streamsem.connectors.delta.requirements import Requirements, is_append_only, unwritable
@@ -210,15 +210,15 @@ class DeltaSink(TableSink[_Open]):
         return marker
 
     @contextmanager
-    def opened(self, batch: Batch, failure: Failure | None, *, skips: bool) -> Iterator[_Open]:
+    def opened(self, batch: SinkCommit, failure: Failure | None, *, skips: bool) -> Iterator[_Open]:
         """Open the current table, if there is one."""
         yield _Open(open_newest(self.path, refusal=PublishError))
 
-    def marker_in(self, handle: _Open, batch: Batch) -> SinkMarker | None:
+    def marker_in(self, handle: _Open, batch: SinkCommit) -> SinkMarker | None:
         """Read the marker from the table's transaction identifiers."""
         return None if handle.cached is None else _marker(handle.cached, _app(batch))
 
-    def check_sink(self, handle: _Open, batch: Batch, marker: SinkMarker | None) -> None:
+    def check_sink(self, handle: _Open, batch: SinkCommit, marker: SinkMarker | None) -> None:
         """Check that the table has the pipeline's transaction identifier and was not restored."""
         if not batch.is_settled(marker):
             problem = "has no transaction identifier of this pipeline: it was deleted and recreated, or replaced"
@@ -229,7 +229,7 @@ class DeltaSink(TableSink[_Open]):
         if handle.cached is not None and marker is not None:
             self._check_not_restored(batch, handle.cached, marker)
 
-    def commit(self, handle: _Open, batch: Batch, marker: SinkMarker | None, *, skips: bool) -> bool:
+    def commit(self, handle: _Open, batch: SinkCommit, marker: SinkMarker | None, *, skips: bool) -> bool:
         """Commit one entry with the files or merged rows, the marker, and the removal of the files that reprocessing replaces."""
         handle.cached = cached = handle.cached or create(self.path, _fields(batch.schema), self.partition_by)
         app = _app(batch)
@@ -241,7 +241,7 @@ class DeltaSink(TableSink[_Open]):
         handle.entry = entry
         return True
 
-    def detail(self, handle: _Open, batch: Batch) -> Json:
+    def detail(self, handle: _Open, batch: SinkCommit) -> Json:
         """Return the version of the table that contains the marker."""
         assert handle.cached is not None
         return {"table_version": handle.cached.table.version() if handle.entry is None else handle.entry}
@@ -258,21 +258,21 @@ class DeltaSink(TableSink[_Open]):
         """Return ``True`` for every error that does not come from the store."""
         return not is_transient(error)
 
-    def refusal(self, batch: Batch, cause: Exception) -> StreamsemError:
+    def refused_error(self, batch: SinkCommit, cause: Exception) -> StreamsemError:
         """Return an error that names the type of the cause."""
         summary = "the Delta table refuses the batch; nothing of it is in the table"
         error = PublishError(summary, table=self.path, version=batch.version, problem=type(cause).__name__)
         error.__cause__ = cause
         return error
 
-    def unanswered(self, batch: Batch, cause: Exception | None) -> StreamsemError:
+    def unknown_result_error(self, batch: SinkCommit, cause: Exception | None) -> StreamsemError:
         """Return an error that names the table and the number of tries."""
         summary = "the Delta table gave no clear answer; whether the batch is in it is unknown"
         error = UnavailableError(summary, table=self.path, version=batch.version, tries=self.tries)
         error.__cause__ = cause
         return error
 
-    def _check_not_restored(self, batch: Batch, cached: CachedTable, marker: SinkMarker) -> None:
+    def _check_not_restored(self, batch: SinkCommit, cached: CachedTable, marker: SinkMarker) -> None:
         """
         Refuse a restored table. RESTORE keeps the transaction identifiers but removes the rows.
 
@@ -280,9 +280,9 @@ class DeltaSink(TableSink[_Open]):
         """
         restored = cached.restored_since(_app(batch))
         if restored is not None:
-            raise batch.lost(_restored(marker.version, restored), table=self.path)
+            raise batch.marker_lost_error(_restored(marker.version, restored), table=self.path)
 
-    def _commit_entry(self, table: Any, batch: Batch, app: str, *, skipped: bool) -> bool:
+    def _commit_entry(self, table: Any, batch: SinkCommit, app: str, *, skipped: bool) -> bool:
         """Commit the entry, and return whether it was committed. If the table lacks columns, commit only the columns and return ``False``."""
         from deltalake import CommitProperties, Schema
         from deltalake.transaction import Transaction
@@ -302,7 +302,7 @@ class DeltaSink(TableSink[_Open]):
         table.create_write_transaction(actions, "append", schema, list(self.partition_by), commit_properties=properties)
         return True
 
-    def _prepare(self, table: Any, batch: Batch) -> bool:
+    def _prepare(self, table: Any, batch: SinkCommit) -> bool:
         """
         Check the table again, because other writers may have changed it since the batch was staged. Add missing columns in a separate entry.
 
@@ -336,7 +336,7 @@ class DeltaSink(TableSink[_Open]):
             )
         return not missing_columns
 
-    def _changes(self, table: Any, batch: Batch) -> list[Any]:
+    def _changes(self, table: Any, batch: SinkCommit) -> list[Any]:
         """Return the actions that add the staged files, and remove the files that a reprocessing run replaces."""
         from deltalake.transaction import AddAction, RemoveAction
 
@@ -351,7 +351,7 @@ class DeltaSink(TableSink[_Open]):
         ]
         return [*added, *removed]
 
-    def _files_to_replace(self, table: Any, batch: Batch) -> Sequence[DataFile]:
+    def _files_to_replace(self, table: Any, batch: SinkCommit) -> Sequence[DataFile]:
         """
         Return the files that a reprocessing run removes.
 
@@ -400,7 +400,7 @@ class DeltaSink(TableSink[_Open]):
                 found=error.fields.get("recorded", known["type"]),
             ) from error
 
-    def _missing_columns(self, table: Any, batch: Batch) -> list[dict[str, Any]]:
+    def _missing_columns(self, table: Any, batch: SinkCommit) -> list[dict[str, Any]]:
         """
         Return the columns and struct fields that the table lacks.
 
@@ -428,7 +428,7 @@ class DeltaSink(TableSink[_Open]):
             )
 
 
-def _app(batch: Batch) -> str:
+def _app(batch: SinkCommit) -> str:
     return f"{batch.pipeline_uuid}/{batch.sink}"
 
 
@@ -436,7 +436,7 @@ def _restored(marker: int, entry: int) -> str:
     return f"the Delta table was restored, by entry {entry} of its log, to a state from before version {marker} of this pipeline was published"
 
 
-def _marks(batch: Batch, app: str, *, skipped: bool) -> dict[str, int]:
+def _marks(batch: SinkCommit, app: str, *, skipped: bool) -> dict[str, int]:
     """
     Return the transaction numbers that an entry sets: application → number.
 

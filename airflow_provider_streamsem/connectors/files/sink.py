@@ -61,7 +61,7 @@ class FilesSink:
     """
 
     extra: ClassVar[str] = ""
-    publishes: ClassVar[bool] = False
+    is_outside_log: ClassVar[bool] = False
     delivery: ClassVar[str] = "exactly_once"
     reasons: ClassVar[tuple[str, ...]] = (
         "every attempt writes to its own directory, and one create-if-absent object determines which attempt's files are visible",
@@ -120,7 +120,7 @@ class FilesSink:
                 # Read the marker again: another writer creates its marker before its first file, so the files found may be those of a writer with a marker.
                 stored = store.read(keys.DATASET_MARKER)
                 if stored is None and occupied:
-                    raise _unknown_output(self.path)
+                    raise _unknown_output_error(self.path)
                 if stored is None:
                     store.create(keys.DATASET_MARKER, mark)
                     stored = store.read(keys.DATASET_MARKER)
@@ -152,7 +152,7 @@ class FilesSink:
                 **_marked(store.read(keys.DATASET_MARKER)),
             )
         if self._holds_files(store):
-            raise _unknown_output(self.path)
+            raise _unknown_output_error(self.path)
 
     def _holds_files(self, store: Dataset) -> bool:
         return next(store.list("data/", limit=1), None) is not None
@@ -343,7 +343,7 @@ def _is_data(relative: str) -> bool:
     return bool(parts[-1]) and not any(part.startswith(("_", ".")) and "=" not in part for part in parts)
 
 
-def _unknown_output(location: str) -> ConflictError:
+def _unknown_output_error(location: str) -> ConflictError:
     return ConflictError(
         "the dataset's location contains files, but no ownership marker that names the log of these files",
         location=location,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, Protocol
 
-from airflow_provider_streamsem.connectors.contract import Batch, EffectLedger
+from airflow_provider_streamsem.connectors.contract import EffectLedger, SinkCommit
 from airflow_provider_streamsem.connectors.http.endpoint import Address, CallResult, Endpoint
 from airflow_provider_streamsem.connectors.http.rate import Pace
 from airflow_provider_streamsem.connectors.json_rows.rows import json_rows
@@ -68,7 +68,7 @@ class _Sink(Protocol):
     @property
     def max_wait_s(self) -> int: ...
     def address(self) -> Address: ...
-    def key(self, batch: Batch, chunk: int, index: int, row: Json) -> str: ...
+    def key(self, batch: SinkCommit, chunk: int, index: int, row: Json) -> str: ...
 
 
 class Publisher:
@@ -79,7 +79,7 @@ class Publisher:
     records the progress of the round. So if it dies during a long wait, no call is repeated and no claim is open.
     """
 
-    def __init__(self, sink: _Sink, batch: Batch, effects: EffectLedger) -> None:
+    def __init__(self, sink: _Sink, batch: SinkCommit, effects: EffectLedger) -> None:
         self._sink, self._batch, self._effects = sink, batch, effects
         self._claims = sink.delivery == "at_most_once"
         self._rows = batch.committable.rows

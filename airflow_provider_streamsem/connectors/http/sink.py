@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from airflow_provider_streamsem import arguments, telemetry
 from airflow_provider_streamsem.connections import clear_text_warning, connection
-from airflow_provider_streamsem.connectors.contract import Batch, EffectLedger, SinkMarker
+from airflow_provider_streamsem.connectors.contract import EffectLedger, SinkCommit, SinkMarker
 from airflow_provider_streamsem.connectors.http.calls import Publisher
 from airflow_provider_streamsem.connectors.http.endpoint import NOT_PERFORMED_TEXT, Address, address
 from airflow_provider_streamsem.connectors.http.operations import OPERATIONS
@@ -223,11 +223,11 @@ class HttpSink(StagedSink):
         host = urlsplit(address.url).hostname or ""
         return clear_text_warning("sink http", self.conn_id or "", host, 'set "https" as the schema of the connection')
 
-    def publish(self, batch: Batch, effects: EffectLedger) -> Receipt | None:
+    def publish(self, batch: SinkCommit, effects: EffectLedger) -> Receipt | None:
         """Make the calls whose result no publisher has recorded, chunk by chunk. See :meth:`Publisher.publish`."""
         return Publisher(self, batch, effects).publish()
 
-    def skip(self, batch: Batch, effects: EffectLedger) -> Receipt | None:
+    def skip(self, batch: SinkCommit, effects: EffectLedger) -> Receipt | None:
         """
         Skip the records whose result no publisher has recorded. Makes no call.
 
@@ -267,7 +267,7 @@ class HttpSink(StagedSink):
             )
         return result
 
-    def key(self, batch: Batch, chunk: int, index: int, row: Json) -> str:
+    def key(self, batch: SinkCommit, chunk: int, index: int, row: Json) -> str:
         """
         Return the idempotency key of the call that begins with record ``index`` of a chunk.
 

@@ -11,7 +11,7 @@ import warnings
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_streamsem.connectors.contract import Batch
+from airflow_provider_streamsem.connectors.contract import SinkCommit
 from airflow_provider_streamsem.connectors.staged_parquet.keyed_rows import last_of_each
 from airflow_provider_streamsem.connectors.staged_parquet.old_times import FIRST_DAY, misread_columns, refuse_misread
 from airflow_provider_streamsem.errors import DataError
@@ -50,7 +50,7 @@ def check_writable(table: Table) -> None:
         raise DataError(summary, table=".".join(table.name()), format=format, problem=str(problem or "")) from problem
 
 
-def merge(commit: Transaction, location: str, batch: Batch, key: str, mark: dict[str, str]) -> None:
+def merge(commit: Transaction, location: str, batch: SinkCommit, key: str, mark: dict[str, str]) -> None:
     """
     Stage snapshots that merge a batch into the table: each row replaces the row with the same key, or is inserted.
 
@@ -72,7 +72,7 @@ def merge(commit: Transaction, location: str, batch: Batch, key: str, mark: dict
         commit.overwrite(rows, with_keys, snapshot_properties=mark)
 
 
-def _refuse_old_times(table: Table, with_keys: BooleanExpression, batch: Batch) -> None:
+def _refuse_old_times(table: Table, with_keys: BooleanExpression, batch: SinkCommit) -> None:
     """
     Refuse a merge that may rewrite a file with dates or times that Arrow reads as different values.
 

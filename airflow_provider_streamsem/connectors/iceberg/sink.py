@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.connectors.columns import types as column_types
-from airflow_provider_streamsem.connectors.contract import Batch, SinkMarker
+from airflow_provider_streamsem.connectors.contract import SinkCommit, SinkMarker
 from airflow_provider_streamsem.connectors.iceberg import catalog as iceberg_catalog
 from airflow_provider_streamsem.connectors.iceberg import columns as iceberg_columns
 from airflow_provider_streamsem.connectors.iceberg import files as iceberg_files
@@ -197,16 +197,16 @@ class IcebergSink(TableSink[_Open]):
             return marker
 
     @contextmanager
-    def opened(self, batch: Batch, failure: Failure | None, *, skips: bool) -> Iterator[_Open]:
+    def opened(self, batch: SinkCommit, failure: Failure | None, *, skips: bool) -> Iterator[_Open]:
         """Open the catalog, and load the current table."""
         with self._opened() as catalog:
             yield _Open(catalog, self._read(catalog, refusal=PublishError))
 
-    def marker_in(self, handle: _Open, batch: Batch) -> SinkMarker | None:
+    def marker_in(self, handle: _Open, batch: SinkCommit) -> SinkMarker | None:
         """Read the marker from the table's property."""
         return None if handle.table is None else _marker(handle.table, _key(batch.pipeline_uuid, batch.sink))
 
-    def check_sink(self, handle: _Open, batch: Batch, marker: SinkMarker | None) -> None:
+    def check_sink(self, handle: _Open, batch: SinkCommit, marker: SinkMarker | None) -> None:
         """Check that the table has the pipeline's marker and was not rolled back."""
         if not batch.is_settled(marker):
             problem = "has no marker of this pipeline: it was deleted and recreated, or replaced"
@@ -216,16 +216,16 @@ class IcebergSink(TableSink[_Open]):
             batch.check_marker(marker, summary, table=self.table, catalog=self.catalog)
         key = _key(batch.pipeline_uuid, batch.sink)
         if handle.table is not None and marker is not None and _is_rolled_back(handle.table, key):
-            raise batch.lost(_ROLLED_BACK, marker=marker.version, table=self.table, catalog=self.catalog)
+            raise batch.marker_lost_error(_ROLLED_BACK, marker=marker.version, table=self.table, catalog=self.catalog)
 
-    def commit(self, handle: _Open, batch: Batch, marker: SinkMarker | None, *, skips: bool) -> bool:
+    def commit(self, handle: _Open, batch: SinkCommit, marker: SinkMarker | None, *, skips: bool) -> bool:
         """Commit the files or merged rows, the marker, and the removal of the files that reprocessing replaces, in one commit."""
         handle.table = table = handle.table or self._create_table(handle.catalog, batch)
         key = _key(batch.pipeline_uuid, batch.sink)
         self._commit_once(table, batch, key, "skipped" if skips else "applied")
         return batch.is_settled(_marker(table, key))
 
-    def detail(self, handle: _Open, batch: Batch) -> Json:
+    def detail(self, handle: _Open, batch: SinkCommit) -> Json:
         """Return the id of the snapshot with the marker; ``None`` if the snapshot has expired."""
         assert handle.table is not None
         key = _key(batch.pipeline_uuid, batch.sink)
@@ -249,21 +249,21 @@ class IcebergSink(TableSink[_Open]):
         """Return ``True`` for every error that does not come from the catalog or the store."""
         return not is_transient(error)
 
-    def refusal(self, batch: Batch, cause: Exception) -> StreamsemError:
+    def refused_error(self, batch: SinkCommit, cause: Exception) -> StreamsemError:
         """Return an error that names the type of the cause."""
         summary = "the Iceberg table refuses the batch; nothing of it is in the table"
         error = PublishError(summary, table=self.table, version=batch.version, problem=type(cause).__name__)
         error.__cause__ = cause
         return error
 
-    def unanswered(self, batch: Batch, cause: Exception | None) -> StreamsemError:
+    def unknown_result_error(self, batch: SinkCommit, cause: Exception | None) -> StreamsemError:
         """Return an error that names the table and the number of tries."""
         summary = "the Iceberg table gave no clear answer; whether the batch is in it is unknown"
         error = UnavailableError(summary, table=self.table, version=batch.version, tries=self.tries)
         error.__cause__ = cause
         return error
 
-    def _commit_once(self, table: Table, batch: Batch, key: str, state: str) -> None:
+    def _commit_once(self, table: Table, batch: SinkCommit, key: str, state: str) -> None:
         """
         Send one commit, once.
 
@@ -295,7 +295,7 @@ class IcebergSink(TableSink[_Open]):
             commit.add_snapshot(files, removed, mark)
         commit.commit_transaction()
 
-    def _fit(self, commit: Transaction, table: Table, batch: Batch) -> None:
+    def _fit(self, commit: Transaction, table: Table, batch: SinkCommit) -> None:
         """
         Check the table again, and stage the columns and the name mapping that it lacks.
 
@@ -328,7 +328,7 @@ class IcebergSink(TableSink[_Open]):
             if recorded != table.properties.get(iceberg_columns.COLUMNS):
                 commit.set_properties({iceberg_columns.COLUMNS: recorded})
 
-    def _files_to_replace(self, table: Table, batch: Batch) -> list[IcebergFile]:
+    def _files_to_replace(self, table: Table, batch: SinkCommit) -> list[IcebergFile]:
         """
         Return the files that a reprocessing run removes.
 
@@ -360,7 +360,7 @@ class IcebergSink(TableSink[_Open]):
         changed = [uri for uri in uris if uri not in existing or existing[uri].delete_files]
         return changed, [existing[uri].file for uri in uris if uri not in changed]
 
-    def _create_table(self, catalog: Catalog, batch: Batch) -> Table:
+    def _create_table(self, catalog: Catalog, batch: SinkCommit) -> Table:
         """Create an empty table. If another process creates it concurrently, pyiceberg raises an error, and the publish loop tries again."""
         from pyiceberg.partitioning import PartitionField, PartitionSpec
         from pyiceberg.transforms import IdentityTransform
@@ -375,7 +375,7 @@ class IcebergSink(TableSink[_Open]):
             self.table, columns, location=self._uri(""), partition_spec=PartitionSpec(*parts), properties=_NEW_TABLE
         )
 
-    def _columns(self, batch: Batch) -> Schema:
+    def _columns(self, batch: SinkCommit) -> Schema:
         return iceberg_columns.iceberg_schema(batch.schema, self.partition_by)
 
     def _read(self, catalog: Catalog, *, refusal: type[StreamsemError]) -> Table | None:

@@ -23,7 +23,7 @@ from typing import Any, ClassVar, TypeGuard
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
-from airflow_provider_streamsem.connectors.contract import Batch, SinkMarker
+from airflow_provider_streamsem.connectors.contract import SinkCommit, SinkMarker
 from airflow_provider_streamsem.connectors.kafka.client import QUIET, REFUSALS, error_name, settings_of
 from airflow_provider_streamsem.connectors.kafka.control_topic import ControlTopic
 from airflow_provider_streamsem.connectors.kafka.rows import COLUMNS, OVERHEAD_BYTES, Measured, check_columns, records
@@ -181,7 +181,7 @@ class KafkaSink(TransactionalSink[_Open]):
 
     def _measured(self, committable: Committable, version: int) -> Measured:
         measured = Measured()
-        batch = Batch(
+        batch = SinkCommit(
             pipeline_uuid="", sink="", version=version, outcome="", committable=committable, schema="", root=version
         )
         for rows in record_batches(self.staging, batch):
@@ -242,7 +242,7 @@ class KafkaSink(TransactionalSink[_Open]):
         return ControlTopic(settings_of(self.conn_id, self.bootstrap_servers), self.control_topic)
 
     @contextmanager
-    def opened(self, batch: Batch, failure: Failure | None, *, skips: bool) -> Iterator[_Open]:
+    def opened(self, batch: SinkCommit, failure: Failure | None, *, skips: bool) -> Iterator[_Open]:
         """
         Create a producer that fences all older producers of this sink, then read the marker.
 
@@ -268,35 +268,35 @@ class KafkaSink(TransactionalSink[_Open]):
         finally:
             _abort_quietly(producer)
 
-    def _check_control(self, control: ControlTopic, batch: Batch, *, skips: bool) -> None:
+    def _check_control(self, control: ControlTopic, batch: SinkCommit, *, skips: bool) -> None:
         try:
             self._require_control(control, batch, creates=skips)
         except InvalidError as error:
             raise PublishError(error.summary, **error.fields, version=batch.version) from None
 
-    def _require_control(self, control: ControlTopic, batch: Batch, *, creates: bool) -> None:
+    def _require_control(self, control: ControlTopic, batch: SinkCommit, *, creates: bool) -> None:
         if creates:
             control.ensure()
             return
         if control.is_missing():
             summary = "the control topic was deleted, and with it the marker that records whether the batch is in Kafka"
-            raise batch.lost(summary, control_topic=self.control_topic, key=_key(batch)).advising(
+            raise batch.marker_lost_error(summary, control_topic=self.control_topic, key=_key(batch)).advising(
                 "check whether the batch is in its topics. If not, recreate the control topic (one partition, cleanup.policy=compact), write the expected "
                 "marker into it, and run again. If it is, or if you accept its loss, use `streamsem skip`."
             )
         control.check()
 
-    def marker_in(self, handle: _Open, batch: Batch) -> SinkMarker | None:
+    def marker_in(self, handle: _Open, batch: SinkCommit) -> SinkMarker | None:
         """Return the marker that :meth:`opened` read from the control topic."""
         return handle.marker
 
-    def check_sink(self, handle: _Open, batch: Batch, marker: SinkMarker | None) -> None:
+    def check_sink(self, handle: _Open, batch: SinkCommit, marker: SinkMarker | None) -> None:
         """Check that the control topic has the marker that the newest receipts name."""
         summary = "the control topic has no marker of this pipeline, but the log has receipts of sent records: the topic was deleted and recreated"
         if not batch.is_settled(marker):
             batch.check_marker(marker, summary, control_topic=self.control_topic, key=_key(batch))
 
-    def commit(self, handle: _Open, batch: Batch, marker: SinkMarker | None, *, skips: bool) -> bool:
+    def commit(self, handle: _Open, batch: SinkCommit, marker: SinkMarker | None, *, skips: bool) -> bool:
         """Commit the records and the marker in one Kafka transaction."""
         self._commit(handle.producer, batch, "skipped" if skips else "applied")
         return True
@@ -305,13 +305,13 @@ class KafkaSink(TransactionalSink[_Open]):
         """Return whether Kafka's error is permanent, by its name."""
         return _name(error) in _PERMANENT
 
-    def refusal(self, batch: Batch, cause: Exception) -> StreamsemError:
+    def refused_error(self, batch: SinkCommit, cause: Exception) -> StreamsemError:
         """Return an error that names Kafka's error."""
         return self._publish_error(
             batch, cause, "Kafka refuses the batch; no record of the batch is committed in Kafka"
         )
 
-    def unanswered(self, batch: Batch, cause: Exception | None) -> StreamsemError:
+    def unknown_result_error(self, batch: SinkCommit, cause: Exception | None) -> StreamsemError:
         """Return an error that names Kafka's error and the settings of the transaction."""
         if isinstance(cause, StreamsemError):
             return cause
@@ -328,7 +328,7 @@ class KafkaSink(TransactionalSink[_Open]):
         error.__cause__ = cause
         return error
 
-    def _publish_error(self, batch: Batch, cause: Exception, summary: str) -> PublishError:
+    def _publish_error(self, batch: SinkCommit, cause: Exception, summary: str) -> PublishError:
         error = PublishError(
             summary,
             version=batch.version,
@@ -339,7 +339,7 @@ class KafkaSink(TransactionalSink[_Open]):
         error.__cause__ = cause
         return error
 
-    def _fencing_producer(self, batch: Batch) -> Any:
+    def _fencing_producer(self, batch: SinkCommit) -> Any:
         """Create a producer and fence every older producer of this sink."""
         from confluent_kafka import Producer
 
@@ -355,7 +355,7 @@ class KafkaSink(TransactionalSink[_Open]):
         producer.init_transactions(self.transaction_timeout_s + 10)
         return producer
 
-    def _commit(self, producer: Any, batch: Batch, state: str) -> None:
+    def _commit(self, producer: Any, batch: SinkCommit, state: str) -> None:
         """Send all records and the marker in one transaction. If this method raises an exception, the transaction may still have been committed."""
         from confluent_kafka import KafkaException
 
@@ -390,10 +390,10 @@ class KafkaSink(TransactionalSink[_Open]):
         except KafkaException as error:
             raise (_RecordRejectedError(refused[0]) if refused and refused[0] in _PERMANENT else error) from error
 
-    def _records(self, batch: Batch, state: str) -> Iterator[dict[str, Any]]:
+    def _records(self, batch: SinkCommit, state: str) -> Iterator[dict[str, Any]]:
         return records(record_batches(self.staging, batch), self.topic) if state == "applied" else iter(())
 
-    def _wait_until_published(self, control: ControlTopic, batch: Batch) -> SinkMarker | None:
+    def _wait_until_published(self, control: ControlTopic, batch: SinkCommit) -> SinkMarker | None:
         """
         Wait until the publisher that fenced this one has published the batch, at most ``transaction_timeout_s``. Returns the marker that was read last.
         """
@@ -423,14 +423,14 @@ def _abort_quietly(producer: Any) -> None:
             producer.purge()
 
 
-def _key(batch: Batch) -> str:
+def _key(batch: SinkCommit) -> str:
     return f"{batch.pipeline_uuid}/{batch.sink}"
 
 
-def _value(batch: Batch, state: str) -> str:
+def _value(batch: SinkCommit, state: str) -> str:
     return json.dumps({"version": batch.version, "state": state, "outcome": batch.outcome}, separators=(",", ":"))
 
 
-def _is_published(marker: SinkMarker | None, batch: Batch) -> TypeGuard[SinkMarker]:
+def _is_published(marker: SinkMarker | None, batch: SinkCommit) -> TypeGuard[SinkMarker]:
     """Return whether the marker belongs to this commit or to a later version."""
     return marker is not None and (marker.version > batch.version or batch.is_settled(marker))

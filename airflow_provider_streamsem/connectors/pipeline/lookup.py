@@ -123,10 +123,10 @@ class PipelineTable:
         with naming_upstream(self.log):
             opened = self._opened()
             if (opened.record.pipeline_uuid, opened.sink) != (pin.pipeline_uuid, pin.sink):
-                raise opened.recreated([f"{pin.pipeline_uuid}/{pin.sink}"])
+                raise opened.recreated_error([f"{pin.pipeline_uuid}/{pin.sink}"])
             closed = opened.find_outcome(pin.version)
             if closed is None or closed[1] != pin.outcome:
-                raise opened.rewritten(pin.version)
+                raise opened.rewritten_error(pin.version)
             files = [entry for entry in opened.log.view(version=pin.version).sink(opened.sink) if entry.file.rows]
             yield opened, closed[0], files
 

@@ -200,7 +200,7 @@ class PipelineSource:
         with naming_upstream(self.log):
             closed = opened.find_outcome(pins[0].as_of if pins else opened.end() - 1)
             if pins and (closed is None or closed[1] != pins[0].outcome):
-                raise opened.rewritten(pins[0].as_of)
+                raise opened.rewritten_error(pins[0].as_of)
             schema = None if closed is None else closed[0].schemas.get(opened.sink)
             if schema is None:
                 summary = "the upstream has committed no rows yet, so its columns are unknown; nothing became visible"
@@ -215,12 +215,12 @@ class PipelineSource:
         opened, _ = self._opened()
         with naming_upstream(self.log):
             if opened.partition not in ranges:
-                raise opened.recreated(ranges)
+                raise opened.recreated_error(ranges)
             first, stop = ranges[opened.partition]
             skipped = {v for start, end in gaps.get(opened.partition, ()) for v in range(start, end)}
             end = opened.end(confirmed=True)
             if end < stop:
-                raise opened.rewritten(stop - 1)
+                raise opened.rewritten_error(stop - 1)
             commits = opened.row_commits(first, stop, end).commits
             versions = opened.pinned({batch: commit for batch, commit in commits.items() if batch not in skipped}, end)
             _check_guarantee(opened, self.delivery, versions, end)
@@ -240,7 +240,7 @@ class PipelineSource:
         opened, _ = self._opened()
         if (opened.record.pipeline_uuid, opened.sink) != (pin.pipeline_uuid, pin.sink):
             with naming_upstream(self.log):
-                raise opened.recreated([f"{pin.pipeline_uuid}/{pin.sink}"])
+                raise opened.recreated_error([f"{pin.pipeline_uuid}/{pin.sink}"])
         return opened
 
 
@@ -343,14 +343,14 @@ class PipelinePlanner:
         """
         upstream = self._upstream()
         if set(start) - {upstream.partition}:
-            raise upstream.recreated(start)
+            raise upstream.recreated_error(start)
         first = position(start, upstream.partition)
         version, sha = (hint.get("version"), hint.get("outcome")) if isinstance(hint, Mapping) else (None, None)
         closed = upstream.find_outcome(version) if type(version) is int and version >= 0 else None
         if sha is not None and (closed is None or closed[1] != sha):
-            raise upstream.rewritten(version if type(version) is int else first - 1)
+            raise upstream.rewritten_error(version if type(version) is int else first - 1)
         if first > last and upstream.find_outcome(first - 1) is None:
-            raise upstream.rewritten(first - 1)
+            raise upstream.rewritten_error(first - 1)
         return first, max(first, last)
 
     def lag(self, start: Offsets, hint: Json) -> int:

@@ -99,14 +99,14 @@ class UpstreamLog:
         """
         claim_dataset(self.sink, self.dataset, self.log, self.record, url=self.log.store.url, new=False)
 
-    def recreated(self, committed: Iterable[str]) -> SourceChangedError:
+    def recreated_error(self, committed: Iterable[str]) -> SourceChangedError:
         """Return the error for committed offsets or pins of another pipeline or sink, whose partitions are given."""
         summary = "this pipeline has read another upstream or another sink: the upstream was recreated, or `log` or `sink` was changed; nothing was written"
         return SourceChangedError(summary, committed=sorted(committed), found=self.partition).advising(
             "restore `log` and `sink`, or give this pipeline a new log and new datasets to read the other upstream from its beginning."
         )
 
-    def rewritten(self, version: int) -> SourceChangedError:
+    def rewritten_error(self, version: int) -> SourceChangedError:
         """Return the error for a log that no longer has a version that was read, or has another one."""
         summary = "the upstream's log lacks a version that this pipeline has read, or has another one: an older copy of it was restored; nothing was written"
         return SourceChangedError(summary, version=version).advising(

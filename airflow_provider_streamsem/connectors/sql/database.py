@@ -330,7 +330,7 @@ def translated_read(error: Exception, **fields: object) -> StreamsemError:
     return UnavailableError("the database gave no clear answer to a query; nothing became visible", **result.fields)
 
 
-def unanswered(table: str, version: int) -> UnavailableError:
+def unknown_result_error(table: str, version: int) -> UnavailableError:
     """Return the error for a publisher whose marker other publishers have changed in every try."""
     summary = "other publishers changed the marker during every try; this publisher wrote no rows"
     return UnavailableError(summary, table=table, version=version)

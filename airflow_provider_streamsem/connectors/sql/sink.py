@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
-from airflow_provider_streamsem.connectors.contract import Batch, SinkMarker
+from airflow_provider_streamsem.connectors.contract import SinkCommit, SinkMarker
 from airflow_provider_streamsem.connectors.sql import columns as sql_columns
 from airflow_provider_streamsem.connectors.sql import database, postgres_copy
 from airflow_provider_streamsem.connectors.sql import rows as sql_rows
@@ -301,7 +301,7 @@ class JdbcSink(TransactionalSink[_Open]):
         raise failure
 
     @contextmanager
-    def opened(self, batch: Batch, failure: Failure | None, *, skips: bool) -> Iterator[_Open]:
+    def opened(self, batch: SinkCommit, failure: Failure | None, *, skips: bool) -> Iterator[_Open]:
         """Open a connection. A skip also creates a missing marker table."""
         with self._connected() as connection:
             markers = database.markers_table(connection, self.markers)
@@ -309,17 +309,17 @@ class JdbcSink(TransactionalSink[_Open]):
                 database.create_markers_table(connection, markers)
             yield _Open(connection, markers)
 
-    def marker_in(self, handle: _Open, batch: Batch) -> SinkMarker | None:
+    def marker_in(self, handle: _Open, batch: SinkCommit) -> SinkMarker | None:
         """Read the marker from the marker table."""
         return self._read_marker(handle.connection, handle.markers, batch)
 
-    def check_sink(self, handle: _Open, batch: Batch, marker: SinkMarker | None) -> None:
+    def check_sink(self, handle: _Open, batch: SinkCommit, marker: SinkMarker | None) -> None:
         """Check that the marker table has the row that the newest receipts name."""
         summary = "the marker table has no row of this pipeline, but the log has receipts of published rows: the marker table was emptied or recreated"
         if not batch.is_settled(marker):
             batch.check_marker(marker, summary, table=self.table, markers=self.markers)
 
-    def commit(self, handle: _Open, batch: Batch, marker: SinkMarker | None, *, skips: bool) -> bool:
+    def commit(self, handle: _Open, batch: SinkCommit, marker: SinkMarker | None, *, skips: bool) -> bool:
         """Set the marker and write the rows in one transaction. A reprocessing run replaces the rows whose version column is ``batch.root``."""
         new = SinkMarker(batch.version, "skipped" if skips else "applied", batch.outcome)
         return self._commit(handle.connection, handle.markers, batch, new, marker)
@@ -328,21 +328,21 @@ class JdbcSink(TransactionalSink[_Open]):
         """Return whether the database's error code is that of a permanent refusal."""
         return isinstance(database.translated(error), PublishError)
 
-    def refusal(self, batch: Batch, cause: Exception) -> StreamsemError:
+    def refused_error(self, batch: SinkCommit, cause: Exception) -> StreamsemError:
         """Return the database's error without row values."""
         return database.translated(cause, table=self.table, version=batch.version)
 
-    def unanswered(self, batch: Batch, cause: Exception | None) -> StreamsemError:
+    def unknown_result_error(self, batch: SinkCommit, cause: Exception | None) -> StreamsemError:
         """Return an error that names the database's error, without row values."""
         if cause is None:
-            return database.unanswered(self.table, batch.version)
-        error = self.refusal(batch, cause)
+            return database.unknown_result_error(self.table, batch.version)
+        error = self.refused_error(batch, cause)
         if isinstance(error, PublishError):
             summary = "the database refuses a statement; whether the batch is in the table is unknown"
             return PublishError(summary, **error.fields)
         return error
 
-    def _read_marker(self, connection: sa.Connection, markers: sa.Table, batch: Batch) -> SinkMarker | None:
+    def _read_marker(self, connection: sa.Connection, markers: sa.Table, batch: SinkCommit) -> SinkMarker | None:
         import sqlalchemy as sa
 
         try:
@@ -351,10 +351,15 @@ class JdbcSink(TransactionalSink[_Open]):
             if sql_columns.describe(connection, self.markers) is not None:
                 raise
         summary = "the marker table was deleted or renamed, and with it the marker that records whether the batch is in the table"
-        raise batch.lost(summary, table=self.table, markers=self.markers)
+        raise batch.marker_lost_error(summary, table=self.table, markers=self.markers)
 
     def _commit(
-        self, connection: sa.Connection, markers: sa.Table, batch: Batch, new: SinkMarker, marker: SinkMarker | None
+        self,
+        connection: sa.Connection,
+        markers: sa.Table,
+        batch: SinkCommit,
+        new: SinkMarker,
+        marker: SinkMarker | None,
     ) -> bool:
         """Set the marker and write the rows in one transaction; return whether this transaction replaced the marker that was read."""
         # COPY needs only column names. SQLAlchemy binds values by the columns' types.
@@ -381,7 +386,7 @@ class JdbcSink(TransactionalSink[_Open]):
                     self._check_unchanged(connection, current, batch)
         return True
 
-    def _check_unchanged(self, connection: sa.Connection, target: Target, batch: Batch) -> None:
+    def _check_unchanged(self, connection: sa.Connection, target: Target, batch: SinkCommit) -> None:
         """
         Check that the table still stores the rows unchanged.
 
@@ -398,7 +403,7 @@ class JdbcSink(TransactionalSink[_Open]):
                 summary, table=self.table, version=batch.version, problem=error.summary.partition(";")[0], **fields
             ) from None
 
-    def _delete_replaced(self, connection: sa.Connection, target: Target, batch: Batch) -> None:
+    def _delete_replaced(self, connection: sa.Connection, target: Target, batch: SinkCommit) -> None:
         """
         Delete the rows that a reprocessing run replaces.
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from airflow_provider_streamsem.connectors.contract import Batch
+from airflow_provider_streamsem.connectors.contract import SinkCommit
 from airflow_provider_streamsem.connectors.staged_parquet.sink import parquet_files, record_batches
 from airflow_provider_streamsem.errors import DataError, PublishError
 from airflow_provider_streamsem.protocol.entries import Committable
@@ -118,7 +118,7 @@ def is_in_python(statistics: Any) -> bool:
     return True
 
 
-def last_of_each(location: str, batch: Batch, keys: Sequence[str]) -> Any:
+def last_of_each(location: str, batch: SinkCommit, keys: Sequence[str]) -> Any:
     """
     Return the last row of each key of a batch, in the order of the staged files, as a pyarrow table.
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from datetime import date, datetime, timezone
 from typing import Any, BinaryIO
 
-from airflow_provider_streamsem.connectors.contract import Batch
+from airflow_provider_streamsem.connectors.contract import SinkCommit
 from airflow_provider_streamsem.errors import PublishError
 
 FIRST_DAY, LAST_DAY = date(1900, 1, 1), date(2261, 12, 31)
@@ -39,7 +39,7 @@ def misread_columns(file: BinaryIO) -> list[str]:
     return sorted(name for name in candidates if _has_far_times(parquet, name))
 
 
-def refuse_misread(table: str, batch: Batch, file: str, columns: list[str]) -> None:
+def refuse_misread(table: str, batch: SinkCommit, file: str, columns: list[str]) -> None:
     """
     Refuse to merge into a file with columns that Arrow misreads, because the merge would write the misread values back.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from airflow_provider_streamsem.connectors.contract import Batch
+from airflow_provider_streamsem.connectors.contract import SinkCommit
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
 from airflow_provider_streamsem.errors import UnavailableError
 from airflow_provider_streamsem.protocol.entries import Committable
@@ -27,7 +27,7 @@ class StagedSink:
     __slots__ = ()
 
     extra: ClassVar[str] = ""
-    publishes: ClassVar[bool] = True
+    is_outside_log: ClassVar[bool] = True
     format: ClassVar[str] = "parquet"
 
     @property
@@ -121,7 +121,7 @@ class StagedSink:
         return open_dataset(self.location)
 
 
-def record_batches(location: str, batch: Batch, *, rows: int = _ROWS) -> Iterator[Any]:
+def record_batches(location: str, batch: SinkCommit, *, rows: int = _ROWS) -> Iterator[Any]:
     """
     Yield the staged rows as pyarrow record batches, in the order of the manifest. The result is the same for every publisher.
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from airflow_provider_streamsem import arguments
-from airflow_provider_streamsem.connectors.contract import Batch
+from airflow_provider_streamsem.connectors.contract import SinkCommit
 from airflow_provider_streamsem.connectors.staged_parquet import keyed_rows
 from airflow_provider_streamsem.connectors.staged_parquet.sink import StagedSink
 from airflow_provider_streamsem.connectors.staged_parquet.transactions import H, TransactionalSink
@@ -100,7 +100,7 @@ class TableSink(TransactionalSink[H]):
         """
         return {"mode": self.mode, "keys": list(self.keys)} if self.merges else {}
 
-    def check_staged(self, batch: Batch) -> None:
+    def check_staged(self, batch: SinkCommit) -> None:
         """
         Check that the staged files of a batch exist, before the table references them. A vacuum of the table may have deleted them, because the table does
         not reference them yet.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
-from airflow_provider_streamsem.connectors.contract import Batch, EffectLedger, SinkMarker
+from airflow_provider_streamsem.connectors.contract import EffectLedger, SinkCommit, SinkMarker
 from airflow_provider_streamsem.connectors.staged_parquet.sink import StagedSink
 from airflow_provider_streamsem.errors import StreamsemError, UnavailableError
 from airflow_provider_streamsem.protocol.entries import Json, Receipt
@@ -59,15 +59,15 @@ class TransactionalSink(StagedSink, Generic[H]):
     first_wait_s: ClassVar[float] = 0.04
     reopens: ClassVar[bool] = True
 
-    def publish(self, batch: Batch, effects: EffectLedger) -> Receipt | None:
+    def publish(self, batch: SinkCommit, effects: EffectLedger) -> Receipt | None:
         """Commit the rows and the marker in one transaction. For a reprocessing run, the same transaction removes the rows that it replaces."""
         return self._until_marked(batch, skips=False)
 
-    def skip(self, batch: Batch, effects: EffectLedger) -> Receipt | None:
+    def skip(self, batch: SinkCommit, effects: EffectLedger) -> Receipt | None:
         """Commit the marker without rows."""
         return self._until_marked(batch, skips=True)
 
-    def _until_marked(self, batch: Batch, *, skips: bool) -> Receipt | None:
+    def _until_marked(self, batch: SinkCommit, *, skips: bool) -> Receipt | None:
         if batch.is_nothing:
             return Receipt(result="applied", rows=0)
         failure: Failure | None = None
@@ -100,23 +100,25 @@ class TransactionalSink(StagedSink, Generic[H]):
                 failure = failed
         # Raised outside the exception handler, so that Python does not chain the cause: its message may contain row values.
         if failure is None:
-            raise self.unanswered(batch, None)
+            raise self.unknown_result_error(batch, None)
         if failure.is_final:
             raise failure.error
-        raise self.refusal(batch, failure.error) if is_refused else self.unanswered(batch, failure.error)
+        raise (
+            self.refused_error(batch, failure.error) if is_refused else self.unknown_result_error(batch, failure.error)
+        )
 
     def _is_refused(self, failure: Failure, table_state: object) -> bool:
         """Return whether another commit would fail too. Called after the marker has shown that the last commit was not applied."""
         return failure.is_final or (failure.table_state == table_state and self.is_refusal(failure.error))
 
     @staticmethod
-    def receipt(batch: Batch, state: str, detail: Json = None) -> Receipt:
+    def receipt(batch: SinkCommit, state: str, detail: Json = None) -> Receipt:
         """Return the receipt for a marker's state."""
         if state == "skipped":
             return Receipt(result="skipped", rows=0, detail=detail)
         return Receipt(result="applied", rows=batch.committable.rows, detail=detail)
 
-    def opened(self, batch: Batch, failure: Failure | None, *, skips: bool) -> AbstractContextManager[H]:
+    def opened(self, batch: SinkCommit, failure: Failure | None, *, skips: bool) -> AbstractContextManager[H]:
         """
         Open the sink for one try: connect, load the table, or fence older publishers. The context manager closes it after the try.
 
@@ -126,11 +128,11 @@ class TransactionalSink(StagedSink, Generic[H]):
         """
         raise NotImplementedError
 
-    def marker_in(self, handle: H, batch: Batch) -> SinkMarker | None:
+    def marker_in(self, handle: H, batch: SinkCommit) -> SinkMarker | None:
         """Read the marker of the batch's pipeline and sink through the handle."""
         raise NotImplementedError
 
-    def check_sink(self, handle: H, batch: Batch, marker: SinkMarker | None) -> None:
+    def check_sink(self, handle: H, batch: SinkCommit, marker: SinkMarker | None) -> None:
         """
         Refuse a sink that has lost versions. Not called for a skip.
 
@@ -140,7 +142,7 @@ class TransactionalSink(StagedSink, Generic[H]):
         """
         raise NotImplementedError
 
-    def commit(self, handle: H, batch: Batch, marker: SinkMarker | None, *, skips: bool) -> bool:
+    def commit(self, handle: H, batch: SinkCommit, marker: SinkMarker | None, *, skips: bool) -> bool:
         """
         Commit the rows and the marker in one transaction, if the marker in the sink still equals ``marker``.
 
@@ -151,7 +153,7 @@ class TransactionalSink(StagedSink, Generic[H]):
         """
         raise NotImplementedError
 
-    def detail(self, handle: H, batch: Batch) -> Json:
+    def detail(self, handle: H, batch: SinkCommit) -> Json:
         """Return details of the commit for the receipt, such as the version of the table, as JSON for users."""
         return None
 
@@ -167,11 +169,11 @@ class TransactionalSink(StagedSink, Generic[H]):
         """Return whether an error of a commit is a permanent refusal of the batch. If not, the same transaction may succeed later."""
         raise NotImplementedError
 
-    def refusal(self, batch: Batch, cause: Exception) -> StreamsemError:
+    def refused_error(self, batch: SinkCommit, cause: Exception) -> StreamsemError:
         """Return the :class:`PublishError` for a batch that the sink refuses. Its ``__cause__`` must not be set if the message of the cause has row values."""
         raise NotImplementedError
 
-    def unanswered(self, batch: Batch, cause: Exception | None) -> StreamsemError:
+    def unknown_result_error(self, batch: SinkCommit, cause: Exception | None) -> StreamsemError:
         """
         Return the :class:`UnavailableError` for a batch that may or may not have been published.
 

@@ -28,13 +28,13 @@ class VisibleRows:
     :param counts: number → how often it is visible
     :param reached: partition → the highest visible offset
     :param unreadable: files that a reader finds and that are not complete Parquet files
-    :param findings: conditions that must not exist at the end
+    :param violations: conditions that must not exist at the end
     """
 
     counts: Counter[int] = field(default_factory=Counter)
     reached: dict[int, int] = field(default_factory=dict)
     unreadable: list[str] = field(default_factory=list)
-    findings: list[str] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
 
     def add(self, rows: Rows) -> None:
         self.counts.update(rows.numbers)

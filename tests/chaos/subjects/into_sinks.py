@@ -95,7 +95,7 @@ class StreamsemIntoSinks(Streamsem):
             if all(copies.values()):
                 merged.counts[number] = max(copies.values())
             else:
-                merged.findings.append(f"number {number} is not in every sink: {copies}")
+                merged.violations.append(f"number {number} is not in every sink: {copies}")
         for partition in by_sink["database"].reached:
             merged.reached[partition] = min(
                 by_sink[name].reached.get(partition, -1) for name in ("out", "delta", "database")

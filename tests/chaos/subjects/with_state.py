@@ -56,7 +56,7 @@ class _WithState(Streamsem):
     def visible(self) -> VisibleRows:
         rows = super().visible()
         outcomes = [self._json(key) for key in self._keys("log/log/") if key.endswith(".c.json")]
-        rows.findings += [f"version {o['version']} has late rows" for o in outcomes if o["counts"].get("late")]
+        rows.violations += [f"version {o['version']} has late rows" for o in outcomes if o["counts"].get("late")]
         return rows
 
 

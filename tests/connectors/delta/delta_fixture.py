@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from deltalake.table import TableAlterer, TableMerger
 
 from airflow_provider_streamsem import Pipeline
-from airflow_provider_streamsem.connectors.contract import Batch
+from airflow_provider_streamsem.connectors.contract import SinkCommit
 from airflow_provider_streamsem.connectors.delta.sink import DeltaSink
 from airflow_provider_streamsem.pipeline.opening import open_pipeline
 from airflow_provider_streamsem.pipeline.publish import batch_of
@@ -42,14 +42,14 @@ class DeltaFixture(PipelineFixture):
             return Counter()
         return Counter(DeltaTable(self.table).to_pyarrow_table()["id"].to_pylist())
 
-    def batches(self) -> list[Batch]:
+    def batches(self) -> list[SinkCommit]:
         """Return the batch of each committed version, published or not."""
         opened = open_pipeline(self.pipeline(), self.log())
         outcomes = [opened.log.outcome(version) for version in range(opened.head.closed + 1)]
         return [batch_of(opened, *outcome, "table") for outcome in outcomes if outcome is not None]
 
     def check_exactly_once(self) -> None:
-        assert self.verdict().findings == []
+        assert self.verdict().violations == []
         assert self.rows() == self.expected
 
 

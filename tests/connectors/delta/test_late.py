@@ -67,7 +67,7 @@ def test_publisher_paused_before_its_commit_changes_nothing_in_every_round(tmp_p
         rows = fixture.rows()
         assert rows.pop(-1, 0) == others
         assert rows == fixture.expected, kind
-    assert fixture.verdict().findings == []
+    assert fixture.verdict().violations == []
 
 
 @pytest.mark.parametrize("retry", ["second", "another"])
@@ -96,7 +96,7 @@ def test_crash_around_every_write_that_adds_columns_then_retry(tmp_path: Path, w
         fixture.run(retry, pipeline=fixture.pipeline(transform=add_column))
         fixture.run("second", pipeline=fixture.pipeline(transform=add_column))
         assert fixture.rows() == fixture.expected
-        assert fixture.verdict().findings == []
+        assert fixture.verdict().violations == []
         halves = DeltaTable(fixture.table).to_pyarrow_table()["half"].to_pylist()
         assert Counter(halves) == Counter([None] * 6 + [n // 2 for n in range(6, 12)])
 
@@ -115,4 +115,4 @@ def test_two_concurrent_first_publishers_create_one_table(tmp_path: Path, watche
     fixture.run("first")
     assert pauses
     assert fixture.rows() == fixture.expected
-    assert fixture.verdict().findings == []
+    assert fixture.verdict().violations == []

@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 from deltalake import CommitProperties, DeltaTable, QueryBuilder
 
-from airflow_provider_streamsem.connectors.contract import Batch
+from airflow_provider_streamsem.connectors.contract import SinkCommit
 from airflow_provider_streamsem.connectors.delta.sink import DeltaSink
 from airflow_provider_streamsem.errors import DataError, InvalidError, PublishError, UnavailableError
 from airflow_provider_streamsem.pipeline.publish import skip
@@ -51,7 +51,7 @@ def sink_for_table(
     return DeltaSink(str(path / "table"))
 
 
-def publish(sink: DeltaSink, batch: Batch) -> Any:
+def publish(sink: DeltaSink, batch: SinkCommit) -> Any:
     return sink.publish(batch, None)  # type: ignore[arg-type]
 
 

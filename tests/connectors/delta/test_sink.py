@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from airflow_provider_streamsem import reprocess
-from airflow_provider_streamsem.connectors.contract import Batch
+from airflow_provider_streamsem.connectors.contract import SinkCommit
 from airflow_provider_streamsem.connectors.delta.sink import DeltaSink
 from airflow_provider_streamsem.errors import (
     ConflictError,
@@ -49,7 +49,7 @@ def sink_of(fixture: DeltaFixture) -> DeltaSink:
     return sink
 
 
-def publish(fixture: DeltaFixture, batch: Batch) -> Any:
+def publish(fixture: DeltaFixture, batch: SinkCommit) -> Any:
     return sink_of(fixture).publish(batch, None)  # type: ignore[arg-type]
 
 
@@ -134,7 +134,7 @@ def test_commit_whose_reply_was_lost_is_not_repeated(
     rows = fixture.rows()
     assert rows.pop(-1, 0) == int(version_of_others)
     assert rows == fixture.expected
-    assert fixture.verdict().findings == []
+    assert fixture.verdict().violations == []
 
 
 def _append_others(fixture: DeltaFixture) -> None:
@@ -183,7 +183,7 @@ def test_reprocessing_replaces_only_the_files_of_its_version(fixture: DeltaFixtu
     changed = fixture.pipeline(transform=lambda rows: [{"id": row["id"] + 1000} for row in rows])
     fixture.run("reprocess", reprocessed=0, pipeline=changed)
     assert fixture.rows() == Counter({**{n + 1000: 1 for n in range(6)}, **{n: 1 for n in range(6, 12)}})
-    assert fixture.verdict().findings == []
+    assert fixture.verdict().violations == []
 
 
 def test_reprocessing_of_compacted_files_is_refused_and_duplicates_nothing(fixture: DeltaFixture) -> None:
@@ -218,7 +218,7 @@ def test_skipped_version_is_not_in_the_table_and_is_never_applied_later(
     assert receipts.sinks["table"].result == "skipped"
     assert publish(fixture, fixture.batches()[1]).result == "skipped"
     assert fixture.rows() == Counter(range(6))
-    assert fixture.verdict().findings == []
+    assert fixture.verdict().violations == []
 
 
 def test_added_columns_are_null_in_old_rows(fixture: DeltaFixture) -> None:
@@ -299,7 +299,7 @@ def test_batch_without_rows_adds_no_table_entry(fixture: DeltaFixture) -> None:
     assert fixture.rows() == Counter()
     fixture.run("second")
     assert fixture.rows() == Counter(range(6, 12))
-    assert fixture.verdict().findings == []
+    assert fixture.verdict().violations == []
 
 
 def test_statistics_match_the_files(fixture: DeltaFixture) -> None:
@@ -338,7 +338,7 @@ def test_table_that_lost_published_versions_stops_the_run_and_is_left_unchanged(
     facts = [repr(fixture.table), "sink='table'", "version=2", "expected_marker=1", "streamsem skip"]
     assert [fact for fact in facts if fact not in str(stopped.value)] == []
     assert fixture.rows() == before
-    assert [(f.invariant, f.version) for f in fixture.verdict().findings] == [("I15", 1)]
+    assert [(f.invariant, f.version) for f in fixture.verdict().violations] == [("I15", 1)]
     # Recovery: restore the table, or accept the loss.
     if damage == "restored":
         DeltaTable(fixture.table).restore(newest)
@@ -346,7 +346,7 @@ def test_table_that_lost_published_versions_stops_the_run_and_is_left_unchanged(
         skip(fixture.pipeline(), 2, sink="table", reason="the table was lost", log=fixture.log())
         fixture.run("reprocess", reprocessed=2)
         assert fixture.rows() == Counter([-1, *range(12, 18)])
-        assert fixture.verdict().findings == []
+        assert fixture.verdict().violations == []
         return
     else:
         aside.rename(Path(fixture.table) / "_delta_log")

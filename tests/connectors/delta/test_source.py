@@ -185,7 +185,7 @@ def test_log_with_a_snapshot_and_versions_is_verified_and_reprocessed(tmp_path: 
     run_batch(pipeline, run_key="second", drain=True)
     reprocess(pipeline, 0, run_key="again")
     opened = open_log(open_commit_log(pipeline.log), pipeline=pipeline)
-    assert verify(opened).findings == []
+    assert verify(opened).violations == []
     rows = spark.read.parquet(*[file.path for file in opened.files()])
     assert sorted(row["id"] for row in rows.collect()) == [0, 1, 2]
 

@@ -12,7 +12,7 @@ import pyarrow
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from airflow_provider_streamsem.connectors.contract import Batch
+from airflow_provider_streamsem.connectors.contract import SinkCommit
 from airflow_provider_streamsem.connectors.delta import table as delta_table
 from airflow_provider_streamsem.connectors.delta.sink import DeltaSink
 from tests.connectors.batches import UUID, check_that_commits_of_other_logs_are_refused, marked, schema_of, staged
@@ -26,11 +26,11 @@ def sink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DeltaSink:
     return DeltaSink(str(tmp_path / "table"))
 
 
-def batch(sink: DeltaSink, version: int) -> Batch:
+def batch(sink: DeltaSink, version: int) -> SinkCommit:
     return staged(sink, pyarrow.table({"id": [version]}), version, schema=SCHEMA)
 
 
-def publish(sink: DeltaSink, batch: Batch) -> Any:
+def publish(sink: DeltaSink, batch: SinkCommit) -> Any:
     return sink.publish(batch, None)  # type: ignore[arg-type]
 
 

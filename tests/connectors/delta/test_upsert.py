@@ -15,7 +15,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from airflow_provider_streamsem import FilesSink, Pipeline
-from airflow_provider_streamsem.connectors.contract import Batch
+from airflow_provider_streamsem.connectors.contract import SinkCommit
 from airflow_provider_streamsem.connectors.delta import table as delta_table
 from airflow_provider_streamsem.connectors.delta.sink import DeltaSink
 from airflow_provider_streamsem.errors import DataError, InvalidError, PublishError, StreamsemError
@@ -45,7 +45,7 @@ class UpsertFixture(DeltaFixture):
         return sorted({n % KEYS: n for n in sorted(self.expected)}.items())
 
     def check_merged(self) -> None:
-        assert self.verdict().findings == []
+        assert self.verdict().violations == []
         assert self.values() == self.last_values
 
 
@@ -68,7 +68,7 @@ def test_each_key_has_its_last_row_and_other_rows_are_kept(fixture: UpsertFixtur
     receipts = fixture.opened().log.receipts(1)
     assert receipts is not None
     assert (receipts.sinks["table"].result, receipts.sinks["table"].rows) == ("applied", 6)
-    assert fixture.verdict().findings == []
+    assert fixture.verdict().violations == []
 
 
 @pytest.mark.parametrize("retry", ["run", "another"])
@@ -216,7 +216,9 @@ def test_append_only_table_is_refused_before_the_commit(fixture: UpsertFixture) 
     assert fixture.opened().head == -1
 
 
-def staged(fixture: UpsertFixture, version: int, table: pyarrow.Table, types: dict[str, str] | None = None) -> Batch:
+def staged(
+    fixture: UpsertFixture, version: int, table: pyarrow.Table, types: dict[str, str] | None = None
+) -> SinkCommit:
     """Return a batch whose columns are integers, except those in ``types``."""
     sink = DeltaSink(fixture.table, mode="upsert", keys=["k"])
     kinds = {name: (types or {}).get(name, "long") for name in table.schema.names}

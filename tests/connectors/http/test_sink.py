@@ -149,7 +149,7 @@ def check_guarantee(choice: str, fixture: PipelineFixture, recorder: Recorder, w
     seen, actual = recorder.ids(), receipt(fixture)
     lost, repeated = fixture.expected - seen, {n for n, times in seen.items() if times > 1}
     assert not seen - Counter({n: 99 for n in fixture.expected}), where
-    assert fixture.verdict().findings == [], where
+    assert fixture.verdict().violations == [], where
     if choice == "at_most_once":
         assert not repeated, f"{where}: repeated {repeated}"
         assert lost.total() <= actual.detail["unknown"] + actual.detail["refused"], (

@@ -18,7 +18,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.table import Table
 
-from airflow_provider_streamsem.connectors.contract import Batch, SinkMarker
+from airflow_provider_streamsem.connectors.contract import SinkCommit, SinkMarker
 from airflow_provider_streamsem.connectors.iceberg import catalog as iceberg_catalog
 from airflow_provider_streamsem.connectors.iceberg.sink import IcebergSink
 from airflow_provider_streamsem.protocol import keys
@@ -181,9 +181,9 @@ class Lake:
         rows: Sequence[Any],
         *,
         columns: Sequence[tuple[str, str]] = ID,
-        reprocesses: Batch | None = None,
-    ) -> Batch:
-        return Batch(
+        reprocesses: SinkCommit | None = None,
+    ) -> SinkCommit:
+        return SinkCommit(
             pipeline_uuid="p",
             sink="t",
             version=version,
@@ -195,10 +195,10 @@ class Lake:
             replaced=None if reprocesses is None else reprocesses.committable,
         )
 
-    def publish(self, batch: Batch, *, sink: IcebergSink | None = None) -> Receipt | None:
+    def publish(self, batch: SinkCommit, *, sink: IcebergSink | None = None) -> Receipt | None:
         return (sink or self.sink).publish(batch, None)  # type: ignore[arg-type]
 
-    def skip(self, batch: Batch) -> Receipt | None:
+    def skip(self, batch: SinkCommit) -> Receipt | None:
         return self.sink.skip(batch, None)  # type: ignore[arg-type]
 
     def marker(self) -> SinkMarker | None:

@@ -158,7 +158,7 @@ def test_whole_pipeline_is_merged_verified_and_vacuumed(tmp_path: Path) -> None:
     )
     fixture.run("all", pipeline=pipeline, drain=True)
     assert values(lake) == [(0, 8), (1, 9), (2, 10), (3, 11)]
-    assert fixture.verdict().findings == []
+    assert fixture.verdict().violations == []
     assert len(vacuum(pipeline, log=fixture.log()).attempts) == 2
     assert values(lake) == [(0, 8), (1, 9), (2, 10), (3, 11)]
     with pytest.raises(StreamsemError, match="reprocess"):

@@ -69,7 +69,7 @@ def test_batches_of_a_pipeline_are_published_once_and_the_log_is_clean(tmp_path:
     fixture.run("a", pipeline=pipeline)
     fixture.run("d", drain=True, pipeline=pipeline)
     assert lake.rows() == sorted(fixture.expected.elements())
-    assert fixture.verdict().findings == []
+    assert fixture.verdict().violations == []
     receipts = fixture.opened().log.receipts(0)
     assert receipts is not None
     assert (receipts.sinks["t"].result, receipts.sinks["t"].rows) == ("applied", 6)
@@ -101,7 +101,7 @@ def test_reprocessing_replaces_the_rows_of_its_version_in_one_snapshot(tmp_path:
     assert len(lake.table().snapshots()) == before + 1
     fixture.run("r2", reprocessed=1, pipeline=pipeline)
     assert lake.rows() == list(range(15))
-    assert fixture.verdict().findings == []
+    assert fixture.verdict().violations == []
 
 
 def _tenfold(rows: list[dict[str, int]]) -> list[dict[str, int]]:
@@ -268,7 +268,7 @@ def test_batch_that_the_table_refuses_can_be_skipped(tmp_path: Path) -> None:
     Steps.hook = None
     skip(pipeline, 1, sink="t", reason="renamed by the owner", log=fixture.log())
     assert lake.rows("key") == [0, 1, 2, 3, 4, 5]
-    assert fixture.verdict().findings == []
+    assert fixture.verdict().violations == []
 
 
 @pytest.mark.parametrize("how", ["deleted", "rewritten"])
@@ -469,7 +469,7 @@ def test_table_that_lost_published_versions_stops_the_run_and_is_left_unchanged(
             fixture.run(run_key, pipeline=pipeline)
     facts = ["table='lake.rows'", "sink='t'", "version=2", "expected_marker=1", "streamsem skip"]
     assert [fact for fact in facts if fact not in str(stopped.value)] == []
-    assert [(f.invariant, f.version) for f in fixture.verdict().findings] == [("I15", 1)]
+    assert [(f.invariant, f.version) for f in fixture.verdict().violations] == [("I15", 1)]
     with lake.catalog() as catalog:
         assert catalog.table_exists(lake.name) == (damage == "rolled back")
         if damage == "renamed":
@@ -481,7 +481,7 @@ def test_table_that_lost_published_versions_stops_the_run_and_is_left_unchanged(
     fixture.run("rest", drain=True, pipeline=pipeline)
     lost = range(18) if damage == "dropped" else range(0)
     assert lake.rows() == sorted(set(fixture.expected) - set(lost))
-    assert fixture.verdict().findings == []
+    assert fixture.verdict().violations == []
 
 
 def test_table_whose_rollback_undid_only_later_foreign_commits_is_published_to(tmp_path: Path) -> None:

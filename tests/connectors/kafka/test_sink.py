@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_streamsem import guarantee
-from airflow_provider_streamsem.connectors.contract import Batch, EffectLedger
+from airflow_provider_streamsem.connectors.contract import EffectLedger, SinkCommit
 from airflow_provider_streamsem.connectors.kafka.rows import Measured, check_columns, records
 from airflow_provider_streamsem.connectors.kafka.sink import KafkaSink
 from airflow_provider_streamsem.errors import DataError, InvalidError, StoreRefusedError
@@ -148,7 +148,7 @@ def test_control_topic_that_cannot_be_checked_gets_no_batch(monkeypatch: pytest.
     monkeypatch.setattr(KafkaSink, "_fencing_producer", lambda self, batch: calls.append("fencing"))
     monkeypatch.setattr(KafkaSink, "first_wait_s", 0.0)
     file = DataFile(key="data/0/a/x.parquet", bytes=1, rows=1, checksum="sha256:00")
-    batch = Batch(
+    batch = SinkCommit(
         pipeline_uuid="u", sink="s", version=0, outcome="o", committable=Committable(format="parquet", rows=1, files=(file,)), schema="", root=0
     )  # fmt: skip
     sink = KafkaSink("/staged", topic="t", bootstrap_servers="h:1")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_streamsem import Avro, FilesSink, Json, KafkaSource, Limits, Pipeline
 from airflow_provider_streamsem.connections import Connection, connection, use_resolver
-from airflow_provider_streamsem.connectors.contract import Batch
+from airflow_provider_streamsem.connectors.contract import SinkCommit
 from airflow_provider_streamsem.connectors.kafka import cluster as kafka_cluster
 from airflow_provider_streamsem.connectors.kafka.client import call, settings_of
 from airflow_provider_streamsem.connectors.kafka.cluster import Partition, java_settings, parse_partition
@@ -145,7 +145,7 @@ def test_property_that_may_load_code_reaches_no_client_and_is_reported_without_i
 
 SOURCE = KafkaSource(topics=["orders"], conn_id="k", starting="2026-01-31T00:00:00Z")
 SINK = KafkaSink("/staged", topic="orders", conn_id="k")
-BATCH = Batch(
+BATCH = SinkCommit(
     pipeline_uuid="u",
     sink="s",
     version=0,

@@ -188,7 +188,7 @@ def test_missing_file_becomes_a_gap_of_its_version_on_request(tmp_path: Path, wa
     bronze.correct(0)
     silver.run("after a correction of the gap", drain=True)
     assert silver.visible() == Counter(range(3, 6))
-    assert silver.verdict().findings == []
+    assert silver.verdict().violations == []
 
 
 def test_changed_file_of_a_plan_fails_the_run_though_its_size_is_the_same(tmp_path: Path) -> None:

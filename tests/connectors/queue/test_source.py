@@ -85,7 +85,7 @@ class QueueFixture:
         raise AssertionError("the queue is never empty")
 
     def check(self) -> None:
-        assert self.fixture.verdict().findings == []
+        assert self.fixture.verdict().violations == []
         assert self.fixture.visible() == Counter(range(self.sent))
 
 

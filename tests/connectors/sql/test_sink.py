@@ -176,7 +176,7 @@ def test_crash_or_lost_reply_at_any_call_leaves_every_row_once(
             fixture.run("second", pipeline=pipeline)
         assert db.ids() == fixture.expected, (steps.at, steps.fault, steps.names)
         verdict = fixture.verdict()
-        assert verdict.findings == [], (steps.at, steps.fault, steps.names)
+        assert verdict.violations == [], (steps.at, steps.fault, steps.names)
         assert db.markers() == [(1 + (run_kind == "reprocess"), "applied")]
 
     complete_run = Steps()
@@ -232,7 +232,7 @@ def test_two_concurrent_publishers_and_a_late_one_apply_a_version_once(mode: str
     assert sink(tmp_path, mode).skip(late, None) is None  # type: ignore[arg-type]
     assert db.ids() == fixture.expected
     assert db.markers() == [(ROUNDS - 1, "applied")]
-    assert fixture.verdict().findings == []
+    assert fixture.verdict().violations == []
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -287,7 +287,7 @@ def test_late_publisher_of_a_skipped_version_finds_it_skipped(db: Database, tmp_
     assert skip(pipeline, 0, sink="t", reason="why", log=fixture.log()).sinks["t"].result == "skipped"
     assert sink(tmp_path).publish(batch, None) == Receipt(result="skipped", rows=0)  # type: ignore[arg-type]
     assert db.ids() == Counter()
-    assert fixture.verdict().findings == []
+    assert fixture.verdict().violations == []
 
 
 def test_reprocessing_replaces_only_the_rows_of_its_chain(db: Database, tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ def test_reprocessing_replaces_only_the_rows_of_its_chain(db: Database, tmp_path
         fixture.run(attempt, pipeline=changed, reprocessed=0)
     assert db.ids() == Counter([20, 21, 22, 23, 24, 25, 6, 7, 8, 9, 10, 11])
     assert set(db.run("SELECT id / 20, _streamsem_version FROM t")) == {(1, 0), (0, 1)}
-    assert fixture.verdict().findings == []
+    assert fixture.verdict().violations == []
 
 
 def test_two_sinks_that_would_replace_each_others_rows_are_refused(db: Database, tmp_path: Path) -> None:
@@ -476,7 +476,7 @@ def test_row_that_breaks_a_constraint_is_reported_and_published_after_the_table_
     db.run(OPEN_TABLE)
     fixture.run("a", pipeline=pipeline)
     assert db.ids() == fixture.expected
-    assert fixture.verdict().findings == []
+    assert fixture.verdict().violations == []
 
 
 def test_dropped_marker_table_stops_publishing_and_is_not_recreated(db: Database, tmp_path: Path) -> None:
@@ -496,7 +496,7 @@ def test_dropped_marker_table_stops_publishing_and_is_not_recreated(db: Database
             fixture.run("b", pipeline=pipeline)
         assert "expected_marker=0" in str(stopped.value)
         assert db.ids() == Counter(range(3))
-        assert [finding.invariant for finding in fixture.verdict().findings] == ["I15"]
+        assert [finding.invariant for finding in fixture.verdict().violations] == ["I15"]
     uuid, name = stopped.value.fields["pipeline_uuid"], stopped.value.fields["sink"]
     version = stopped.value.fields["expected_marker"]
     assert [row[:4] for row in kept] == [(uuid, name, version, "applied")]
@@ -504,7 +504,7 @@ def test_dropped_marker_table_stops_publishing_and_is_not_recreated(db: Database
     db.run(re.sub(r"<\w+>", lambda placeholder: values[placeholder[0]], INSERT_MARKER))
     fixture.run("b", pipeline=pipeline)
     assert db.ids() == fixture.expected
-    assert fixture.verdict().findings == []
+    assert fixture.verdict().violations == []
 
 
 @pytest.mark.parametrize(
@@ -532,7 +532,7 @@ def test_database_that_lost_published_versions_stops_the_run_and_creates_nothing
             fixture.run(run_key, pipeline=pipeline)
     assert db.run("SELECT name FROM sqlite_master ORDER BY 1") == before
     if damage != "no table":
-        assert [(f.invariant, f.version) for f in fixture.verdict().findings] == [("I15", 1)]
+        assert [(f.invariant, f.version) for f in fixture.verdict().violations] == [("I15", 1)]
     if damage == "an older copy":
         skip(pipeline, 2, sink="t", reason="version 1 was lost with the disk", log=fixture.log())
         assert db.ids() == Counter(range(6))
@@ -541,7 +541,7 @@ def test_database_that_lost_published_versions_stops_the_run_and_creates_nothing
         db.path.write_bytes(newest)
     fixture.run("rest", drain=True, pipeline=pipeline)
     assert db.ids() == fixture.expected
-    assert fixture.verdict().findings == []
+    assert fixture.verdict().violations == []
 
 
 def test_version_is_skipped_after_the_marker_table_was_dropped_and_later_ones_are_published(
@@ -655,7 +655,7 @@ def test_staged_rows_are_vacuumed_after_their_receipts(
     late = committed_batch(published, pipeline, "t", 0)
     assert sink(tmp_path).publish(late, None) == Receipt(result="applied", rows=3)  # type: ignore[arg-type]
     assert db.ids() == published.expected
-    assert published.verdict().findings == []
+    assert published.verdict().violations == []
 
 
 def test_versions_lost_in_a_restore_are_reprocessed_after_the_loss_was_accepted(db: Database, tmp_path: Path) -> None:
@@ -673,4 +673,4 @@ def test_versions_lost_in_a_restore_are_reprocessed_after_the_loss_was_accepted(
     for version in (1, 2):
         fixture.run(f"again {version}", reprocessed=version, pipeline=pipeline)
     assert db.ids() == fixture.expected
-    assert fixture.verdict().findings == []
+    assert fixture.verdict().violations == []

@@ -61,7 +61,7 @@ class SqsFixture:
         return int(attributes[names[0]]), int(attributes[names[1]])
 
     def check(self) -> None:
-        assert self.fixture.verdict().findings == []
+        assert self.fixture.verdict().violations == []
         assert self.fixture.visible() == Counter(range(self.sent))
 
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, cast
 
 import pytest
 
-from airflow_provider_streamsem.connectors.contract import Batch, EffectLedger, SinkMarker
+from airflow_provider_streamsem.connectors.contract import EffectLedger, SinkCommit, SinkMarker
 from airflow_provider_streamsem.connectors.staged_parquet.transactions import Failure, TransactionalSink
 from airflow_provider_streamsem.errors import (
     MarkerLostError,
@@ -25,7 +25,7 @@ from airflow_provider_streamsem.errors import (
 from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Marker, Receipt
 
 FILE = DataFile(key="data/3/a/x.parquet", bytes=1, rows=7, checksum="sha256:00")
-BATCH = Batch(
+BATCH = SinkCommit(
     pipeline_uuid="u", sink="s", version=3, outcome="ours", committable=Committable(format="parquet", rows=7, files=(FILE,)), schema="", root=3
 )  # fmt: skip
 OLDER = SinkMarker(2, "applied", "before")
@@ -47,22 +47,22 @@ class MemorySink(TransactionalSink["MemorySink"]):
         type(self).reopens = reopens
 
     @contextmanager
-    def opened(self, batch: Batch, failure: Failure | None, *, skips: bool) -> Iterator[MemorySink]:
+    def opened(self, batch: SinkCommit, failure: Failure | None, *, skips: bool) -> Iterator[MemorySink]:
         step = self.script[0] if self.script else ""
         if step.startswith("opening "):
             self.script.pop(0)
             raise {"opening is refused": StoreRefusedError("denied"), "opening is unavailable": UnavailableError("no reply"), "opening fails": OSError("reset")}[step]  # fmt: skip
         yield self
 
-    def marker_in(self, handle: MemorySink, batch: Batch) -> SinkMarker | None:
+    def marker_in(self, handle: MemorySink, batch: SinkCommit) -> SinkMarker | None:
         self.reads += 1
         return self.stored_marker
 
-    def check_sink(self, handle: MemorySink, batch: Batch, marker: SinkMarker | None) -> None:
+    def check_sink(self, handle: MemorySink, batch: SinkCommit, marker: SinkMarker | None) -> None:
         if not batch.is_settled(marker):
             batch.check_marker(marker, "the marker is missing")
 
-    def commit(self, handle: MemorySink, batch: Batch, marker: SinkMarker | None, *, skips: bool) -> bool:
+    def commit(self, handle: MemorySink, batch: SinkCommit, marker: SinkMarker | None, *, skips: bool) -> bool:
         step = self.script.pop(0) if self.script else "applied"
         if step in ("applied", "applied, and the reply is lost"):
             assert self.stored_marker == marker, "the commit is conditional on the marker"
@@ -80,7 +80,7 @@ class MemorySink(TransactionalSink["MemorySink"]):
             raise OSError("reset")
         return step == "applied"
 
-    def _apply(self, batch: Batch) -> None:
+    def _apply(self, batch: SinkCommit) -> None:
         self.stored_marker = SinkMarker(batch.version, "applied", batch.outcome)
         self.rows.append(batch.version)
 
@@ -90,10 +90,10 @@ class MemorySink(TransactionalSink["MemorySink"]):
     def is_refusal(self, error: Exception) -> bool:
         return isinstance(error, ValueError)
 
-    def refusal(self, batch: Batch, cause: Exception) -> StreamsemError:
+    def refused_error(self, batch: SinkCommit, cause: Exception) -> StreamsemError:
         return PublishError("a row does not fit; the batch is not in the table")
 
-    def unanswered(self, batch: Batch, cause: Exception | None) -> StreamsemError:
+    def unknown_result_error(self, batch: SinkCommit, cause: Exception | None) -> StreamsemError:
         return UnavailableError("whether the batch is in the table is unknown")
 
 
