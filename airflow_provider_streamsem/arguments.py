@@ -165,7 +165,7 @@ def without_secrets(where: str, value: Any) -> None:
     paths = sorted(_secrets(value, ()))
     if paths:
         raise InvalidError(f"{where} must not contain secrets", given=paths).advising(
-            "put the secrets into an Airflow connection, and name it by conn_id=; no rows of this batch were committed."
+            "put the secrets into an Airflow connection, and name it by conn_id=. No rows were committed."
         )
 
 

@@ -106,8 +106,9 @@ def http_url(conn: Connection) -> str:
     """
     Return the URL of an Airflow connection of type ``http`` or ``https``.
 
-    Host, schema and port have the same meaning as in Airflow's HTTP provider. The provider ignores the type ``https``, which a connection from the URI
-    ``https://host`` has, and would send its password unencrypted. So this function uses https for that type, unless the host or the schema names a scheme.
+    Host, schema and port have the same meaning as in Airflow's HTTP provider. Airflow's provider ignores the type ``https``, which a connection from the URI
+    ``https://host`` has, uses http and sends the password unencrypted. This function uses https for the type ``https``, unless the host or the schema names a
+    scheme.
 
     :raises InvalidError: the connection has no valid host
     """

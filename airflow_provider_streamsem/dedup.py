@@ -36,7 +36,7 @@ class Dedup:
     and always passes.
 
     :param keys: columns of the parsed records whose values together form the id: strings, integers, decimals, dates, booleans or binary values
-    :param ttl_s: how long an id is kept, in seconds from the plan of the batch in which it passed to the plan of a later batch
+    :param ttl_s: time to live of an id, in seconds, 1 or more. A batch drops a record if its id passed in a batch that was planned at most this long before
     :param rows: instead of ``ttl_s``: how many of the newest ids to keep, at least. The state may contain more
     :param scope: ``pipeline``: deduplicates across all batches. ``batch``: deduplicates within each batch and keeps no state
     :raises InvalidError: ``keys`` is empty; scope ``pipeline`` without exactly one of ``ttl_s`` and ``rows``; or scope ``batch`` with either of them

@@ -64,7 +64,7 @@ class InvalidError(StreamsemError):
     """An argument or a file from the user is invalid. Nothing was written."""
 
     retryable = False
-    do = "correct the value that this message names, then run again; no rows of this batch were committed."
+    do = "correct the value that this message names, then run again."
 
 
 class ConflictError(StreamsemError):

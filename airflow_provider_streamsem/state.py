@@ -221,7 +221,7 @@ def check_same_definition(before: OperatorState | None, definition: str) -> None
     """
     Check that the definition of a ready-made transform is that of the previous batch.
 
-    A comparison of the operators is not sufficient, because the sums of two columns have equal operators.
+    Comparing the operators is not sufficient: ``sum(a)`` and ``sum(b)`` have the same stateful operators, but different stored values.
 
     :param definition: as in :class:`OperatorState`
     :raises InvalidError: both batches have a definition, and they differ

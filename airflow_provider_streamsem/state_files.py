@@ -200,7 +200,7 @@ def unneeded(store: Store, oldest: OperatorState) -> Iterator[ObjectStat]:
     for stat in list(store.list(f"{LOCATION}/")):
         name = stat.key.removeprefix(root)
         if name == stat.key:
-            yield stat  # the root of a first attempt that lost
+            yield stat  # the root directory of a first attempt that was not committed
         elif match := _SNAPSHOT.fullmatch(name):
             directories.setdefault(match["directory"], _Directory()).add_snapshot(int(match["batches"]), stat)
         elif match := _SST.fullmatch(name):

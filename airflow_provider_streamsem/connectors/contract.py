@@ -220,7 +220,7 @@ class Planner(Protocol):
         """
         Find the end of the source. May write discoveries to the log, but never advances an offset.
 
-        :raises UnavailableError: the source gave no clear answer
+        :raises UnavailableError: the source did not report the result of a request
         """
         ...
 
@@ -234,7 +234,7 @@ class Planner(Protocol):
         :returns: the slice; ``None`` if there is nothing to read between ``start`` and ``end``
         :raises SourceChangedError: with ``"fail"``, offsets are missing from the source; or the source contradicts the committed offsets, whatever
             ``on_data_loss`` is. The error names the item. Nothing was written
-        :raises UnavailableError: the source gave no clear answer
+        :raises UnavailableError: the source did not report the result of a request
         """
         ...
 
@@ -678,7 +678,7 @@ class PublishingSink(Sink, Protocol):
         Apply a batch, unless it was applied or skipped already.
 
         :returns: the receipt. ``None`` if the marker is above this version: the caller then reads the version's receipts (P2, P9)
-        :raises UnavailableError: the sink gave no clear answer. Whether the batch was applied is unknown; the next call reads the marker
+        :raises UnavailableError: the sink did not report the result of a request. Whether the batch was applied is unknown; the next call reads the marker
         :raises PublishError: the sink refuses the batch. A transactional sink has no rows of it
         :raises MarkerLostError: the sink's marker is missing, or older than the newest receipts
         :raises MarkerConflictError: the sink's marker names a commit that the log does not have

@@ -56,7 +56,7 @@ class Lookup(Protocol):
         Return the pin that identifies the current rows of the table.
 
         :param now_ms: the time of the plan, in milliseconds UTC
-        :raises UnavailableError: the table gave no clear answer. Nothing was written
+        :raises UnavailableError: the table did not report the result of a request. Nothing was written
         """
         ...
 

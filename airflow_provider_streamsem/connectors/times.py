@@ -23,7 +23,7 @@ class FindsTimes(Protocol):
 
         :param at_ms: milliseconds UTC, 0 or more
         :raises InvalidError: the items of this source have no times
-        :raises UnavailableError: the source gave no clear answer
+        :raises UnavailableError: the source did not report the result of a request
         """
         ...
 

@@ -22,8 +22,9 @@ class Repinning(Protocol):
         """
         How a run reacts to a slice with ``corrected`` records whose former values were read by earlier versions.
 
-        ``refuse``: the run fails before it plans. ``reprocess``: the run reprocesses these versions before it plans. ``ignore``: slices have only
-        ``corrected`` records that the source will deliver again, and the run fails before it plans.
+        ``refuse``: the run fails before it plans. ``reprocess``: the run reprocesses these versions before it plans. ``ignore``: replaced records are not
+        reported in ``corrected``, and their rows are kept. Only records that the source will deliver again, after a rollback, are reported. For these the run
+        fails before it plans.
         """
         ...
 
@@ -34,7 +35,7 @@ class Repinning(Protocol):
         :param ranges: the ranges of the plan
         :param gaps: the gaps of the plan, which the new pins leave out too
         :param pins: the pins of the plan
-        :raises UnavailableError: the source gave no clear answer
+        :raises UnavailableError: the source did not report the result of a request
         """
         ...
 

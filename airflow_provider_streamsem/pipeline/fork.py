@@ -85,7 +85,7 @@ def fork(
         or the source cannot find the offsets of a time
     :raises ConflictError: the fork's source, dedup keys or output mode differ, or its log exists
     :raises DataError: files of the state were deleted, for example by vacuum
-    :raises UnavailableError: the source gave no clear answer. Nothing was written
+    :raises UnavailableError: the source did not report the result of a request. Nothing was written
     """
     _check_start(version, until_ms, from_ms)
     old = open_commit_log(original) if isinstance(original, str) else original
@@ -265,7 +265,7 @@ def _objects(old: CommitLog, new: CommitLog, pipeline: Pipeline, position: Fork)
     """
     config = pipeline.source.immutable_config()
     before, after = old.source_prefix(config), new.source_prefix(config)
-    # Discoveries are listed newest first. A run that finds some of them finds the older ones too.
+    # In descending order of keys, so that the oldest discovery is copied first. A copy that was interrupted then has no gap.
     for key in sorted(old.list_keys(before), reverse=True):
         yield key, after + key.removeprefix(before)
     for layer in dedup.stored_layers(position.state):

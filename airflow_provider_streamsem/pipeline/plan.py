@@ -126,9 +126,9 @@ def _poll_end(opened: OpenPipeline, planner: Planner, ready: Ready) -> SourceEnd
 
 def _run_start(ready: Ready, target: Offsets | None, ranges: Ranges) -> dict[str, int]:
     """
-    Return the offsets at which the run's first plan started, of all partitions that are known or that it reads.
+    Return partition → the offset at which the run's first plan started: those of the head, for every partition of the head, the target or the ranges.
 
-    After a rollback below these offsets, the run starts where the head is now.
+    Later plans have the same offsets, lowered to those of the head if a rollback went below them.
     """
     if ready.before is not None:
         return {

@@ -72,7 +72,7 @@ def ended(result: RunResult, *, resumed: bool, ms: int) -> str:
     run = f"run {changes.run_id(result.run_key)}"
     versions = [str(version.version) for version in result.completed]
     announces = (
-        f"; announces {'versions' if len(versions) > 1 else 'version'} {', '.join(versions)} of other runs"
+        f"; its result also lists {'versions' if len(versions) > 1 else 'version'} {', '.join(versions)} of other runs"
         if versions
         else ""
     )
@@ -106,10 +106,14 @@ def state_kept(later: range) -> str:
         if later
         else ""
     )
-    kept = f": {versions} rows and state, which build on it" if later else ""
+    kept = (
+        f"{versions} rows and state, and later batches continue from their state"
+        if later
+        else "later batches continue from it"
+    )
     rollback = f"`streamsem rollback PIPELINE.toml {before}`, or " if before >= 0 else ""
     return (
-        f"only the rows of version {version} were replaced, and the state after it is unchanged{kept}. Later batches build on it too. "
+        f"only the rows of version {version} were replaced. The state after version {version} is unchanged: {kept}. "
         f"Do: if the state itself is wrong, run {rollback}`streamsem fork NEW.toml LOG --at {before}`"
     )
 

@@ -143,7 +143,8 @@ def empty_result(opened: OpenPipeline, head: Head, run_key: str, *, announces: b
 
 def with_others(log: CommitLog, result: RunResult, *, before: int, after: int) -> RunResult:
     """
-    Add to the result of a run without announcement the versions of other runs that were committed during the run. Writes nothing.
+    Return the result with ``completed`` set to the versions of other runs that were committed during the run. Only for a run that creates no announcement.
+    Writes nothing.
 
     :param before: the newest closed version when the run began; -1 if there was none
     :param after: the newest closed version now

@@ -441,8 +441,8 @@ class Run:
         """Stage the rows. Then check that the source still has the pinned items, and that the row counts of read and written rows agree."""
         source = job.source
         try:
-            # Without pins, every offset of the plan is a gap, the plan only moves the watermark, or the source no longer has the records that a version has
-            # read. A reprocessing run must then remove the ids of these records (W27).
+            # A plan has no pins in three cases: every offset is a gap; a no-data batch; a reprocessing run whose source has removed the records. The engine
+            # must run in the last two: to close windows, and to remove the ids of these records (W27).
             has_work = job.pins or job.plan.watermark_ms is not None or job.chain is not None
             produced = (
                 self.engine.stage(job, self.opened.log) if has_work else nothing_produced(job.sinks, job.base_state)
@@ -494,8 +494,8 @@ class Run:
         """
         Return the state for the outcome (W26, W27, W28).
 
-        Without operators' state, a reprocessing run changes the deduplication state. With it, the run changes nothing, because the operators' state contains
-        exactly the records whose ids the deduplication state contains.
+        Without operators' state, a reprocessing run changes the deduplication state. With operators' state, the run changes neither of the two, because they
+        must cover the same records and the operators' state cannot be changed.
 
         :raises StageError: a snapshot that the attempt has written is not in the log. Executors may see another disk or S3 endpoint under the log's URL
         """

@@ -248,7 +248,7 @@ class Pipeline:
             raise InvalidError(summary, pipeline=self.name, sinks=fixed, accepted=accepted)
 
     def _check_replaced_rows(self) -> None:
-        """Refuse two sinks that would replace each other's rows: both find them by the same version column."""
+        """Refuse two sinks with the same table and version column: each would replace the rows of the other."""
         owners: dict[str, str] = {}
         for name, sink in self.sinks.items():
             rows = sink.replaced_rows if isinstance(sink, ReplacesRows) else None
@@ -257,7 +257,7 @@ class Pipeline:
             if rows in owners:
                 summary = "two sinks find their rows by the same version column of one table, so they would replace each other's rows"
                 raise InvalidError(summary, sinks=sorted([owners[rows], name]), rows=rows).advising(
-                    "give each sink its own table or its own version_column; no rows of this batch were committed."
+                    "give each sink its own table or its own version_column. No rows were committed."
                 )
             owners[rows] = name
 
@@ -282,8 +282,7 @@ class Pipeline:
                     "two locations of the pipeline overlap: they are equal, or one contains the other",
                     given={other: locations[other], name: locations[name]},
                 ).advising(
-                    "give the log, the source and each dataset separate locations, none of which contains another; "
-                    "no rows of this batch were committed."
+                    "give the log, the source and each dataset separate locations, none of which contains another."
                 )
 
     def replace(self, **changes: Any) -> Pipeline:

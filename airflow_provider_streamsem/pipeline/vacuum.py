@@ -141,7 +141,8 @@ def _unneeded_state(pipeline: Pipeline, log: CommitLog, record: PipelineRecord, 
         outcome = log.outcome(first or 0)
         state = None if outcome is None else outcome[0].state
     oldest = operator_state(state)
-    # Each state without operators has its own root. Later states may have another one, with operators.
+    # Without stateful operators, each attempt uses a new root directory. A later state with operators then has another root, so no file can be judged by this
+    # one.
     if oldest is not None and oldest.operators:
         yield from state_files.unneeded(log.store, oldest)
 

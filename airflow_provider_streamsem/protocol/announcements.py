@@ -31,7 +31,7 @@ def others_between(run_key: str, first: tuple[int, int], last: tuple[int, int]) 
     """
     Return the versions that other runs planned between two versions of a run, in ascending order.
 
-    Bisects the run's pointers. Reads about log2(n) pointers for each position at which another run planned a version.
+    Bisects the run's pointers. Reads about log2(n) pointers for each such version, where n is the number of pointers of the run in between.
 
     :param run_key: run key of the run
     :param first: ``(j, version)`` of one of the run's pointers, exclusive

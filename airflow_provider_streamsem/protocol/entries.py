@@ -34,8 +34,8 @@ class Fork:
     """
     Where a forked pipeline starts: after ``version`` of the pipeline with the uuid ``pipeline_uuid``.
 
-    ``log`` is the URL of that pipeline's log, which no reader follows. ``offsets`` are the offsets at which version 0 starts, and ``state`` is the state before
-    it. ``hint`` is the source's hint at that version. ``config`` is the sha256 of the immutable fields on which both depend.
+    ``log`` is the URL of that pipeline's log, which no reader follows. ``offsets`` are the offsets at which version 0 starts, and ``state`` is the state
+    before it. ``hint`` is the source's hint at that version. ``config`` is the sha256 of the immutable fields on which ``offsets`` and ``state`` depend.
 
     A fork from a time of the source (``from_ms``, milliseconds UTC) has the version -1, the offsets of this time, and neither state nor hint.
     """

@@ -94,7 +94,9 @@ def check_i4(plan: Plan, *, closed: int, next: Offsets) -> None:
         return
     if plan.watermark_ms is not None and plan.ranges:
         raise LogDamagedError(
-            "a plan with ranges also moves the watermark by the clock", invariant="I4", version=plan.version
+            "a plan has both ranges and a watermark; only a no-data batch, which has no ranges, may set a watermark",
+            invariant="I4",
+            version=plan.version,
         )
     for partition, (start, end) in plan.ranges.items():
         if start != offsets.position(next, partition) or end <= start:

@@ -31,9 +31,9 @@ class FreshnessSensor(PipelineSensor):
     * ``last_commit_age_ms``: milliseconds since the newest outcome
 
     :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated)
-    :param max_lag: maximum number of uncommitted items, inclusive. Items are offsets in Kafka, files in a files source, and landings in a queue source
-    :param max_age: maximum age of an uncommitted item, by the Kafka timestamp or the modification time of the file. Integer seconds or a ``timedelta``, 1
-        second or more
+    :param max_lag: maximum number of uncommitted items, inclusive, in the unit that ``streamsem lag`` shows, such as files, Kafka offsets or table versions
+    :param max_age: maximum age of an uncommitted item, by its time of arrival: the Kafka timestamp, the modification time of a file, the commit time of a
+        version of a table. Integer seconds or a ``timedelta``, 1 second or more
     :param until: wait until every item that arrived before this time is committed (templated): a time with a zone, like ``{{ data_interval_end }}``. The time
         of arrival is that of ``max_age``. The sensor also waits until the time has passed
     :param watermark: wait until the watermark of the pipeline's state has reached this time (templated): a time with a zone. The next batch

@@ -14,7 +14,7 @@ from airflow_provider_streamsem.sensors.condition import PipelineSensor
 
 class RetentionSensor(PipelineSensor):
     """
-    Wait until the source's retention has deleted unread records or will delete some soon. Downstream tasks then alert an operator or start a larger drain.
+    Wait until the source's retention has deleted unread records or will delete some soon. Downstream tasks then send an alert or start a larger drain.
 
     To check once and continue, set ``timeout=0, soft_fail=True``. The task is then skipped if the condition is not met.
 
@@ -23,10 +23,10 @@ class RetentionSensor(PipelineSensor):
 
     :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated). The records of its source must expire. Other sources, such as files, are
         refused. A ``Pipeline`` object is checked while Airflow parses the DAG, and a file when the task runs
-    :param within: met if the topic's ``retention.ms`` allows Kafka to delete an unread record within this time. Integer seconds or a ``timedelta``, 1 second
-        or more
-    :param records: for topics with size-based retention: met if a partition holds fewer than this number of records before its first unread offset. Only
-        partitions from which Kafka has already deleted records count. At least one of ``within`` and ``records`` must be given. If both are given, the
+    :param within: met if the source may delete an unread item within this time because of its age (Kafka: ``retention.ms``; NATS: ``max_age``). Integer
+        seconds or a ``timedelta``, 1 second or more
+    :param records: for sources that also delete by size: met if a partition holds fewer than this number of items before its first unread item. Only
+        partitions from which the source has already deleted items count. At least one of ``within`` and ``records`` must be given. If both are given, the
         sensor is met if either condition is met
     :raises InvalidError: neither ``within`` nor ``records`` is given, an argument is not valid, or the items of the source do not expire
     """

@@ -116,7 +116,7 @@ def _event_time(operator: Any, child: Any) -> int | None:
 
 
 def _with_unique_names(frame: DataFrame) -> DataFrame:
-    """Append a number to each column name that a column before has."""
+    """Append a number to a column name that an earlier column already has."""
     names: list[str] = []
     for name in frame.columns:
         names.append(name if name not in names else f"{name}_{len(names)}")

@@ -314,7 +314,7 @@ class MicroBatch:
         now = metadata.apply(self._watermark_ms, self.now_ms, conf)
         self._settings = json.loads(now.json())["conf"]
         before = self._base_metadata(self.base) if has_state and self.base is not None else None
-        run_id = self._jvm("java.util.UUID").fromString(str(uuid.uuid4()))  # noqa: TID251  no id of the log: it names nothing that is stored
+        run_id = self._jvm("java.util.UUID").fromString(str(uuid.uuid4()))  # noqa: TID251  this id is not stored in the log
         empty = self._jvm("scala.collection.mutable.HashMap")
         execution = self._jvm(f"{_STREAMING}.runtime.IncrementalExecution")
         arguments = [

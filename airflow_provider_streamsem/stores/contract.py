@@ -171,7 +171,7 @@ def split_url(url: str) -> tuple[str, str]:
         raise InvalidError(
             "a location must not contain credentials", given=f"{parts.scheme}://…@{parts.netloc.split('@')[-1]}"
         ).advising(
-            "set the credentials as environment variables or in an Airflow connection, then run again; no rows of this batch were committed."
+            "set the credentials as environment variables or in an Airflow connection, then run again. No rows were committed."
         )
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):

@@ -112,7 +112,7 @@ class FaultyStore:
 
     def indexes(self, fault: Fault) -> list[int]:
         """
-        Return the indexes of the requests so far at which a fault has another effect than every other fault.
+        Return the indexes, from 0, of the requests so far at which injecting this fault is worthwhile.
 
         A read or a listing without a response is sent again, so a conflict or a late application has the effect of a lost reply.
         """

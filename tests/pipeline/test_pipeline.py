@@ -42,9 +42,8 @@ INVALID_PIPELINES: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("changes", "message"), INVALID_PIPELINES, ids=str)
 def test_invalid_argument_of_a_pipeline_is_reported_by_name(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidError, match=message) as caught:
+    with pytest.raises(InvalidError, match=message):
         pipeline(**changes)
-    assert "no rows of this batch were committed" in str(caught.value)
 
 
 INVALID_SOURCES: list[tuple[dict[str, Any], str]] = [

@@ -64,7 +64,7 @@ def test_run_names_the_versions_of_other_runs_that_it_announces(
     fixture.dies("first")
     lines(caplog_at_info)
     fixture.run("second")
-    assert lines(caplog_at_info)[-1] == "run second: nothing was planned; announces version 0 of other runs"
+    assert lines(caplog_at_info)[-1] == "run second: nothing was planned; its result also lists version 0 of other runs"
 
 
 def test_rows_left_for_a_later_run_are_logged_with_the_limits(
@@ -96,9 +96,9 @@ def test_messages_for_many_partitions_reprocessing_runs_and_aborts() -> None:
 @pytest.mark.parametrize(
     ("later", "kept", "remedy"),
     [
-        (range(42, 58), "unchanged: versions 42 to 57 keep their rows and state, which build on it.", "rollback PIPELINE.toml 40`, or `streamsem fork NEW.toml LOG --at 40`"),
-        (range(42, 43), "unchanged: version 42 keeps its rows and state, which build on it.", "--at 40`"),
-        (range(42, 42), "only the rows of version 41 were replaced, and the state after it is unchanged. Later batches build on it too.", "--at 40`"),
+        (range(42, 58), "unchanged: versions 42 to 57 keep their rows and state, and later batches continue from their state.", "rollback PIPELINE.toml 40`, or `streamsem fork NEW.toml LOG --at 40`"),
+        (range(42, 43), "unchanged: version 42 keeps its rows and state, and later batches continue from their state.", "--at 40`"),
+        (range(42, 42), "only the rows of version 41 were replaced. The state after version 41 is unchanged: later batches continue from it.", "--at 40`"),
         (range(1, 2), "only the rows of version 0 were replaced", "wrong, run `streamsem fork NEW.toml LOG --at -1`"),
     ],
 )  # fmt: skip

@@ -156,7 +156,7 @@ def test_reprocessing_replaces_the_rows_of_its_version_and_keeps_the_newest_stat
     reprocess(fixed, 1, run_key="fix")
     assert outcome(tmp_path, 3).state == before
     reprocess(fixed, 1, run_key="fix")
-    named = [message for message in caplog.messages if "the state after it is unchanged" in message]
+    named = [message for message in caplog.messages if "The state after version 1 is unchanged" in message]
     assert len(named) == 2, "also if a retry returns the same result"
     assert named[0] == named[1]
     assert named[0].startswith("only the rows of version 1 were replaced")

@@ -116,7 +116,7 @@ class AmqpQueue:
         Open a connection and a channel, and close the connection at the end of the context.
 
         :raises StoreRefusedError: access denied
-        :raises UnavailableError: the broker cannot be reached or gave no clear answer
+        :raises UnavailableError: the broker cannot be reached or did not report the result of a request
         :raises InvalidError: pika is not installed, or the connection is not of type ``amqp`` or ``amqps``
         """
         try:
@@ -180,7 +180,10 @@ class AmqpReceiver:
         return Message(id=message_id, body=body, headers=headers, handle=method.delivery_tag)
 
     def acknowledge(self, handles: Sequence[Any]) -> None:
-        """Acknowledge each delivery. The broker does not reply to acknowledgements, so a request with a reply follows, which fails if they failed."""
+        """
+        Acknowledge each delivery. The broker does not reply to this. So the client then sends a request with a reply, which fails if an acknowledgement
+        failed.
+        """
         with _translated(self._queue.name):
             for handle in handles:
                 self._channel.basic_ack(handle)
@@ -259,7 +262,9 @@ def _translated(name: str) -> Iterator[None]:
             ).advising(
                 "give the user of the connection the right to read the queue, and check the queue's name and virtual host; then run again."
             ) from error
-        summary = "the AMQP broker gave no clear answer; it will redeliver messages that were not landed"
+        summary = (
+            "the AMQP broker did not report the result of a request; it will redeliver messages that were not landed"
+        )
         raise UnavailableError(summary, queue=name, error=type(error).__name__) from error
     except OSError as error:
         summary = "the AMQP broker cannot be reached; it will redeliver messages that were not landed"

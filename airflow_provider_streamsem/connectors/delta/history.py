@@ -95,7 +95,7 @@ class History:
         """
         Read one entry; ``None`` if it does not exist.
 
-        :raises UnavailableError: the store gave no clear answer
+        :raises UnavailableError: the store did not report the result of a request
         """
         data = self._request(lambda: self._store.read(f"_delta_log/{version:020d}.json"))
         return None if data is None else parse(version, data, self._location)
@@ -153,5 +153,5 @@ class History:
         try:
             return request()
         except UnknownResultError as error:
-            summary = "the location of the Delta table gave no clear answer; nothing was written"
+            summary = "the location of the Delta table did not report the result of a request; nothing was written"
             raise UnavailableError(summary, table=self._location) from error

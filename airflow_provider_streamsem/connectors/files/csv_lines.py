@@ -192,7 +192,7 @@ class Csv:
         return rlike(f"concat({literal(prefix)}, {raw})", rf"^(?:{field})*+{separator}{before}{quote}{inside}\z")
 
     def has_values(self, raw: str) -> str:
-        """Return a condition that is true if a line is a record: it has a character that is neither a space nor a control character, or a separator."""
+        """Return a condition that is true if a line is a record: it contains a separator, or a character that is neither a space nor a control character."""
         is_filled = rlike(raw, r"[^\x00-\x20]")
         if self._separator.strip(_BLANK):
             return is_filled

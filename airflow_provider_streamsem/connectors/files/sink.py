@@ -103,7 +103,7 @@ class FilesSink:
         :param new: whether the log has no version yet
         :raises LogDamagedError: the ownership marker is missing although the log has versions
         :raises ConflictError: the dataset belongs to another pipeline or log, or has files without an ownership marker
-        :raises UnavailableError: the store gave no clear answer
+        :raises UnavailableError: the store did not report the result of a request
         """
         mark = canonical({"format": 1, "entry": "dataset", "pipeline_uuid": pipeline_uuid, "log": normalised(log)})
         store = self._dataset()
@@ -126,7 +126,8 @@ class FilesSink:
                     stored = store.read(keys.DATASET_MARKER)
         except UnknownResultError as error:
             raise UnavailableError(
-                "the dataset's location gave no clear answer; nothing became visible", location=self.path
+                "the dataset's location did not report the result of a request; nothing became visible",
+                location=self.path,
             ) from error
         if stored != mark:
             raise DatasetOwnedError(

@@ -191,7 +191,7 @@ class FilesSource(SourceDefaults):
         List all files that the source discovers, in their current state.
 
         :param now_ms: current time in milliseconds UTC, for ``start_after``
-        :raises UnavailableError: the directory is missing, or the store gave no clear answer. Nothing was written
+        :raises UnavailableError: the directory is missing, or the store did not report the result of a request. Nothing was written
         :raises DataError: a file name is not UTF-8. Nothing was written
         """
         stats = [stat for stat in self._listed(now_ms) if self._is_discovered(stat.key)]
@@ -214,7 +214,7 @@ class FilesSource(SourceDefaults):
         try:
             return [*self._store().list("", start_after=after)]
         except UnknownResultError as error:
-            summary = "the source's location gave no clear answer to a listing; nothing was written"
+            summary = "the source's location did not report the result of a listing; nothing was written"
             raise UnavailableError(summary, location=self.path) from error
 
     def refuse_tables(self, now_ms: int) -> None:
@@ -239,12 +239,12 @@ class FilesSource(SourceDefaults):
         Return the current state of one file; ``None`` if it is missing.
 
         :param path: relative to the source's path
-        :raises UnavailableError: the store gave no clear answer
+        :raises UnavailableError: the store did not report the result of a request
         """
         try:
             return self._store().stat(path)
         except UnknownResultError as error:
-            summary = "the source's location gave no clear answer; nothing became visible"
+            summary = "the source's location did not report the result of a request; nothing became visible"
             raise UnavailableError(summary, location=self.path, file=path) from error
 
     def refuse_empty_location(self) -> None:
@@ -287,7 +287,7 @@ class FilesSource(SourceDefaults):
 
         :raises RecordsMissingError: a file is missing, or was changed after it was planned. Nothing became visible
         :raises DataError: Spark would silently lose records of a file (:mod:`truncation`). Nothing became visible
-        :raises UnavailableError: the path is empty or missing, or the store gave no clear answer
+        :raises UnavailableError: the path is empty or missing, or the store did not report the result of a request
         """
         for pin, stat in zip(pins, self._stats([pin.path for pin in pins]), strict=True):
             where = {"location": self.path, "file": pin.path}
@@ -384,7 +384,7 @@ class FilesPlanner:
 
         :raises DataError: with ``"fail"``: :mod:`truncation` refuses a file. Nothing was written
         :raises SourceChangedError: with ``"fail"``: a file is missing or was changed. Nothing was written
-        :raises UnavailableError: the path is empty or missing, or the store gave no clear answer
+        :raises UnavailableError: the path is empty or missing, or the store did not report the result of a request
         """
         first, last = position(start, PARTITION), position(end.offsets, PARTITION)
         if limits.max_files is not None:

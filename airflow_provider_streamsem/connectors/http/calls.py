@@ -97,7 +97,7 @@ class Publisher:
         """
         Make the calls whose result no publisher has recorded, and return the receipt.
 
-        :raises UnavailableError: the endpoint gave no clear answer or limits the rate of calls, or another publisher has claimed a round
+        :raises UnavailableError: the endpoint did not report the result of a request or limits the rate of calls, or another publisher has claimed a round
         :raises PublishError: the endpoint refuses a call
         """
         sink = self._sink
@@ -250,7 +250,7 @@ class Publisher:
             return None
         if result.kind in ("unclear", "unsent"):
             return UnavailableError(
-                "the endpoint gave no clear answer; the call may have been performed, and the next try repeats it",
+                "the endpoint did not report the result of a request; the call may have been performed, and the next try repeats it",
                 problem=result.problem,
                 **where,
             )
@@ -268,7 +268,7 @@ class Publisher:
             summary = "the endpoint redirects a call, which the sink does not follow; the results of the chunk are recorded, and later chunks are not claimed"
             return PublishError(summary, status=redirect, **where)
         if counts["unknown"] == self._rows_of(at.chunk):
-            summary = "the endpoint gave no clear answer to any call of a chunk; its records are counted as unknown, and later chunks are not claimed"
+            summary = "the endpoint did not report the result of any call of a chunk; its records are counted as unknown, and later chunks are not claimed"
             return UnavailableError(summary, **where)
         return None
 

@@ -51,7 +51,7 @@ class BranchHistory:
         """
         Return whether the branch was rewritten: it had a snapshot with this sequence number, and does not have it now.
 
-        A snapshot below the oldest one may have expired, because a chain of parents ends at the first one that has.
+        A snapshot below the oldest one may have expired, because a chain of parents ends at the first expired snapshot.
         """
         return number > 0 and number not in self.snapshots and (number in self.elsewhere or number >= self.oldest)
 

@@ -258,7 +258,7 @@ class IcebergSink(TableSink[_Open]):
 
     def unknown_result_error(self, batch: SinkCommit, cause: Exception | None) -> StreamsemError:
         """Return an error that names the table and the number of tries."""
-        summary = "the Iceberg table gave no clear answer; whether the batch is in it is unknown"
+        summary = "the Iceberg table did not report the result of a request; whether the batch is in it is unknown"
         error = UnavailableError(summary, table=self.table, version=batch.version, tries=self.tries)
         error.__cause__ = cause
         return error

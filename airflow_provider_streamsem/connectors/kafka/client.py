@@ -192,7 +192,7 @@ def call(request: Any, *, missing: str = "", settings: Mapping[str, str] | None 
             summary = "no Kafka broker answered at these addresses; this request wrote no records"
             raise UnavailableError(summary, **where, error=name).advising(_DO_UNREACHABLE) from error
         raise UnavailableError(
-            "Kafka gave no clear answer; this request wrote no records", **where, error=name
+            "Kafka did not report the result of a request; this request wrote no records", **where, error=name
         ) from error
     except (FutureTimeoutError, TimeoutError) as error:
         summary = "Kafka did not answer in time; this request wrote no records"

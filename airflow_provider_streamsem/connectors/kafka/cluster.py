@@ -210,7 +210,7 @@ class KafkaCluster:
 
         :param offset: an end offset, exclusive
         :param epoch: the leader epoch that was recorded with ``offset``
-        :raises UnavailableError: Kafka gave no clear answer
+        :raises UnavailableError: Kafka did not report the result of a request
         """
         from confluent_kafka import Consumer, KafkaError, TopicPartition
 
@@ -236,7 +236,7 @@ class KafkaCluster:
         finally:
             consumer.close()
         raise UnavailableError(
-            "Kafka gave no clear answer about a partition; no rows were committed", partition=partition.name
+            "Kafka did not report the state of a partition; no rows were committed", partition=partition.name
         )
 
 

@@ -316,7 +316,7 @@ class KafkaSink(TransactionalSink[_Open]):
         if isinstance(cause, StreamsemError):
             return cause
         error = UnavailableError(
-            "Kafka gave no clear answer; whether Kafka committed the batch is unknown",
+            "Kafka did not report the result of a request; whether Kafka committed the batch is unknown",
             version=batch.version,
             sink=batch.sink,
             bytes=sum(file.bytes for file in batch.committable.files),

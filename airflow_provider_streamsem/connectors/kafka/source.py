@@ -211,7 +211,7 @@ class KafkaSource(SourceDefaults):
         return _named(cluster.offsets_for_time(self.partitions(cluster), at_ms))
 
     def expiry(self, start: Offsets, *, within_ms: int | None, now_ms: int) -> Expiry:
-        """Count the unread offsets that retention has deleted, or may delete soon at or after ``start``."""
+        """Count the offsets at or above ``start`` that retention has deleted or may delete soon."""
         cluster = self.cluster()
         return expiry(cluster, self.partitions(cluster), start, within_ms=within_ms, now_ms=now_ms)
 
@@ -314,7 +314,8 @@ def _hint(ends: Mapping[str, End], targets: Offsets) -> Json:
     known = dict(ends)
     for name, target in targets.items():
         end = known.get(name, End(0, -1))
-        # The known end of a partition that is missing now may be below the target. Its epoch does not apply to later offsets.
+        # A partition that is missing now may have a known end below the target. Then the target is recorded, without an epoch, because the known epoch
+        # belongs to the lower offset.
         known[name] = end if end.offset >= target else End(target, -1)
     return {"ends": {name: [end.offset, end.epoch] for name, end in sorted(known.items())}}
 

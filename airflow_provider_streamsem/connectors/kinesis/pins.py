@@ -16,7 +16,7 @@ _MIN_TIME, _MIN_NUMBER = 10**12, 2**64
 
 
 def is_number(number: int) -> bool:
-    """Return whether a number may be a sequence number of Kinesis. Those of other servers may be smaller."""
+    """Return whether a number is as large as the sequence numbers of AWS Kinesis. Servers that imitate Kinesis may use smaller ones."""
     return number >= _MIN_NUMBER
 
 

@@ -49,7 +49,7 @@ def with_times(listing: Listing, offsets: Offsets, *, now_ms: int) -> Offsets:
     """
     Return initial offsets in which a shard without records has the current time; see :func:`airflow_provider_streamsem.connectors.kinesis.pins.is_time`.
 
-    The sequence numbers of another server may be below the time. There the offset stays 0.
+    With a server that imitates Kinesis, a sequence number may be smaller than a time, so the offset stays 0 there.
     """
     starts = {shard.partition.name: shard.number for shard in listing.shards}
     return {name: now_ms if offset == 0 and is_number(starts[name]) else offset for name, offset in offsets.items()}

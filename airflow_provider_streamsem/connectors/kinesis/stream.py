@@ -266,7 +266,7 @@ class KinesisStream:
                 "name a connection of type aws by conn_id, or set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_DEFAULT_REGION; then run again."
             ) from error
         except (BotoCoreError, OSError) as error:
-            summary = "Kinesis gave no clear answer; nothing was written"
+            summary = "Kinesis did not report the result of a request; nothing was written"
             raise UnavailableError(summary, stream=self._name, problem=type(error).__name__) from error
 
     def _error_of(self, error: Any) -> Exception:
@@ -285,7 +285,9 @@ class KinesisStream:
                 "give the process the rights DescribeStreamSummary, ListShards, GetShardIterator and GetRecords for this stream, and check the region and "
                 "the credentials; then run again."
             )
-        return UnavailableError("Kinesis gave no clear answer; nothing was written", stream=self._name, code=code)
+        return UnavailableError(
+            "Kinesis did not report the result of a request; nothing was written", stream=self._name, code=code
+        )
 
 
 def _aws_environment() -> tuple[tuple[str, str], ...]:

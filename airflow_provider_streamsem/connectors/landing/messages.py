@@ -63,7 +63,7 @@ class Receiver(Protocol):
     """
     A connection to a queue.
 
-    :raises UnavailableError: from any method: the queue gave no clear answer
+    :raises UnavailableError: from any method: the queue did not report the result of a request
     :raises StoreRefusedError: from any method: access was denied, or the queue does not exist
     """
 
@@ -129,7 +129,7 @@ class LandingDirectory:
 
     Several instances may use one location concurrently.
 
-    :param log: the location, opened as a commit log. If a create has no clear answer, the commit log repeats it with the same bytes
+    :param log: the location, opened as a commit log. If the result of a create is unknown, the commit log repeats it with the same bytes
     :param window: the dedup window
     :param queue: returns the server and the name of the queue, which the landing marker contains
     """
@@ -151,7 +151,9 @@ class LandingDirectory:
                 if match is not None and stat.key == key_of(int(match[1])):
                     return int(match[1])
         except UnknownResultError as error:
-            summary = "the store of the landing gave no clear answer to a listing; nothing was landed or acknowledged"
+            summary = (
+                "the store of the landing did not report the result of a listing; nothing was landed or acknowledged"
+            )
             raise UnavailableError(summary, location=self._log.store.url) from error
         return -1
 
@@ -164,7 +166,7 @@ class LandingDirectory:
         :param most: maximum number of messages to receive, 1 or more
         :param seconds: maximum time in seconds for which messages are received
         :returns: the number of messages in the landing; 0 if no landing was written
-        :raises UnavailableError: the queue or the location gave no clear answer. Every acknowledged message is landed
+        :raises UnavailableError: the queue or the location did not report the result of a request. Every acknowledged message is landed
         :raises InvalidError: the location has the landings of another queue. No message was landed or acknowledged
         """
         is_marked = self._check_marker()

@@ -61,7 +61,7 @@ class NatsClient:
     """
     An open connection to NATS.
 
-    :raises UnavailableError: from any method: the server gave no clear answer
+    :raises UnavailableError: from any method: the server did not report the result of a request
     :raises StoreRefusedError: from any method: the server denied the request
     """
 
@@ -79,7 +79,7 @@ class NatsClient:
         return self._message(stream, {"seq": sequence})
 
     def next(self, stream: str, sequence: int, subject: str) -> Stored | None:
-        """Return the first message at or above a sequence whose subject matches; ``None`` if there is none."""
+        """Return the first message that has a matching subject and a sequence at or above ``sequence``; ``None`` if there is none."""
         return self._message(stream, {"seq": max(1, sequence), "next_by_subj": subject})
 
     def last(self, stream: str, subject: str) -> Stored | None:
@@ -147,7 +147,7 @@ class NatsClient:
             raise StoreRefusedError("JetStream refused a request; nothing became visible", **where).advising(
                 _REFUSED_ADVICE
             )
-        raise UnavailableError("JetStream gave no clear answer; nothing became visible", **where)
+        raise UnavailableError("JetStream did not report the result of a request; nothing became visible", **where)
 
     def _wait(self, awaited: Coroutine[Any, Any, T]) -> T:
         """Wait for a coroutine that runs in the client's thread, and map its errors. Errors contain no text of the client, because it may contain settings."""
@@ -157,7 +157,7 @@ class NatsClient:
             if any("permissions violation" in str(problem).lower() for problem in self._problems):
                 summary = "NATS denied the user a request or a subscription; nothing became visible"
                 raise StoreRefusedError(summary).advising(_REFUSED_ADVICE) from error
-            summary = "NATS gave no clear answer; nothing became visible"
+            summary = "NATS did not report the result of a request; nothing became visible"
             raise UnavailableError(summary, error=type(error).__name__).advising(_UNREACHABLE_ADVICE) from error
 
 

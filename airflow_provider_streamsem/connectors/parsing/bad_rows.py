@@ -15,9 +15,9 @@ def bad_rows(parsed: DataFrame, bad: Column, selected: Sequence[Column], *, reas
     """
     Yield the rows of bad records.
 
-    Every column but ``reason`` is observed, for two reasons. First, Spark does not move a filter below an observation. Without it, Spark would move the filter
-    below the parse, and repeat the parse for each column that the filter refers to. Second, Spark prunes columns that no operator uses, and does not parse
-    their values. Then the second pass could find other bad records than the first.
+    Every column but ``reason`` is observed, for two reasons. First, Spark does not move a filter below an observation. Without the observation, Spark would
+    move the filter below the parse, and repeat the parse for each column that the filter refers to. Second, Spark prunes columns that no operator uses, and
+    does not parse their values. Then the second pass could find other bad records than the first.
 
     :param parsed: the parsed records
     :param bad: the condition of a bad record

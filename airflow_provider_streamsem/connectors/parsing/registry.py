@@ -143,4 +143,6 @@ def _get(registry: Registry, location: str) -> Any:
 
 
 def _unavailable(location: str) -> UnavailableError:
-    return UnavailableError("the schema registry gave no clear answer; nothing became visible", location=location)
+    return UnavailableError(
+        "the schema registry did not report the result of a request; nothing became visible", location=location
+    )

@@ -344,5 +344,7 @@ def _reporting_unavailable(location: str) -> Iterator[None]:
     try:
         yield
     except UnknownResultError as error:
-        summary = "the location of the upstream's dataset gave no clear answer; nothing became visible"
+        summary = (
+            "the location of the upstream's dataset did not report the result of a request; nothing became visible"
+        )
         raise UnavailableError(summary, location=location) from error

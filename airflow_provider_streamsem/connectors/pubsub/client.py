@@ -170,7 +170,7 @@ class PubSubReceiver:
 
         Without exactly-once delivery Pub/Sub ignores expired ack ids. With it, an error names the ack ids that were refused, and the others were accepted.
 
-        :raises UnavailableError: the request may succeed later, or gave no clear answer
+        :raises UnavailableError: the request may succeed later, or did not report the result of a request
         """
         from google.api_core.exceptions import GoogleAPICallError
 
@@ -275,8 +275,8 @@ def _translated(subscription: str) -> Iterator[None]:
             raise StoreRefusedError(summary, subscription=subscription).advising(
                 "check the key of the connection and whether its service account is enabled; then run again."
             ) from None
-        summary = "Google's authentication gave no clear answer; Pub/Sub will redeliver messages that were not landed"
+        summary = "Google's authentication did not report the result of a request; Pub/Sub will redeliver messages that were not landed"
         raise UnavailableError(summary, subscription=subscription, error=type(error).__name__) from None
     except (exceptions.GoogleAPIError, OSError, ValueError) as error:
-        summary = "Pub/Sub gave no clear answer; it will redeliver messages that were not landed"
+        summary = "Pub/Sub did not report the result of a request; it will redeliver messages that were not landed"
         raise UnavailableError(summary, subscription=subscription, error=type(error).__name__) from error

@@ -198,8 +198,8 @@ class QueuePlanner:
         Land the waiting messages, then discover the landings.
 
         :returns: the end of the discovered landings, exclusive
-        :raises UnavailableError: the queue or the location of the landings gave no clear answer, or the location is unexpectedly empty. Landed messages
-            stay landed, and the queue delivers the others again
+        :raises UnavailableError: the queue or the location of the landings did not report the result of a request, or the location is unexpectedly empty.
+            Landed messages stay landed, and the queue delivers the others again
         """
         self._files_source.require_location()
         # The order of the two requests matters: another process may write the first landing between them.

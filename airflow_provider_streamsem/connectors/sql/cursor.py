@@ -22,7 +22,7 @@ PAIR = 2**64
 """Number of values that the second column of a pair can have for one value of the first."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _LAST = datetime(9999, 12, 30, tzinfo=timezone.utc)
-"""A time that is before the year 10000 in every time zone. Python cannot represent that year."""
+"""The greatest supported time. In every time zone it is before the year 10000, which Python cannot represent."""
 _US = timedelta(microseconds=1)
 _LAST_US = (_LAST - _EPOCH) // _US
 _MYSQL = ("mysql", "mariadb")

@@ -314,7 +314,7 @@ def translated(error: Exception, **fields: object) -> StreamsemError:
             "the database refuses a statement; the transaction was rolled back, so none of its rows are in the table",
             **facts,
         )
-    summary = "the database gave no clear answer; whether it applied the last transaction is unknown"
+    summary = "the database did not report the result of a request; whether it applied the last transaction is unknown"
     return UnavailableError(summary, **facts)
 
 
@@ -327,7 +327,9 @@ def translated_read(error: Exception, **fields: object) -> StreamsemError:
         return DataError("the database refuses a query; nothing became visible", **result.fields).advising(
             "grant SELECT on the table, or correct the table or the value that the database names; then run again."
         )
-    return UnavailableError("the database gave no clear answer to a query; nothing became visible", **result.fields)
+    return UnavailableError(
+        "the database did not report the result of a query; nothing became visible", **result.fields
+    )
 
 
 def unknown_result_error(table: str, version: int) -> UnavailableError:

@@ -111,8 +111,8 @@ class JdbcTable:
 
     def check_pin(self, pin: Json) -> None:
         """
-        Check that the table has the pinned columns and rows. An earlier digest never returns. So an equal digest before and after a read shows that
-        the read found the pinned rows. With ``rows="current"``, only the form of the pin is checked.
+        Check that the table has the pinned columns and rows. A digest value never recurs. So an equal digest before and after a read shows that the read
+        found the pinned rows. With ``rows="current"``, only the form of the pin is checked.
         """
         pinned = self._read(pin)
         if self.rows == "current":

@@ -137,7 +137,7 @@ class JdbcSink(TransactionalSink[_Open]):
         Check that the database has the table and that the columns fit it. Then run the publishing transaction without rows, and roll it back.
 
         :raises DataError: the table is missing or does not fit, or the database refuses a statement. Nothing became visible
-        :raises UnavailableError: the database cannot be reached or gave no clear answer
+        :raises UnavailableError: the database cannot be reached or did not report the result of a request
         """
         failure: StreamsemError | None = None
         try:

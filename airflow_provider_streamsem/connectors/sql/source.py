@@ -207,7 +207,7 @@ class JdbcSource(SourceDefaults):
 
     def offsets_for_time(self, at_ms: int) -> Offsets:
         """
-        Return the offset of a time, or the end of the visible rows if it is before that.
+        Return the offset of a time. If no visible row is at or above it, return the offset after the newest visible row.
 
         :param at_ms: milliseconds UTC
         :raises InvalidError: the cursor has integers

@@ -32,7 +32,7 @@ def open_table(conn_id: str, table: str) -> Iterator[tuple[sa.Connection, Target
     :raises InvalidError: the connection is not valid
     :raises SourceChangedError: the database has no such table
     :raises DataError: the database refuses a query
-    :raises UnavailableError: the database cannot be reached, or gave no clear answer
+    :raises UnavailableError: the database cannot be reached, or did not report the result of a request
     """
     failure: Exception | None = None
     try:

@@ -157,7 +157,7 @@ class SqsReceiver:
                     "give the process the right to receive and delete messages of this queue, and check its address and region; then run again."
                 ) from error
             raise UnavailableError(
-                "SQS gave no clear answer; it will redeliver messages that were not landed",
+                "SQS did not report the result of a request; it will redeliver messages that were not landed",
                 queue=self._queue.url,
                 code=code,
             ) from error
@@ -167,7 +167,7 @@ class SqsReceiver:
                 "set the credentials and the region of the connection or of the process, then run again."
             ) from error
         except (BotoCoreError, OSError) as error:
-            summary = "SQS gave no clear answer; it will redeliver messages that were not landed"
+            summary = "SQS did not report the result of a request; it will redeliver messages that were not landed"
             raise UnavailableError(summary, queue=self._queue.url) from error
 
 

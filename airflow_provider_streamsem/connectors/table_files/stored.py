@@ -19,7 +19,7 @@ def missing(location: str, files: Sequence[F]) -> list[F]:
     Return the files that do not exist with the planned size. Sends one request for each file.
 
     :param location: root of the files
-    :raises UnavailableError: the store gave no clear answer. Nothing became visible
+    :raises UnavailableError: the store did not report the result of a request. Nothing became visible
     """
     store = open_dataset(location)
 
@@ -27,7 +27,7 @@ def missing(location: str, files: Sequence[F]) -> list[F]:
         try:
             return store.stat(file.key)
         except UnknownResultError as error:
-            summary = "the location of a table's files gave no clear answer; nothing became visible"
+            summary = "the location of a table's files did not report the result of a request; nothing became visible"
             raise UnavailableError(summary, location=location, file=file.key) from error
 
     stats = zip(files, in_threads(stat_of, files), strict=True)

@@ -76,7 +76,7 @@ def test_refused_credentials_fail_without_a_retry_and_are_not_shown(address: str
 
 def test_server_error_of_the_registry_is_retryable(address: str) -> None:
     Server.status = 503
-    with pytest.raises(UnavailableError, match="no clear answer"):
+    with pytest.raises(UnavailableError, match="did not report the result"):
         versions_of(Registry(address, AUTHORIZATION), ["orders-value"])
 
 
