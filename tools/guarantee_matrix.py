@@ -82,8 +82,8 @@ STEPS: Mapping[str, Mapping[str, Any]] = {
 }
 """What a pipeline may have between its source and its sinks."""
 _HTTP = (
-    "tests/connectors/http/test_sink.py::test_crash_at_every_step_then_recovery",
-    "tests/connectors/http/test_sink.py::test_concurrent_runs_with_a_pause_at_every_step",
+    "tests/connectors/http/test_sink.py::test_crash_at_every_step_then_a_retry_keeps_the_promise_of_the_label",
+    "tests/connectors/http/test_sink.py::test_concurrent_runs_with_a_pause_at_every_step_keep_the_promise_of_the_label",
 )
 _DATABASE = (
     "tests/connectors/sql/test_sink.py::test_crash_or_lost_reply_at_any_call_leaves_every_row_once",
@@ -165,7 +165,7 @@ SOURCE_PROOFS: Mapping[str, tuple[str, ...]] = {
         "tests/integration/test_iceberg_source.py::test_rows_are_those_of_sparks_own_reader",
     ),
     "another pipeline": (
-        "tests/connectors/pipeline/test_corrections.py::test_crash_at_every_step_of_a_run_with_a_correction_then_a_retry",
+        "tests/connectors/pipeline/test_corrections.py::test_crash_at_every_step_of_a_run_with_a_correction_loses_and_duplicates_no_row",
         "tests/connectors/pipeline/test_corrections.py::test_upstream_that_commits_and_corrects_at_every_step_of_a_run",
         "tests/connectors/pipeline/test_corrections.py::test_two_runs_at_every_step_of_a_run_with_a_correction",
         "tests/connectors/pipeline/test_source.py::test_upstream_reprocessed_before_it_was_read_is_read_once_with_its_newest_rows",
@@ -177,13 +177,13 @@ PROOFS: Mapping[str, tuple[str, ...]] = {
         "tests/chaos/test_chaos.py::test_no_kind_of_fault_duplicates_or_loses_records",
     ),
     "Delta": (
-        "tests/connectors/delta/test_sink.py::test_crash_around_every_write_to_the_table_then_retry",
+        "tests/connectors/delta/test_sink.py::test_crash_around_every_write_to_the_table_then_retry_publishes_each_row_once",
         "tests/connectors/delta/test_late.py::test_publisher_paused_before_its_commit_changes_nothing_in_every_round",
         "tests/connectors/delta/test_sink.py::test_concurrent_publishers_add_a_batch_once_in_every_round",
         "tests/integration/test_delta.py::test_two_concurrent_publishing_processes_add_each_version_once",
     ),
     "Delta, upsert": (
-        "tests/connectors/delta/test_upsert.py::test_crash_around_every_write_of_a_merge_then_retry",
+        "tests/connectors/delta/test_upsert.py::test_crash_around_every_write_of_a_merge_then_retry_merges_each_row_once",
         "tests/connectors/delta/test_upsert.py::test_concurrent_and_paused_publishers_merge_each_version_once_in_every_round",
         "tests/connectors/delta/test_upsert.py::test_repeated_merge_never_restores_an_old_value",
     ),
@@ -205,7 +205,7 @@ PROOFS: Mapping[str, tuple[str, ...]] = {
         "tests/connectors/sql/test_sink.py::test_reprocessing_replaces_only_the_rows_of_its_chain",
     ),
     "Kafka topic": (
-        "tests/integration/test_kafka_sink.py::test_crash_at_every_step_then_recovery",
+        "tests/integration/test_kafka_sink.py::test_crash_at_every_step_then_a_retry_keeps_the_promise_of_the_label",
         "tests/integration/test_kafka_sink.py::test_two_concurrent_publishers_write_each_version_once",
         "tests/integration/test_kafka_sink.py::test_late_publisher_is_fenced_at_every_step",
     ),

@@ -139,7 +139,7 @@ class StoreContract:
         assert stat is not None
         assert (stat.bytes, bool(stat.etag) or stat.mtime_ns > 0) == (1, True)
 
-    def test_deleted_object_is_gone_and_deleting_again_does_nothing(self, store: Store) -> None:
+    def test_deleted_object_is_missing_and_a_second_delete_does_nothing(self, store: Store) -> None:
         store.create("d/x", b"1")
         store.delete("d/x")
         store.delete("d/x")

@@ -80,7 +80,7 @@ def test_move_leaves_the_rows_of_sinks_outside_the_log_unchanged(tmp_path: Path)
 
 @pytest.mark.parametrize("side", ["old", "new"])
 @pytest.mark.parametrize("fault", [*CRASHES, *PAUSES, *FAULTS], ids=lambda fault: fault.name)
-def test_fault_at_any_request_of_a_move_with_concurrent_runs_on_both_logs(
+def test_move_with_a_fault_at_any_request_and_concurrent_runs_loses_no_version(
     tmp_path: Path, side: str, fault: Fault
 ) -> None:
     for at in count():

@@ -345,7 +345,7 @@ def test_record_with_a_timestamp_that_spark_cannot_read_is_named_and_can_be_skip
     topics.check(Counter(["next"]))
 
 
-def test_starting_positions(topics: Topics) -> None:
+def test_each_starting_position_reads_from_its_offset_on(topics: Topics) -> None:
     topics.create("a", 1, retention_ms="-1")
     topics.put("a", numbers(0, 10), timestamp=1_000_000)
     topics.put("a", numbers(10, 20), timestamp=2_000_000)

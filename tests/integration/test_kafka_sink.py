@@ -175,7 +175,7 @@ def die() -> None:
 
 
 @pytest.mark.parametrize("who", [pytest.param("same run", marks=pytest.mark.prove), "other run"])
-def test_crash_at_every_step_then_recovery(
+def test_crash_at_every_step_then_a_retry_keeps_the_promise_of_the_label(
     who: str, tmp_path: Path, topics: Topics, watched_client: WatchedClient
 ) -> None:
     at, steps = 0, 1

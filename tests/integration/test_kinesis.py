@@ -320,7 +320,9 @@ def test_aggregated_records_are_split_and_those_of_another_shard_are_not_repeate
 
 
 @pytest.mark.parametrize(("aggregation", "records"), [("all", 3), ("none", 1), ("kpl", 3)])
-def test_rows_of_an_aggregated_record(orders: Orders, spark: SparkSession, aggregation: str, records: int) -> None:
+def test_aggregated_record_gives_one_row_for_each_user_record(
+    orders: Orders, spark: SparkSession, aggregation: str, records: int
+) -> None:
     data = aggregate([("a", b"x"), ("b", b"y"), ("a", b"z")])
     number = orders.put_data(data)
     source = orders.source(value=None, aggregation=aggregation)
@@ -377,7 +379,7 @@ def test_starting_position_that_does_not_exist_is_refused(orders: Orders, starti
         orders.source(starting=starting).initial_offsets()
 
 
-def test_requests_of_a_batch(orders: Orders) -> None:
+def test_batch_sends_the_documented_number_of_requests(orders: Orders) -> None:
     """Two requests for each shard find its end, and two more its oldest record if it has new records."""
     wide = Orders(orders.server, orders.root, shards=3)
     wide.put(0, 1)

@@ -122,7 +122,7 @@ def test_drop_is_refused_if_the_log_is_not_that_of_a_fork_or_may_be_in_use(tmp_p
     refused(elsewhere, forking.log(), StreamsemError, "ownership marker is missing")
 
 
-def test_drop_reports_a_run_that_writes_meanwhile_and_can_be_repeated(tmp_path: Path) -> None:
+def test_drop_reports_a_run_that_writes_concurrently_and_can_be_repeated(tmp_path: Path) -> None:
     forking = ForkFixture(tmp_path)
     forking.fork(1)
     forking.run()

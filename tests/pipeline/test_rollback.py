@@ -371,7 +371,7 @@ def test_rollback_without_the_version_that_a_later_one_reprocessed_is_refused(fi
     fixture.check()
 
 
-def test_rollback_beside_an_open_version_is_refused(fixture: PipelineFixture) -> None:
+def test_rollback_while_a_version_is_open_is_refused(fixture: PipelineFixture) -> None:
     fixture.dies("dies")
     with pytest.raises(InvalidError, match="a version is open"):
         roll_back(fixture, 1)
@@ -456,7 +456,7 @@ def test_rollback_that_dies_at_any_request_is_completed_or_was_never_planned(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("other", ["run", "rollback", "reprocess"])
-def test_rollback_beside_another_process_at_any_request_loses_and_doubles_nothing(tmp_path: Path, other: str) -> None:
+def test_rollback_concurrent_with_another_process_loses_and_duplicates_no_row(tmp_path: Path, other: str) -> None:
     for at in count():
         fixture = with_files(tmp_path / str(at), 4)
 

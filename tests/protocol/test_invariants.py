@@ -87,7 +87,7 @@ def test_I4_outcome_with_another_next_than_its_plan_is_refused(changes: dict[str
         OPEN.with_outcome(samples.outcome(PLAN, **changes), "sha")
 
 
-def test_I5_ranges_with_holes_or_overlaps_are_refused() -> None:
+def test_I5_ranges_that_leave_a_gap_or_overlap_or_overlaps_are_refused() -> None:
     for ranges in ([(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0, 1)], [(0, 4)]):
         with raises_damage("I5"):  # type: ignore[attr-defined]
             invariants.check_i5([{"files": r} for r in ranges], initial_offsets={"files": 0}, next={"files": 3})

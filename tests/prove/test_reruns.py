@@ -157,7 +157,9 @@ def test_run_that_is_deleted_in_a_batch_and_recreated_continues_to_its_first_tar
 
 @pytest.mark.parametrize("state", ["success", "failed"])
 @dag("manual")
-def test_task_marked_in_a_batch_commits_nothing_and_the_next_run_reads_its_records(runs: Runs, state: str) -> None:
+def test_task_marked_as_success_or_failed_during_a_batch_commits_nothing_and_the_next_run_reads_its_records(
+    runs: Runs, state: str
+) -> None:
     visible = runs.fixture.visible()
     runs.fixture.arrive(2)
     runs.hold()

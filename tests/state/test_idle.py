@@ -60,9 +60,7 @@ def rows(spark: SparkSession, root: Path) -> list[tuple[float, str, int]]:
     return sorted(((row["at"] - START).total_seconds() / 60, row["k"], row["n"]) for row in committed)
 
 
-def test_batch_without_records_closes_the_windows_that_the_watermark_has_passed(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_no_data_batch_closes_the_windows_that_the_watermark_has_passed(spark: SparkSession, tmp_path: Path) -> None:
     """As in Structured Streaming, the batch that advances the watermark is followed by one that applies it."""
     state = State(output_mode="append", partitions=2)
     spec = pipeline(tmp_path, windowed, "append", state=state)
@@ -127,7 +125,7 @@ def test_idle_source_closes_windows_by_the_clock(spark: SparkSession, tmp_path: 
 
 
 @pytest.mark.parametrize("step", [pytest.param("result", marks=pytest.mark.prove), "after"])
-def test_retry_of_a_batch_without_records_applies_the_watermark_of_its_plan(
+def test_retry_of_a_no_data_batch_applies_the_watermark_of_its_plan(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     arrive(tmp_path, 0, EVENTS)
@@ -144,7 +142,7 @@ def test_retry_of_a_batch_without_records_applies_the_watermark_of_its_plan(
     assert outcome(tmp_path, 2).counts["read"] == 1
 
 
-def test_reprocessed_batch_without_records_closes_the_same_windows(spark: SparkSession, tmp_path: Path) -> None:
+def test_reprocessed_no_data_batch_closes_the_same_windows(spark: SparkSession, tmp_path: Path) -> None:
     arrive(tmp_path, 0, EVENTS)
     run(tmp_path, 10, "first")
     run(tmp_path, 71, "idle")
@@ -156,7 +154,7 @@ def test_reprocessed_batch_without_records_closes_the_same_windows(spark: SparkS
 
 
 @pytest.mark.prove
-def test_batch_without_records_uses_columns_that_the_files_define(spark: SparkSession, tmp_path: Path) -> None:
+def test_no_data_batch_uses_columns_that_the_files_define(spark: SparkSession, tmp_path: Path) -> None:
     """A source without a schema gets its columns from its files, and this batch reads none. Dedup and `where` have no effect."""
     spark.sql("SELECT timestamp'2024-01-01 00:01:00Z' AS t, 'a' AS k, 1L AS id").write.parquet(str(tmp_path / "in"))
     spec = pipeline(
@@ -169,7 +167,7 @@ def test_batch_without_records_uses_columns_that_the_files_define(spark: SparkSe
 
 
 @pytest.mark.prove
-def test_reprocessed_batch_without_records_keeps_the_ids_of_later_versions(tmp_path: Path) -> None:
+def test_reprocessed_no_data_batch_keeps_the_ids_of_later_versions(tmp_path: Path) -> None:
     source = FilesSource(path=str(tmp_path / "in"), format="parquet", schema="t timestamp, k string")
     spec = pipeline(tmp_path, windowed, "append", state=IDLE, source=source, dedup=Dedup(keys=["k"], rows=10))
     arrive(tmp_path, 0, [(1, "a")])
@@ -183,7 +181,7 @@ def test_reprocessed_batch_without_records_keeps_the_ids_of_later_versions(tmp_p
     assert (outcome(tmp_path, 4).counts["duplicates"], outcome(tmp_path, 4).counts["parsed"]) == (1, 2)
 
 
-def test_batch_without_records_has_the_columns_that_the_source_got_since_the_last_batch(
+def test_no_data_batch_has_the_columns_that_the_source_got_since_the_last_batch(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     arrive(tmp_path, 0, EVENTS)
@@ -197,7 +195,7 @@ def test_batch_without_records_has_the_columns_that_the_source_got_since_the_las
     assert rows(spark, tmp_path) == [(0.0, "a", 2), (5.0, "b", 2)]
 
 
-def test_state_that_no_watermark_can_close_gets_no_batches_without_records(tmp_path: Path) -> None:
+def test_state_that_no_watermark_can_close_gets_no_no_data_batches(tmp_path: Path) -> None:
     """A keyed count has no watermark, and a watermark in the future passes no window when the clock advances."""
     spec = pipeline(tmp_path, keyed, "update", state=State(output_mode="update", partitions=2, close_after_s=60))
     arrive(tmp_path, 0, EVENTS)
@@ -211,7 +209,7 @@ def test_state_that_no_watermark_can_close_gets_no_batches_without_records(tmp_p
     assert run(ahead, 1_100, "the clock has passed the watermark") == "committed"
 
 
-def test_sensor_finds_a_batch_without_records_due(tmp_path: Path) -> None:
+def test_sensor_finds_a_no_data_batch_due(tmp_path: Path) -> None:
     spec = pipeline(tmp_path, windowed, "append", state=IDLE)
     arrive(tmp_path, 0, EVENTS)
     run(tmp_path, 10, "first")
@@ -225,7 +223,7 @@ def test_sensor_finds_a_batch_without_records_due(tmp_path: Path) -> None:
     assert not is_due(10_000)
 
 
-def test_drain_ends_after_one_batch_without_records(spark: SparkSession, tmp_path: Path) -> None:
+def test_drain_ends_after_one_no_data_batch(spark: SparkSession, tmp_path: Path) -> None:
     spec = pipeline(tmp_path, windowed, "append", state=IDLE)
     arrive(tmp_path, 0, EVENTS)
     run_batch(spec, run_key="first", drain=True, log=at(tmp_path, 10))
@@ -234,7 +232,7 @@ def test_drain_ends_after_one_batch_without_records(spark: SparkSession, tmp_pat
     assert run_batch(spec, run_key="idle", drain=True, log=at(tmp_path, 200)).version == result.version
 
 
-def test_pipeline_without_rows_in_its_state_plans_no_batch_without_records(tmp_path: Path) -> None:
+def test_pipeline_without_rows_in_its_state_plans_no_no_data_batch(tmp_path: Path) -> None:
     def stateless(events: DataFrame) -> DataFrame:
         return events.selectExpr("t AS at", "k", "1L AS n")
 

@@ -109,7 +109,7 @@ def log(client: Client, tries: int = 3) -> CommitLog:
     return CommitLog(S3Store("b", "p", client), ManualClock(), RetryPolicy(tries=tries))
 
 
-def test_retried_create_that_landed_is_recognized_by_its_bytes() -> None:
+def test_retried_create_whose_first_request_was_applied_is_recognized_by_its_bytes() -> None:
     client = Client(refused(500), refused(412), {"Body": Body(b"mine")})
     created = log(client).create("k", b"mine")
     assert (created.mine, created.first) == (True, False)

@@ -71,7 +71,9 @@ def test_publisher_paused_before_its_commit_changes_nothing_in_every_round(tmp_p
 
 
 @pytest.mark.parametrize("retry", ["second", "another"])
-def test_crash_around_every_write_that_adds_columns_then_retry(tmp_path: Path, watchers: Any, retry: str) -> None:
+def test_crash_around_every_write_that_adds_columns_then_retry_publishes_each_row_once(
+    tmp_path: Path, watchers: Any, retry: str
+) -> None:
     def add_column(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [{**row, "half": row["id"] // 2} for row in rows]
 

@@ -64,7 +64,9 @@ def test_staged_files_become_the_table_files(fixture: DeltaFixture) -> None:
 
 
 @pytest.mark.parametrize("retry", ["run", "another"])
-def test_crash_around_every_write_to_the_table_then_retry(tmp_path: Path, watch_delta_writes: Any, retry: str) -> None:
+def test_crash_around_every_write_to_the_table_then_retry_publishes_each_row_once(
+    tmp_path: Path, watch_delta_writes: Any, retry: str
+) -> None:
     def make_fixture(name: str) -> DeltaFixture:
         fixture = DeltaFixture(tmp_path / name)
         fixture.arrive(3)

@@ -72,7 +72,9 @@ def test_each_key_has_its_last_row_and_other_rows_are_kept(fixture: UpsertFixtur
 
 
 @pytest.mark.parametrize("retry", ["run", "another"])
-def test_crash_around_every_write_of_a_merge_then_retry(tmp_path: Path, watch_delta_writes: Any, retry: str) -> None:
+def test_crash_around_every_write_of_a_merge_then_retry_merges_each_row_once(
+    tmp_path: Path, watch_delta_writes: Any, retry: str
+) -> None:
     def make_fixture(name: str) -> UpsertFixture:
         fixture = UpsertFixture(tmp_path / name)
         fixture.arrive(4)

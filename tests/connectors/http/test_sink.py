@@ -177,7 +177,7 @@ ENDPOINTS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("other_run", ["same run", "other run"])
 @pytest.mark.parametrize(("choice", "replies"), ENDPOINTS)
-def test_crash_at_every_step_then_recovery(
+def test_crash_at_every_step_then_a_retry_keeps_the_promise_of_the_label(
     choice: str, other_run: str, replies: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
 ) -> None:
     watched_calls, lost, repeated = WatchedCalls(monkeypatch), 0, 0
@@ -209,7 +209,7 @@ def test_crash_at_every_step_then_recovery(
 @pytest.mark.slow
 @pytest.mark.parametrize("other_run", ["a", "b"])
 @pytest.mark.parametrize(("choice", "replies"), ENDPOINTS)
-def test_concurrent_runs_with_a_pause_at_every_step(
+def test_concurrent_runs_with_a_pause_at_every_step_keep_the_promise_of_the_label(
     choice: str, other_run: str, replies: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
 ) -> None:
     watched_calls = WatchedCalls(monkeypatch)
@@ -247,7 +247,7 @@ class LedgerFaults(FaultyStore):
 @pytest.mark.parametrize("other_run", ["a", "b"])
 @pytest.mark.parametrize("fault", [Fault.LOST_REPLY, Fault.CONFLICT, Fault.APPLIED_LATE], ids=lambda fault: fault.name)
 @pytest.mark.parametrize("choice", CHOICES)
-def test_every_faulty_ledger_reply_while_another_run_publishes(
+def test_every_faulty_ledger_reply_while_another_run_publishes_keeps_the_promise_of_the_label(
     choice: str, fault: Fault, other_run: str, tmp_path: Path, recorder: Recorder
 ) -> None:
     at, store = 0, None

@@ -111,7 +111,7 @@ def test_empty_topic_is_refused_before_the_commit() -> None:
         Measured().add(pa.table({"value": ["x", "y"], "topic": ["t", ""]}).to_batches()[0])
 
 
-def test_size_of_rows_with_only_a_value() -> None:
+def test_rows_with_only_a_value_are_measured() -> None:
     measured = Measured()
     for batch in pa.table({"value": ["1", "22", "333"]}).to_batches():
         measured.add(batch)

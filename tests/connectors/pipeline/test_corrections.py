@@ -417,7 +417,7 @@ def steps_of(tmp_path: Path) -> list[int]:
     ]
 
 
-def test_crash_at_every_step_of_a_run_with_a_correction_then_a_retry(tmp_path: Path) -> None:
+def test_crash_at_every_step_of_a_run_with_a_correction_loses_and_duplicates_no_row(tmp_path: Path) -> None:
     """While the run is dead, the upstream commits and corrects."""
     for at in steps_of(tmp_path):
         bronze, silver = corrected(tmp_path / str(at))

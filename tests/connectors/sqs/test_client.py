@@ -120,7 +120,7 @@ def test_attributes_and_bodies_are_landed_unchanged(tmp_path: Path, sqs: Any) ->
     assert landed[0]["headers"] == {"kind": "ä", "raw": "/w=="}
 
 
-def test_landing_on_s3_is_one_file_with_its_ids_below_one_mark(tmp_path: Path, sqs: Any) -> None:
+def test_each_landing_on_s3_is_one_file_with_its_ids_below_one_marker(tmp_path: Path, sqs: Any) -> None:
     boto3.client("s3").create_bucket(Bucket="lake", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
     queue_fixture = SqsFixture(tmp_path, sqs)
     location = f"s3://lake/landing/{next(_NAMES)}"
