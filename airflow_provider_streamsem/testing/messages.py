@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_streamsem import arguments
-from airflow_provider_streamsem.connectors.files.pins import FilePin
+from airflow_provider_streamsem.connectors.data_files.pins import FilePin
 from airflow_provider_streamsem.connectors.kafka.source import KafkaSource
 from airflow_provider_streamsem.connectors.parsing.decoders import Decoder, Json
 from airflow_provider_streamsem.errors import InvalidError

@@ -27,7 +27,7 @@ from airflow_provider_streamsem import (
     verify,
 )
 from airflow_provider_streamsem.commitlog.log import open_commit_log
-from airflow_provider_streamsem.connectors.files.pins import FilePin
+from airflow_provider_streamsem.connectors.data_files.pins import FilePin
 from airflow_provider_streamsem.errors import (
     DataError,
     InvalidError,

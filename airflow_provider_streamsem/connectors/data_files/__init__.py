@@ -1,1 +1,1 @@
-"""Writes data files with Spark, counts their rows, and computes their checksums and column statistics."""
+"""Data files: writes and reads them with Spark, pins them in a plan, and computes their row counts, checksums and column statistics."""

@@ -1,4 +1,4 @@
-"""Reads committed data files with Spark."""
+"""Reads data files with Spark."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_streamsem.connectors.columns.recorded import fields
 from airflow_provider_streamsem.errors import LogDamagedError, StreamsemError
-from airflow_provider_streamsem.stores.contract import spark_path
+from airflow_provider_streamsem.stores.contract import spark_path, split_url
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -53,3 +53,9 @@ def read_files(spark: SparkSession, paths: Sequence[str], *, format: str, schema
         .options(**TEXT_OPTIONS.get(format, {}), **_READ_OPTIONS, **_STRICT.get(format, {}))
         .load([spark_path(path) for path in paths])
     )
+
+
+def plain_root(location: str) -> str:
+    """Return a location as the prefix of the paths that Spark reports for its rows, after their percent escapes are decoded."""
+    scheme, rest = split_url(location)
+    return (f"s3a://{rest}" if scheme == "s3" else rest.rstrip("/")) + "/"

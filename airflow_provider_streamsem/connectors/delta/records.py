@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from airflow_provider_streamsem.connectors.contract import BadRecord, ParsedRecords
+from airflow_provider_streamsem.connectors.data_files.read import plain_root
 from airflow_provider_streamsem.connectors.delta.columns import (
     CHANGE_COLUMNS,
     fields_of,
@@ -19,7 +20,6 @@ from airflow_provider_streamsem.connectors.delta.columns import (
     with_zone,
 )
 from airflow_provider_streamsem.connectors.delta.pins import FilePin, TablePin
-from airflow_provider_streamsem.connectors.files.records import plain_root
 from airflow_provider_streamsem.connectors.table_files import rows
 from airflow_provider_streamsem.connectors.table_files.batches import adjacent
 from airflow_provider_streamsem.errors import DataError

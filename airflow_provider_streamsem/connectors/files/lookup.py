@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from airflow_provider_streamsem.connectors.files.pins import FilePin
+from airflow_provider_streamsem.connectors.data_files.pins import FilePin
 from airflow_provider_streamsem.connectors.files.source import FilesSource
 from airflow_provider_streamsem.connectors.lookup import check_number_of_files, checking_pin
 from airflow_provider_streamsem.protocol.codec import plain

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal, InvalidOperation
 
-from airflow_provider_streamsem.connectors.files.pins import FilePin
+from airflow_provider_streamsem.connectors.data_files.pins import FilePin
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.protocol.entries import Json
 

@@ -13,9 +13,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StringType, StructField, StructType
 
 from airflow_provider_streamsem.connectors.contract import BadRecord, ParsedRecords
+from airflow_provider_streamsem.connectors.data_files import columnar
+from airflow_provider_streamsem.connectors.data_files.columnar import Footer
 from airflow_provider_streamsem.connectors.data_files.direct_commit import PLAIN_FILES
-from airflow_provider_streamsem.connectors.files import columnar, partitions
-from airflow_provider_streamsem.connectors.files.columnar import Footer
+from airflow_provider_streamsem.connectors.data_files.read import plain_root
+from airflow_provider_streamsem.connectors.files import partitions
 from airflow_provider_streamsem.connectors.files.csv_lines import Csv
 from airflow_provider_streamsem.connectors.files.reader_options import ENCODING
 from airflow_provider_streamsem.connectors.files.text_lines import (
@@ -32,10 +34,10 @@ from airflow_provider_streamsem.connectors.parsing.bad_rows import bad_rows, tex
 from airflow_provider_streamsem.connectors.parsing.sql_text import Parsed
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.identifiers import quoted
-from airflow_provider_streamsem.stores.contract import spark_path, split_url
+from airflow_provider_streamsem.stores.contract import spark_path
 
 if TYPE_CHECKING:
-    from airflow_provider_streamsem.connectors.files.pins import FilePin
+    from airflow_provider_streamsem.connectors.data_files.pins import FilePin
 
 _RECORD, _BAD, _REASON = "__streamsem_record", "__streamsem_record_bad", "__streamsem_reason"
 _UTC = ("UTC", "Etc/UTC", "GMT", "Z")
@@ -421,12 +423,6 @@ def _as_read(field: StructField) -> StructField:
 
 def _quoted(name: str) -> Column:
     return F.col(quoted(name))
-
-
-def plain_root(location: str) -> str:
-    """Return a source's path in the form of :func:`plain_path`, with a trailing slash."""
-    scheme, rest = split_url(location)
-    return (f"s3a://{rest}" if scheme == "s3" else rest.rstrip("/")) + "/"
 
 
 def no_records(spark: SparkSession, source: _Source) -> ParsedRecords:

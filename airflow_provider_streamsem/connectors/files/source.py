@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, ClassVar
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.contract import Loaded, SourceEnd, SourceSlice
+from airflow_provider_streamsem.connectors.data_files.pins import FilePin, read_pins
 from airflow_provider_streamsem.connectors.defaults import SourceDefaults
 from airflow_provider_streamsem.connectors.files import partitions, tables, truncation
 from airflow_provider_streamsem.connectors.files.ledger import Ledger
-from airflow_provider_streamsem.connectors.files.pins import FilePin, read_pins
 from airflow_provider_streamsem.connectors.files.reader_options import ENCODING, ENCODINGS, OPTIONS
 from airflow_provider_streamsem.errors import (
     DataError,

@@ -16,8 +16,8 @@ from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.amqp.client import AmqpQueue
 from airflow_provider_streamsem.connectors.contract import SourceEnd, SourceSlice
+from airflow_provider_streamsem.connectors.data_files.pins import FilePin
 from airflow_provider_streamsem.connectors.defaults import SourceDefaults
-from airflow_provider_streamsem.connectors.files.pins import FilePin
 from airflow_provider_streamsem.connectors.files.source import PARTITION, FilesPlanner, FilesSource
 from airflow_provider_streamsem.connectors.landing.messages import LandingDirectory, Window
 from airflow_provider_streamsem.connectors.pubsub.client import PubSubQueue

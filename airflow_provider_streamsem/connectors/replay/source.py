@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, ClassVar
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.contract import Loaded
+from airflow_provider_streamsem.connectors.data_files.pins import FilePin
 from airflow_provider_streamsem.connectors.defaults import SourceDefaults
-from airflow_provider_streamsem.connectors.files.pins import FilePin
 from airflow_provider_streamsem.connectors.files.source import PARTITION, FilesPlanner, FilesSource, ListedEnd
 from airflow_provider_streamsem.errors import InvalidError, SourceChangedError
 from airflow_provider_streamsem.protocol.entries import FoundFile, Json

@@ -9,11 +9,11 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from airflow_provider_streamsem.connectors.data_files import columnar
+from airflow_provider_streamsem.connectors.data_files import pins as file_pins
+from airflow_provider_streamsem.connectors.data_files.columnar import Footer
 from airflow_provider_streamsem.connectors.data_files.direct_commit import PLAIN_FILES
-from airflow_provider_streamsem.connectors.files import columnar
-from airflow_provider_streamsem.connectors.files import pins as file_pins
-from airflow_provider_streamsem.connectors.files.columnar import Footer
-from airflow_provider_streamsem.connectors.files.records import plain_root
+from airflow_provider_streamsem.connectors.data_files.read import plain_root
 from airflow_provider_streamsem.connectors.table_files.batches import PlannedFile
 from airflow_provider_streamsem.errors import DataError
 

@@ -9,7 +9,7 @@ from threading import Barrier
 import pytest
 
 from airflow_provider_streamsem import FilesSource, Limits
-from airflow_provider_streamsem.connectors.files.pins import FilePin
+from airflow_provider_streamsem.connectors.data_files.pins import FilePin
 from airflow_provider_streamsem.errors import RecordsMissingError, SourceChangedError
 from airflow_provider_streamsem.testing.stores import CountingStore
 from tests.pipeline_fixture import PipelineFixture
