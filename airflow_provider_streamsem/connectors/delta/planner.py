@@ -9,6 +9,7 @@ from itertools import takewhile
 from typing import Any
 
 from airflow_provider_streamsem.connectors.contract import SourceEnd, SourceSlice
+from airflow_provider_streamsem.connectors.defaults import PlannerDefaults
 from airflow_provider_streamsem.connectors.delta import files
 from airflow_provider_streamsem.connectors.delta.columns import Columns, columns_of
 from airflow_provider_streamsem.connectors.delta.history import Entry, History
@@ -19,7 +20,7 @@ from airflow_provider_streamsem.connectors.table_files.stored import missing
 from airflow_provider_streamsem.errors import SourceChangedError
 from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.protocol.entries import Json
-from airflow_provider_streamsem.protocol.offsets import Gaps, Offsets, between, length, position
+from airflow_provider_streamsem.protocol.offsets import Gaps, Offsets, position
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class _Selected:
         self.pins = {version: pins for version, pins in self.pins.items() if version < end}
 
 
-class DeltaPlanner:
+class DeltaPlanner(PlannerDefaults):
     """
     A Delta source that is bound to a commit log.
 
@@ -295,10 +296,6 @@ class DeltaPlanner:
         if entry is not None and entry.in_commit_ms is not None:
             return entry.in_commit_ms
         return next((ms for listed, ms in self._history.times(version) if listed == version), 0)
-
-    def lag(self, start: Offsets, hint: Json) -> int:
-        """Return the number of unread versions, plus the number of unread files of the snapshot."""
-        return length(between(start, self.poll(hint).offsets))
 
     def unread_before(self, start: Offsets, at_ms: int) -> int:
         """Return how many of the items that :meth:`lag` counts were written before ``at_ms`` (milliseconds UTC, exclusive)."""

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
-from airflow_provider_streamsem.connectors.columns.names import more_than_once
 from airflow_provider_streamsem.connectors.columns.types import VOID, bare, widened
 from airflow_provider_streamsem.connectors.contract import SinkCommit, SinkMarker
 from airflow_provider_streamsem.connectors.data_files.bounds import delta_stats
@@ -41,9 +40,8 @@ from airflow_provider_streamsem.errors import (
     InvalidError,
     MarkerLostError,
     PublishError,
-    StreamsemError,
-    UnavailableError,
 )
+from airflow_provider_streamsem.identifiers import more_than_once
 from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Json
 from airflow_provider_streamsem.stores.contract import normalised
 
@@ -97,6 +95,7 @@ class DeltaSink(TableSink[_Open]):
     """
 
     extra: ClassVar[str] = "delta"
+    table_format: ClassVar[str] = "Delta"
     once: ClassVar[str] = (
         "each version is one entry of the table's log, which contains {holds} and the pipeline's transaction number; no second entry has the same number"
     )
@@ -258,19 +257,10 @@ class DeltaSink(TableSink[_Open]):
         """Return ``True`` for every error that does not come from the store."""
         return not is_transient(error)
 
-    def refused_error(self, batch: SinkCommit, cause: Exception) -> StreamsemError:
-        """Return an error that names the type of the cause."""
-        summary = "the Delta table refuses the batch; nothing of it is in the table"
-        error = PublishError(summary, table=self.path, version=batch.version, problem=type(cause).__name__)
-        error.__cause__ = cause
-        return error
-
-    def unknown_result_error(self, batch: SinkCommit, cause: Exception | None) -> StreamsemError:
-        """Return an error that names the table and the number of tries."""
-        summary = "the Delta table did not report the result of a request; whether the batch is in it is unknown"
-        error = UnavailableError(summary, table=self.path, version=batch.version, tries=self.tries)
-        error.__cause__ = cause
-        return error
+    @property
+    def table_name(self) -> str:
+        """The location of the table."""
+        return self.path
 
     def _check_not_restored(self, batch: SinkCommit, cached: CachedTable, marker: SinkMarker) -> None:
         """

@@ -94,6 +94,7 @@ class IcebergSink(TableSink[_Open]):
     """
 
     extra: ClassVar[str] = "iceberg"
+    table_format: ClassVar[str] = "Iceberg"
     once: ClassVar[str] = (
         "each version is one commit of the table, which contains {holds} and the pipeline's marker; the catalog refuses the commit if the branch main has moved"
     )
@@ -249,19 +250,10 @@ class IcebergSink(TableSink[_Open]):
         """Return ``True`` for every error that does not come from the catalog or the store."""
         return not is_transient(error)
 
-    def refused_error(self, batch: SinkCommit, cause: Exception) -> StreamsemError:
-        """Return an error that names the type of the cause."""
-        summary = "the Iceberg table refuses the batch; nothing of it is in the table"
-        error = PublishError(summary, table=self.table, version=batch.version, problem=type(cause).__name__)
-        error.__cause__ = cause
-        return error
-
-    def unknown_result_error(self, batch: SinkCommit, cause: Exception | None) -> StreamsemError:
-        """Return an error that names the table and the number of tries."""
-        summary = "the Iceberg table did not report the result of a request; whether the batch is in it is unknown"
-        error = UnavailableError(summary, table=self.table, version=batch.version, tries=self.tries)
-        error.__cause__ = cause
-        return error
+    @property
+    def table_name(self) -> str:
+        """The identifier of the table."""
+        return self.table
 
     def _commit_once(self, table: Table, batch: SinkCommit, key: str, state: str) -> None:
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ from airflow_provider_streamsem.connectors.contract import BadRecord
 from airflow_provider_streamsem.connectors.parsing.bad_rows import bad_rows, text_of
 from airflow_provider_streamsem.connectors.parsing.decoded import Decoded, decode
 from airflow_provider_streamsem.connectors.parsing.decoders import Decoder
-from airflow_provider_streamsem.errors import DataError
+from airflow_provider_streamsem.connectors.parsing.message_records import refuse_reserved
 
 if TYPE_CHECKING:
     from airflow_provider_streamsem.connectors.kafka.pins import RangePin
@@ -76,7 +76,7 @@ class KafkaRecords:
             columns = [value.alias(name) for name, value in parts["value"].fields.items()]
             columns += [F.col(name).alias(f"kafka_{name}") for name in _OWN if name != "key"]
             columns.append(key_column.alias("kafka_key"))
-            _refuse_reserved_names(parts["value"].fields)
+            refuse_reserved(parts["value"].fields, (f"kafka_{own}" for own in _OWN))
         else:
             columns = [F.col(name) for name in _OWN if name != "key"] + [key_column.alias("key"), F.col("value")]
         self.frame = read.select(*columns, bad.alias(_BAD), location.alias(_RECORD_LOCATION))
@@ -174,15 +174,6 @@ def _group(options: Mapping[str, str], pins: Sequence[RangePin]) -> dict[str, st
 def _named_group(identity: str) -> str:
     """Return a random group name. The cache returns the same name for the same identity."""
     return f"spark-kafka-relation-{secrets.token_hex(16)}"
-
-
-def _refuse_reserved_names(names: Iterable[str]) -> None:
-    reserved = sorted({name for name in names if name.lower() in {f"kafka_{own}" for own in _OWN}})
-    if reserved:
-        raise DataError(
-            "fields of the value have names that are reserved for Kafka's columns; nothing became visible",
-            fields=reserved,
-        )
 
 
 def _text(value: bytes | None) -> tuple[str, str]:

@@ -18,7 +18,7 @@ from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.contract import Expiry, SourceEnd, SourceSlice
-from airflow_provider_streamsem.connectors.defaults import SourceDefaults
+from airflow_provider_streamsem.connectors.defaults import PlannerDefaults, SourceDefaults
 from airflow_provider_streamsem.connectors.kafka.client import settings_of
 from airflow_provider_streamsem.connectors.kafka.cluster import (
     End,
@@ -344,7 +344,7 @@ def _check_pattern(where: str, pattern: object) -> None:
         raise InvalidError(f"{where} is not a regular expression", given=pattern) from error
 
 
-class KafkaPlanner:
+class KafkaPlanner(PlannerDefaults):
     """
     A Kafka source that is bound to a commit log.
 
@@ -469,10 +469,6 @@ class KafkaPlanner:
                     "a partition was truncated below the committed offset: Kafka lost records. Nothing was written"
                 )
                 raise SourceChangedError(summary, partition=p.name, committed=committed, end=end.offset)
-
-    def lag(self, start: Offsets, hint: Json) -> int:
-        """Return the number of offsets from ``start`` (inclusive) to the end."""
-        return length(between(start, self.poll(hint).offsets))
 
     def unread_before(self, start: Offsets, at_ms: int) -> int:
         """

@@ -7,18 +7,14 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from airflow_provider_streamsem.connectors.contract import BadRecord
 from airflow_provider_streamsem.connectors.kinesis import aggregated, reading
 from airflow_provider_streamsem.connectors.kinesis.pins import ShardPin
-from airflow_provider_streamsem.connectors.parsing.bad_rows import bad_rows, text_of
-from airflow_provider_streamsem.connectors.parsing.decoded import decode
 from airflow_provider_streamsem.connectors.parsing.decoders import Decoder
+from airflow_provider_streamsem.connectors.parsing.message_records import MessageRecords
 from airflow_provider_streamsem.connectors.pickling import pickled_by_value
-from airflow_provider_streamsem.errors import DataError
 
 COLUMNS = (
     "stream string, shard_id string, sequence_number string, sub_sequence_number long, approximate_arrival_timestamp timestamp, "
@@ -33,49 +29,17 @@ _OWN = (
     "approximate_arrival_timestamp",
     "partition_key",
 )
-_BAD, _LOCATION, _REASON = "__streamsem_bad", "__streamsem_location", "__streamsem_reason"
 
 
-class KinesisRecords:
+def decoded_records(read: DataFrame, value: Decoder | None) -> MessageRecords:
     """
-    The decoded records of planned ranges. Implements :class:`airflow_provider_streamsem.connectors.contract.Loaded`.
+    Return the decoded records.
 
     :param read: the records with the columns :data:`COLUMNS`
     :param value: decoder of the data; ``None``: the data stays binary
     """
-
-    bad: Column | None
-    frame: DataFrame
-    drop: tuple[str, ...]
-
-    def __init__(self, read: DataFrame, value: Decoder | None) -> None:
-        if value is None:
-            self.frame, self.bad, self.drop = read, None, ()
-            return
-        decoded = decode(read, "data", value, subjects=[])
-        _refuse_reserved_names([*decoded.fields])
-        fields = [column.alias(name) for name, column in decoded.fields.items()]
-        own = [F.col(name).alias(f"kinesis_{name}") for name in _OWN]
-        location = F.struct(*(F.col(name) for name in (*_OWN, "data"))).alias(_LOCATION)
-        is_bad = F.coalesce(decoded.bad, F.lit(False))
-        self.frame = decoded.frame.select(*fields, *own, is_bad.alias(_BAD), location)
-        reason = F.when(is_bad, decoded.why_bad("the data")).alias(_REASON)
-        self._explained = decoded.frame.select(is_bad.alias(_BAD), location, reason)
-        self._unreadable = decoded.unreadable
-        self.bad, self.drop = F.col(_BAD), (_BAD, _LOCATION)
-
-    def bad_records(self) -> Iterator[BadRecord]:
-        """Yield the bad records in a second pass over the same ranges."""
-        if self.bad is None:
-            return
-        selected = [F.col(_LOCATION), F.col(_REASON)]
-        for row, reason in bad_rows(self._explained, self.bad, selected, reason=_REASON):
-            text, encoding = text_of(bytes(row["data"]))
-            location = {
-                "stream": row["stream"], "shard_id": row["shard_id"], "sequence_number": row["sequence_number"],
-                "sub_sequence_number": row["sub_sequence_number"], "partition_key": row["partition_key"], "encoding": encoding,
-            }  # fmt: skip
-            yield BadRecord(location=location, raw=text, error="; ".join([reason, *self._unreadable]))
+    location = [name for name in _OWN if name != "approximate_arrival_timestamp"]
+    return MessageRecords(read, value, system="kinesis", own=_OWN, location=location)
 
 
 def read_ranges(
@@ -124,10 +88,3 @@ def _data_source(
             return Reader()
 
     return Source
-
-
-def _refuse_reserved_names(names: Sequence[str]) -> None:
-    reserved = sorted({name for name in names if name.lower() in {f"kinesis_{own}" for own in _OWN}})
-    if reserved:
-        summary = "fields of the value have names that are reserved for the columns of Kinesis; nothing became visible"
-        raise DataError(summary, fields=reserved)

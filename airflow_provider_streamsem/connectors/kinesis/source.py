@@ -37,7 +37,7 @@ from airflow_provider_streamsem.stores import aws, s3
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from airflow_provider_streamsem.connectors.kinesis.records import KinesisRecords
+    from airflow_provider_streamsem.connectors.parsing.message_records import MessageRecords
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,15 +236,15 @@ class KinesisSource:
                     oldest=None if record is None else record.number,
                 )
 
-    def load(self, spark: SparkSession, pins: Sequence[ShardPin]) -> KinesisRecords | ParsedRecords:
+    def load(self, spark: SparkSession, pins: Sequence[ShardPin]) -> MessageRecords | ParsedRecords:
         """Return the records of the pinned ranges as a DataFrame. This call reads no record."""
         from pyspark.sql.utils import is_remote
 
-        from airflow_provider_streamsem.connectors.kinesis.records import COLUMNS, KinesisRecords, read_ranges
+        from airflow_provider_streamsem.connectors.kinesis.records import COLUMNS, decoded_records, read_ranges
 
         if not pins:
-            return KinesisRecords(spark.createDataFrame([], COLUMNS), decoding.without_registry(self.value))
+            return decoded_records(spark.createDataFrame([], COLUMNS), decoding.without_registry(self.value))
         settings = self.settings()
         if is_remote():  # A Spark Connect server has its own credentials, and may log what it receives.
             settings = {name: settings[name] for name in ("endpoint_url", "region_name") if name in settings}
-        return KinesisRecords(read_ranges(spark, pins, settings, aggregation=self.aggregation), self.value)
+        return decoded_records(read_ranges(spark, pins, settings, aggregation=self.aggregation), self.value)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.contract import Expiry, SourceEnd, SourceSlice
+from airflow_provider_streamsem.connectors.defaults import PlannerDefaults
 from airflow_provider_streamsem.connectors.nats import access as accesses
 from airflow_provider_streamsem.connectors.nats.access import Access, access_of
 from airflow_provider_streamsem.connectors.nats.client import NatsClient, Stored, connected
@@ -31,7 +32,7 @@ from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges, between
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from airflow_provider_streamsem.connectors.nats.records import NatsRecords
+    from airflow_provider_streamsem.connectors.parsing.message_records import MessageRecords
 
 logger = logging.getLogger(__name__)
 
@@ -238,16 +239,16 @@ class NatsSource:
                         summary, partition=pin.partition, range=(pin.start, pin.end), first=state.first
                     )
 
-    def load(self, spark: SparkSession, pins: Sequence[SequencePin]) -> NatsRecords:
+    def load(self, spark: SparkSession, pins: Sequence[SequencePin]) -> MessageRecords:
         """Return the messages of the pinned ranges as a DataFrame. This call reads no message."""
         from airflow_provider_streamsem.connectors.nats.reading import Reading
-        from airflow_provider_streamsem.connectors.nats.records import NatsRecords
+        from airflow_provider_streamsem.connectors.nats.records import decoded_messages
 
         reading = Reading(
             access=self.access(), domain=self.domain, subject=self.subject, pins=tuple(pins), tasks=self.tasks
         )
         value = self.value if pins else decoding.without_registry(self.value)
-        return NatsRecords(spark, reading, stream=self.stream, value=value)
+        return decoded_messages(spark, reading, stream=self.stream, value=value)
 
 
 def _starting(where: str, given: object) -> str | int:
@@ -286,7 +287,7 @@ def _mark(hint: Json) -> tuple[str, int, str] | None:
     return None
 
 
-class NatsPlanner:
+class NatsPlanner(PlannerDefaults):
     """
     A :class:`NatsSource` that is bound to a commit log.
 
@@ -340,10 +341,6 @@ class NatsPlanner:
         mark = _mark(hint)
         if mark is not None and mark[:2] == (state.partition, position(start, state.partition) - 1):
             _check_history(client, state, mark[1], mark[2])
-
-    def lag(self, start: Offsets, hint: Json) -> int:
-        """Return the number of sequences from ``start`` (inclusive) to the end."""
-        return length(between(start, self.poll(hint).offsets))
 
     def unread_before(self, start: Offsets, at_ms: int) -> int:
         """Return the number of sequences from ``start`` (inclusive) to the first message that was stored at or after ``at_ms`` (milliseconds UTC)."""

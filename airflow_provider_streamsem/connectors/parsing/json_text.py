@@ -32,7 +32,6 @@ from pyspark.sql.types import (
     VarcharType,
 )
 
-from airflow_provider_streamsem.connectors.columns.names import more_than_once
 from airflow_provider_streamsem.connectors.parsing import values as exact
 from airflow_provider_streamsem.connectors.parsing import wide
 from airflow_provider_streamsem.connectors.parsing.sql_text import (
@@ -56,7 +55,7 @@ from airflow_provider_streamsem.connectors.parsing.sql_text import (
     with_sql,
 )
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.identifiers import quoted
+from airflow_provider_streamsem.identifiers import more_than_once, quoted
 
 _CORRUPT = "__streamsem_corrupt"
 _STRICT = {"allowsinglequotes": "false", "allownonnumericnumbers": "false"}

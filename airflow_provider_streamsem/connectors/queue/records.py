@@ -11,7 +11,7 @@ from airflow_provider_streamsem.connectors.contract import BadRecord
 from airflow_provider_streamsem.connectors.files.text_lines import PATH, RAW, plain_path
 from airflow_provider_streamsem.connectors.parsing import json_text as parsing
 from airflow_provider_streamsem.connectors.parsing.bad_rows import bad_rows
-from airflow_provider_streamsem.errors import DataError
+from airflow_provider_streamsem.connectors.parsing.message_records import refuse_reserved
 
 _LANDED = "id string, received_ms long, body string, encoding string, headers map<string,string>"
 _OWN = ("queue_message_id", "queue_received_at", "queue_headers")
@@ -56,7 +56,7 @@ class QueueRecords:
             fields = [F.expr(column) for column in parsed.columns]
         else:
             names, fields = ["body"], [body.alias("body")]
-        _refuse_reserved_names(names)
+        refuse_reserved(names, _OWN)
         own = [
             message["id"].alias("queue_message_id"),
             F.timestamp_millis(message["received_ms"]).alias("queue_received_at"),
@@ -80,12 +80,3 @@ class QueueRecords:
             }
             error = f"the body does not fit the schema: {reason}" if is_message and reason else self._error
             yield BadRecord(location=location, raw=message["body"] if is_message else line, error=error)
-
-
-def _refuse_reserved_names(names: list[str]) -> None:
-    reserved = sorted({name for name in names if name.lower() in _OWN})
-    if reserved:
-        raise DataError(
-            "fields of the body have names that are reserved for the queue's columns; nothing became visible",
-            fields=reserved,
-        )

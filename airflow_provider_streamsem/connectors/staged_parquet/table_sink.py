@@ -11,7 +11,7 @@ from airflow_provider_streamsem.connectors.contract import SinkCommit
 from airflow_provider_streamsem.connectors.staged_parquet import keyed_rows
 from airflow_provider_streamsem.connectors.staged_parquet.sink import StagedSink
 from airflow_provider_streamsem.connectors.staged_parquet.transactions import H, TransactionalSink
-from airflow_provider_streamsem.errors import InvalidError, PublishError
+from airflow_provider_streamsem.errors import InvalidError, PublishError, StreamsemError, UnavailableError
 from airflow_provider_streamsem.protocol.entries import Committable, Json
 from airflow_provider_streamsem.protocol.keys import attempt_of_data
 from airflow_provider_streamsem.stores.dataset import open_dataset
@@ -31,6 +31,8 @@ class TableSink(TransactionalSink[H]):
 
     __slots__ = ()
 
+    table_format: ClassVar[str]
+    """``Delta`` or ``Iceberg``."""
     once: ClassVar[str]
     """The reason why the table has each version once. ``{holds}`` is replaced by ``its files`` or ``the rows merged by key``."""
     null_texts: ClassVar[Sequence[str]] = ()
@@ -55,6 +57,25 @@ class TableSink(TransactionalSink[H]):
             raise InvalidError(
                 "mode upsert requires keys, and other modes do not accept them", mode=self.mode, keys=list(self.keys)
             )
+
+    @property
+    def table_name(self) -> str:
+        """The name of the table in errors."""
+        raise NotImplementedError
+
+    def refused_error(self, batch: SinkCommit, cause: Exception) -> StreamsemError:
+        """Return an error that names the type of the cause."""
+        summary = f"the {self.table_format} table refuses the batch; nothing of it is in the table"
+        error = PublishError(summary, table=self.table_name, version=batch.version, problem=type(cause).__name__)
+        error.__cause__ = cause
+        return error
+
+    def unknown_result_error(self, batch: SinkCommit, cause: Exception | None) -> StreamsemError:
+        """Return an error that names the table and the number of tries."""
+        summary = f"the {self.table_format} table did not report the result of a request; whether the batch is in it is unknown"
+        error = UnavailableError(summary, table=self.table_name, version=batch.version, tries=self.tries)
+        error.__cause__ = cause
+        return error
 
     @property
     def merges(self) -> bool:

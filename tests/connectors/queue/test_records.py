@@ -82,5 +82,5 @@ def test_text_bodies_are_read_unchanged(fixture: PipelineFixture) -> None:
 
 
 def test_body_field_with_the_name_of_a_queue_column_is_refused(fixture: PipelineFixture) -> None:
-    with pytest.raises(DataError, match="reserved for the queue's columns"):
+    with pytest.raises(DataError, match="columns that the source adds"):
         run(fixture, [Message(id="a", body=b"{}")], schema="queue_message_id string")

@@ -1,0 +1,90 @@
+"""The records of a source whose messages have one binary column of data, such as a stream. Imports pyspark, so only engines import this module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from airflow_provider_streamsem.connectors.contract import BadRecord
+from airflow_provider_streamsem.connectors.parsing.bad_rows import bad_rows, text_of
+from airflow_provider_streamsem.connectors.parsing.decoded import decode
+from airflow_provider_streamsem.connectors.parsing.decoders import Decoder
+from airflow_provider_streamsem.errors import DataError
+
+_DATA, _BAD, _LOCATION, _REASON = (f"__streamsem_{name}" for name in ("data", "bad", "location", "reason"))
+
+
+class MessageRecords:
+    """
+    The decoded messages of planned ranges. Implements :class:`airflow_provider_streamsem.connectors.contract.Loaded`.
+
+    The columns are the fields of the data, and then the columns ``own``, each with the name of the system as its prefix.
+
+    :param read: the messages, with the columns ``own`` and ``data``
+    :param value: decoder of the data; ``None``: the messages stay as they were read
+    :param system: the name of the system, such as ``nats``
+    :param own: the columns of a message that are not its data
+    :param location: the columns among ``own`` that locate a bad message in the source
+    :param is_empty_null: whether empty data is a null message, whose fields are null
+    :param facts: more fields of the location of a bad message
+    """
+
+    bad: Column | None
+    frame: DataFrame
+    drop: tuple[str, ...]
+
+    def __init__(
+        self,
+        read: DataFrame,
+        value: Decoder | None,
+        *,
+        system: str,
+        own: Sequence[str],
+        location: Sequence[str],
+        is_empty_null: bool = False,
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._located, self._facts = location, facts or {}
+        if value is None:
+            self.frame, self.bad, self.drop = read, None, ()
+            return
+        data = F.expr("nullif(data, X'')") if is_empty_null else F.col("data")
+        decoded = decode(read.withColumn(_DATA, data), _DATA, value, subjects=[])
+        refuse_reserved(decoded.fields, (f"{system}_{name}" for name in own))
+        fields = [column.alias(name) for name, column in decoded.fields.items()]
+        columns = [F.col(name).alias(f"{system}_{name}") for name in own]
+        where = F.struct(*(F.col(name) for name in (*location, "data"))).alias(_LOCATION)
+        is_bad = F.coalesce(decoded.bad, F.lit(False))
+        self.frame = decoded.frame.select(*fields, *columns, is_bad.alias(_BAD), where)
+        reason = F.when(is_bad, decoded.why_bad("the data")).alias(_REASON)
+        self._explained = decoded.frame.select(is_bad.alias(_BAD), where, reason)
+        self._unreadable = decoded.unreadable
+        self.bad, self.drop = F.col(_BAD), (_BAD, _LOCATION)
+
+    def bad_records(self) -> Iterator[BadRecord]:
+        """Yield the bad messages in a second pass over the same ranges."""
+        if self.bad is None:
+            return
+        selected = [F.col(_LOCATION), F.col(_REASON)]
+        for row, reason in bad_rows(self._explained, self.bad, selected, reason=_REASON):
+            text, encoding = text_of(bytes(row["data"]))
+            location = {**self._facts, **{name: row[name] for name in self._located}, "encoding": encoding}
+            yield BadRecord(location=location, raw=text, error="; ".join([reason, *self._unreadable]))
+
+
+def refuse_reserved(fields: Iterable[str], reserved: Iterable[str]) -> None:
+    """
+    Refuse fields with the names of columns that the source adds. Names are compared without regard to case.
+
+    :raises DataError: names the fields
+    """
+    names = {*reserved}
+    found = sorted({field for field in fields if field.lower() in names})
+    if found:
+        raise DataError(
+            "fields of the records have the names of columns that the source adds; nothing became visible",
+            fields=found,
+        )
