@@ -11,12 +11,24 @@ from tests.simulation.scheduler import Process
 from tests.simulation.simulated_pipeline import PipelineFixture
 from tests.simulation.stateful import StatefulPipeline, unchanged
 
+OUTDATED_ROLLBACK = (
+    "at the same time",
+    "was rolled back",
+    "has reprocessed a version",
+    "state after",
+    "is open",
+    "closed versions only",
+)
+OUTDATED_REPROCESS = ("was rolled back", "state before this version", "only a committed batch can be reprocessed")
+"""Parts of the errors of requests that other processes have made impossible."""
+
 
 def is_outdated(process: Process, error: Exception | None) -> bool:
-    """Whether the request of an operator was refused because of what other processes have done."""
+    """Whether the request of a user was refused because of what other processes have done."""
     if process.kind == "rollback":
-        return isinstance(error, (ConflictError, InvalidError))
-    return process.kind.endswith("reprocess") and isinstance(error, InvalidError)
+        return isinstance(error, (ConflictError, InvalidError)) and any(r in error.summary for r in OUTDATED_ROLLBACK)
+    is_reprocess = process.kind.endswith("reprocess")
+    return is_reprocess and isinstance(error, InvalidError) and any(r in error.summary for r in OUTDATED_REPROCESS)
 
 
 class RollbackPipeline(PipelineFixture):

@@ -82,6 +82,7 @@ class Simulation:
 
     :attr results: the results of runs in order, as (run key, result)
     :attr announced: the versions that a result announced
+    :attr rolled_back_to: run key of a rollback → the version to which it returns
     :attr reads: version → files and ids that the first reader found
     """
 
@@ -89,6 +90,7 @@ class Simulation:
     root: Path
     results: list[tuple[str, RunResult]] = field(default_factory=list)
     announced: set[int] = field(default_factory=set)
+    rolled_back_to: dict[str, int] = field(default_factory=dict)
     reads: dict[int, tuple[list[str], Counter[int]]] = field(default_factory=dict)
     reprocessed: dict[str, int] = field(default_factory=dict)
 
@@ -245,9 +247,12 @@ class Simulation:
         if self.store.closed < 0:
             return
         to = self.rng.choice(self.raw_log().kept(self.store.closed)[-5:])
-        for _ in range(8):  # an operator waits until no version is open
+        run_key = None if int(process.name[1:3]) % 2 else "rollback-a"  # some processes perform one request
+        if run_key is not None:
+            to = self.rolled_back_to.setdefault(run_key, to)
+        for _ in range(8):  # a user waits until no version is open
             try:
-                result = rollback(self.pipelines[0], to, log=process.log)
+                result = rollback(self.pipelines[0], to, run_key=run_key, log=process.log)
                 break
             except (ConflictError, InvalidError) as error:
                 if not any(reason in error.summary for reason in ("is open", "at the same time")):
@@ -447,7 +452,7 @@ class Simulation:
         log = self.log_without_faults("check")
         raw = self.raw_log()
         require(raw.open is None, "a version is still open")
-        without_run_key = {v for v in raw.committed if raw.plans[v]["run_key"].startswith(("reprocess:", "rollback:"))}
+        without_run_key = {v for v in raw.committed if raw.plans[v]["run_key"].startswith(("reprocess:", "rollback"))}
         exempt = {v for v in without_run_key if v > max(self.announced, default=-1)}
         missing = {*raw.committed} - self.announced - exempt
         require(not missing, "no run result announces these commits (A5)", missing)
