@@ -180,7 +180,7 @@ TABLES: dict[str, list[Row]] = {
         Row(
             "stateful operators or watermarks were added, removed or replaced",
             InvalidError,
-            "undo the change; or fork the pipeline without state ([keep state](../how-to/keep-state.md#what-cannot-change))",
+            "undo the change; or fork the pipeline without state ([state](state.md#what-cannot-change))",
             "state/test_changes.py::test_other_operators_are_refused_by_name",
         ),
         Row(
