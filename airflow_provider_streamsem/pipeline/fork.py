@@ -1,5 +1,5 @@
 """
-Creates the log of a fork: a pipeline that starts at a version of another pipeline, at its offsets and with its state, or at a time of its source.
+Creates the log of a fork: a pipeline that starts at a version of another pipeline, at its offsets and with its state, or at a point in time of its source.
 
 A fork replays the source from there with other code, into its own datasets. The original pipeline continues, and shares nothing with the fork.
 """
