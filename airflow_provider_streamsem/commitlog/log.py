@@ -391,6 +391,17 @@ class CommitLog:
         """Return the outcome of a version and the sha256 of its bytes, or ``None`` if it does not exist."""
         return self.perform(procedures.read_entry(Outcome, keys.outcome(version)))
 
+    def closed_version(self, version: int) -> tuple[Plan, Outcome]:
+        """
+        Return the plan and the outcome of a closed version.
+
+        :raises LogDamagedError: one of them is missing
+        """
+        plan, outcome = self.plan(version), self.outcome(version)
+        if plan is None or outcome is None:
+            raise LogDamagedError("a closed version lacks its plan or its outcome", invariant="I2", version=version)
+        return plan[0], outcome[0]
+
     def closed_head(self) -> int:
         """Return the newest closed version that a listing shows; -1 if there is none."""
         return self.find_head().closed

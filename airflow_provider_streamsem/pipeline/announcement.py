@@ -116,9 +116,7 @@ def commits_of_others(log: CommitLog, versions: list[int], run_key: str) -> Comp
     """
     commits = []
     for version in versions[-LISTED:]:
-        plan, outcome = log.plan(version), log.outcome(version)
-        if plan is None or outcome is None:
-            raise LogDamagedError("a closed version lacks its plan or its outcome", invariant="I2", version=version)
-        if outcome[0].committed and plan[0].run_key != run_key:
-            commits.append((plan[0], outcome[0]))
+        plan, outcome = log.closed_version(version)
+        if outcome.committed and plan.run_key != run_key:
+            commits.append((plan, outcome))
     return commits

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from functools import cache, partial
+from functools import cache
 
 from airflow_provider_streamsem.connectors.upstreams import Repinning
-from airflow_provider_streamsem.errors import LogDamagedError
 from airflow_provider_streamsem.pipeline.opening import OpenPipeline
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import offsets
 from airflow_provider_streamsem.protocol.codec import plain
-from airflow_provider_streamsem.protocol.entries import Json, Outcome, Plan
+from airflow_provider_streamsem.protocol.entries import Json, Plan
 from airflow_provider_streamsem.protocol.offsets import Gaps
 from airflow_provider_streamsem.protocol.view import Head
 
@@ -57,7 +56,7 @@ class _Reader:
     def __init__(self, opened: OpenPipeline, head: Head) -> None:
         self._opened, self._head = opened, head
         self._kept = [] if head.outcome is None else opened.log.remaining_versions(head.outcome)
-        self._stored = cache(partial(_stored, opened))
+        self._stored = cache(opened.log.closed_version)
         self.is_outdated = cache(self._is_outdated)
 
     def batch_of(self, partition: str, offset: int) -> int | None:
@@ -83,10 +82,3 @@ class _Reader:
         current, _ = self._stored(newest)
         pins = source.read_pins(current.pins)
         return isinstance(source, Repinning) and [*source.repin(current.ranges, current.gaps, pins)] != [*pins]
-
-
-def _stored(opened: OpenPipeline, version: int) -> tuple[Plan, Outcome]:
-    plan, outcome = opened.log.plan(version), opened.log.outcome(version)
-    if plan is None or outcome is None:
-        raise LogDamagedError("a closed version lacks its plan or its outcome", invariant="I2", version=version)
-    return plan[0], outcome[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from airflow_provider_streamsem import state_files
-from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, StreamsemError
+from airflow_provider_streamsem.errors import InvalidError, StreamsemError
 from airflow_provider_streamsem.pipeline.abort import abort_outcome
 from airflow_provider_streamsem.pipeline.corrections import before_version, repinned
 from airflow_provider_streamsem.pipeline.lookups import check_lookups, pin_lookups
@@ -55,10 +55,7 @@ def plan_reprocess(opened: OpenPipeline, version: int, run_key: str, current_loo
     clock = opened.log.clock
     planned_at_ms = opened.log.now_ms(ready.head)
     current = current_commit(opened, ready.head, version)
-    stored_plan, stored_outcome = opened.log.plan(current), opened.log.outcome(current)
-    if stored_plan is None or stored_outcome is None:
-        raise LogDamagedError("a closed version lacks its plan or its outcome", invariant="I2", version=current)
-    replaced, outcome = stored_plan[0], stored_outcome[0]
+    replaced, outcome = opened.log.closed_version(current)
     reprocessed = Plan(
         version=ready.head.closed + 1,
         kind="reprocess",

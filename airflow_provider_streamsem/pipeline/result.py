@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.errors import LogDamagedError
 from airflow_provider_streamsem.pipeline.announcement import (
     LISTED,
     Completed,
@@ -165,10 +164,8 @@ def announce_planned(
     :param request_of: run key of the run whose versions were reprocessed, as in :func:`announce_run`
     :returns: ``versions`` and ``completed`` of the result
     """
-    plan = log.plan(version)
-    if plan is None:
-        raise LogDamagedError("a closed version lacks its plan", invariant="I2", version=version)
-    versions, commits = announce_run(log, plan[0], version, resumed=True, request_of=request_of)
+    plan, _ = log.closed_version(version)
+    versions, commits = announce_run(log, plan, version, resumed=True, request_of=request_of)
     return versions, _completed(commits)
 
 

@@ -244,9 +244,8 @@ class Run:
                 changes.log_spec_change(log, ready.head, plan, pipeline.to_json())
         if own is None:
             if plan.version == 0:  # Plan(0) of the other run has fixed the immutable fields
-                winner = log.plan(0)
-                assert winner is not None
-                check_and_store_spec(pipeline, log, winner[0].spec, version=0)
+                assert head.spec is not None  # version 0 is planned
+                check_and_store_spec(pipeline, log, head.spec, version=0)
             return self.opened.log.locate(self.run_key, head), False  # lost the create: re-read the log (W12)
         return OpenVersion(head=own), fresh
 
@@ -477,10 +476,9 @@ class Run:
         commits: list[tuple[Json, Json]] = []
         version: int | None = plan.replaces.version
         while version is not None:
-            outcome = self.opened.log.outcome(version)
-            assert outcome is not None  # locating the root has read the whole chain
-            commits.append((self._state_before(version), outcome[0].state))
-            version = None if outcome[0].replaces is None else outcome[0].replaces.version
+            _, outcome = self.opened.log.closed_version(version)
+            commits.append((self._state_before(version), outcome.state))
+            version = None if outcome.replaces is None else outcome.replaces.version
         return dedup.ChainStates(current=self._current_state(head), commits=tuple(reversed(commits)))
 
     def _state_before(self, version: int) -> Json:

@@ -7,7 +7,7 @@ This module imports pyspark.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -140,37 +140,18 @@ class Staging:
         :raises DataError: the transform, the predicate or the columns are not valid, or there are too many bad records
         """
         inputs = self._inputs()
-        watched = Observation()
-        if self.job.state_settings is not None:
-            self._micro_batch = self._stateful(self.job.state_settings)
-            # An observation does not count rows in a streaming plan, so the records are counted from the cache.
-            for item in inputs:
-                item.marked = self._persist(item.marked)
-        if self.job.dedup is not None and self.job.pins:
-            self._dedup = Deduplication(
-                session=self.session, dedup=self.job.dedup, location=self.log.store.url, now_ms=self.job.batch_time_ms,
-                state=self.job.base_state, chain=self.job.chain, keep=self._persist,
-            )  # fmt: skip
+        self._load_state(inputs)
         try:
-            good = {item.name: self._good(item.loaded, self._records(item, inputs, watched)) for item in inputs}
+            # One observation counts the records while the sinks read them. It can count one source only.
+            observation = Observation()
+            good = {item.name: self._good(item.loaded, self._records(item, inputs, observation)) for item in inputs}
             outputs = {name: self._fitted(name, frame) for name, frame in self._outputs(good).items()}
-            reread = (
-                len(inputs) > 1
-                or self.inspect.may_have_run(watched, self.session)
-                or not all(self.inspect.reads_input_once(frame) for frame in outputs.values())
-            )
-            passed_to_writer = {name: self._write(name, outputs[name], watched) for name in self.job.sinks}
+            counts_once = len(inputs) == 1 and self._counts_once(outputs.values(), observation)
+            passed_to_writer = {name: self._write(name, outputs[name], observation) for name in self.job.sinks}
             state = self._state_after_batch()
-            observed_counts = None if reread else self.inspect.observed(watched, self.session, _COUNTS)
-            counts = {
-                item.name: self._count(item.marked, item.aggregates) if observed_counts is None else observed_counts
-                for item in inputs
-            }
+            counts = self._counts_of_inputs(inputs, observation if counts_once else None)
         finally:
-            if self._micro_batch is not None:
-                self._micro_batch.close()
-            for frame in self._persisted:
-                frame.unpersist()
+            self._release()
         for item in inputs:
             if isinstance(item.loaded, Counted):
                 item.loaded.check_read(counts[item.name]["read"])
@@ -195,9 +176,47 @@ class Staging:
             for name, loaded in self._loaded().items()
         ]
 
-    def _records(self, item: _Input, inputs: Sequence[_Input], watched: Observation) -> DataFrame:
-        """Return the records of a source, with the observation if it is the only one: an observation counts one source."""
-        return self.inspect.observe(item.marked, watched, *item.aggregates) if len(inputs) == 1 else item.marked
+    def _load_state(self, inputs: Sequence[_Input]) -> None:
+        """Prepare the stateful operators and the deduplication, if the pipeline has them."""
+        if self.job.state_settings is not None:
+            self._micro_batch = self._stateful(self.job.state_settings)
+            # An observation does not count rows in a streaming plan, so the records are counted from the cache.
+            for item in inputs:
+                item.marked = self._persist(item.marked)
+        if self.job.dedup is not None and self.job.pins:
+            self._dedup = Deduplication(
+                session=self.session, dedup=self.job.dedup, location=self.log.store.url, now_ms=self.job.batch_time_ms,
+                state=self.job.base_state, chain=self.job.chain, keep=self._persist,
+            )  # fmt: skip
+
+    def _release(self) -> None:
+        """Release what the attempt holds in Spark."""
+        if self._micro_batch is not None:
+            self._micro_batch.close()
+        for frame in self._persisted:
+            frame.unpersist()
+
+    def _records(self, item: _Input, inputs: Sequence[_Input], observation: Observation) -> DataFrame:
+        """Return the records of a source. If it is the only source, attach the observation."""
+        return self.inspect.observe(item.marked, observation, *item.aggregates) if len(inputs) == 1 else item.marked
+
+    def _counts_once(self, outputs: Iterable[DataFrame], observation: Observation) -> bool:
+        """Return whether the observation counts each record exactly once when the sinks are written."""
+        is_used = self.inspect.may_have_run(observation, self.session)  # by an action in the transform
+        return not is_used and all(self.inspect.reads_input_once(frame) for frame in outputs)
+
+    def _counts_of_inputs(
+        self, inputs: Sequence[_Input], observation: Observation | None
+    ) -> dict[str, Mapping[str, int]]:
+        """
+        Return source → its counts.
+
+        :param observation: has counted the only source; ``None``: count every source in a separate pass
+        """
+        observed = None if observation is None else self.inspect.observed(observation, self.session, _COUNTS)
+        return {
+            item.name: self._count(item.marked, item.aggregates) if observed is None else observed for item in inputs
+        }
 
     def _counts(self, by_source: Mapping[str, Mapping[str, int]], sinks: Mapping[str, Committable]) -> dict[str, int]:
         """

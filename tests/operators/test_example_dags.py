@@ -117,6 +117,7 @@ def test_metrics_are_pushed_once_and_unknown_ones_are_reported_and_not_pushed_ag
     sys.modules.pop("streamsem_metrics", None)
 
 
+@pytest.mark.spark
 def test_windows_of_readings_are_written_once_through_retries_and_clears(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
