@@ -64,8 +64,8 @@ STATS = {
             tags=("unit",),
             meaning="items between the committed offsets and the source's end (in a drain: its target), when the run plans and when it closes a version",
         ),
-        Stat(name="streamsem.attempts.staged", kind="counter", meaning="attempts that this process started"),
-        Stat(name="streamsem.attempts.adopted", kind="counter", meaning="complete attempts of other processes that this run adopted"),
+        Stat(name="streamsem.attempts.started", kind="counter", meaning="attempts that this process started"),
+        Stat(name="streamsem.attempts.adopted", kind="counter", meaning="complete attempts of other processes that this run committed unchanged"),
         Stat(name="streamsem.attempts.lost", kind="counter", meaning="versions that another process closed first, with another attempt or result"),
         Stat(name="streamsem.requests.answered", kind="counter", tags=("request",), meaning="requests to the log whose result is known: `put`, `get`, `list`"),
         Stat(name="streamsem.requests.unknown", kind="counter", tags=("request",), meaning="requests to the log whose result is unknown; they are sent again"),
@@ -105,7 +105,7 @@ class StatsListener:
         elif isinstance(event, PhaseStarted):
             self._phase_starts.append(perf_counter())
             if event.phase == "stage":
-                self._emit("streamsem.attempts.staged", 1)
+                self._emit("streamsem.attempts.started", 1)
         elif isinstance(event, PhaseEnded):
             self._emit(
                 "streamsem.phases.duration", (perf_counter() - self._phase_starts.pop()) * 1000, phase=event.phase

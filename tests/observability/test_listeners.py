@@ -88,7 +88,7 @@ def test_statistics_of_a_run_match_its_outcomes(fixture: PipelineFixture, emitte
         "rows.written": 15,
         "bytes.written": sum(Path(file.path).stat().st_size for file in files),
         "batches.committed": 3,
-        "attempts.staged": 3,
+        "attempts.started": 3,
     }
     assert [value for _, name, value, _ in emitted if name == "streamsem.lag"] == [5, 3, 3, 1, 1, 0]
 
