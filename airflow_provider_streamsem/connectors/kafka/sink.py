@@ -173,7 +173,7 @@ class KafkaSink(TransactionalSink[_Open]):
             exist; or a row for a compacted topic has no key. Nothing became visible
         """
         committable = StagedSink.collect(self, version, attempt_id, accepted)
-        if committable.files:
+        if committable.rows:  # Spark may write a file without rows
             measured = self._measured(committable, version)
             self._check_transaction_size(measured)
             self._check_topics(measured)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any, cast
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_streamsem import guarantee
@@ -109,6 +111,15 @@ def test_header_that_the_client_would_change_is_refused_before_the_commit(header
 def test_empty_topic_is_refused_before_the_commit() -> None:
     with pytest.raises(DataError, match="is an empty string"):
         Measured().add(pa.table({"value": ["x", "y"], "topic": ["t", ""]}).to_batches()[0])
+
+
+def test_batch_without_rows_is_staged(tmp_path: Path) -> None:
+    """Spark writes a file without rows. No topic is checked, so the sink needs no broker here."""
+    sink = KafkaSink(str(tmp_path / "staged"), topic="t", bootstrap_servers="localhost:1")
+    location = Path(sink.attempt_location(0, "attempt"))
+    location.mkdir(parents=True)
+    pq.write_table(pa.table({"value": pa.array([], pa.string())}), location / "part-00000.parquet")
+    assert sink.collect(0, "attempt").rows == 0
 
 
 def test_rows_with_only_a_value_are_measured() -> None:
