@@ -193,3 +193,17 @@ def approximate_quantile(column: str, fraction: float) -> SparkMonoid:
         raise InvalidError("the fraction of approximate_quantile must be a number from 0 to 1", given=fraction)
     sketch = _function("kll_sketch_agg_double", column)
     return SparkMonoid(f"kll_sketch_get_quantile_double({sketch}, {float(fraction)}D)")
+
+
+def approximate_most_frequent(column: str, k: int) -> SparkMonoid:
+    """
+    Return the most frequent values with their estimated counts, the most frequent first, by a sketch of frequent items of constant size.
+
+    The result is an array of structs ``item`` and ``count``. It is exact while the column has no more distinct values than the 10,000 that Spark tracks.
+
+    :param column: a column of booleans, numbers, dates, timestamps or text
+    :param k: how many values, from 1 to 1,000
+    """
+    arguments.integer("k of approximate_most_frequent", k, least=1, most=1_000)
+    arguments.text("the column of approximate_most_frequent", column)
+    return SparkMonoid(f"approx_top_k({quoted(column)}, {k})")

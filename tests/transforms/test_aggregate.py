@@ -208,10 +208,10 @@ def test_every_function_of_spark_is_accepted_by_a_streaming_aggregation(spark: S
     values = {
         "counted": m.count("n"), "total": m.sum("n"), "least": m.min("n"), "most": m.max("n"), "first": m.min_by("n", "t"), "last": m.max_by("n", "t"),
         "mean": m.mean("n"), "variance": m.variance("n"), "distinct": m.approximate_distinct("n"), "theta": m.approximate_distinct_theta("n"),
-        "median": m.approximate_quantile("x", 0.5),
+        "median": m.approximate_quantile("x", 0.5), "frequent": m.approximate_most_frequent("n", 2),
     }  # fmt: skip
     run_cut(tmp_path, pipeline(tmp_path, Aggregate(values=values, by=["k"]), "update"), (5, 7), then_close=False)
-    for k, (counted, total, least, most, first, last, mean, variance, distinct, theta, median) in newest(
+    for k, (counted, total, least, most, first, last, mean, variance, distinct, theta, median, frequent) in newest(
         rows(spark, tmp_path)
     ).items():
         group = sorted((r for r in RECORDS if r["k"] == k), key=at)
@@ -220,6 +220,8 @@ def test_every_function_of_spark_is_accepted_by_a_streaming_aggregation(spark: S
         assert (first, last, distinct, theta) == (numbers[0], numbers[-1], 4, 4)
         assert (mean, variance) == pytest.approx((pd.Series(numbers).mean(), pd.Series(numbers).var()))
         assert min(numbers) / 4 <= median <= max(numbers) / 4
+        assert [count for _, count in frequent] == sorted(Counter(numbers).values(), reverse=True)[:2]
+        assert all(Counter(numbers)[item] == count for item, count in frequent)
 
 
 @pytest.mark.prove
