@@ -1,7 +1,7 @@
 """
 Maps the names of sources, lookups, sinks, stores and engines to their classes or factories.
 
-Only :func:`lookup` imports the module of a name. Other packages add names through entry points of the groups ``streamsem.sources``,
+Only :func:`load` imports the module of a name. Other packages add names through entry points of the groups ``streamsem.sources``,
 ``streamsem.lookups``, ``streamsem.sinks``, ``streamsem.stores`` and ``streamsem.engines``. They cannot replace a built-in name.
 """
 

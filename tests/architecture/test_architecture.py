@@ -189,6 +189,22 @@ def test_wheel_has_every_page_and_example_dag() -> None:
             )
 
 
+LAYER_OF = {
+    "sources": "connectors",
+    "lookups": "connectors",
+    "sinks": "connectors",
+    "stores": "stores",
+    "engines": "spark",
+}
+
+
+@pytest.mark.parametrize("kind", LAYER_OF)
+def test_registry_names_only_modules_of_the_layer_of_their_kind(kind: registry.Kind) -> None:
+    """import-linter does not see the modules that the registry imports by name."""
+    for target in registry._BUILT_IN[kind].values():
+        assert target.startswith(f"airflow_provider_streamsem.{LAYER_OF[kind]}."), target
+
+
 @pytest.mark.parametrize("kind", ["sources", "sinks"])
 def test_every_connector_has_the_members_of_its_interface(kind: registry.Kind) -> None:
     """mypy compares a class with its interface only if an instance is assigned to it."""
