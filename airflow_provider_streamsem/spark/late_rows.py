@@ -32,24 +32,29 @@ _STATEFUL = (
 """Names of the nodes of logical plans that keep state. A join keeps state only if both sides are streams."""
 _EVENT_TIME = "spark.watermarkDelayMs"
 """The key in the metadata of a column that ``withWatermark`` has marked."""
+MERGES_SESSIONS = "spark.sql.streaming.sessionWindow.merge.sessions.in.local.partition"
+"""The setting by which Spark merges the session windows of a batch before it drops late rows. Default: false."""
 _SESSION = "spark.sessionWindow"
 """The key in the metadata of a column with session windows."""
 
 
-def check_late_rows_can_be_found(plan: Any) -> None:
+def check_late_rows_can_be_found(plan: Any, *, merges_sessions: bool) -> None:
     """
     Check that this module can find the late rows of a transform.
 
     :param plan: the analyzed logical plan of the transform's result
-    :raises InvalidError: a stateful operator reads the result of another one, or groups by session windows, which Spark merges before it drops rows
+    :param merges_sessions: whether Spark merges the session windows of a batch before it drops late rows (:data:`MERGES_SESSIONS`)
+    :raises InvalidError: a stateful operator reads the result of another one, or groups by session windows that Spark merges before it drops rows
     """
     for operator in _operators(plan):
         inputs = _inputs(operator)
         reason = None
         if any(True for child in inputs for _ in _operators(child)):
             reason = "a stateful operator reads the result of another one"
-        elif any(column.metadata().contains(_SESSION) for child in inputs for column in _elements(child.output())):
-            reason = "the transform uses session windows, which Spark merges before it drops late rows"
+        elif merges_sessions and any(
+            column.metadata().contains(_SESSION) for child in inputs for column in _elements(child.output())
+        ):
+            reason = f"the transform uses session windows, which Spark merges before it drops late rows, because {MERGES_SESSIONS} is true"
         if reason is not None:
             summary = 'state.late="quarantine" is not supported for this transform; nothing became visible'
             raise InvalidError(

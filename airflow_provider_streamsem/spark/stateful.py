@@ -21,7 +21,12 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_streamsem.errors import DataError, InvalidError, StageError
-from airflow_provider_streamsem.spark.late_rows import check_late_rows_can_be_found, combines_rows, late_rows
+from airflow_provider_streamsem.spark.late_rows import (
+    MERGES_SESSIONS,
+    check_late_rows_can_be_found,
+    combines_rows,
+    late_rows,
+)
 from airflow_provider_streamsem.state import (
     Operator,
     OperatorState,
@@ -125,7 +130,8 @@ class MicroBatch:
                 accepted="df.groupBy(...).count(), for example; no collect(), createDataFrame() or cache()",
             )
         if self.state.late == "quarantine":
-            check_late_rows_can_be_found(logical)
+            merges_sessions = self.session.conf.get(MERGES_SESSIONS, "false") == "true"
+            check_late_rows_can_be_found(logical, merges_sessions=merges_sessions)
         self._mark_batch(logical)
         try:
             self._check_supported(logical)

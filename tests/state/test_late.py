@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from airflow_provider_streamsem import Limits, State, run_batch, verify
@@ -16,6 +16,7 @@ from airflow_provider_streamsem.cli.main import main
 from airflow_provider_streamsem.errors import DataError, InvalidError
 from airflow_provider_streamsem.pipeline.result import RunResult
 from airflow_provider_streamsem.readers.files import open_log
+from airflow_provider_streamsem.spark.late_rows import MERGES_SESSIONS
 from tests.state.test_operators import (
     SCHEMA,
     arrive,
@@ -57,6 +58,7 @@ def quarantined(root: Path) -> list[dict[str, Any]]:
         (windowed, ["01 a", "02 a", "03 b"]),
         pytest.param(sliding, ["01 a", "01 a", "02 a", "02 a", "03 b", "03 b"], marks=pytest.mark.prove),
         (distinct_within_watermark, ["01 a", "02 a", "03 b"]),
+        (sessions, ["01 a", "02 a", "03 b"]),
     ],
 )
 def test_late_rows_are_quarantined_with_their_columns(
@@ -86,15 +88,29 @@ def test_more_late_rows_than_the_limit_fail_the_batch_and_lose_nothing(tmp_path:
     assert run_batch(pipeline(tmp_path, distinct_within_watermark, "append"), run_key="run 2").counts["late"] == 3
 
 
+def test_late_row_that_a_later_one_of_its_batch_would_join_in_a_session_is_quarantined(tmp_path: Path) -> None:
+    """Spark drops late rows before it merges the sessions of a batch. The row of minute 38 is late, and that of minute 43 is not."""
+    late = State(output_mode="append", partitions=2, late="quarantine")
+    for number, events in enumerate([[(50, "a")], [(60, "b")], [(38, "a"), (43, "a")]]):
+        arrive(tmp_path, number, events)
+        result = run_batch(pipeline(tmp_path, sessions, "append", state=late), run_key=f"run {number}")
+    assert result.counts["late"] == 1
+    assert [json.loads(record["raw"])["t"][14:16] for record in quarantined(tmp_path)] == ["38"]
+
+
 @pytest.mark.parametrize(
     ("transform", "reason"),
     [(sessions, "session windows"), (chained, "reads the result of another one")],
 )
 def test_transform_whose_late_rows_cannot_be_found_is_refused_at_the_first_batch(
-    tmp_path: Path, transform: Callable[[DataFrame], DataFrame], reason: str
+    spark: SparkSession, tmp_path: Path, transform: Callable[[DataFrame], DataFrame], reason: str
 ) -> None:
-    with pytest.raises(InvalidError, match=reason):
-        run(tmp_path, transform)
+    spark.conf.set(MERGES_SESSIONS, "true")
+    try:
+        with pytest.raises(InvalidError, match=reason):
+            run(tmp_path, transform)
+    finally:
+        spark.conf.unset(MERGES_SESSIONS)
 
 
 def test_quarantine_command_shows_late_rows_and_reprocess_ignores_them(
