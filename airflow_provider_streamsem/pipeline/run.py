@@ -561,7 +561,10 @@ def run_reprocessing(
         return run.complete(partial(plan_reprocess, opened, version, run_key, current_lookups))
     except StreamsemError as error:
         if not error.retryable:
-            abort_reprocessing(opened, run_key, error)
+            try:
+                abort_reprocessing(opened, run_key, error)
+            except StreamsemError as failure:  # the next run aborts the version
+                logger.warning("the version of the reprocessing run stays open: %s", failure)
         raise
 
 

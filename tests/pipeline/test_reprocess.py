@@ -15,9 +15,10 @@ from airflow_provider_streamsem.pipeline.abort import abort
 from airflow_provider_streamsem.pipeline.reprocess import reprocess_run
 from airflow_provider_streamsem.pipeline.vacuum import vacuum
 from airflow_provider_streamsem.protocol import keys
-from airflow_provider_streamsem.stores.contract import ObjectStat
+from airflow_provider_streamsem.stores.contract import ObjectStat, UnknownResultError
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.rows import RowsEngine
+from airflow_provider_streamsem.testing.stores import CountingStore
 from tests.pipeline_fixture import PipelineFixture
 
 
@@ -165,6 +166,22 @@ def test_open_reprocessing_run_that_cannot_be_staged_is_closed_by_the_next_run(f
     assert fixture.run("next", pipeline=spec).ranges == {"files": (6, 7)}
     assert [v.outcome.result for v in fixture.opened().versions(limit=2) if v.outcome] == ["commit", "abort"]
     assert before <= fixture.visible()
+    fixture.check()
+
+
+def test_failed_abort_of_a_reprocessing_run_does_not_hide_its_error(fixture: PipelineFixture) -> None:
+    class Unreachable(CountingStore):
+        def create(self, key: str, data: bytes) -> bool:
+            if key == keys.outcome(3):
+                raise UnknownResultError("unreachable")
+            return super().create(key, data)
+
+    def fail(rows: list[dict[str, object]]) -> list[dict[str, object]]:
+        raise DataError("the transform does not fit")
+
+    with pytest.raises(DataError, match="does not fit"):
+        fixture.run("fix", reprocessed=1, pipeline=fixture.pipeline(transform=fail), store=Unreachable(fixture.store))
+    assert fixture.run("next").ranges == {"files": (6, 7)}
     fixture.check()
 
 

@@ -237,7 +237,7 @@ class JdbcSource(SourceDefaults):
 
     def check_pins(self, pins: Sequence[JdbcPin], *, was_read: bool) -> None:
         """
-        Check that the ranges have the pinned number of rows, and on Postgres the pinned digest. An earlier digest never returns. So
+        Check that the ranges have the pinned number of rows, and on Postgres the pinned digest. A digest value never recurs. So
         an equal digest before and after a read shows that the read found the planned rows.
 
         With ``changes="follow"`` rows may have moved to greater cursor values. Then only additional rows are an error.
