@@ -227,14 +227,20 @@ def rollback(args: argparse.Namespace) -> CommandResult:
     """Roll a pipeline back to a version (``streamsem rollback``)."""
     until_ms = None if args.until is None else time_ms("--until", args.until)
     result = rollback_(args.pipeline, args.version, until_ms=until_ms, run_key=args.run_key)
-    lines = [
+    summary = (
         f"the pipeline is at version {result.to} already; nothing was written"
         if result.version is None
-        else f"version {result.version} rolled the pipeline back to version {result.to}",
-        *(f"{name:<10} -{count}" for name, count in sorted(result.counts.items())),
-        *(f"next       {partition} {offset}" for partition, offset in sorted(result.offsets.items())),
-    ]
-    return CommandResult(document=plain(result), lines=lines)
+        else f"version {result.version} rolled the pipeline back to version {result.to}"
+    )
+    counts = [(name, f"-{count}") for name, count in sorted(result.counts.items())]
+    offsets = [("next", f"{partition} {offset}") for partition, offset in sorted(result.offsets.items())]
+    return CommandResult(document=plain(result), lines=[summary, *_aligned([*counts, *offsets])])
+
+
+def _aligned(fields: Sequence[tuple[str, object]]) -> list[str]:
+    """Return a line for each name and value, with the values in one column."""
+    width = max((len(name) for name, _ in fields), default=0)
+    return [f"{name:<{width}}  {value}" for name, value in fields]
 
 
 def _engine(args: argparse.Namespace, spark_packages: str | None) -> SparkEngine:
@@ -252,14 +258,19 @@ def _engine(args: argparse.Namespace, spark_packages: str | None) -> SparkEngine
 
 def _result_of_run(pipeline: Pipeline, result: RunResult) -> CommandResult:
     computed = guarantee(pipeline)
-    lines = [f"run key    {result.run_key}", f"guarantee  {computed.named}", f"status     {result.status}"]
-    lines += [f"version    {result.version}", f"ranges     {_ranges(result.ranges)}"]
-    lines += [f"{name:<10} {count}" for name, count in sorted(result.counts.items())]
-    lines += [
-        f"completed  version {other.version} of run {other.run_key}: {report.format_counts(other.counts)}"
-        for other in result.completed
+    fields: list[tuple[str, object]] = [
+        ("run key", result.run_key),
+        ("guarantee", computed.named),
+        ("status", result.status),
+        ("version", result.version),
+        ("ranges", _ranges(result.ranges)),
+        *sorted(result.counts.items()),
+        *(
+            ("completed", f"version {other.version} of run {other.run_key}: {report.format_counts(other.counts)}")
+            for other in result.completed
+        ),
     ]
-    return CommandResult(document={**result.to_json(), "guarantee": plain(computed)}, lines=lines)
+    return CommandResult(document={**result.to_json(), "guarantee": plain(computed)}, lines=_aligned(fields))
 
 
 def log(args: argparse.Namespace) -> CommandResult:
