@@ -28,6 +28,7 @@ from airflow_provider_streamsem.errors import (
 from airflow_provider_streamsem.pipeline import announcement, vacuum
 from airflow_provider_streamsem.pipeline.abort import abort
 from airflow_provider_streamsem.pipeline.publish import skip
+from airflow_provider_streamsem.pipeline.reprocess import reprocess_run
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.readers.files import open_log
@@ -161,6 +162,11 @@ class Simulation:
             self.start_run("run", self.rng.choice(SINGLES if kind == "single" else DRAINS))
         elif kind == "named reprocess":
             self.start_run("reprocess", self.rng.choice(REPROCESSES))
+        elif kind == "clear to reprocess":
+            complete = sorted({key for key, _ in self.results if key in (*SINGLES, *DRAINS)})
+            if complete:
+                self.count["requests"] += 1
+                self.start_run("clear", f"{self.rng.choice(complete)}#{self.count['requests']}")
         else:
             body: Callable[[Process], Any] = {
                 "reprocess": self.reprocess_without_run_key,
@@ -175,6 +181,8 @@ class Simulation:
     def start_run(self, operation: str, run_key: str) -> None:
         if operation == "reprocess":
             self.scheduler.start("named reprocess", lambda process: self.reprocess_with_run_key(process, run_key))
+        elif operation == "clear":
+            self.scheduler.start("clear to reprocess", lambda process: self.clear(process, run_key))
         else:
             kind = "drain" if run_key in DRAINS else "single"
             self.scheduler.start(kind, lambda process: self.run(process, run_key))
@@ -193,6 +201,35 @@ class Simulation:
         )
         self.check_completed(process, result, run_key)
         return run_key
+
+    def clear(self, process: Process, request: str) -> None:
+        """
+        Reprocess all versions of a complete run.
+
+        If the process dies, its task is retried, or cleared once more, which is another request.
+
+        :param request: the run key and the number of the request, such as ``single-a#1``
+        """
+        run_key, _, number = request.partition("#")
+        self.count["requests"] += 1
+        process.retry = ("clear", request if self.rng.random() < 0.5 else f"{run_key}#{self.count['requests']}")
+        before = self.raw_log()
+        result = self.request(run_key, number, self.engine(process), process.log)
+        log = self.raw_log()
+        self.scheduler.record(process.name, f"result {result.status} {result.version} {dict(result.ranges)}")
+        checks.check_published(log, result.version)
+        self.deliver(result, run_key, log)
+        kept = log.kept(len(log.outcomes) - 1)
+        for version in before.versions_of_run(run_key):
+            if version in before.committed and version in kept:
+                requests = [v for v in log.committed if log.plans[v]["run_key"] == f"{run_key}#{number}:{version}"]
+                require(requests, "a request has not reprocessed a version of its run", request, version)
+
+    def request(self, run_key: str, number: str, engine: RowsEngine, log: CommitLog) -> RunResult:
+        """Perform a request to reprocess all versions of a run."""
+        return reprocess_run(
+            self.pipelines[0], run_key=run_key, request=number, drain=run_key in DRAINS, engine=engine, log=log
+        )
 
     def reprocess_with_run_key(self, process: Process, run_key: str) -> None:
         process.retry = ("reprocess", run_key)
@@ -325,7 +362,8 @@ class Simulation:
     def deliver(self, result: RunResult, run_key: str, log: RawLog) -> None:
         """Record the versions that a result names: those of its own run, and those of other runs."""
         start, end = result.versions
-        own = [version for version in log.versions_of_run(run_key) if start <= version < end]
+        keys = [log.plans[version]["run_key"].partition("#")[0] for version in sorted(log.plans)]
+        own = [version for version, key in enumerate(keys) if key == run_key and start <= version < end]
         self.announced.update(own, (other.version for other in result.completed))
 
     # --- ends of processes
@@ -422,7 +460,7 @@ class Simulation:
                 InvalidError
             ):  # the state before the version was vacuumed, so the reprocessing run is refused again
                 result = self.call(operation, run_key, self.fixture.engine(), self.log_without_faults(f"cleared{n}"))
-                self.deliver(result, run_key, self.raw_log())
+                self.deliver(result, run_key.partition("#")[0], self.raw_log())
         for n, (run_key, result) in enumerate(dict(self.results).items()):
             if run_key in (*SINGLES, *DRAINS, *REPROCESSES, "last"):
                 self.repeat(n, run_key, result)
@@ -441,6 +479,8 @@ class Simulation:
         require(did_no_work, "run result existed, but the repeated run did work", run_key)
 
     def call(self, operation: str, run_key: str, engine: RowsEngine, log: CommitLog) -> RunResult:
+        if operation == "clear":
+            return self.request(*run_key.split("#"), engine, log)
         if operation == "run":
             return run_batch(self.pipelines[0], run_key=run_key, drain=run_key not in SINGLES, engine=engine, log=log)
         return reprocess(self.pipelines[0], self.reprocessed[run_key], run_key=run_key, engine=engine, log=log)

@@ -39,6 +39,7 @@ class PipelineFixture:
         "reprocess",
         "reprocess",
         "named reprocess",
+        "clear to reprocess",
         "abort",
         "vacuum",
         "reader",
