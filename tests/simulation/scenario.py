@@ -154,6 +154,9 @@ class Simulation:
                 return
             if self.store.closed < 0:
                 kind = "drain"
+        complete = sorted({key for key, _ in self.results if key in (*SINGLES, *DRAINS)})
+        if kind == "clear to reprocess" and not complete:
+            kind = "single"
         if kind == "arrival":
             self.add_file()
         elif kind in ("single", "drain"):
@@ -163,10 +166,8 @@ class Simulation:
         elif kind == "named reprocess":
             self.start_run("reprocess", self.rng.choice(REPROCESSES))
         elif kind == "clear to reprocess":
-            complete = sorted({key for key, _ in self.results if key in (*SINGLES, *DRAINS)})
-            if complete:
-                self.count["requests"] += 1
-                self.start_run("clear", f"{self.rng.choice(complete)}#{self.count['requests']}")
+            self.count["requests"] += 1
+            self.start_run("clear", f"{self.rng.choice(complete)}#{self.count['requests']}")
         else:
             body: Callable[[Process], Any] = {
                 "reprocess": self.reprocess_without_run_key,
@@ -492,8 +493,10 @@ class Simulation:
         log = self.log_without_faults("check")
         raw = self.raw_log()
         require(raw.open is None, "a version is still open")
-        without_run_key = {v for v in raw.committed if raw.plans[v]["run_key"].startswith(("reprocess:", "rollback"))}
-        exempt = {v for v in without_run_key if v > max(self.announced, default=-1)}
+        # The next run announces what a rollback, a reprocessing run without run key, or a request that failed has committed after the last result.
+        keys = {version: raw.plans[version]["run_key"] for version in raw.committed}
+        of_others = {v for v, key in keys.items() if "#" in key or key.startswith(("reprocess:", "rollback"))}
+        exempt = {version for version in of_others if version > max(self.announced, default=-1)}
         missing = {*raw.committed} - self.announced - exempt
         require(not missing, "no run result announces these commits (A5)", missing)
         checks.check_runs(raw)

@@ -40,6 +40,7 @@ class PipelineFixture:
         "reprocess",
         "named reprocess",
         "clear to reprocess",
+        "clear to reprocess",
         "abort",
         "vacuum",
         "reader",
