@@ -45,6 +45,10 @@ class Mutation:
         return own_seeds if self.first is None else [self.first, *own_seeds]
 
 
+def request_trusts_a_listing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(CommitLog, "newest_head", CommitLog.find_head)
+
+
 def outcome_is_created_before_its_pointer(patch: pytest.MonkeyPatch) -> None:
     def decide(head: Any, outcome: Outcome) -> Any:
         key = keys.outcome(head.plan.version)
@@ -272,6 +276,7 @@ NO_POINTER = f"I16|{RESULT}|more than once|not numbered"
 DUPLICATES = "duplicate id|as a duplicate|missing or duplicated|id twice"
 
 MUTATIONS = (
+    Mutation(request_trusts_a_listing, "has not reprocessed a version"),
     Mutation(outcome_is_created_before_its_pointer, f"{NO_POINTER}|no run pointer"),
     Mutation(writer_returns_its_own_outcome_after_a_lost_create, RESULT),
     Mutation(plans_are_overwritten, "I3|I4|sha256 of its plan"),
