@@ -86,7 +86,7 @@ class DatasetOwnedError(ConflictError):
 class LogMovedError(ConflictError):
     """The log was moved to another location. Runs continue at the new location only. Nothing was written."""
 
-    do = "set the pipeline's log to the location in `moved_to`, then run again; nothing was written."
+    do = "use the location in `moved_to`: set the pipeline's `log` to it, or name it in the command; nothing was written."
 
 
 class LogMovingError(ConflictError):

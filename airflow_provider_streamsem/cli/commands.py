@@ -226,6 +226,8 @@ def _kept_versions(pipeline: Pipeline, result: RunResult) -> tuple[dict[str, Any
 def rollback(args: argparse.Namespace) -> CommandResult:
     """Roll a pipeline back to a version (``streamsem rollback``)."""
     until_ms = None if args.until is None else time_ms("--until", args.until)
+    if (args.version is None) == (until_ms is None):
+        raise InvalidError("give either the version N to keep, or --until TIME", given=args.version, until=args.until)
     result = rollback_(args.pipeline, args.version, until_ms=until_ms, run_key=args.run_key)
     summary = (
         f"the pipeline is at version {result.to} already; nothing was written"
@@ -362,7 +364,9 @@ def show(args: argparse.Namespace) -> CommandResult:
         "outcome": None if outcome is None else plain(outcome[0]),
         "receipts": plain(receipts),
     }
-    lines = [f"version {args.version}: {'open' if outcome is None else outcome[0].result}"]
+    result = "open" if outcome is None else outcome[0].result
+    rolled_back = plan[0].rolled_back
+    lines = [f"version {args.version}: {result if rolled_back is None else f'rollback to {rolled_back.to}, {result}'}"]
     hidden = {"plan": ("pins", "lookups"), "outcome": ("sinks", "schemas"), "receipts": ()}
     for title, hidden_fields in hidden.items():
         entry = document[title] or {}
@@ -383,11 +387,8 @@ def _text(name: str, value: Json) -> str:
 
 def _state_text(state: dict[str, Json]) -> str:
     decoded = operator_state(state)
-    operators = (
-        []
-        if decoded is None
-        else [f"{operator.name}: {operator.rows} rows, {operator.bytes} bytes" for operator in decoded.operators]
-    )
+    stored = () if decoded is None else decoded.operators
+    operators = [f"{operator.name}: {operator.rows} rows, {operator.bytes} bytes" for operator in stored]
     layers = stored_layers(state)
     ids = [f"dedup: {sum(layer.rows for layer in layers)} ids in {len(layers)} layers"] if layers else []
     return "; ".join([*operators, *ids]) or "empty"
@@ -544,9 +545,8 @@ def lag(args: argparse.Namespace) -> CommandResult:
 def _clock(minimum_clock_ms: int | None) -> str:
     if minimum_clock_ms is None:
         return "none: all items are committed"
-    return (
-        f"{utc(minimum_clock_ms)} UTC" if minimum_clock_ms else "unknown: the source has no times of its unread items"
-    )
+    unknown = "unknown: the source has no times of its unread items"
+    return f"{utc(minimum_clock_ms)} UTC" if minimum_clock_ms else unknown
 
 
 def abort(args: argparse.Namespace) -> CommandResult:
@@ -554,9 +554,8 @@ def abort(args: argparse.Namespace) -> CommandResult:
     opened = open_log(args.log)
     outcome = abort_version(opened.log, opened.record, args.version, reason=args.reason)
     result = "aborted" if not outcome.committed else "an attempt committed it first; it stays committed"
-    return CommandResult(
-        document={"version": args.version, "result": outcome.result}, lines=[f"version {args.version}: {result}"]
-    )
+    document = {"version": args.version, "result": outcome.result}
+    return CommandResult(document=document, lines=[f"version {args.version}: {result}"])
 
 
 def skip(args: argparse.Namespace) -> CommandResult:
@@ -601,13 +600,13 @@ def fork(args: argparse.Namespace) -> CommandResult:
 def drop(args: argparse.Namespace) -> CommandResult:
     """Delete the log and the datasets of a fork (``streamsem drop``)."""
     dropped = drop_(args.pipeline, dry_run=args.dry_run)
-    deleted = (
-        f"{dropped.attempts} attempts and {dropped.objects} objects of the log {dropped.log}, {dropped.bytes} bytes"
-    )
-    return CommandResult(
-        document={**plain(dropped), "dry_run": args.dry_run},
-        lines=[f"{'would delete' if args.dry_run else 'deleted'} {deleted}", f"{dropped.forked_from} stays as it is"],
-    )
+    objects = f"{dropped.objects} objects of the log {dropped.log}"
+    action = "would delete" if args.dry_run else "deleted"
+    lines = [
+        f"{action} {dropped.attempts} attempts and {objects}, {dropped.bytes} bytes",
+        f"{dropped.forked_from} stays as it is",
+    ]
+    return CommandResult(document={**plain(dropped), "dry_run": args.dry_run}, lines=lines)
 
 
 def diff(args: argparse.Namespace) -> CommandResult:

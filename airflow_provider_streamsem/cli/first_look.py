@@ -26,6 +26,7 @@ _PIPELINE = """\
 name = "rate"
 log = {log}
 require = "exactly_once"
+# where = "random < 0.5"
 
 [source]
 type = "rate"
@@ -76,10 +77,10 @@ def next_commands(path: str) -> list[str]:
     :param path: path of the pipeline file
     """
     file = os.path.relpath(path)
-    log, quoted = shlex.quote(os.path.join(os.path.dirname(file), "log")), shlex.quote(file)
+    quoted = shlex.quote(file)
     commands = {
-        f"streamsem log {log}": "versions, offsets and counts",
-        f"streamsem files {log} | xargs head -n 3": "the first rows of each committed file",
+        f"streamsem log {quoted}": "versions, offsets and counts",
+        f"streamsem files {quoted} | tr '\\n' '\\0' | xargs -0 head -n 3": "the first rows of each committed file",
         f"streamsem explain {quoted}": "the reasons for the guarantee",
         f"streamsem run {quoted}": "the rows that have arrived since",
     }

@@ -76,7 +76,7 @@ def move_log(old: CommitLog, new: CommitLog, *, already_moved: bool = False) -> 
     copied = 0
     if new.moved(source) is None:
         sources = f"{keys.SOURCES}{_new_id(new)}/"
-        moved = Moved(moved_from=source, pipeline_uuid=record.pipeline_uuid, sources=sources, nonce=_new_id(new))
+        moved = _moved(record, source, target, sources, _new_id(new))
         copied = _copy(old, new, moved, last)
     return MovedLog(pipeline=record.name, moved_from=source, moved_to=target, version=last, copied=copied)
 
@@ -92,10 +92,13 @@ def _record_move_by_hand(old: CommitLog, new: CommitLog, source: str, target: st
             "correct the old location. If the log was moved by hand and no object is left there, run the command with --already-moved."
         )
     _refuse_absolute_paths(new.find_head(), moved_from=source, moved_to=target)
-    _declare_complete(
-        new, Moved(moved_from=source, pipeline_uuid=record.pipeline_uuid, sources=new.sources, nonce=_new_id(new))
-    )
+    _declare_complete(new, _moved(record, source, target, new.sources, _new_id(new)))
     return MovedLog(pipeline=record.name, moved_from=source, moved_to=target, version=new.find_head().closed, copied=0)
+
+
+def _moved(record: PipelineRecord, source: str, target: str, sources: str, nonce: str) -> Moved:
+    uuid = record.pipeline_uuid
+    return Moved(moved_from=source, moved_to=target, pipeline_uuid=uuid, sources=sources, nonce=nonce)
 
 
 def _refuse_unfinished(old: CommitLog, target: str) -> None:
@@ -221,7 +224,7 @@ def _copy(old: CommitLog, new: CommitLog, moved: Moved, last: int) -> int:
                 if new.moved(moved.moved_from) is not None:
                     return copied  # Another process has completed the move, and runs may have extended the new log.
                 summary = "the new location has another object under a key of the log; the move is not complete, and the objects of the old log are unchanged"
-                raise ConflictError(summary, moved_from=moved.moved_from, moved_to=new.store.url, key=copy_key)
+                raise ConflictError(summary, moved_from=moved.moved_from, moved_to=moved.moved_to, key=copy_key)
     _declare_complete(new, moved)
     return copied
 

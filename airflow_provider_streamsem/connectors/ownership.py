@@ -22,16 +22,17 @@ def claim_dataset(name: str, sink: Sink, log: CommitLog, record: PipelineRecord,
     except DatasetOwnedError as error:
         marked_log = str(error.fields["marked_log"])
         is_own = error.fields["marked_uuid"] == record.pipeline_uuid and log.moved(marked_log) is not None
-        if not is_own or not _is_unused(marked_log, url):
+        if not is_own or not _was_moved(marked_log, log, url):
             raise error.with_fields(pipeline=record.name, sink=name) from error
 
 
-def _is_unused(location: str, url: str) -> bool:
+def _was_moved(location: str, log: CommitLog, url: str) -> bool:
     """
-    Return whether the log at ``location`` is not in use: it was moved to ``url``, in one or several moves, or the location holds no log (M6).
+    Return whether the log at ``location`` was moved to ``url``, in one or several moves (M6).
 
-    The record of the move in the log at ``url`` is not sufficient, because a writer of that log could have forged it. So this function reads ``location``,
-    which only the writers of that location can change.
+    A location that still holds a log is read, because a writer of ``log`` could have forged the record of the move. Only the writers of ``location`` can change
+    the log there. For a location whose objects were deleted, ``log`` has the record of the move. A copy of ``log`` has this record too, so the record must lead
+    to ``url``.
     """
     visited: set[str] = set()
     while normalised(location) != normalised(url):
@@ -40,11 +41,14 @@ def _is_unused(location: str, url: str) -> bool:
         visited.add(location)
         existing = open_commit_log(location)
         try:
-            if existing.read_pipeline() is None:
-                return True
-            existing.newest_head()
+            if existing.read_pipeline() is not None:
+                existing.newest_head()
+                return False
         except LogMovedError as error:
             location = str(error.fields["moved_to"])
         else:
-            return False
+            moved = log.moved(location)
+            if moved is None:
+                return False
+            location = moved.moved_to
     return True

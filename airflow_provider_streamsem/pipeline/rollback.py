@@ -260,9 +260,8 @@ def _plan(opened: OpenPipeline, ready: Ready, to: int, run_key: str | None) -> P
             "the version was rolled back itself, so it is not part of the pipeline's history any more; nothing was written",
             given=to,
             newest_rollback=head.outcome.newest_rollback,
-        ).advising(
-            f"write a pipeline file with a new log and new datasets, then run: streamsem fork NEW.toml LOG --at {to}."
-        )
+            newest_kept_before=max(versions.stop - 1 for versions in kept if versions.start < to),
+        ).advising("give a version that was not rolled back, such as `newest_kept_before`.")
     if run_key is None and not _is_changed(log, kept, to):
         return None
     _refuse_reprocessed(log, to, head.closed)

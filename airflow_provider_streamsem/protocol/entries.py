@@ -79,14 +79,16 @@ class PipelineRecord:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
     """
-    ``moved/<sha256>.json``: records that the log was moved from ``moved_from`` to this location, and that the move is complete.
+    ``moved/<sha256>.json``: records that the log was moved from ``moved_from`` to ``moved_to``, and that the move is complete.
 
-    Ownership markers that name ``moved_from`` are valid for this log. ``sources`` is the prefix under which the mover copied the discoveries of the sources.
+    Ownership markers that name ``moved_from`` are valid for the log at ``moved_to``, and for a log to which that one was moved later. ``sources`` is the prefix
+    under which the mover copied the discoveries of the sources.
     """
 
     entry: ClassVar[str] = "moved"
     spillable: ClassVar[tuple[str, ...]] = ()
     moved_from: str
+    moved_to: str
     pipeline_uuid: str
     sources: str
     nonce: str

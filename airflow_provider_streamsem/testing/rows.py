@@ -95,7 +95,11 @@ class RowsEngine:
                 (open_store(os.path.dirname(path)), os.path.basename(path)) for path in job.source.located(job.pins)
             ]
         else:
-            assert job.source.location is not None
+            if job.source.location is None:
+                raise InvalidError(
+                    "the engine without Spark reads only JSON files, pipelines and landed messages; nothing was read",
+                    source=type(job.source).__name__,
+                ).advising("use SparkEngine in the tests of this source.")
             store = open_store(job.source.location)
             files = [(store, pin.path) for pin in job.pins]
         rows, bad = [], []

@@ -289,16 +289,18 @@ def test_first_look_runs_without_a_pipeline_file_and_continues(
     monkeypatch.chdir(tmp_path)
     code, out, _ = run(capsys, "run", "--source", "rate")
     assert (code, "guarantee  exactly-once" in out, "status     committed" in out) == (0, True, True)
-    file, log = "streamsem-rate/rate.toml", "streamsem-rate/log"
+    file = "streamsem-rate/rate.toml"
     shown = re.findall(r"^  streamsem (.+?)  +# ", out, re.MULTILINE)
-    assert shown == [f"log {log}", f"files {log} | xargs head -n 3", f"explain {file}", f"run {file}"]
-    assert run(capsys, "explain", file)[0] == 0
+    rows = rf"files {file} | tr '\n' '\0' | xargs -0 head -n 3"
+    assert shown == [f"log {file}", rows, f"explain {file}", f"run {file}"]
+    for command in ("log", "explain"):
+        assert run(capsys, command, file)[0] == 0
     code, out, _ = run(capsys, "run", "--source", "rate", "--json")
     second = json.loads(out)
     assert (code, second["pipeline"], second["versions"][1]) == (0, "rate", 2)
     start, end = second["ranges"]["rate"]
     assert start >= 600  # a minute of records
-    files = [Path(line) for line in run(capsys, "files", log)[1].splitlines()]
+    files = [Path(line) for line in run(capsys, "files", file)[1].splitlines()]
     values = sorted(json.loads(row)["value"] for file in files for row in file.read_text().splitlines())
     assert values == list(range(end))
 

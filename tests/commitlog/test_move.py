@@ -188,6 +188,59 @@ def test_log_that_a_user_copied_is_accepted_with_already_moved(tmp_path: Path) -
     fixture.new.check()
 
 
+def copy_of(fixture: PipelineFixture) -> PipelineFixture:
+    """Copy all objects of a log to another store, as a user does by hand."""
+    copy = PipelineFixture(fixture.root, store=MemoryStore(f"memory://copied-{next(_LOCATIONS)}"))
+    copy.clocks = fixture.clocks
+    for stat in [*fixture.store.list("")]:
+        copy.store.create(stat.key, fixture.store.read(stat.key) or b"")
+    return copy
+
+
+def delete_all(store: Store) -> None:
+    for stat in [*store.list("")]:
+        store.delete(stat.key)
+
+
+@pytest.mark.parametrize("old_log", ["kept", "deleted"])
+def test_copy_of_a_moved_log_is_refused(tmp_path: Path, old_log: str) -> None:
+    fixture = MovingFixture(tmp_path)
+    fixture.settle()
+    if old_log == "deleted":
+        delete_all(fixture.old.store)
+    copy = copy_of(fixture.new)
+    assert isinstance(fixture.follow(copy, "on the copy"), DatasetOwnedError)
+    assert fixture.follow(fixture.new, "on the moved log") is None
+    fixture.new.check()
+
+
+def test_moved_log_that_is_then_moved_by_hand_is_accepted_with_already_moved(tmp_path: Path) -> None:
+    fixture = MovingFixture(tmp_path)
+    fixture.settle()
+    delete_all(fixture.old.store)
+    third = copy_of(fixture.new)
+    delete_all(fixture.new.store)
+    assert isinstance(fixture.follow(third, "too early"), DatasetOwnedError)
+    move_log(fixture.new.log(), third.log(), already_moved=True)
+    third.made = fixture.old.made
+    third.run("third", drain=True)
+    third.check()
+
+
+def test_log_that_was_moved_twice_needs_no_object_of_the_old_logs(tmp_path: Path) -> None:
+    fixture = MovingFixture(tmp_path)
+    fixture.settle()
+    third = PipelineFixture(tmp_path, store=MemoryStore(f"memory://moved-{next(_LOCATIONS)}"))
+    third.clocks = fixture.old.clocks
+    move_log(fixture.new.log(), third.log())
+    for store in (fixture.old.store, fixture.new.store):
+        delete_all(store)
+    third.made = fixture.old.made
+    third.arrive(1)
+    third.run("third", drain=True)
+    third.check()
+
+
 def occupied_location(fixture: MovingFixture) -> tuple[CommitLog, CommitLog]:
     other = PipelineFixture(fixture.old.root / "other", store=fixture.new.store)
     other.run("a")

@@ -220,8 +220,9 @@ def test_dataset_that_the_log_does_not_own_is_not_read(fixture: PipelineFixture,
 def forge_move(store: Any, victim: PipelineFixture) -> None:
     """Record in a log that it was moved from the location of another log."""
     url = normalised(victim.store.url)
-    moved = {"format": 1, "entry": "moved", "moved_from": url, "pipeline_uuid": victim.opened().record.pipeline_uuid}
-    store.create(keys.moved(url), sealed({**moved, "sources": "sources/", "nonce": "0" * 32}))
+    body = {"moved_from": url, "moved_to": normalised(store.url), "sources": "sources/", "nonce": "0" * 32}
+    uuid = victim.opened().record.pipeline_uuid
+    store.create(keys.moved(url), sealed({"format": 1, "entry": "moved", "pipeline_uuid": uuid, **body}))
 
 
 def test_forged_plan_cannot_make_a_run_read_outside_of_its_source(fixture: PipelineFixture, tmp_path: Path) -> None:
