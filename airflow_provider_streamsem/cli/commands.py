@@ -234,7 +234,7 @@ def rollback(args: argparse.Namespace) -> CommandResult:
         if result.version is None
         else f"version {result.version} rolled the pipeline back to version {result.to}"
     )
-    counts = [(name, f"-{count}") for name, count in sorted(result.counts.items())]
+    counts = [(name, f"-{count}") for name, count in report.ordered_counts(result.counts)]
     offsets = [("next", f"{partition} {offset}") for partition, offset in sorted(result.offsets.items())]
     return CommandResult(document=plain(result), lines=[summary, *_aligned([*counts, *offsets])])
 
@@ -266,7 +266,7 @@ def _result_of_run(pipeline: Pipeline, result: RunResult) -> CommandResult:
         ("status", result.status),
         ("version", result.version),
         ("ranges", _ranges(result.ranges)),
-        *sorted(result.counts.items()),
+        *report.ordered_counts(result.counts),
         *(
             ("completed", f"version {other.version} of run {other.run_key}: {report.format_counts(other.counts)}")
             for other in result.completed
@@ -489,7 +489,7 @@ def verify(args: argparse.Namespace) -> CommandResult:
             if verdict.open is None
             else [f"version {verdict.open} is open: a run has planned it, and no run has committed it yet"]
         ),
-        *[f"{name:<20} {count}" for name, count in sorted(verdict.counts.items())],
+        *[f"{name:<20} {count}" for name, count in report.ordered_counts(verdict.counts)],
         *[f"not checked without the pipeline file: sink {name}" for name in verdict.unchecked],
         *[f"{f.invariant} version={f.version} {f.what}" for f in verdict.violations],
     ]

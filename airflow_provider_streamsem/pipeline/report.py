@@ -118,6 +118,16 @@ def state_kept(later: range) -> str:
     )
 
 
+_ORDER = ("read", "parsed", "quarantined", "filtered", "late", "duplicates", "late_duplicates", "without_id")
+"""Row counts in the order in which a batch passes its records on. Counts that are not listed follow, in alphabetical order."""
+
+
+def ordered_counts(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Return name and value of each row count, in the order in which a batch passes its records on."""
+    listed = [name for name in _ORDER if name in counts]
+    return [(name, counts[name]) for name in [*listed, *sorted(counts.keys() - {*listed})]]
+
+
 def format_counts(counts: Mapping[str, int]) -> str:
     """Format row counts. Example: ``5,001 rows read, 4,990 written to orders, 8 quarantined``."""
     written = [

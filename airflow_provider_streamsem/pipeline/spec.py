@@ -27,7 +27,7 @@ from airflow_provider_streamsem.protocol.offsets import Ranges
 from airflow_provider_streamsem.spark import packages
 from airflow_provider_streamsem.spark.packages import Package
 from airflow_provider_streamsem.state import State
-from airflow_provider_streamsem.stores.contract import normalised, overlap, split_url
+from airflow_provider_streamsem.stores.contract import check_location, normalised, overlap
 
 NAME = r"[a-z0-9_-]{1,64}"
 TRANSFORM = r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*"
@@ -97,7 +97,7 @@ class Pipeline:
                 log_conn_id=self.log_conn_id,
             )
         if self.log_conn_id is None:
-            split_url(arguments.text("log", self.log))
+            check_location("log", self.log)
         self._set_source(sources)
         if not isinstance(self.sinks, Mapping) or not self.sinks:
             raise InvalidError(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
-from airflow_provider_streamsem import registry
+from airflow_provider_streamsem import arguments, registry
 from airflow_provider_streamsem.errors import InvalidError, UnavailableError
 from airflow_provider_streamsem.protocol import keys
 
@@ -147,6 +147,20 @@ def spark_path(location: str, key: str = "") -> str:
     scheme, rest = split_url(location)
     whole = "/".join(filter(None, [f"s3a://{rest}" if scheme == "s3" else rest, key]))
     return "".join("\\" + c if c in "\\*?[]{}^" else c for c in whole)
+
+
+def check_location(argument: str, value: object) -> str:
+    """
+    Return the location that a user gave for an argument.
+
+    :raises InvalidError: the value is not text, or not a location. The error names the argument
+    """
+    location = arguments.text(argument, value)
+    try:
+        split_url(location)
+    except InvalidError as error:
+        raise error.with_fields(argument=argument) from error
+    return location
 
 
 def split_url(url: str) -> tuple[str, str]:

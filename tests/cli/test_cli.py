@@ -638,6 +638,7 @@ def test_rollback_removes_later_versions_and_log_shows_it(
     assert (rows[0]["rolls_back_to"], rows[1]["is_rolled_back"], rows[-1]["is_rolled_back"]) == (0, True, False)
     shown = run(capsys, "log", log)[1]
     assert "rollback to 0" in shown
+    assert run(capsys, "show", log, str(head + 1))[1].startswith(f"version {head + 1}: rollback to 0, commit\n")
     assert "commit, rolled back" in shown
     run_batch(fixture.pipeline(limits=Limits(max_files=7)), run_key="changed", log=fixture.log(), engine=RowsEngine())
     rows = json.loads(run(capsys, "log", log, "--json")[1])["versions"]
@@ -654,8 +655,11 @@ def test_rollback_accepts_a_time_in_place_of_a_version(
     refused = run(capsys, "rollback", toml, "--until", "2001-01-01T00:00:00Z")
     assert refused[0] == 2
     assert "no version was closed by this time" in refused[2]
-    for given in ([], ["0", "--until", "2023-11-14T22:15:00Z"], ["--until", "2023-11-14T22:15:00"]):
-        assert run(capsys, "rollback", toml, *given)[0] == 2
+    for given in ([], ["0", "--until", "2023-11-14T22:15:00Z"]):
+        refused = run(capsys, "rollback", toml, *given)
+        assert refused[0] == 2
+        assert "give either the version N to keep, or --until TIME" in refused[2]
+    assert run(capsys, "rollback", toml, "--until", "2023-11-14T22:15:00")[0] == 2
     code, out, _ = run(capsys, "rollback", toml, "--until", "2023-11-14T22:15:00Z", "--json")
     document = json.loads(out)
     assert (code, document["version"], document["to"], document["offsets"]) == (0, 2, 0, {"files": 2})

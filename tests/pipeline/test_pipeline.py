@@ -215,6 +215,27 @@ def test_label_of_two_sinks_is_the_guarantee_that_both_meet(sinks: tuple[str, st
     assert (computed.label, dict(computed.sinks)) == (expected, {"a": sinks[0], "b": sinks[1]})
 
 
+@pytest.mark.parametrize(
+    ("changes", "argument"),
+    [
+        ({"log": "log"}, "log"),
+        ({"source": {"type": "files", "path": "in", "format": "json", "schema": "id long"}}, "source files: path"),
+        ({"source": {"type": "pipeline", "log": "log"}}, "source pipeline: log"),
+        ({"sinks": {"out": {"type": "files", "path": "gs://b/p"}}}, "sink files: path"),
+    ],
+)
+def test_error_for_an_invalid_location_names_the_argument(changes: dict[str, Any], argument: str) -> None:
+    valid = {
+        "name": "p",
+        "log": "/log",
+        "source": {"type": "rate"},
+        "sinks": {"out": {"type": "files", "path": "/out"}},
+    }
+    with pytest.raises(InvalidError, match="a location must be an absolute path or a URL") as caught:
+        from_json({**valid, **changes}, where="test")
+    assert caught.value.fields["argument"] == argument
+
+
 def test_secrets_in_a_url_are_refused_and_not_in_the_error() -> None:
     with pytest.raises(InvalidError) as caught:
         pipeline(log="s3://key:hunter2@lake/log")

@@ -80,6 +80,13 @@ def test_rows_left_for_a_later_run_are_logged_with_the_limits(
     )
 
 
+def test_counts_are_in_the_order_of_the_flow() -> None:
+    counts = {"written.b": 2, "gaps": 0, "filtered": 1, "quarantined": 1, "written.a": 2, "parsed": 3, "read": 4}
+    names = [name for name, _ in report.ordered_counts(counts)]
+    assert names == ["read", "parsed", "quarantined", "filtered", "gaps", "written.a", "written.b"]
+    assert dict(report.ordered_counts(counts)) == counts
+
+
 def test_messages_for_many_partitions_reprocessing_runs_and_aborts() -> None:
     ranges = {f"t-{n}": (0, n) for n in range(9)}
     assert report.planned(samples.plan(ranges=ranges)).endswith("t-5 [0, 5), and 3 more partitions")

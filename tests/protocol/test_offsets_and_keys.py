@@ -97,3 +97,9 @@ def test_other_keys_equal_those_of_the_protocol() -> None:
         assert keys.attempt_of_data(foreign_key) is None
     assert (keys.page("s"), keys.known("s")) == ("files/s.json", "known/s.json")
     assert (keys.spill("s"), keys.spec("s"), keys.doctor("d")) == ("spill/s.json", "specs/s.json", "doctor/d.json")
+
+
+def test_key_of_a_spilled_field_is_distinguished_from_other_keys() -> None:
+    sha256 = "0" * 64
+    assert keys.is_spill(keys.spill(sha256))
+    assert not any(map(keys.is_spill, (keys.spec(sha256), keys.plan(1), keys.PIPELINE)))

@@ -26,7 +26,7 @@ from airflow_provider_streamsem.errors import (
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import canonical, read_json
 from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Json
-from airflow_provider_streamsem.stores.contract import ObjectStat, UnknownResultError, normalised
+from airflow_provider_streamsem.stores.contract import ObjectStat, UnknownResultError, check_location, normalised
 from airflow_provider_streamsem.stores.dataset import Dataset, open_dataset
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class FilesSink:
 
     def __post_init__(self) -> None:
         where = "sink files:"
-        open_dataset(arguments.text(f"{where} path", self.path))
+        open_dataset(check_location(f"{where} path", self.path))
         arguments.choice(f"{where} format", self.format, FORMATS)
         object.__setattr__(self, "partition_by", arguments.text_list(f"{where} partition_by", self.partition_by))
         if self.codec is not None:

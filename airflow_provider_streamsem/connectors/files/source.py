@@ -40,6 +40,7 @@ from airflow_provider_streamsem.stores.contract import (
     ObjectStat,
     Store,
     UnknownResultError,
+    check_location,
     lineage_name,
     normalised,
     open_store,
@@ -104,7 +105,7 @@ class FilesSource(SourceDefaults):
 
     def __post_init__(self) -> None:
         where = "source files:"
-        split_url(arguments.text(f"{where} path", self.path))
+        check_location(f"{where} path", self.path)
         arguments.choice(f"{where} format", self.format, FORMATS)
         if self.schema is not None:
             arguments.text(f"{where} schema", self.schema, accepted='Spark DDL, such as "id long, at timestamp"')

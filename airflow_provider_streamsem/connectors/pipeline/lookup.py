@@ -15,7 +15,7 @@ from airflow_provider_streamsem.errors import LogDamagedError, SourceChangedErro
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import build, plain
 from airflow_provider_streamsem.protocol.entries import Json, Outcome, SegmentFile
-from airflow_provider_streamsem.stores.contract import lineage_name, split_url
+from airflow_provider_streamsem.stores.contract import check_location, lineage_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -58,7 +58,7 @@ class PipelineTable:
     sink: str | None = None
 
     def __post_init__(self) -> None:
-        split_url(arguments.text("lookup pipeline: log", self.log))
+        check_location("lookup pipeline: log", self.log)
         if self.sink is not None:
             arguments.text("lookup pipeline: sink", self.sink)
 

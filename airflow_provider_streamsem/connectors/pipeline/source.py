@@ -25,7 +25,7 @@ from airflow_provider_streamsem.errors import DataError, InvalidError, RecordsMi
 from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.protocol.entries import DataFile, Json, Outcome
 from airflow_provider_streamsem.protocol.offsets import Gaps, Offsets, Ranges, position
-from airflow_provider_streamsem.stores.contract import lineage_name, split_url
+from airflow_provider_streamsem.stores.contract import check_location, lineage_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,7 +67,7 @@ class PipelineSource:
 
     def __post_init__(self) -> None:
         where = "source pipeline:"
-        split_url(arguments.text(f"{where} log", self.log))
+        check_location(f"{where} log", self.log)
         if self.sink is not None:
             arguments.text(f"{where} sink", self.sink)
         arguments.choice(f"{where} on_reprocess", self.on_reprocess, RULES)

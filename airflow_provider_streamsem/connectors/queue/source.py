@@ -27,7 +27,7 @@ from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import Json
 from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges, position
-from airflow_provider_streamsem.stores.contract import lineage_name, open_store, spark_path, split_url
+from airflow_provider_streamsem.stores.contract import check_location, lineage_name, open_store, spark_path, split_url
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -87,7 +87,7 @@ class QueueSource(SourceDefaults):
     def __post_init__(self) -> None:
         where = "source queue:"
         object.__setattr__(self, "queue", _queue(f"{where} queue", self.queue))
-        split_url(arguments.text(f"{where} landing", self.landing))
+        check_location(f"{where} landing", self.landing)
         arguments.choice(f"{where} format", self.format, FORMATS)
         object.__setattr__(self, "options", arguments.options(f"{where} options", self.options))
         self.files()  # validates schema and options
