@@ -98,6 +98,12 @@ def spark(s3_server: S3Server) -> Iterator[SparkSession]:
     session.stop()
 
 
+@pytest.fixture(scope="session")
+def streamsem_spark(spark: SparkSession) -> SparkSession:
+    """Return the session of the integration tests. A session that the conformance suite started first would lack their jars."""
+    return spark
+
+
 @pytest.fixture
 def arrivals(tmp_path: Path) -> Path:
     """Create an empty directory for input files."""
