@@ -23,7 +23,7 @@ from airflow_provider_streamsem.protocol.codec import canonical, sha256
 from airflow_provider_streamsem.protocol.entries import Fork, Json, PipelineRecord
 from airflow_provider_streamsem.protocol.offsets import Offsets, advance
 from airflow_provider_streamsem.protocol.specs import stored_spec
-from airflow_provider_streamsem.protocol.view import remains
+from airflow_provider_streamsem.protocol.view import newest_kept_before, remains
 from airflow_provider_streamsem.state import OperatorState, operator_state
 from airflow_provider_streamsem.stores.contract import normalised, overlap
 
@@ -159,13 +159,12 @@ def _version(old: CommitLog, version: int | None) -> int:
         )
     kept = remaining_versions(old, closed)
     if at >= 0 and not remains(at, kept):
-        before = max(versions.stop - 1 for versions in kept if versions.start < at)
         summary = (
             "the version was rolled back, so its records are not those of the pipeline's history; nothing was written"
         )
-        raise InvalidError(summary, log=old.store.url, given=version, newest_kept_before=before).advising(
-            "give a version that was not rolled back, such as `newest_kept_before`."
-        )
+        raise InvalidError(
+            summary, log=old.store.url, given=version, newest_kept_before=newest_kept_before(at, kept)
+        ).advising("give a version that was not rolled back, such as `newest_kept_before`.")
     return at
 
 

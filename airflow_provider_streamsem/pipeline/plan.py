@@ -15,7 +15,6 @@ from airflow_provider_streamsem.pipeline import report
 from airflow_provider_streamsem.pipeline.corrections import before_version, outdated
 from airflow_provider_streamsem.pipeline.lookups import pin_lookups
 from airflow_provider_streamsem.pipeline.opening import OpenPipeline
-from airflow_provider_streamsem.pipeline.publish import sinks_that_cannot_reprocess
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import offsets
 from airflow_provider_streamsem.protocol.codec import plain
@@ -192,7 +191,7 @@ def _refuse_corrections(opened: OpenPipeline, corrected: Gaps, versions: list[in
 
 def _advice_for_outdated(pipeline: Pipeline, on_reprocess: str, first: int) -> str:
     """Return the advice for outdated rows. With ``ignore``, the source removed their records: it delivers them again, so the rows cannot be kept."""
-    if sinks_that_cannot_reprocess(pipeline):
+    if pipeline.sinks_that_cannot_reprocess:
         keep = "" if on_reprocess == "ignore" else 'set on_reprocess of the source to "ignore" to keep the rows, or '
         return f"{keep}{before_version(pipeline, first)} The sinks of this pipeline cannot replace rows."
     reprocess = "run `streamsem reprocess PIPELINE VERSION` for each of `versions`, then run again"

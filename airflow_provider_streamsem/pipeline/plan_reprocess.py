@@ -11,7 +11,6 @@ from airflow_provider_streamsem.pipeline.opening import OpenPipeline
 from airflow_provider_streamsem.pipeline.publish import (
     current_output,
     publishing_sink,
-    sinks_that_cannot_reprocess,
 )
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import invariants, offsets
@@ -26,7 +25,7 @@ def refuse_sinks(pipeline: Pipeline) -> None:
 
     :raises InvalidError: names the sinks
     """
-    if unable := sinks_that_cannot_reprocess(pipeline):
+    if unable := pipeline.sinks_that_cannot_reprocess:
         raise InvalidError(
             "reprocessing must replace rows, but these sinks cannot replace published rows; nothing was written",
             sinks=unable,

@@ -209,11 +209,6 @@ def _checked_schema(schema: str) -> str:
     return schema
 
 
-def sinks_that_cannot_reprocess(pipeline: Pipeline) -> list[str]:
-    """Return the names of the sinks that cannot replace published rows."""
-    return [name for name in pipeline.sinks_outside_log if not publishing_sink(pipeline, name).can_reprocess]
-
-
 def publishing_sink(pipeline: Pipeline, name: str) -> PublishingSink:
     """
     Return the sink with this name, which must publish outside the log.

@@ -18,7 +18,14 @@ from airflow_provider_streamsem.protocol import invariants, offsets
 from airflow_provider_streamsem.protocol.entries import Outcome, Plan, RolledBack
 from airflow_provider_streamsem.protocol.offsets import Offsets
 from airflow_provider_streamsem.protocol.procedures import OpenVersion, Ready, RunComplete
-from airflow_provider_streamsem.protocol.view import ClosedHead, Head, OpenHead, remains, subtract_counts
+from airflow_provider_streamsem.protocol.view import (
+    ClosedHead,
+    Head,
+    OpenHead,
+    newest_kept_before,
+    remains,
+    subtract_counts,
+)
 from airflow_provider_streamsem.state import watermark_after
 
 logger = telemetry.log_of(__name__)
@@ -260,7 +267,7 @@ def _plan(opened: OpenPipeline, ready: Ready, to: int, run_key: str | None) -> P
             "the version was rolled back itself, so it is not part of the pipeline's history any more; nothing was written",
             given=to,
             newest_rollback=head.outcome.newest_rollback,
-            newest_kept_before=max(versions.stop - 1 for versions in kept if versions.start < to),
+            newest_kept_before=newest_kept_before(to, kept),
         ).advising("give a version that was not rolled back, such as `newest_kept_before`.")
     if run_key is None and not _is_changed(log, kept, to):
         return None

@@ -192,11 +192,11 @@ class Run:
         :raises InvalidError: the run key belongs to a run of another kind, or of another version. The versions of that run stay committed
         """
         log, requested = self.opened.log, self.reprocesses
-        if plan.replaces is None:
+        if plan.replaces is None or requested is None:
             is_same = plan.kind == "batch" and requested is None
         else:
-            exists = requested is not None and log.outcome(requested) is not None
-            is_same = exists and log.find_root(plan.replaces.version) == log.find_root(requested or 0)
+            exists = log.outcome(requested) is not None
+            is_same = exists and log.find_root(plan.replaces.version) == log.find_root(requested)
         if not is_same:
             raise InvalidError(
                 "the run key belongs to another run of this pipeline; this call wrote nothing",

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass, field
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 from airflow_provider_streamsem import arguments, registry
-from airflow_provider_streamsem.connectors.contract import NeedsRecords, ReplacesRows, Sink, Source
+from airflow_provider_streamsem.connectors.contract import NeedsRecords, PublishingSink, ReplacesRows, Sink, Source
 from airflow_provider_streamsem.connectors.lookup import Lookup
 from airflow_provider_streamsem.connectors.upstreams import Repinning
 from airflow_provider_streamsem.dedup import Dedup
@@ -242,8 +242,7 @@ class Pipeline:
         if self.state is not None:
             summary = 'on_reprocess="reprocess" is not valid with state: later versions keep the state of the replaced records'
             raise InvalidError(summary, pipeline=self.name, accepted=accepted)
-        fixed = [name for name in self.sinks_outside_log if not getattr(self.sinks[name], "can_reprocess", True)]
-        if fixed:
+        if fixed := self.sinks_that_cannot_reprocess:
             summary = 'on_reprocess="reprocess" must replace rows, and these sinks cannot replace published rows'
             raise InvalidError(summary, pipeline=self.name, sinks=fixed, accepted=accepted)
 
@@ -316,6 +315,11 @@ class Pipeline:
     def sinks_outside_log(self) -> tuple[str, ...]:
         """Return the names of the sinks outside the log, in the order in which they are published."""
         return tuple(name for name, sink in sorted(self.sinks.items()) if sink.is_outside_log)
+
+    @property
+    def sinks_that_cannot_reprocess(self) -> list[str]:
+        """Return the names of the sinks that cannot replace published rows."""
+        return [name for name in self.sinks_outside_log if not cast(PublishingSink, self.sinks[name]).can_reprocess]
 
     def lineage(self, ranges: Ranges) -> list[tuple[str, str]]:
         """

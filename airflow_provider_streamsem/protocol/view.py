@@ -224,9 +224,14 @@ def removed_by_rollbacks(outcomes: Iterable[Outcome]) -> set[int]:
     return removed
 
 
-def remains(version: int, lineage: Iterable[range]) -> bool:
-    """Return whether no rollback has removed a version. ``lineage`` has the versions that remain, as :func:`procedures.remaining_versions` returns them."""
-    return any(version in versions for versions in lineage)
+def remains(version: int, kept: Iterable[range]) -> bool:
+    """Return whether no rollback has removed a version. ``kept`` has the versions that remain, as :func:`procedures.remaining_versions` returns them."""
+    return any(version in versions for versions in kept)
+
+
+def newest_kept_before(version: int, kept: Iterable[range]) -> int:
+    """Return the newest version that remains before a version that a rollback has removed; ``kept`` is as in :func:`remains`."""
+    return max(versions.stop - 1 for versions in kept if versions.start < version)
 
 
 def net_counts(outcome: Outcome) -> dict[str, int]:

@@ -27,6 +27,12 @@ from tests.external_systems import PublishingFixture
 from tests.pipeline_fixture import PipelineFixture
 
 _LOCATIONS = count()
+
+
+def new_store() -> MemoryStore:
+    return MemoryStore(f"memory://moved-{next(_LOCATIONS)}")
+
+
 FAULTS = (Fault.LOST_REPLY, Fault.CONFLICT, Fault.APPLIED_LATE)
 CRASHES = (Fault.CRASH_BEFORE, Fault.CRASH_AFTER)
 PAUSES = (Fault.PAUSE_BEFORE, Fault.PAUSE_AFTER)
@@ -39,11 +45,18 @@ class MovingFixture:
         self.old = kind(root)
         self.old.arrive(3)
         self.old.run("first", drain=True)
-        self.new = kind(root, store=MemoryStore(f"memory://moved-{next(_LOCATIONS)}"))
+        self.new = kind(root, store=new_store())
         self.new.clocks = self.old.clocks
 
     def move(self, old: Store | None = None, new: Store | None = None) -> MovedLog:
         return move_log(self.old.log(old), self.new.log(new))
+
+    def move_on(self) -> PipelineFixture:
+        """Move the log from its new location to a third one."""
+        third = PipelineFixture(self.old.root, store=new_store())
+        third.clocks = self.old.clocks
+        move_log(self.new.log(), third.log())
+        return third
 
     def follow(self, fixture: PipelineFixture, run_key: str) -> StreamsemError | None:
         """Add a file, and run the pipeline on one of the logs. Return the error if the log refuses the run."""
@@ -146,9 +159,7 @@ def test_log_with_an_open_version_is_not_moved(tmp_path: Path) -> None:
 def test_log_can_be_moved_again_but_not_back(tmp_path: Path) -> None:
     fixture = MovingFixture(tmp_path)
     fixture.move()
-    third = PipelineFixture(tmp_path, store=MemoryStore(f"memory://moved-{next(_LOCATIONS)}"))
-    third.clocks = fixture.old.clocks
-    move_log(fixture.new.log(), third.log())
+    third = fixture.move_on()
     third.arrive(4)
     third.run("second", drain=True)
     third.made = 4
@@ -162,7 +173,7 @@ def test_log_can_be_moved_again_but_not_back(tmp_path: Path) -> None:
 
 def test_log_cannot_be_moved_to_a_second_location(tmp_path: Path) -> None:
     fixture = MovingFixture(tmp_path)
-    other = CommitLog(MemoryStore(f"memory://moved-{next(_LOCATIONS)}"))
+    other = CommitLog(new_store())
     fixture.move()
     with pytest.raises(LogMovedError):
         move_log(fixture.old.log(), other)
@@ -190,7 +201,7 @@ def test_log_that_a_user_copied_is_accepted_with_already_moved(tmp_path: Path) -
 
 def copy_of(fixture: PipelineFixture) -> PipelineFixture:
     """Copy all objects of a log to another store, as a user does by hand."""
-    copy = PipelineFixture(fixture.root, store=MemoryStore(f"memory://copied-{next(_LOCATIONS)}"))
+    copy = PipelineFixture(fixture.root, store=new_store())
     copy.clocks = fixture.clocks
     for stat in [*fixture.store.list("")]:
         copy.store.create(stat.key, fixture.store.read(stat.key) or b"")
@@ -230,9 +241,7 @@ def test_moved_log_that_is_then_moved_by_hand_is_accepted_with_already_moved(tmp
 def test_log_that_was_moved_twice_needs_no_object_of_the_old_logs(tmp_path: Path) -> None:
     fixture = MovingFixture(tmp_path)
     fixture.settle()
-    third = PipelineFixture(tmp_path, store=MemoryStore(f"memory://moved-{next(_LOCATIONS)}"))
-    third.clocks = fixture.old.clocks
-    move_log(fixture.new.log(), third.log())
+    third = fixture.move_on()
     for store in (fixture.old.store, fixture.new.store):
         delete_all(store)
     third.made = fixture.old.made

@@ -286,3 +286,9 @@ def test_missing_versions_below_the_head_are_reported() -> None:
     ):
         with pytest.raises(LogDamagedError, match="50"):
             CommitLog(store).perform(procedure)
+
+
+def test_newest_version_before_a_rolled_back_one_is_found_among_those_that_remain() -> None:
+    kept = [range(3), range(5, 8), range(9, 11)]
+    assert [view.newest_kept_before(version, kept) for version in (3, 4, 8)] == [2, 2, 7]
+    assert not any(view.remains(version, kept) for version in (3, 4, 8))

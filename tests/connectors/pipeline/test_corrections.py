@@ -16,6 +16,7 @@ from airflow_provider_streamsem import (
     FilesSource,
     KafkaSink,
     Limits,
+    Pipeline,
     PipelineSource,
     State,
     reprocess,
@@ -24,7 +25,6 @@ from airflow_provider_streamsem import (
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.engine import Job, Produced
 from airflow_provider_streamsem.errors import DataError, InvalidError, SourceChangedError
-from airflow_provider_streamsem.pipeline import plan
 from airflow_provider_streamsem.pipeline.run import plan_run
 from airflow_provider_streamsem.stores import memory
 from airflow_provider_streamsem.stores.contract import open_store
@@ -102,7 +102,7 @@ class TestRollback:
         self, tmp_path: Path, rule: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         bronze, silver = read_pair(tmp_path, on_reprocess=rule)
-        monkeypatch.setattr(plan, "sinks_that_cannot_reprocess", lambda pipeline: ["out"])
+        monkeypatch.setattr(Pipeline, "sinks_that_cannot_reprocess", ["out"])
         bronze.roll_back(0)
         with pytest.raises(SourceChangedError, match="streamsem rollback PIPELINE 0") as raised:
             silver.run("next")
