@@ -16,13 +16,13 @@ _MOST_DIGITS = 20
 def text(name: str, value: object, *, pattern: str = r".*\S.*", accepted: str = "non-empty text") -> str:
     """Return text that matches ``pattern`` completely. An error omits the parts of a URL that may contain a secret."""
     if not isinstance(value, str) or not re.fullmatch(pattern, value, re.DOTALL) or not _is_utf8(value):
-        given = _without_secrets(value) if isinstance(value, str) else type(value).__name__
+        given = redacted(value) if isinstance(value, str) else type(value).__name__
         raise InvalidError(f"{name} is not valid", given=given, accepted=accepted)
     return value
 
 
-def _without_secrets(value: str) -> str:
-    """Omit everything before the last ``@``, which may contain a password, and a query string."""
+def redacted(value: str) -> str:
+    """Return a URL without everything before the last ``@``, which may contain a password, and without the values of its query string."""
     _, at, after = value.rpartition("@")
     path, mark, query = after.partition("?")
     return f"{'…' + at if at else ''}{path}{mark}{'…' if '=' in query else query}"

@@ -174,11 +174,11 @@ def split_url(url: str) -> tuple[str, str]:
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise InvalidError("a location must be an absolute path or a URL", given=url.split("?")[0]) from error
+        raise InvalidError("a location must be an absolute path or a URL", given=arguments.redacted(url)) from error
     if not registry.knows("stores", parts.scheme):
         raise InvalidError(
             "a location must be an absolute path or a URL with a supported scheme",
-            given=f"{parts.scheme}:…" if parts.scheme else url.split("?")[0],
+            given=f"{parts.scheme}:…" if parts.scheme else arguments.redacted(url),
             accepted=registry.names("stores"),
         )
     if "@" in parts.netloc:

@@ -121,7 +121,7 @@ class HttpSink(StagedSink):
                 urlsplit(str(self.url)).port  # noqa: B018
             except ValueError as error:
                 raise InvalidError(
-                    f"{where} url has an invalid host or port", given=str(self.url).partition("?")[0]
+                    f"{where} url has an invalid host or port", given=arguments.redacted(str(self.url))
                 ) from error
         else:
             arguments.text(f"{where} conn_id", self.conn_id)
@@ -129,7 +129,7 @@ class HttpSink(StagedSink):
         if self.url is not None and self.endpoint:
             raise InvalidError(
                 f"{where} endpoint needs conn_id; a url must contain the whole address",
-                given=self.endpoint.partition("?")[0],
+                given=arguments.redacted(self.endpoint),
             )
         arguments.choice(f"{where} method", self.method, ("POST", "PUT", "PATCH"))
         arguments.text(f"{where} key_header", self.key_header, pattern=_NAME, accepted=_NAME)

@@ -1036,6 +1036,7 @@ def test_invalid_header_is_refused_before_the_commit_and_not_quoted(
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({}, "exactly one of url and conn_id"), ({"url": "http://h", "conn_id": "c"}, "exactly one"), ({"url": "http://u:pw-x@h/"}, "must not contain credentials"),
+    ({"url": "http://h:port/x?token=pw-x"}, "invalid host or port"), ({"url": "http://h", "endpoint": "x?token=pw-x"}, "endpoint needs conn_id"),
     ({"url": "ftp://h"}, "url"), ({"url": "http://h", "endpoint": "x"}, "endpoint needs conn_id"), ({"url": "http://h", "method": "GET"}, "method"),
     ({"url": "http://h", "delivery": "exactly_once"}, "delivery"), ({"url": "http://h", "delivery": "effectively_once"}, "delivery"),
     ({"url": "http://h", "delivery": "at_most_once", "idempotent": True}, "repeats no call"), ({"url": "http://h", "idempotent": 1}, "idempotent"),
