@@ -8,10 +8,20 @@ from __future__ import annotations
 
 import time
 import uuid
+from datetime import datetime, timezone
 from typing import Protocol
 
 MOST_DIFFERENCE_MS = 3_600_000
 """Clocks of two machines may differ by less than this. A greater difference is an error of one clock, which must not determine all later times."""
+
+
+def iso_time(at_ms: int) -> str:
+    """
+    Return a time in UTC as ISO 8601 text, such as ``2026-01-31T09:00:00.000+00:00``.
+
+    :param at_ms: milliseconds since the epoch
+    """
+    return datetime.fromtimestamp(at_ms / 1000, tz=timezone.utc).isoformat(timespec="milliseconds")
 
 
 def later(now_ms: int, earlier_ms: int) -> int:

@@ -529,15 +529,15 @@ def _result_of_checks(title: str, document: Json, checks: Iterable[doctor_.Check
 def lag(args: argparse.Namespace) -> CommandResult:
     """Show the lag of a pipeline (``streamsem lag``)."""
     result = lag_of(args.pipeline)
-    age = "never" if result.last_commit_age_ms is None else f"{result.last_commit_age_ms / 1000:.0f} s ago"
+    age_ms = result.version_age_ms
+    version = "none" if age_ms is None else f"{result.version}, closed {age_ms / 1000:.0f} s ago"
     return CommandResult(
         document=plain(result),
         lines=[
             f"lag            {result.lag} {result.unit}",
             f"minimum clock  {_clock(result.minimum_clock_ms)}",
             *([] if result.watermark_ms is None else [f"watermark      {utc(result.watermark_ms)} UTC"]),
-            f"last commit    {age}",
-            f"version        {result.version}",
+            f"newest version {version}",
         ],
     )
 

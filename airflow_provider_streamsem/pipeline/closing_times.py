@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
+from airflow_provider_streamsem.clock import iso_time
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import InvalidError
 
@@ -35,10 +36,12 @@ def newest_closed_until(log: CommitLog, until_ms: int) -> int:
         (min(last, kept.stop - 1) for kept in remaining_versions(log, closed) if kept.start <= last), default=-1
     )
     if version < 0:
+        first = log.outcome(0)
         raise InvalidError(
             "no version was closed by this time, except those that were rolled back; nothing was written",
             log=log.store.url,
-            until_ms=until_ms,
+            given=iso_time(until_ms),
+            first_version_closed=iso_time(first[0].decided_at_ms) if first else None,
         ).advising("give a later time.")
     return version
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
 
+from airflow_provider_streamsem.clock import iso_time
 from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.pipeline import changes
 from airflow_provider_streamsem.pipeline.result import RunResult
@@ -51,7 +51,7 @@ def _work(plan: Plan) -> str:
     if plan.rolled_back is not None:
         return f"rollback to version {plan.rolled_back.to}"
     if plan.watermark_ms is not None:
-        return f"no records, watermark {_time(plan.watermark_ms)}"
+        return f"no records, watermark {iso_time(plan.watermark_ms)}"
     return _ranges(plan.ranges)
 
 
@@ -138,10 +138,6 @@ def format_counts(counts: Mapping[str, int]) -> str:
         f"{counts[name]:,} {name}" for name in ("filtered", "duplicates", "late", "quarantined") if counts.get(name)
     ]
     return ", ".join(parts)
-
-
-def _time(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, tz=timezone.utc).isoformat(timespec="milliseconds")
 
 
 def _ranges(ranges: Ranges) -> str:

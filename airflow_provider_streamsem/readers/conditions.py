@@ -208,7 +208,7 @@ class Freshness:
                 "before_until": before,
                 "watermark_ms": watermark_ms,
                 "unit": pipeline.source.unit,
-                "last_commit_age_ms": None if last is None else max(0, now_ms - last.decided_at_ms),
+                "version_age_ms": None if last is None else max(0, now_ms - last.decided_at_ms),
             },
         )
 

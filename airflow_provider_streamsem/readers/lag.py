@@ -20,7 +20,7 @@ class Lag:
     :param lag: number of items in the source that no committed version covers
     :param unit: unit of ``lag``, for example ``files`` or ``offsets``
     :param version: the newest closed version; -1 before the first
-    :param last_commit_age_ms: milliseconds since the newest outcome, a commit or an abort; ``None`` before the first outcome
+    :param version_age_ms: milliseconds since the newest version was closed; ``None`` before the first is
     :param minimum_clock_ms: every item that arrived before this time is committed, in milliseconds since the epoch: the minimum over all partitions of all
         sources. ``None`` if all items are committed. 0 if it is unknown, because messages wait in a queue, or a table has an integer cursor
     :param watermark_ms: the watermark of the state after the newest version, in milliseconds since the epoch; ``None`` without one
@@ -30,7 +30,7 @@ class Lag:
     lag: int
     unit: str
     version: int
-    last_commit_age_ms: int | None
+    version_age_ms: int | None
     minimum_clock_ms: int | None
     watermark_ms: int | None
 
@@ -53,7 +53,7 @@ def lag(pipeline: Pipeline) -> Lag:
         lag=items,
         unit=pipeline.source.unit,
         version=head.closed,
-        last_commit_age_ms=age,
+        version_age_ms=age,
         minimum_clock_ms=planner.minimum_clock(head.next) if items else None,
         watermark_ms=None if head.outcome is None else head.outcome.watermark_ms,
     )

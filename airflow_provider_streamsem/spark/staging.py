@@ -324,6 +324,8 @@ class Staging:
                 condition=error.getCondition(),
                 **named(error),
                 columns=[name for name in loaded.frame.columns if name not in loaded.drop],
+            ).advising(
+                "correct where=, then run again. The next run reads the open version with the corrected predicate."
             ) from causes.short(error)
         return marked
 

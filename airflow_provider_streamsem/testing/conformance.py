@@ -204,6 +204,10 @@ class SourceSystem(Protocol):
         """Delete the oldest records, as retention does. Return their ids; an empty list if the system keeps all records."""
         ...
 
+    def change(self) -> bool:
+        """Change the oldest records, for example overwrite their file. Return whether the system permits this."""
+        ...
+
 
 class SystemFixture:
     """Defaults of :class:`SourceSystem`."""
@@ -215,6 +219,10 @@ class SystemFixture:
     def expire(self) -> list[int]:
         """Delete nothing."""
         return []
+
+    def change(self) -> bool:
+        """Change nothing."""
+        return False
 
 
 class SourceContract:
@@ -319,6 +327,13 @@ class SourceContract:
         planned = next(_Progress(system).slices(Limits()))
         pins = _stored(system.source, planned.pins)
         with pytest.raises(SourceChangedError) if system.expire() else nullcontext():
+            system.source.check_pins(pins, was_read=False)
+
+    def test_changed_records_of_a_plan_fail_its_check(self, system: SourceSystem) -> None:
+        system.add(range(3))
+        planned = next(_Progress(system).slices(Limits()))
+        pins = _stored(system.source, planned.pins)
+        with pytest.raises(SourceChangedError) if system.change() else nullcontext():
             system.source.check_pins(pins, was_read=False)
 
     @pytest.mark.parametrize("pins", [[{"other": 1}], [1], "text", {"other": []}], ids=str)

@@ -655,6 +655,7 @@ def test_rollback_accepts_a_time_in_place_of_a_version(
     refused = run(capsys, "rollback", toml, "--until", "2001-01-01T00:00:00Z")
     assert refused[0] == 2
     assert "no version was closed by this time" in refused[2]
+    assert "2001-01-01T00:00:00.000+00:00" in refused[2]
     for given in ([], ["0", "--until", "2023-11-14T22:15:00Z"]):
         refused = run(capsys, "rollback", toml, *given)
         assert refused[0] == 2

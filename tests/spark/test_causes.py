@@ -41,6 +41,11 @@ def test_invalid_predicate_is_reported_with_the_available_columns(
     assert raised.value.fields["where"] == where
     assert len("".join(traceback.format_exception(raised.value.__cause__))) < 5_000, "Spark's plan is not in it"
     assert "QueryContextLogger" not in capfd.readouterr().err
+    corrected = location.run(
+        location.pipeline(source={"format": "json", "schema": "id long, amount int"}, where="amount > 1")
+    )
+    [completed] = corrected.completed
+    assert (completed.version, completed.counts["read"], completed.counts["filtered"]) == (0, 1, 0)
 
 
 @pytest.mark.spark

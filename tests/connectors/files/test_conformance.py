@@ -31,6 +31,10 @@ class Directory(SystemFixture):
         oldest.unlink()
         return ids
 
+    def change(self) -> bool:
+        min(self.path.glob("*.json")).write_text('{"id": 100}\n')
+        return True
+
 
 class TestFilesSource(SourceContract):
     @pytest.fixture

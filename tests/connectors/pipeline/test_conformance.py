@@ -38,6 +38,11 @@ class UpstreamPipeline(SystemFixture):
         Path(file.path).unlink()
         return [0, 1, 2]
 
+    def change(self) -> bool:
+        file = next(file for file in self.bronze.opened().files() if file.rows)
+        Path(file.path).write_text('{"id": 100}\n')
+        return True
+
 
 class TestPipelineSource(SourceContract):
     @pytest.fixture

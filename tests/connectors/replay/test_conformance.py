@@ -36,6 +36,10 @@ class Directory(SystemFixture):
         oldest.unlink()
         return [int(oldest.stem)]
 
+    def change(self) -> bool:
+        min(self.path.iterdir()).write_text('{"id": 100}\n')
+        return True
+
 
 class TestReplaySource(SourceContract):
     @pytest.fixture
