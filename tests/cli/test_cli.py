@@ -290,6 +290,8 @@ def test_first_look_runs_without_a_pipeline_file_and_continues(
     code, out, _ = run(capsys, "run", "--source", "rate")
     fields = dict(re.findall(r"^(\S+) {2,}(.+)$", out, re.MULTILINE))
     assert (code, fields["guarantee"], fields["status"]) == (0, "exactly-once", "committed")
+    page = Path(__file__).parents[2] / "docs" / "tutorial" / "first-look.md"
+    assert re.findall(r"^(\S+) {2,}\S", page.read_text(), re.MULTILINE) == [*fields]
     file = "streamsem-rate/rate.toml"
     shown = re.findall(r"^  streamsem (.+?)  +# ", out, re.MULTILINE)
     rows = rf"files {file} | tr '\n' '\0' | xargs -0 head -n 3"
