@@ -47,7 +47,7 @@ ARRIVALS = Asset(
     watchers=[
         AssetWatcher(
             name="parcels",
-            trigger=OffsetRangeTrigger(PARCELS, min_rows=100, max_wait=timedelta(minutes=1), poll_interval_s=2),
+            trigger=OffsetRangeTrigger(PARCELS, min_rows=100, max_delay=timedelta(minutes=1), poll_interval_s=2),
         )
     ],
 )

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.readers.waiting import Waiting
 
 DEFAULT_MAX_WAIT_S = 300
-"""Default of ``max_wait`` in seconds, if the pipeline has no ``limits.max_delay_s``."""
+"""Default of ``max_delay`` in seconds, if the pipeline has no ``limits.max_delay_s``."""
 
 
 class OffsetRangeTrigger(BaseEventTrigger):  # type: ignore[misc]
@@ -36,7 +36,7 @@ class OffsetRangeTrigger(BaseEventTrigger):  # type: ignore[misc]
     Fires when a run of the pipeline would find work. Use it in an ``AssetWatcher``.
 
     Each event covers one bounded range: the next batch. The trigger emits the next event after a run has claimed that range, by its plan or by its drain, if
-    more records are unread. If no run claims the range, the trigger repeats the event after ``max_wait``. Set ``max_active_runs=1`` on the DAG and
+    more records are unread. If no run claims the range, the trigger repeats the event after ``max_delay``. Set ``max_active_runs=1`` on the DAG and
     ``drain=True`` on its task, so that one run reads all records that arrived in the meantime.
 
     Payload (``extra["payload"]`` of the asset event): ``pipeline``, ``log``, ``is_new``, ``version``, ``open_version``, ``ranges``, ``rows``, ``lag``,
@@ -48,7 +48,7 @@ class OffsetRangeTrigger(BaseEventTrigger):  # type: ignore[misc]
     :param pipeline: a :class:`Pipeline`, or the path of its TOML file, which is read while Airflow parses the DAG. A pipeline with templates is refused,
         because no run renders them here
     :param min_rows: minimum number of rows for an event. Default: the pipeline's ``limits.min_rows``, or 1
-    :param max_wait: time after the newest outcome at which fewer than ``min_rows`` rows are enough, and time before the trigger repeats an event. Integer
+    :param max_delay: time after the newest outcome at which fewer than ``min_rows`` rows are enough, and time before the trigger repeats an event. Integer
         seconds or a ``timedelta``, 1 second or more. Default: the pipeline's ``limits.max_delay_s``, or five minutes
     :param poll_interval_s: seconds between the end of one poll and the start of the next, greater than 0
     :raises InvalidError: the pipeline or a limit is not valid, or the pipeline contains templates
@@ -58,14 +58,14 @@ class OffsetRangeTrigger(BaseEventTrigger):  # type: ignore[misc]
         self,
         pipeline: Pipeline | str,
         min_rows: int | None = None,
-        max_wait: timedelta | float | None = None,
+        max_delay: timedelta | float | None = None,
         poll_interval_s: float = 30.0,
     ) -> None:
         super().__init__()
         # Airflow stores the spec as JSON text, which was validated when the DAG was parsed. The triggerer constructs this object on its event loop, so the
         # constructor must not block.
         is_stored = isinstance(pipeline, str) and pipeline.startswith("{")
-        self.pipeline = str(pipeline) if is_stored else _spec(pipeline, min_rows, max_wait)
+        self.pipeline = str(pipeline) if is_stored else _spec(pipeline, min_rows, max_delay)
         self.poll_interval_s = poll_interval_s
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -122,7 +122,7 @@ def _check(pipeline: str) -> Waiting:
     return waiting(of_spec_text(pipeline))
 
 
-def _spec(pipeline: object, min_rows: int | None, max_wait: timedelta | float | None) -> str:
+def _spec(pipeline: object, min_rows: int | None, max_delay: timedelta | float | None) -> str:
     """Return the pipeline's spec as JSON text for the triggerer. Its limits are those of the trigger."""
     from airflow_provider_streamsem.pipeline.spec import Pipeline, load_pipeline
     from airflow_provider_streamsem.pipeline.templates import holds_templates
@@ -133,7 +133,7 @@ def _spec(pipeline: object, min_rows: int | None, max_wait: timedelta | float | 
     watched = (
         pipeline if isinstance(pipeline, Pipeline) else load_pipeline(text("pipeline", pipeline, accepted=accepted))
     )
-    max_delay_s = None if max_wait is None else seconds("max_wait", max_wait)
+    max_delay_s = None if max_delay is None else seconds("max_delay", max_delay)
     if max_delay_s is None and watched.limits.max_delay_s is None:
         max_delay_s = DEFAULT_MAX_WAIT_S
     watched = limited(watched, min_rows=min_rows, max_delay_s=max_delay_s)

@@ -77,7 +77,7 @@ def test_offsets_available_sensor_on_a_real_broker_with_airflows_connection(topi
     assert poke(OffsetsAvailableSensor(task_id="u", pipeline=spec, min_rows=90, max_delay=3600)) is None
     topics.put("a", range(500))
     assert poke(sensor)["rows"] in range(100, 103)  # the size of the next batch, which max_rows limits
-    with listening(OffsetRangeTrigger(spec, min_rows=50, max_wait=3600, poll_interval_s=0.2)) as listener:
+    with listening(OffsetRangeTrigger(spec, min_rows=50, max_delay=3600, poll_interval_s=0.2)) as listener:
         event = listener.next(30)
         assert event is not None
         assert event["lag"] == 560

@@ -220,15 +220,15 @@ def test_watchers_share_a_hash_only_if_they_watch_one_pipeline(fixture: Pipeline
     spec = fixture.pipeline()
     assert hash_of(spec) == hash_of(fixture.pipeline(transform=lambda rows: rows))
     others = [spec.replace(name="other"), spec.replace(log="memory://elsewhere")]
-    hashes = {hash_of(p) for p in (spec, *others)} | {hash_of(spec, min_rows=7, max_wait=60)}
+    hashes = {hash_of(p) for p in (spec, *others)} | {hash_of(spec, min_rows=7, max_delay=60)}
     assert len(hashes) == 4
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"min_rows": 0, "max_wait": 5}, "1 or more"),
-        ({"min_rows": 5, "max_wait": 0.5}, "whole seconds"),
+        ({"min_rows": 0, "max_delay": 5}, "1 or more"),
+        ({"min_rows": 5, "max_delay": 0.5}, "whole seconds"),
         ({"pipeline": 5}, "pipeline"),
         ({"pipeline": "/nowhere.toml"}, "cannot be read"),
     ],
@@ -300,7 +300,7 @@ def test_restarted_trigger_emits_only_unplanned_ranges_again(fixture: PipelineFi
 def test_event_that_started_no_run_is_emitted_again_after_max_wait(fixture: PipelineFixture) -> None:
     fixture.run("creates the log")
     fixture.arrive(2)
-    with listening(watch(fixture.pipeline(), min_rows=1, max_wait=1)) as listener:
+    with listening(watch(fixture.pipeline(), min_rows=1, max_delay=1)) as listener:
         first = listener.next()
         before = time.monotonic()
         assert listener.next(0.5) is None
@@ -311,7 +311,7 @@ def test_event_that_started_no_run_is_emitted_again_after_max_wait(fixture: Pipe
 def test_range_whose_run_died_is_emitted_again_after_max_wait(fixture: PipelineFixture) -> None:
     spec = fixture.pipeline()
     fixture.arrive(2)
-    with listening(watch(spec, min_rows=1, max_wait=2)) as listener:
+    with listening(watch(spec, min_rows=1, max_delay=2)) as listener:
         assert listener.next() is not None
 
         def die(step: str) -> None:
@@ -346,7 +346,7 @@ def test_permanent_error_is_emitted_as_one_event(fixture: PipelineFixture) -> No
     lost = fixture.root / "in" / "00000.json"
     data, stat = lost.read_bytes(), lost.stat()
     lost.unlink()
-    with listening(watch(fixture.pipeline(), min_rows=1, max_wait=1)) as listener:
+    with listening(watch(fixture.pipeline(), min_rows=1, max_delay=1)) as listener:
         event = listener.next()
         assert event is not None
         assert event["error"].startswith("SourceChangedError")
@@ -477,7 +477,7 @@ def test_lost_duplicated_and_reordered_events_change_nothing(
                     undelivered.pop()
                     run_dag()
     rng.random = lambda: 1.0  # type: ignore[method-assign]  # no process dies from here on
-    with listening(watch(spec, min_rows=1, max_wait=1)) as listener:
+    with listening(watch(spec, min_rows=1, max_delay=1)) as listener:
         while lag(spec).lag:  # events that started no run are emitted again, until there is no lag
             assert receive(listener, 20)
             run_dag()
@@ -508,8 +508,8 @@ def test_arguments_of_a_trigger_override_the_limits_of_its_pipeline(tmp_path: Pa
 
     own = fixture.pipeline(limits=Limits(min_rows=1000, max_delay_s=900))
     assert limits(own) == (1000, 900)
-    assert limits(own, max_wait=60) == (1000, 60)
+    assert limits(own, max_delay=60) == (1000, 60)
     assert limits(own, min_rows=10) == (10, 900)
     assert limits(fixture.pipeline()) == (1, 300)
-    assert limits(fixture.pipeline(), max_wait=60) == (1, 60)
+    assert limits(fixture.pipeline(), max_delay=60) == (1, 60)
     assert limits(fixture.pipeline(), min_rows=10) == (10, 300)

@@ -65,7 +65,7 @@ _DIGITS = 15
 
 
 @dataclass(slots=True)
-class _Open:
+class _Handle:
     """
     The handle of one try.
 
@@ -78,7 +78,7 @@ class _Open:
 
 
 @dataclass(frozen=True, slots=True)
-class DeltaSink(TableSink[_Open]):
+class DeltaSink(TableSink[_Handle]):
     """
     Appends or merges rows into a Delta table. Any Delta reader can read the table. Other writers may append to it, compact it and delete from it.
 
@@ -209,15 +209,15 @@ class DeltaSink(TableSink[_Open]):
         return marker
 
     @contextmanager
-    def opened(self, batch: SinkCommit, failure: Failure | None, *, skips: bool) -> Iterator[_Open]:
+    def opened(self, batch: SinkCommit, failure: Failure | None, *, skips: bool) -> Iterator[_Handle]:
         """Open the current table, if there is one."""
-        yield _Open(open_newest(self.path, refusal=PublishError))
+        yield _Handle(open_newest(self.path, refusal=PublishError))
 
-    def marker_in(self, handle: _Open, batch: SinkCommit) -> SinkMarker | None:
+    def marker_in(self, handle: _Handle, batch: SinkCommit) -> SinkMarker | None:
         """Read the marker from the table's transaction identifiers."""
         return None if handle.cached is None else _marker(handle.cached, _app(batch))
 
-    def check_sink(self, handle: _Open, batch: SinkCommit, marker: SinkMarker | None) -> None:
+    def check_sink(self, handle: _Handle, batch: SinkCommit, marker: SinkMarker | None) -> None:
         """Check that the table has the pipeline's transaction identifier and was not restored."""
         if not batch.is_settled(marker):
             problem = "has no transaction identifier of this pipeline: it was deleted and recreated, or replaced"
@@ -228,7 +228,7 @@ class DeltaSink(TableSink[_Open]):
         if handle.cached is not None and marker is not None:
             self._check_not_restored(batch, handle.cached, marker)
 
-    def commit(self, handle: _Open, batch: SinkCommit, marker: SinkMarker | None, *, skips: bool) -> bool:
+    def commit(self, handle: _Handle, batch: SinkCommit, marker: SinkMarker | None, *, skips: bool) -> bool:
         """Commit one entry with the files or merged rows, the marker, and the removal of the files that reprocessing replaces."""
         handle.cached = cached = handle.cached or create(self.path, _fields(batch.schema), self.partition_by)
         app = _app(batch)
@@ -240,12 +240,12 @@ class DeltaSink(TableSink[_Open]):
         handle.entry = entry
         return True
 
-    def detail(self, handle: _Open, batch: SinkCommit) -> Json:
+    def detail(self, handle: _Handle, batch: SinkCommit) -> Json:
         """Return the version of the table that contains the marker."""
         assert handle.cached is not None
         return {"table_version": handle.cached.table.version() if handle.entry is None else handle.entry}
 
-    def table_state(self, handle: _Open) -> object:
+    def table_state(self, handle: _Handle) -> object:
         """
         Return the version of the table.
 

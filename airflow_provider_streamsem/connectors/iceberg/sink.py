@@ -59,7 +59,7 @@ _NEW_TABLE = {
 
 
 @dataclass(slots=True)
-class _Open:
+class _Handle:
     """The handle of one try: the catalog and the loaded table; ``None`` if there is no table."""
 
     catalog: Catalog
@@ -67,7 +67,7 @@ class _Open:
 
 
 @dataclass(frozen=True, slots=True)
-class IcebergSink(TableSink[_Open]):
+class IcebergSink(TableSink[_Handle]):
     """
     Appends or merges rows into an Iceberg table, in any catalog that pyiceberg supports. Any Iceberg reader can read the table. Other writers may append
     to it, compact it and delete from it.
@@ -198,16 +198,16 @@ class IcebergSink(TableSink[_Open]):
             return marker
 
     @contextmanager
-    def opened(self, batch: SinkCommit, failure: Failure | None, *, skips: bool) -> Iterator[_Open]:
+    def opened(self, batch: SinkCommit, failure: Failure | None, *, skips: bool) -> Iterator[_Handle]:
         """Open the catalog, and load the current table."""
         with self._opened() as catalog:
-            yield _Open(catalog, self._read(catalog, refusal=PublishError))
+            yield _Handle(catalog, self._read(catalog, refusal=PublishError))
 
-    def marker_in(self, handle: _Open, batch: SinkCommit) -> SinkMarker | None:
+    def marker_in(self, handle: _Handle, batch: SinkCommit) -> SinkMarker | None:
         """Read the marker from the table's property."""
         return None if handle.table is None else _marker(handle.table, _key(batch.pipeline_uuid, batch.sink))
 
-    def check_sink(self, handle: _Open, batch: SinkCommit, marker: SinkMarker | None) -> None:
+    def check_sink(self, handle: _Handle, batch: SinkCommit, marker: SinkMarker | None) -> None:
         """Check that the table has the pipeline's marker and was not rolled back."""
         if not batch.is_settled(marker):
             problem = "has no marker of this pipeline: it was deleted and recreated, or replaced"
@@ -219,14 +219,14 @@ class IcebergSink(TableSink[_Open]):
         if handle.table is not None and marker is not None and _is_rolled_back(handle.table, key):
             raise batch.marker_lost_error(_ROLLED_BACK, marker=marker.version, table=self.table, catalog=self.catalog)
 
-    def commit(self, handle: _Open, batch: SinkCommit, marker: SinkMarker | None, *, skips: bool) -> bool:
+    def commit(self, handle: _Handle, batch: SinkCommit, marker: SinkMarker | None, *, skips: bool) -> bool:
         """Commit the files or merged rows, the marker, and the removal of the files that reprocessing replaces, in one commit."""
         handle.table = table = handle.table or self._create_table(handle.catalog, batch)
         key = _key(batch.pipeline_uuid, batch.sink)
         self._commit_once(table, batch, key, "skipped" if skips else "applied")
         return batch.is_settled(_marker(table, key))
 
-    def detail(self, handle: _Open, batch: SinkCommit) -> Json:
+    def detail(self, handle: _Handle, batch: SinkCommit) -> Json:
         """Return the id of the snapshot with the marker; ``None`` if the snapshot has expired."""
         assert handle.table is not None
         key = _key(batch.pipeline_uuid, batch.sink)
@@ -238,7 +238,7 @@ class IcebergSink(TableSink[_Open]):
         ]
         return {"snapshot": str(snapshot_ids[-1])} if snapshot_ids else None
 
-    def table_state(self, handle: _Open) -> object:
+    def table_state(self, handle: _Handle) -> object:
         """
         Return the metadata location of the table.
 

@@ -216,7 +216,7 @@ class KafkaCluster:
 
         consumer = Consumer(
             {
-                **self._settings, "group.id": "streamsem-look", "enable.auto.commit": False, "auto.offset.reset": "error",
+                **self._settings, "group.id": "streamsem-reader", "enable.auto.commit": False, "auto.offset.reset": "error",
                 "enable.partition.eof": True, "isolation.level": self._isolation, "logger": QUIET,
             }
         )  # fmt: skip

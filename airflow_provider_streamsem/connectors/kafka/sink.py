@@ -54,7 +54,7 @@ _PERMANENT = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Open:
+class _Handle:
     """
     The handle of one try: a producer that has fenced all older producers, and the marker that was read after that.
 
@@ -66,7 +66,7 @@ class _Open:
 
 
 @dataclass(frozen=True, slots=True)
-class KafkaSink(TransactionalSink[_Open]):
+class KafkaSink(TransactionalSink[_Handle]):
     """
     Writes each row as a Kafka record.
 
@@ -242,7 +242,7 @@ class KafkaSink(TransactionalSink[_Open]):
         return ControlTopic(settings_of(self.conn_id, self.bootstrap_servers), self.control_topic)
 
     @contextmanager
-    def opened(self, batch: SinkCommit, failure: Failure | None, *, skips: bool) -> Iterator[_Open]:
+    def opened(self, batch: SinkCommit, failure: Failure | None, *, skips: bool) -> Iterator[_Handle]:
         """
         Create a producer that fences all older producers of this sink, then read the marker.
 
@@ -253,12 +253,12 @@ class KafkaSink(TransactionalSink[_Open]):
         if failure is not None and _name(failure.error) in _FENCED:
             marker = self._wait_until_published(control, batch)
             if _is_published(marker, batch):
-                yield _Open(None, marker)
+                yield _Handle(None, marker)
                 return
         producer = None
         try:
             producer = self._fencing_producer(batch)
-            yield _Open(producer, control.marker(_key(batch), within_s=self.transaction_timeout_s))
+            yield _Handle(producer, control.marker(_key(batch), within_s=self.transaction_timeout_s))
         except Exception as error:
             if producer is None and self.is_refusal(error):
                 raise self._publish_error(
@@ -286,17 +286,17 @@ class KafkaSink(TransactionalSink[_Open]):
             )
         control.check()
 
-    def marker_in(self, handle: _Open, batch: SinkCommit) -> SinkMarker | None:
+    def marker_in(self, handle: _Handle, batch: SinkCommit) -> SinkMarker | None:
         """Return the marker that :meth:`opened` read from the control topic."""
         return handle.marker
 
-    def check_sink(self, handle: _Open, batch: SinkCommit, marker: SinkMarker | None) -> None:
+    def check_sink(self, handle: _Handle, batch: SinkCommit, marker: SinkMarker | None) -> None:
         """Check that the control topic has the marker that the newest receipts name."""
         summary = "the control topic has no marker of this pipeline, but the log has receipts of sent records: the topic was deleted and recreated"
         if not batch.is_settled(marker):
             batch.check_marker(marker, summary, control_topic=self.control_topic, key=_key(batch))
 
-    def commit(self, handle: _Open, batch: SinkCommit, marker: SinkMarker | None, *, skips: bool) -> bool:
+    def commit(self, handle: _Handle, batch: SinkCommit, marker: SinkMarker | None, *, skips: bool) -> bool:
         """Commit the records and the marker in one Kafka transaction."""
         self._commit(handle.producer, batch, "skipped" if skips else "applied")
         return True

@@ -29,7 +29,7 @@ from airflow_provider_streamsem.connectors.kafka.cluster import (
     parse_partition,
 )
 from airflow_provider_streamsem.connectors.kafka.expiry import expiry
-from airflow_provider_streamsem.connectors.kafka.limits import joined, shared
+from airflow_provider_streamsem.connectors.kafka.offset_ranges import joined, shared
 from airflow_provider_streamsem.connectors.kafka.pins import RangePin, read_pins, refuse_other_topics
 from airflow_provider_streamsem.connectors.kafka.starting import TOPIC, starting
 from airflow_provider_streamsem.connectors.parsing import decoders as decoding

@@ -176,7 +176,7 @@ class PipelineSource:
         for pin in pins:
             opened = self._of_pin(pin)
             with naming_upstream(self.log):
-                for is_changed, (version, file) in zip(opened.damaged(pin.files), _each(pin.versions), strict=True):
+                for is_changed, (version, file) in zip(opened.are_damaged(pin.files), _each(pin.versions), strict=True):
                     if is_changed:
                         opened.check_owner()
                         summary = "a planned file of the upstream is missing or was changed; nothing became visible"
@@ -421,7 +421,7 @@ def _unreadable(upstream: UpstreamLog, versions: Sequence[VersionPin], on_data_l
     """Return the versions of which a file is missing or has another size, in ascending order."""
     files = _each(versions)
     # A version that becomes a gap must fail the check before the read, too. That check also finds a changed file of the same size.
-    find_changed = upstream.damaged if on_data_loss == "record_gap" else upstream.unlisted
+    find_changed = upstream.are_damaged if on_data_loss == "record_gap" else upstream.are_unlisted
     are_changed = find_changed([file for _, file in files])
     damaged = [(pin, file) for is_changed, (pin, file) in zip(are_changed, files, strict=True) if is_changed]
     if not damaged:

@@ -42,7 +42,7 @@ _NAME = r"[^.\x00]+(\.[^.\x00]+)?"
 
 
 @dataclass(frozen=True, slots=True)
-class _Open:
+class _Handle:
     """The handle of one try: a connection to the database, and the marker table."""
 
     connection: sa.Connection
@@ -50,7 +50,7 @@ class _Open:
 
 
 @dataclass(frozen=True, slots=True)
-class JdbcSink(TransactionalSink[_Open]):
+class JdbcSink(TransactionalSink[_Handle]):
     """
     Writes rows to an existing table of a SQL database. Other writers may read, change and delete any rows of it.
 
@@ -301,25 +301,25 @@ class JdbcSink(TransactionalSink[_Open]):
         raise failure
 
     @contextmanager
-    def opened(self, batch: SinkCommit, failure: Failure | None, *, skips: bool) -> Iterator[_Open]:
+    def opened(self, batch: SinkCommit, failure: Failure | None, *, skips: bool) -> Iterator[_Handle]:
         """Open a connection. A skip also creates a missing marker table."""
         with self._connected() as connection:
             markers = database.markers_table(connection, self.markers)
             if skips:
                 database.create_markers_table(connection, markers)
-            yield _Open(connection, markers)
+            yield _Handle(connection, markers)
 
-    def marker_in(self, handle: _Open, batch: SinkCommit) -> SinkMarker | None:
+    def marker_in(self, handle: _Handle, batch: SinkCommit) -> SinkMarker | None:
         """Read the marker from the marker table."""
         return self._read_marker(handle.connection, handle.markers, batch)
 
-    def check_sink(self, handle: _Open, batch: SinkCommit, marker: SinkMarker | None) -> None:
+    def check_sink(self, handle: _Handle, batch: SinkCommit, marker: SinkMarker | None) -> None:
         """Check that the marker table has the row that the newest receipts name."""
         summary = "the marker table has no row of this pipeline, but the log has receipts of published rows: the marker table was emptied or recreated"
         if not batch.is_settled(marker):
             batch.check_marker(marker, summary, table=self.table, markers=self.markers)
 
-    def commit(self, handle: _Open, batch: SinkCommit, marker: SinkMarker | None, *, skips: bool) -> bool:
+    def commit(self, handle: _Handle, batch: SinkCommit, marker: SinkMarker | None, *, skips: bool) -> bool:
         """Set the marker and write the rows in one transaction. A reprocessing run replaces the rows whose version column is ``batch.root``."""
         new = SinkMarker(batch.version, "skipped" if skips else "applied", batch.outcome)
         return self._commit(handle.connection, handle.markers, batch, new, marker)

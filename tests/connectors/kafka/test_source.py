@@ -19,7 +19,7 @@ from airflow_provider_streamsem.connectors.contract import SinkCommit
 from airflow_provider_streamsem.connectors.kafka import cluster as kafka_cluster
 from airflow_provider_streamsem.connectors.kafka.client import call, settings_of
 from airflow_provider_streamsem.connectors.kafka.cluster import Partition, java_settings, parse_partition
-from airflow_provider_streamsem.connectors.kafka.limits import shared
+from airflow_provider_streamsem.connectors.kafka.offset_ranges import shared
 from airflow_provider_streamsem.connectors.kafka.sink import KafkaSink
 from airflow_provider_streamsem.connectors.kafka.source import KafkaPlanner
 from airflow_provider_streamsem.errors import InvalidError, UnavailableError
