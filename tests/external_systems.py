@@ -32,7 +32,7 @@ class TableSink(StagedSink):
 
     delivery: ClassVar[str] = "exactly_once"
     reasons: ClassVar[tuple[str, ...]] = ("marker and rows are set in one transaction",)
-    can_reprocess: ClassVar[bool] = True
+    can_replace_rows: ClassVar[bool] = True
     keeps_staged: ClassVar[bool] = False
     step: ClassVar[Callable[[str], object]] = staticmethod(lambda name: None)
     path: str
@@ -92,7 +92,8 @@ class TableSink(StagedSink):
             if not is_settled:
                 db.execute("INSERT OR REPLACE INTO markers VALUES (?, ?, ?, ?)", (app, batch.version, state, batch.outcome))  # fmt: skip
             if not is_settled and state == "applied":
-                db.execute("DELETE FROM rows WHERE sink = ? AND root = ?", (batch.sink, batch.root))
+                roots = [(batch.sink, root) for root in batch.replaced]
+                db.executemany("DELETE FROM rows WHERE sink = ? AND root = ?", roots)
                 for records in record_batches(self.path, batch):
                     db.executemany(
                         "INSERT INTO rows VALUES (?, ?, ?)",

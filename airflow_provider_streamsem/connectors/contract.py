@@ -10,7 +10,7 @@ from airflow_provider_streamsem.clock import Clock
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import MarkerConflictError, MarkerLostError
 from airflow_provider_streamsem.limits import Limits
-from airflow_provider_streamsem.protocol.entries import Committable, Effects, Json, Marker, Receipt
+from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Effects, Json, Marker, Receipt
 from airflow_provider_streamsem.protocol.offsets import Gaps, Offsets, Ranges
 
 if TYPE_CHECKING:
@@ -534,7 +534,7 @@ class SinkCommit:
     :param committable: the staged files to publish
     :param schema: columns of the staged rows, as schema JSON in Spark's form; ``""`` if no batch has had rows yet
     :param root: the version that a sink stores with its rows: the first version of a reprocessing run's chain, or the batch's own version
-    :param replaced: for a reprocessing run, the current output of its chain in the sink. ``None`` for a batch, and if the whole chain was skipped
+    :param replaced: root → the rows that the commit removes from the sink: those of a reprocessing run's chain, or those of the rolled-back versions
     :param expected_marker: the newest earlier commit that set the sink's marker, according to its receipts; ``None`` if there is none
     """
 
@@ -545,13 +545,18 @@ class SinkCommit:
     committable: Committable
     schema: str
     root: int
-    replaced: Committable | None = None
+    replaced: Mapping[int, Committable] = field(default_factory=dict)
     expected_marker: Marker | None = None
 
     @property
     def is_nothing(self) -> bool:
         """Whether the commit neither adds nor replaces rows in this sink. If so, the sink sets no marker."""
-        return not self.committable.files and (self.replaced is None or not self.replaced.files)
+        return not self.committable.files and not self.replaced_files
+
+    @property
+    def replaced_files(self) -> list[DataFile]:
+        """The files with the rows that the commit removes from the sink."""
+        return [file for rows in self.replaced.values() for file in rows.files]
 
     def is_settled(self, marker: SinkMarker | None) -> bool:
         """Return whether the sink's marker shows that this commit was applied or skipped."""
@@ -660,15 +665,15 @@ class PublishingSink(Sink, Protocol):
         ...
 
     @property
-    def can_reprocess(self) -> bool:
-        """Whether :meth:`publish` can replace rows of earlier versions. If not, a reprocessing run is refused before anything is written."""
+    def can_replace_rows(self) -> bool:
+        """Whether :meth:`publish` can remove rows of earlier versions. If not, reprocessing runs and rollbacks are refused before anything is written."""
         ...
 
-    def check_reprocess(self, replaced: Committable | None) -> None:
+    def check_replaceable(self, files: Sequence[DataFile]) -> None:
         """
-        Check that the rows that a reprocessing run replaces can be removed from the table in its current state. Called before the run is planned.
+        Check that rows can be removed from the table in its current state. Called before a reprocessing run or a rollback is planned.
 
-        :param replaced: the rows that the reprocessing run would replace; ``None`` if the sink has none of them
+        :param files: the published files with these rows
         :raises InvalidError: the rows cannot be removed. Nothing was written
         """
         ...

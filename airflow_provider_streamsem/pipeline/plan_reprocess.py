@@ -25,7 +25,7 @@ def refuse_sinks(pipeline: Pipeline) -> None:
 
     :raises InvalidError: names the sinks
     """
-    if unable := pipeline.sinks_that_cannot_reprocess:
+    if unable := pipeline.sinks_that_cannot_replace_rows:
         raise InvalidError(
             "reprocessing must replace rows, but these sinks cannot replace published rows; nothing was written",
             sinks=unable,
@@ -86,7 +86,8 @@ def plan_reprocess(opened: OpenPipeline, version: int, run_key: str, current_loo
     source.check_pins(pins, was_read=False)
     check_lookups(opened.pipeline, reprocessed)
     for name in opened.pipeline.sinks_outside_log:
-        publishing_sink(opened.pipeline, name).check_reprocess(current_output(opened.log, current, name))
+        rows = current_output(opened.log, current, name)
+        publishing_sink(opened.pipeline, name).check_replaceable([] if rows is None else rows.files)
     return reprocessed
 
 

@@ -144,23 +144,45 @@ def batch_of(opened: OpenPipeline, outcome: Outcome, outcome_sha: str, name: str
     Build the part of a commit that one sink publishes.
 
     For a reprocessing run, the batch also names the rows that it replaces: the current rows of the chain in this sink (P3). A *chain* is a batch and the
-    reprocessing runs that replaced it, one after the other.
+    reprocessing runs that replaced it, one after the other. A rollback has no rows, and names the current rows of all chains that it rolls back (P10).
 
     :param outcome_sha: sha256 of the bytes of ``outcome``
     :param name: name of the sink
     """
-    root, current_rows = _chain(opened.log, outcome, name)
+    log, back = opened.log, outcome.rolled_back
+    if back is None:
+        root, current_rows = _chain(log, outcome, name)
+        replaced = {} if current_rows is None else {root: current_rows}
+    else:
+        root, replaced = outcome.version, rows_after(log, back.to, _outcome(log, outcome.version - 1), name)
     return SinkCommit(
         pipeline_uuid=opened.record.pipeline_uuid,
         sink=name,
         version=outcome.version,
         outcome=outcome_sha,
-        committable=outcome.sinks[name],
-        schema=_checked_schema(outcome.schemas.get(name, "")),
+        committable=outcome.sinks[name] if back is None else Committable(format="parquet", rows=0),
+        schema=_checked_schema(outcome.schemas.get(name, "")) if back is None else "",
         root=root,
-        replaced=current_rows,
+        replaced=replaced,
         expected_marker=outcome.markers.get(name),
     )
+
+
+def rows_after(log: CommitLog, to: int, newest: Outcome, name: str) -> dict[int, Committable]:
+    """
+    Return the rows that one sink has of the versions after ``to`` up to ``newest``, without the versions that were rolled back.
+
+    :param name: name of the sink
+    :returns: the first version of each chain → its current rows. No chain begins at or before ``to``, because then no rollback to ``to`` is planned (W32)
+    """
+    found: dict[int, Committable] = {}
+    for versions in reversed(log.remaining_versions(newest)):
+        for version in range(versions.stop - 1, max(versions.start - 1, to), -1):
+            outcome = _outcome(log, version)
+            rows = _applied(log, outcome, name) if outcome.committed else None
+            if rows is not None:
+                found.setdefault(log.find_root(version), rows)
+    return {root: rows for root, rows in found.items() if rows.files}
 
 
 def current_output(log: CommitLog, version: int, name: str) -> Committable | None:
@@ -190,7 +212,9 @@ def _outcome(log: CommitLog, version: int) -> Outcome:
     outcome = log.outcome(version)
     if outcome is None:
         raise LogDamagedError(
-            "a reprocessing run replaces a version that has no outcome", invariant="I20", version=version
+            "a version that a reprocessing run replaces, or a rollback removes, has no outcome",
+            invariant="I2",
+            version=version,
         )
     return outcome[0]
 

@@ -12,12 +12,13 @@ from airflow_provider_streamsem.errors import ConflictError, InvalidError, LogDa
 from airflow_provider_streamsem.pipeline.closing_times import newest_closed_until
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import OpenPipeline, find_record, open_pipeline
+from airflow_provider_streamsem.pipeline.publish import publish, publishing_sink, rows_after
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.pipeline.vacuum import oldest_kept
 from airflow_provider_streamsem.protocol import invariants, offsets
 from airflow_provider_streamsem.protocol.entries import Outcome, Plan, RolledBack
 from airflow_provider_streamsem.protocol.offsets import Offsets
-from airflow_provider_streamsem.protocol.procedures import OpenVersion, Ready, RunComplete
+from airflow_provider_streamsem.protocol.procedures import OpenVersion, PendingPublish, Ready, RunComplete
 from airflow_provider_streamsem.protocol.view import (
     ClosedHead,
     Head,
@@ -63,11 +64,11 @@ def rollback(
     log: CommitLog | None = None,
 ) -> Rollback:
     """
-    Roll a pipeline back to a version. The rows of all later versions disappear at once, and the next run reads their records again.
+    Roll a pipeline back to a version. The rows of all later versions disappear, and the next run reads their records again.
 
     The rollback is a version itself. Its outcome restores the offsets and the state after version ``to``: the deduplication state, the operators' state and the
-    watermark. Files stay in the dataset, so a reader of an earlier version still reads them (I7). If the process dies, the next run, or a repeated call,
-    completes the rollback.
+    watermark. Files stay in the dataset, so a reader of an earlier version still reads them (I7). From each table outside the log, publishing the rollback
+    removes the rows of all later versions in one transaction. If the process dies, the next run, or a repeated call, completes the rollback.
 
     A single batch that was rolled back stays complete: a clear of its task returns its result, and the next run reads its records. A drain that was rolled back
     below its target continues when its task is cleared.
@@ -77,9 +78,11 @@ def rollback(
     :param run_key: identifies the request. A repeated call with the same key returns the first result. Default: every call is a new request. A call writes
         nothing if no version was committed after ``to``
     :param log: default: the log at ``pipeline.log``
-    :raises InvalidError: the version is not closed or was rolled back; no version was closed by the time; a version is open; a sink publishes rows outside the
-        log; a later version has reprocessed a version up to ``to``; or files of the state after ``to`` are missing. Nothing was written
+    :raises InvalidError: the version is not closed or was rolled back; no version was closed by the time; a version is open; a sink cannot remove published
+        rows; a later version has reprocessed a version up to ``to``; or files of the state after ``to`` are missing. Nothing was written
     :raises ConflictError: another process created a version at the same time. Nothing was rolled back
+    :raises UnavailableError: a sink did not report a result. A repeated call, or the next run, publishes what is pending
+    :raises PublishError: a sink refuses the newest commit, or the rollback. No run can plan until it is published or skipped
     """
     if (to is None) == (until_ms is None):
         raise InvalidError("exactly one of a version and a time must be given", to=to, until_ms=until_ms)
@@ -108,12 +111,15 @@ def _roll_back(opened: OpenPipeline, to: int, run_key: str | None, *, by_time: b
     for _ in range(_TRIES):
         head = log.confirm_head(head)
         if isinstance(head, OpenHead):
-            plan = head.plan
-            head, outcome = _close_open_rollback(log, head)
-            if plan.run_key == (run_key or _default_key(to, plan.version - 1)):
+            head = _close_open_rollback(log, head)
+        if head.has_pending_publishes:
+            head, plan, outcome = _publish(opened, head)
+            if plan.kind == "rollback" and plan.run_key == (run_key or _default_key(to, plan.version - 1)):
                 return _result(log, plan, outcome)
         position = Ready(head=head) if run_key is None else log.locate(run_key, head)
-        if isinstance(position, OpenVersion):  # another process has planned this rollback since the head was read
+        if isinstance(
+            position, (OpenVersion, PendingPublish)
+        ):  # another process has planned a version since the head was read
             head = position.head
             continue
         if isinstance(position, RunComplete):
@@ -125,7 +131,6 @@ def _roll_back(opened: OpenPipeline, to: int, run_key: str | None, *, by_time: b
                     rolled_back_to=position.plan.rolled_back.to,
                 ).advising("give each rollback a key of its own.")
             return _result(log, position.plan, position.outcome)
-        assert isinstance(position, Ready)  # no sink publishes
         if position.before is not None and position.before[0].kind != "rollback":
             raise _other_run_error(position.before[0])
         wanted = _plan(opened, position, to, run_key)
@@ -134,7 +139,11 @@ def _roll_back(opened: OpenPipeline, to: int, run_key: str | None, *, by_time: b
         _warn_of_expired_ids(opened, wanted)
         found, _ = log.put_plan(head, wanted)
         if isinstance(found, OpenHead) and found.plan == wanted:
-            return _result(log, wanted, close_rollback(log, found)[1])
+            closed = close_rollback(log, found)
+            if closed.has_pending_publishes:
+                closed, _, _ = _publish(opened, closed)
+            assert closed.outcome is not None
+            return _result(log, wanted, closed.outcome)
         head = found
         if _newest_kind(log, found) != "rollback":
             break
@@ -174,11 +183,17 @@ def _result(log: CommitLog, plan: Plan, outcome: Outcome) -> Rollback:
     )
 
 
-def close_rollback(log: CommitLog, head: OpenHead) -> tuple[ClosedHead, Outcome]:
-    """Commit an open rollback, and return the closed head and the outcome. Any process may do this, because the outcome follows from the log alone."""
+def close_rollback(log: CommitLog, head: OpenHead) -> ClosedHead:
+    """Commit an open rollback. Any process may do this, because the outcome follows from the log alone. The sinks outside the log are not published yet."""
     closed, outcome = log.decide(head, rollback_outcome(log, head))
     log.write_segments(outcome.version, [(outcome, closed.outcome_sha)])
-    return closed, outcome
+    return closed
+
+
+def _publish(opened: OpenPipeline, head: ClosedHead) -> tuple[ClosedHead, Plan, Outcome]:
+    """Publish the newest commit, whichever run committed it (P1). No sink that can remove rows has claims, so none is closed."""
+    plan, outcome = opened.log.closed_version(head.closed)
+    return publish(opened, head, outcome, is_own=False), plan, outcome
 
 
 def rollback_outcome(log: CommitLog, head: OpenHead) -> Outcome:
@@ -201,6 +216,7 @@ def rollback_outcome(log: CommitLog, head: OpenHead) -> Outcome:
         newest_rollback=invariants.newest_rollback(plan, before=head.outcome, committed=True),
         next=invariants.next_after(plan, before=head.next, committed=True),
         hint=head.hint,
+        publish=() if plan.rolled_back is None else plan.rolled_back.publish,
         markers=head.before.markers,
         state=restored.state,
         watermark_ms=watermark_after(restored.state),
@@ -223,16 +239,15 @@ def _restored(log: CommitLog, plan: Plan) -> Outcome:
 
 
 def _refuse_sinks(pipeline: Pipeline, position: str) -> None:
-    if pipeline.sinks_outside_log:
+    if unable := pipeline.sinks_that_cannot_replace_rows:
         raise InvalidError(
-            "a rollback removes the rows of several versions, which sinks outside the log do not support; nothing was written",
-            sinks=list(pipeline.sinks_outside_log),
+            "a rollback removes rows, but these sinks cannot remove published rows; nothing was written", sinks=unable
         ).advising(
             f"write a pipeline file with a new log and new tables, then run: streamsem fork NEW.toml LOG {position}."
         )
 
 
-def _close_open_rollback(log: CommitLog, head: OpenHead) -> tuple[ClosedHead, Outcome]:
+def _close_open_rollback(log: CommitLog, head: OpenHead) -> ClosedHead:
     """
     Complete a rollback whose process died.
 
@@ -275,6 +290,7 @@ def _plan(opened: OpenPipeline, ready: Ready, to: int, run_key: str | None) -> P
     restored = found[0]
     _refuse_deleted_state(opened, head, restored)
     counts = subtract_counts(log.view(version=head.closed).counts, log.view(version=to).counts)
+    published = _published_after(opened, head.outcome, to)
     return Plan(
         version=head.closed + 1,
         kind="rollback",
@@ -284,6 +300,7 @@ def _plan(opened: OpenPipeline, ready: Ready, to: int, run_key: str | None) -> P
             to=to,
             next={partition: offsets.position(restored.next, partition) for partition in head.next},
             counts={name: count for name, count in counts.items() if count},
+            publish=published,
         ),
         run_key=run_key or _default_key(to, head.closed),
         j=ready.j,
@@ -293,6 +310,21 @@ def _plan(opened: OpenPipeline, ready: Ready, to: int, run_key: str | None) -> P
         transform=restored.transform,
         nonce=log.clock.new_id(),
     )
+
+
+def _published_after(opened: OpenPipeline, newest: Outcome, to: int) -> tuple[str, ...]:
+    """
+    Return the sinks outside the log that have rows of versions after ``to``.
+
+    :raises InvalidError: a sink cannot remove these rows from its table in its current state
+    """
+    names = []
+    for name in opened.pipeline.sinks_outside_log:
+        files = [file for rows in rows_after(opened.log, to, newest, name).values() for file in rows.files]
+        publishing_sink(opened.pipeline, name).check_replaceable(files)
+        if files:
+            names.append(name)
+    return tuple(names)
 
 
 def _is_changed(log: CommitLog, kept: list[range], to: int) -> bool:

@@ -152,12 +152,14 @@ class RolledBack:
     The position to which a rollback returns. The rows of all versions between ``to`` and the rollback, both exclusive, are no longer visible.
 
     ``next`` are the offsets after version ``to``, with every partition that the log has now. ``counts`` are the row counts that the versions in between added
-    to the totals. Totals over the log subtract them.
+    to the totals. Totals over the log subtract them. ``publish`` are the sinks outside the log that have rows of these versions. Publishing the rollback
+    removes the rows from them.
     """
 
     to: int
     next: Offsets
     counts: Mapping[str, int]
+    publish: tuple[str, ...] = field(default=(), metadata=SPARSE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,7 +261,7 @@ class Outcome:
     nonce: str
 
     def __post_init__(self) -> None:
-        if not {*self.publish} <= {*self.sinks}:
+        if self.rolled_back is None and not {*self.publish} <= {*self.sinks}:
             raise LogDamagedError(
                 "an outcome requires publishing to sinks for which it has no output",
                 invariant="I18",
@@ -273,6 +275,12 @@ class Outcome:
         if self.rolled_back is not None and not 0 <= self.rolled_back.to < self.version:
             raise LogDamagedError(
                 "an outcome rolls back to a version that is not earlier", invariant="I21", version=self.version
+            )
+        if self.rolled_back is not None and (self.publish != self.rolled_back.publish or self.sinks):
+            raise LogDamagedError(
+                "a rollback has output, or requires publishing to other sinks than its plan",
+                invariant="I21",
+                version=self.version,
             )
 
     @property

@@ -290,8 +290,8 @@ class _Verification:
                 self._report("I15", what, version=max(published))
 
     def _needs_marker(self, by_version: Mapping[int, Outcome], outcome: Outcome, name: str) -> bool:
-        """Return whether a version adds rows to a sink, or replaces rows that a version of its reprocessing chain has published to it (P2, P3)."""
-        if outcome.sinks[name].files:
+        """Return whether a version adds rows to a sink, or removes rows that an earlier version has published to it (P2, P3, P10)."""
+        if outcome.rolled_back is not None or outcome.sinks[name].files:
             return True
         while outcome.replaces is not None and outcome.replaces.version in by_version:
             receipts = self._published.get(outcome.replaces.version)
@@ -333,6 +333,29 @@ class _Verification:
             invariants.check_i21, plan, outcome, kept[to], counts={name: n for name, n in counts.items() if n}
         )
         self._try(check, version=plan.version)
+        published = self._published_after(to, kept)
+        if {*plan.rolled_back.publish} != published:
+            what = f"a rollback removes rows from the sinks {[*plan.rolled_back.publish]}, but {sorted(published)} have rows of the versions after it"
+            self._report("I21", what, version=plan.version)
+
+    def _published_after(self, to: int, kept: Mapping[int, Outcome]) -> set[str]:
+        """
+        Return the sinks that have rows of versions after ``to``, according to the receipts (P10).
+
+        :param kept: the outcomes of the versions that were not rolled back
+        """
+        counted: set[tuple[int, str]] = set()
+        found: set[str] = set()
+        for version in sorted((version for version in kept if version > to), reverse=True):
+            root, receipts = kept[version], self._published.get(version)
+            while root.replaces is not None and root.replaces.version in kept:
+                root = kept[root.replaces.version]
+            for name, receipt in {} if receipts is None else receipts.sinks.items():
+                output = kept[version].sinks.get(name)
+                if receipt.result == "applied" and output is not None and (root.version, name) not in counted:
+                    counted.add((root.version, name))
+                    found |= {name} if output.files else set()
+        return found
 
     def _version(self, head: ClosedHead, plan: tuple[Plan, str], outcome: tuple[Outcome, str] | None) -> None:
         """Check a version against the head before it."""

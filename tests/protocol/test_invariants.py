@@ -299,6 +299,7 @@ def test_I20_commit_must_replace_the_version_of_its_plan_and_an_abort_none() -> 
 AT_3 = ClosedHead(outcome=samples.outcome(samples.plan(3), next={"a": 4, "b": 1}), outcome_sha="sha")
 BACK = RolledBack(to=1, next={"a": 2, "b": 0}, counts={"read": 4})
 ROLLBACK = samples.plan(4, kind="rollback", ranges={}, previous="sha", rolled_back=BACK)
+OUTPUT = Committable(format="json", rows=0)
 RESTORED = samples.outcome(samples.plan(1), next={"a": 2}, state={"dedup": 1})
 
 
@@ -340,6 +341,16 @@ def test_I21_outcome_must_have_the_position_of_its_plan_and_name_the_newest_roll
     assert head.with_outcome(commit, "sha").next == {"a": 3, "b": 0}
     with raises_damage("I21"):  # type: ignore[attr-defined]
         head.with_outcome(dataclasses.replace(commit, newest_rollback=None), "sha")
+
+
+@pytest.mark.parametrize(
+    "change", [{"publish": ("table",)}, {"publish": ()}, {"publish": ("audit",), "sinks": {"out": OUTPUT}}]
+)
+def test_I21_rollback_has_no_output_and_publishes_to_the_sinks_of_its_plan(change: dict[str, Any]) -> None:
+    back = dataclasses.replace(BACK, publish=("audit",))
+    assert rolled_back(rolled_back=back, publish=("audit",)).requires_receipts
+    with raises_damage("I21"):  # type: ignore[attr-defined]
+        rolled_back(rolled_back=back, **change)
 
 
 def test_I21_rollback_must_have_the_offsets_the_state_and_the_counts_of_the_version_to_which_it_returns() -> None:

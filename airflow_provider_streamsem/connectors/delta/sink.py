@@ -145,18 +145,18 @@ class DeltaSink(TableSink[_Handle]):
         cached = open_newest(self.path)
         return set() if cached is None else attempts_named(cached.table.get_add_actions()["path"].to_pylist())
 
-    def check_reprocess(self, replaced: Committable | None) -> None:
-        """Check that the table allows removing rows, and still has the files that the reprocessing run replaces."""
-        if replaced is None or not replaced.files:
+    def check_replaceable(self, files: Sequence[DataFile]) -> None:
+        """Check that the table allows removing rows, and still has the files."""
+        if not files:
             return
         cached = open_newest(self.path, refusal=InvalidError)
         if cached is None:
             return
         if is_append_only(cached.table):
-            summary = "the Delta table accepts only appends (delta.appendOnly=true), so its versions cannot be reprocessed; nothing was written"
+            summary = "the Delta table accepts only appends (delta.appendOnly=true), so it cannot remove rows of a version; nothing was written"
             raise InvalidError(summary, table=self.path)
-        if missing := _missing_files(cached.table, replaced.files):
-            summary = "another writer rewrote or deleted files of this version in the Delta table, so the version cannot be reprocessed; nothing was written"
+        if missing := _missing_files(cached.table, files):
+            summary = "another writer rewrote or deleted files of this pipeline in the Delta table, so their rows cannot be replaced; nothing was written"
             raise InvalidError(summary, table=self.path, files=missing)
         cached.keep()
 
@@ -327,7 +327,7 @@ class DeltaSink(TableSink[_Handle]):
         return not missing_columns
 
     def _changes(self, table: Any, batch: SinkCommit) -> list[Any]:
-        """Return the actions that add the staged files, and remove the files that a reprocessing run replaces."""
+        """Return the actions that add the staged files, and remove the files that a reprocessing run or a rollback removes."""
         from deltalake.transaction import AddAction, RemoveAction
 
         now_ms = SYSTEM_CLOCK.now_ms()
@@ -343,18 +343,18 @@ class DeltaSink(TableSink[_Handle]):
 
     def _files_to_replace(self, table: Any, batch: SinkCommit) -> Sequence[DataFile]:
         """
-        Return the files that a reprocessing run removes.
+        Return the files that a reprocessing run or a rollback removes.
 
         :raises PublishError: the table does not reference all of them. Another writer has copied their rows to other files, which would stay in the table
         """
-        files = () if batch.replaced is None else batch.replaced.files
+        files = batch.replaced_files
         if files and is_append_only(table):
-            summary = "the Delta table accepts only appends (delta.appendOnly=true), but the reprocessing run must replace rows; nothing of the batch is in it"
+            summary = "the Delta table accepts only appends (delta.appendOnly=true), but the version must remove rows; nothing of it was applied"
             raise PublishError(summary, table=self.path, version=batch.version)
         if missing := _missing_files(table, files):
             raise PublishError(
-                "another writer rewrote or deleted files in the Delta table that the reprocessing run replaces, so publishing could duplicate their rows; "
-                "nothing of the batch is in the table",
+                "another writer rewrote or deleted files in the Delta table that the version removes, so publishing could duplicate their rows; "
+                "nothing of the version was applied",
                 table=self.path,
                 version=batch.version,
                 files=missing,

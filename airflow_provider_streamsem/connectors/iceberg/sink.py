@@ -38,7 +38,7 @@ from airflow_provider_streamsem.errors import (
     StreamsemError,
     UnavailableError,
 )
-from airflow_provider_streamsem.protocol.entries import Committable, Json
+from airflow_provider_streamsem.protocol.entries import DataFile, Json
 from airflow_provider_streamsem.stores.contract import normalised, split_url
 
 if TYPE_CHECKING:
@@ -162,18 +162,20 @@ class IcebergSink(TableSink[_Handle]):
             table = self._read(catalog, refusal=UnavailableError)
             return set() if table is None else attempts_named(iceberg_files.data_files(table))
 
-    def check_reprocess(self, replaced: Committable | None) -> None:
-        """Check that the table still has the files that the reprocessing run replaces."""
-        if replaced is None or not replaced.files:
+    def check_replaceable(self, files: Sequence[DataFile]) -> None:
+        """Check that the table still has the files."""
+        if not files:
             return
         with self._opened() as catalog:
             table = self._read(catalog, refusal=InvalidError)
             if table is not None and iceberg_files.has_equality_deletes(table):
-                summary = f"{_EQUALITY_DELETES}, so the version cannot be reprocessed; nothing was written"
+                summary = (
+                    f"{_EQUALITY_DELETES}, so versions can be neither reprocessed nor rolled back; nothing was written"
+                )
                 raise InvalidError(summary, table=self.table).advising(_DO_COMPACT)
-            changed = [] if table is None else self._changed(table, replaced)[0]
+            changed = [] if table is None else self._changed(table, files)[0]
         if changed:
-            summary = "another writer rewrote or deleted files of this version in the Iceberg table, so the version cannot be reprocessed; nothing was written"
+            summary = "another writer rewrote or deleted files of this pipeline in the Iceberg table, so their rows cannot be replaced; nothing was written"
             raise InvalidError(summary, table=self.table, files=changed)
 
     def stats(self, parquet: Any) -> str:
@@ -322,32 +324,30 @@ class IcebergSink(TableSink[_Handle]):
 
     def _files_to_replace(self, table: Table, batch: SinkCommit) -> list[IcebergFile]:
         """
-        Return the files that a reprocessing run removes.
+        Return the files that a reprocessing run or a rollback removes.
 
         :raises PublishError: the table does not have all of them unchanged. Another writer has copied their rows to other files, which would stay
         """
-        replaced = Committable(format="parquet", rows=0, files=()) if batch.replaced is None else batch.replaced
-        if not replaced.files:
+        replaced = batch.replaced_files
+        if not replaced:
             return []
         if iceberg_files.has_equality_deletes(table):
-            summary = (
-                f"{_EQUALITY_DELETES}, so the reprocessing run cannot replace files; nothing of it is in the table"
-            )
+            summary = f"{_EQUALITY_DELETES}, so the version cannot remove files; nothing of it was applied"
             raise PublishError(summary, table=self.table, version=batch.version).advising(_DO_COMPACT)
         changed, current_output = self._changed(table, replaced)
         if changed:
             raise PublishError(
-                "another writer rewrote or deleted files in the Iceberg table that the reprocessing run replaces, so publishing could duplicate their rows; "
-                "nothing of the batch is in the table",
+                "another writer rewrote or deleted files in the Iceberg table that the version removes, so publishing could duplicate their rows; "
+                "nothing of the version was applied",
                 table=self.table,
                 version=batch.version,
                 files=changed,
             )
         return current_output
 
-    def _changed(self, table: Table, replaced: Committable) -> tuple[list[str], list[IcebergFile]]:
+    def _changed(self, table: Table, files: Sequence[DataFile]) -> tuple[list[str], list[IcebergFile]]:
         """Return the files that are missing from the table or have row-level deletes, and those that are unchanged."""
-        uris = [self._uri(file.key) for file in replaced.files]
+        uris = [self._uri(file.key) for file in files]
         existing = {task.file.file_path: task for task in table.scan().plan_files()}
         changed = [uri for uri in uris if uri not in existing or existing[uri].delete_files]
         return changed, [existing[uri].file for uri in uris if uri not in changed]

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 _MODES = ("append", "upsert", "replace_version")
 _NAME = r"[^.\x00]+(\.[^.\x00]+)?"
+_VERSIONS_PER_DELETE = 1000
+"""A rollback removes many versions. Databases limit the number of bound values of a statement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +106,10 @@ class JdbcSink(TransactionalSink[_Handle]):
     @property
     def replaced_rows(self) -> str | None:
         """The connection, table and version column of mode ``replace_version``."""
-        return f"{self.conn_id}: {self.table}.{self.version_column}" if self.can_reprocess else None
+        return f"{self.conn_id}: {self.table}.{self.version_column}" if self.can_replace_rows else None
 
     @property
-    def can_reprocess(self) -> bool:
+    def can_replace_rows(self) -> bool:
         """Whether the rows have a version by which a reprocessing run can replace them: mode ``replace_version``."""
         return self.mode == "replace_version"
 
@@ -129,7 +131,7 @@ class JdbcSink(TransactionalSink[_Handle]):
             "markers": self.markers,
             "staging": normalised(self.staging),
             "mode": self.mode,
-            "version_column": self.version_column if self.can_reprocess else None,
+            "version_column": self.version_column if self.can_replace_rows else None,
         }
 
     def resolve_schema(self, schema: str) -> str:
@@ -191,7 +193,7 @@ class JdbcSink(TransactionalSink[_Handle]):
             )
 
     def _check_table(self, connection: sa.Connection, target: Target, schema: str) -> None:
-        constant = self.version_column if self.can_reprocess else None
+        constant = self.version_column if self.can_replace_rows else None
         sql_columns.check(target, schema, keys=self.keys, version_column=constant)
         self._check_dialect(connection, target)
 
@@ -226,7 +228,7 @@ class JdbcSink(TransactionalSink[_Handle]):
         with connection.begin() as transaction:
             self._configure_transaction(connection)
             self._rehearse_marker(connection, markers)
-            if self.can_reprocess:
+            if self.can_replace_rows:
                 connection.execute(sa.delete(target.table([self.version_column])).where(sa.false()))
             if sql_columns.fields_of(schema):
                 self._write_rows(connection, target, schema, (), 0)
@@ -320,7 +322,11 @@ class JdbcSink(TransactionalSink[_Handle]):
             batch.check_marker(marker, summary, table=self.table, markers=self.markers)
 
     def commit(self, handle: _Handle, batch: SinkCommit, marker: SinkMarker | None, *, skips: bool) -> bool:
-        """Set the marker and write the rows in one transaction. A reprocessing run replaces the rows whose version column is ``batch.root``."""
+        """
+        Set the marker and write the rows in one transaction.
+
+        A reprocessing run first deletes the rows whose version column is ``batch.root``. A rollback deletes those of all versions that it rolls back.
+        """
         new = SinkMarker(batch.version, "skipped" if skips else "applied", batch.outcome)
         return self._commit(handle.connection, handle.markers, batch, new, marker)
 
@@ -405,45 +411,46 @@ class JdbcSink(TransactionalSink[_Handle]):
 
     def _delete_replaced(self, connection: sa.Connection, target: Target, batch: SinkCommit) -> None:
         """
-        Delete the rows that a reprocessing run replaces.
+        Delete the rows that a reprocessing run or a rollback removes, by the versions in the version column.
 
         :raises PublishError: there are more rows than the pipeline has published, so some belong to other writers; or rows remain. The transaction is
             rolled back
         """
         import sqlalchemy as sa
 
-        if batch.replaced is None or not batch.replaced.files:
+        if not batch.replaced_files:
             return
-        if not self.can_reprocess:
+        if not self.can_replace_rows:
             raise PublishError(
                 "the sink cannot replace rows in this mode", table=self.table, mode=self.mode, version=batch.version
             )
         table = target.table([self.version_column])
         (version,) = table.columns
-        is_replaced = version == batch.root
-        removed = connection.execute(sa.delete(table).where(is_replaced)).rowcount
-        if removed > batch.replaced.rows:
-            raise PublishError(
-                "more rows have this version than the pipeline has published: another writer also sets the version column; the deletion was rolled back",
-                table=self.table,
-                version_column=self.version_column,
-                version=batch.root,
-                published=batch.replaced.rows,
-                found=removed,
-            )
-        if connection.execute(sa.select(version).where(is_replaced).limit(1)).first() is not None:
-            raise PublishError(
-                "rows are still in the table after their deletion: a trigger or rule of the table keeps them; the transaction was rolled back",
-                table=self.table,
-                version_column=self.version_column,
-                version=batch.root,
-            )
+        versions = sorted(batch.replaced)
+        for at in range(0, len(versions), _VERSIONS_PER_DELETE):
+            roots = versions[at : at + _VERSIONS_PER_DELETE]
+            is_replaced = version.in_(roots)
+            removed = connection.execute(sa.delete(table).where(is_replaced)).rowcount
+            published = sum(batch.replaced[root].rows for root in roots)
+            where = {"table": self.table, "version_column": self.version_column, "versions": (roots[0], roots[-1])}
+            if removed > published:
+                raise PublishError(
+                    "more rows have these versions than the pipeline has published: another writer also sets the version column; the deletion was rolled back",
+                    **where,
+                    published=published,
+                    found=removed,
+                )
+            if connection.execute(sa.select(version).where(is_replaced).limit(1)).first() is not None:
+                raise PublishError(
+                    "rows are still in the table after their deletion: a trigger or rule of the table keeps them; the transaction was rolled back",
+                    **where,
+                )
 
     def _write_rows(
         self, connection: sa.Connection, target: Target, schema: str, staged: Iterable[Any], root: int
     ) -> None:
         fields = sql_columns.fields_of(schema)
-        constants = {self.version_column: root} if self.can_reprocess else {}
+        constants = {self.version_column: root} if self.can_replace_rows else {}
         names = [*[field["name"] for field in fields], *constants]
         table = target.table(names)
         if target.dialect == "postgresql":

@@ -128,7 +128,7 @@ def last_of_each(location: str, batch: SinkCommit, keys: Sequence[str]) -> Any:
     """
     import pyarrow
 
-    if batch.replaced is not None and batch.replaced.files:
+    if batch.replaced_files:
         summary = "the sink cannot replace rows that were merged by key; nothing of the batch is in the table"
         raise PublishError(summary, version=batch.version)
     rows = pyarrow.Table.from_batches(list(record_batches(location, batch)))

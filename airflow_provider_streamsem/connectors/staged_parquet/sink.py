@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow_provider_streamsem.connectors.contract import SinkCommit
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
 from airflow_provider_streamsem.errors import UnavailableError
-from airflow_provider_streamsem.protocol.entries import Committable
+from airflow_provider_streamsem.protocol.entries import Committable, DataFile
 from airflow_provider_streamsem.stores.dataset import Dataset, open_dataset
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ class StagedSink:
         """Accept every column, and return the schema unchanged. Subclasses check their tables."""
         return schema
 
-    def check_reprocess(self, replaced: Committable | None) -> None:
-        """Accept every reprocessing run. Subclasses check their tables."""
+    def check_replaceable(self, files: Sequence[DataFile]) -> None:
+        """Accept every removal of rows. Subclasses check their tables."""
 
     def stage(self, frame: DataFrame, version: int, attempt_id: str) -> frozenset[str] | None:
         """

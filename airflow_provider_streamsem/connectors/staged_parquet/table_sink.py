@@ -83,7 +83,7 @@ class TableSink(TransactionalSink[H]):
         return self.mode == "upsert"
 
     @property
-    def can_reprocess(self) -> bool:
+    def can_replace_rows(self) -> bool:
         """Whether a reprocessing run can replace the files of a version. After a merge, the rows of a version are not in files of their own."""
         return not self.merges
 

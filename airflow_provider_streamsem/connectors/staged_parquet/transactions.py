@@ -43,9 +43,9 @@ class TransactionalSink(StagedSink, Generic[H]):
     """
     A staged sink that publishes in a transaction. ``H`` is the type of the handle of one try: a connection, a table at one version, or a Kafka producer.
 
-    A subclass is a frozen dataclass whose fields are the arguments. It defines ``location``, ``reasons``, ``can_reprocess``, ``immutable_config``, ``marker``,
-    and the steps that raise ``NotImplementedError`` here. If :meth:`commit` raises, the context of :meth:`opened` ends, and must roll back. A subclass usually
-    also overrides ``claim``, to create the markers of a new log, and ``resolve_schema`` and ``stats``, to refuse before the commit.
+    A subclass is a frozen dataclass whose fields are the arguments. It defines ``location``, ``reasons``, ``can_replace_rows``, ``immutable_config``,
+    ``marker``, and the steps that raise ``NotImplementedError`` here. If :meth:`commit` raises, the context of :meth:`opened` ends, and must roll back. A
+    subclass usually also overrides ``claim``, to create the markers of a new log, and ``resolve_schema`` and ``stats``, to refuse before the commit.
 
     :cvar tries: maximum number of commits that the loop sends
     :cvar first_wait_s: seconds between the first and the second try. Each later wait is twice as long, up to 2 s

@@ -365,7 +365,7 @@ def test_table_with_equality_deletes_is_neither_merged_into_nor_reprocessed(
         patched.setattr(ManifestWriterV2, "content", lambda self: ManifestContent.DELETES)
         _append_file(lake.table(), "hdfs://others/2.parquet", DataFileContent.EQUALITY_DELETES)
     with pytest.raises(InvalidError, match=r"equality deletes.*compact the table"):
-        lake.sink.check_reprocess(first.committable)
+        lake.sink.check_replaceable(first.committable)
     with pytest.raises(PublishError, match=r"equality deletes.*compact the table"):
         lake.publish(lake.batch(1, [10], reprocesses=first))
     assert lake.marker() == batches.marked(0)
