@@ -594,13 +594,9 @@ class SinkCommit:
         return MarkerConflictError(f"{summary}. {_NOTHING}", **self._facts(), **where)
 
     def _facts(self) -> dict[str, object]:
-        expected = self.expected_marker
-        return {
-            "sink": self.sink,
-            "version": self.version,
-            "expected_marker": None if expected is None else expected.version,
-            "pipeline_uuid": self.pipeline_uuid,
-        }
+        marked = None if self.expected_marker is None else self.expected_marker.version
+        own = {"sink": self.sink, "version": self.version, "pipeline_uuid": self.pipeline_uuid}
+        return {**own, "expected_marker": marked}
 
 
 class EffectLedger(Protocol):

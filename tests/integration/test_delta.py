@@ -21,7 +21,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from airflow_provider_streamsem import FilesSource, Limits, Pipeline, reprocess, run_batch, verify
+from airflow_provider_streamsem import FilesSource, Limits, Pipeline, reprocess, rollback, run_batch, verify
 from airflow_provider_streamsem.connectors.contract import SinkCommit
 from airflow_provider_streamsem.connectors.delta.sink import DeltaSink
 from airflow_provider_streamsem.errors import DataError
@@ -172,6 +172,19 @@ def test_reprocessing_on_spark_replaces_the_rows_of_its_version(spark: SparkSess
     run_batch(pipeline, run_key="all", drain=True)
     reprocess(pipeline.replace(transform=lambda frame: frame.withColumn("id", F.col("id") + 100)), 0)
     assert Counter(row["id"] for row in spark_rows(spark, table)) == Counter([*range(100, 110), *range(10, 20)])
+    assert verify(f"{lake}/log").clean
+
+
+def test_rolled_back_rows_are_in_no_reader_of_the_table(spark: SparkSession, lake: str, arrivals: Path) -> None:
+    for first in (0, 10, 20):
+        arrive(arrivals, range(first, first + 10))
+    table = f"{lake}/table"
+    pipeline = pipeline_to(table, f"{lake}/log", arrivals)
+    run_batch(pipeline, run_key="all", drain=True)
+    rollback(pipeline, 0)
+    assert sorted(row["id"] for row in spark_rows(spark, table)) == [*range(10)]
+    run_batch(pipeline, run_key="again", drain=True)
+    assert sorted(row["id"] for row in spark_rows(spark, table)) == [*range(30)]
     assert verify(f"{lake}/log").clean
 
 
@@ -354,7 +367,7 @@ def test_publisher_crash_around_any_table_write_on_s3_then_retry_publishes_once(
             sink_file = io.BytesIO()
             pyarrow.parquet.write_table(pyarrow.table({"id": ids, "v": [version] * len(ids)}), sink_file)
             assert sink.dataset().create(f"data/{version}/a/part-0.parquet", sink_file.getvalue())
-            replaced = batches[0].committable if version == 2 and not merges else None
+            replaced = {0: batches[0].committable} if version == 2 and not merges else {}
             batches.append(
                 SinkCommit(pipeline_uuid="u", sink="t", version=version, outcome=outcome_of(version), expected_marker=before(version),
                       committable=sink.collect(version, "a"), root=0 if replaced else version,

@@ -14,7 +14,7 @@ from pyiceberg.expressions import EqualTo, IsNull
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from airflow_provider_streamsem import FilesSource, Limits, Pipeline, reprocess, run_batch, verify
+from airflow_provider_streamsem import FilesSource, Limits, Pipeline, reprocess, rollback, run_batch, verify
 from airflow_provider_streamsem.connectors.iceberg import sink as iceberg
 from airflow_provider_streamsem.connectors.iceberg.sink import IcebergSink
 from airflow_provider_streamsem.errors import DataError, PublishError
@@ -84,7 +84,9 @@ def test_rows_through_a_rest_catalog_are_equal_for_pyiceberg_spark_and_duckdb(
     for file in range(3):
         arrive(arrivals, file)
     run_batch(spec, run_key="d", drain=True)
-    reprocess(spec.replace(transform=double), 1, run_key="r")
+    rollback(spec, 0)
+    run_batch(spec, run_key="again", drain=True)
+    reprocess(spec.replace(transform=double), 4, run_key="r")
     assert verify(spec.log).violations == []
     table = load_catalog("default", **location).load_table("lake.wide")
     read = {row["id"]: row for row in table.scan().to_arrow().to_pylist()}

@@ -173,7 +173,7 @@ def test_crash_or_lost_reply_at_any_call_leaves_every_row_once(
         sink = database.sink(tmp_path / name, mode)
         first = staged(sink, pyarrow.table({"id": [1, 2]}), 0, schema=IDS)
         publish(sink, first)
-        reprocessed = {"root": 0, "replaced": first.committable} if run_kind == "reprocess" else {}
+        reprocessed = {"root": 0, "replaced": {0: first.committable}} if run_kind == "reprocess" else {}
         batch = staged(sink, pyarrow.table({"id": [3, 4]}), 1, schema=IDS, **reprocessed)
 
         def publish_or_skip() -> Receipt | None:
@@ -234,7 +234,7 @@ def test_upsert_keeps_the_last_row_of_a_key_and_reprocessing_replaces_its_versio
     publish(reprocessing, staged(reprocessing, pyarrow.table({"id": [3]}), 1, schema=IDS))
     publish(
         reprocessing,
-        staged(reprocessing, pyarrow.table({"id": [4]}), 2, schema=IDS, root=0, replaced=first.committable),
+        staged(reprocessing, pyarrow.table({"id": [4]}), 2, schema=IDS, root=0, replaced={0: first.committable}),
     )
     assert sorted(db.run("SELECT * FROM t ")) == [(3, 1), (4, 0)]
 

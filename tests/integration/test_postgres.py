@@ -20,7 +20,7 @@ import psycopg
 import pyarrow
 import pytest
 
-from airflow_provider_streamsem import FilesSource, Pipeline, run_batch
+from airflow_provider_streamsem import FilesSource, Pipeline, rollback, run_batch
 from airflow_provider_streamsem.connections import Connection, use_resolver
 from airflow_provider_streamsem.connectors.contract import SinkCommit
 from airflow_provider_streamsem.connectors.sql import sink as jdbc
@@ -302,7 +302,7 @@ def test_crash_or_lost_reply_at_any_statement_leaves_every_row_once(
         more: dict[str, Any] = {"sink_name": f"t{n}"}
         first = staged(sink, pyarrow.table({"id": [1, 2]}), 0, schema=IDS, **more)
         publish(sink, first)
-        more |= {"root": 0, "replaced": first.committable} if mode == "replace_version" else {}
+        more |= {"root": 0, "replaced": {0: first.committable}} if mode == "replace_version" else {}
         batch = staged(sink, pyarrow.table({"id": [3, 4]}), 1, schema=IDS, **more)
         stepping(steps)
         with suppress(Crash):
@@ -593,6 +593,19 @@ def test_pipeline_continues_after_the_server_was_killed_while_publishing(
         time.sleep(0.2)
     assert db.ids() == fixture.expected
     fixture.run("c", pipeline=pipeline, reprocessed=0)
+    assert db.ids() == fixture.expected
+    assert fixture.verdict().violations == []
+
+
+def test_rollback_deletes_the_rows_of_later_versions(db: Database, tmp_path: Path) -> None:
+    db.run("CREATE TABLE t (id bigint, _streamsem_version bigint)")
+    fixture = PipelineFixture(tmp_path)
+    fixture.arrive(6)
+    pipeline = fixture.pipeline(sinks={"t": db.sink(tmp_path, "replace_version")})
+    fixture.run("a", pipeline=pipeline, drain=True)
+    rollback(pipeline, 0, log=fixture.log())
+    assert db.ids() == Counter(range(6))
+    fixture.run("b", pipeline=pipeline, drain=True)
     assert db.ids() == fixture.expected
     assert fixture.verdict().violations == []
 

@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from tests.model.mutant import Mutant, caught_by
-from tests.model.state import BATCH, NONE, ROLLBACK, Outcome, Plan, Process, State, committed, next_after, state_after
+from tests.model.state import (
+    BATCH,
+    NONE,
+    ROLLBACK,
+    ExternalSinks,
+    Outcome,
+    Plan,
+    Process,
+    State,
+    committed,
+    next_after,
+    state_after,
+)
 
 
 @caught_by("I21", "rollback")
@@ -44,6 +56,32 @@ class RollbackToRolledBack(Mutant):
 
     def commits(self, s: State, head: int) -> list[int]:
         return [n for n in range(head + 1) if committed(s.log[n]) and s.log[n].plan.kind != ROLLBACK]
+
+
+@caught_by("I18", "rollback_txn")
+class RollbackLeavesRowsInSink(Mutant):
+    """Publishing a rollback sets the marker and removes no rows. The rows that are read again are in the sink twice."""
+
+    def rows_kept_by_rollback(self, s: State, to: int) -> list[tuple[int, int, int]]:
+        return [*s.external.rows]
+
+
+@caught_by("I18", "rollback_txn")
+class RollbackRemovesNewestOnly(Mutant):
+    """Publishing a rollback removes only the rows of the version before it."""
+
+    def rows_kept_by_rollback(self, s: State, to: int) -> list[tuple[int, int, int]]:
+        newest = max((row[0] for row in s.external.rows), default=NONE)
+        return [row for row in s.external.rows if row[0] <= to or row[0] != newest]
+
+
+@caught_by("I18", "rollback_txn")
+class RollbackSetsNoMarker(Mutant):
+    """Publishing a rollback removes the rows, and leaves the marker. A late publisher applies a version that was rolled back."""
+
+    def after_transaction(self, s: State, n: int, attempt: int, skip: bool) -> ExternalSinks:
+        after = super().after_transaction(s, n, attempt, skip)
+        return after._replace(marker=n - 1) if s.log[n].plan.kind == ROLLBACK else after
 
 
 @caught_by("I4", "rollback_twice")

@@ -153,7 +153,10 @@ def i18(s: State, c: Configuration) -> str:
             continue
         assert version.outcome is not None
         if n <= sink.marker and n not in sink.skipped and TXN in c.sinks:
-            rows[root_of(s.log, n)] = (root_of(s.log, n), n, version.outcome.attempt)
+            if version.plan.kind == ROLLBACK:
+                rows = {root: row for root, row in rows.items() if root <= version.plan.to}
+            else:
+                rows[root_of(s.log, n)] = (root_of(s.log, n), n, version.outcome.attempt)
         for result in version.receipts or ():
             if not receipt_is_true(s, n, result):
                 return f"receipts of version {n} wrongly record {result}"

@@ -16,6 +16,7 @@ from tests.model.state import (
     NONE,
     REFUSED,
     REPROCESS,
+    ROLLBACK,
     SKIPPED,
     WHOLE,
     Attempt,
@@ -124,7 +125,7 @@ class Store:
         """
         One transaction of the transactional sink: set the marker to n if it is below n, and only then change rows.
 
-        The rows of a reprocessing run replace the rows of their whole chain. A skip sets the marker and changes no rows.
+        The rows of a reprocessing run replace the rows of their whole chain. A rollback removes rows only. A skip sets the marker and changes no rows.
         """
         sink = s.external
         if sink.marker >= n:
@@ -145,13 +146,21 @@ class Store:
         sink = s.external
         if skip:
             return sink._replace(marker=n, marker_state=SKIPPED, skipped=(*sink.skipped, n))
-        rows = tuple(sorted([*self.kept_rows(s, n), (root_of(s.log, n), n, attempt)]))
+        added = [] if s.log[n].plan.kind == ROLLBACK else [(root_of(s.log, n), n, attempt)]
+        rows = tuple(sorted([*self.kept_rows(s, n), *added]))
         return sink._replace(marker=n, marker_state=APPLIED, rows=rows)
 
     def kept_rows(self, s: State, n: int) -> list[tuple[int, int, int]]:
-        """The rows in the sink that version n does not replace. A batch replaces none, not even its own."""
-        replaced = root_of(s.log, n) if s.log[n].plan.kind == REPROCESS else NONE
+        """The rows in the sink that version n does not remove. A batch removes none, not even its own."""
+        plan = s.log[n].plan
+        if plan.kind == ROLLBACK:
+            return self.rows_kept_by_rollback(s, plan.to)
+        replaced = root_of(s.log, n) if plan.kind == REPROCESS else NONE
         return [row for row in s.external.rows if row[0] != replaced]
+
+    def rows_kept_by_rollback(self, s: State, to: int) -> list[tuple[int, int, int]]:
+        """The rows of chains that begin up to the version to which a rollback returns (P10)."""
+        return [row for row in s.external.rows if row[0] <= to]
 
     def apply_effect(self, s: State, n: int) -> tuple[State, Answer]:
         """Perform the effect of the at-most-once sink."""

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.pipeline import rollback, vacuum
+from airflow_provider_streamsem.pipeline import publish, rollback, vacuum
 from airflow_provider_streamsem.protocol import view
-from airflow_provider_streamsem.protocol.entries import Outcome, RolledBack
+from airflow_provider_streamsem.protocol.entries import Committable, Outcome, RolledBack
 from tests.simulation.mutations import Mutation
 
 
@@ -61,11 +61,43 @@ def vacuum_counts_rolled_back_versions(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(vacuum, "oldest_kept", lambda log, closed, keep_versions: max(0, closed - keep_versions))
 
 
+def rollback_leaves_the_rows_in_tables(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(publish, "rows_after", lambda *_: {})
+
+
+def rollback_removes_the_rows_of_one_version(patch: pytest.MonkeyPatch) -> None:
+    real = publish.rows_after
+
+    def rows_after(*args: Any) -> dict[int, Committable]:
+        found = real(*args)
+        return {root: found[root] for root in [*sorted(found)][-1:]}
+
+    patch.setattr(publish, "rows_after", rows_after)
+
+
+def rollback_does_not_name_the_tables(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(rollback, "_published_after", lambda *_: ())
+
+
+def rollback_names_one_table(patch: pytest.MonkeyPatch) -> None:
+    real = rollback._published_after
+    patch.setattr(rollback, "_published_after", lambda *args: real(*args)[:1])
+
+
 ROLLBACK_MUTATIONS = (
     Mutation(rollback_keeps_the_offsets, "I21|missing or duplicated|other offsets", "rollback"),
     Mutation(rollback_keeps_the_rows, "I21|missing or duplicated|other files|I5", "rollback"),
     Mutation(rollback_keeps_the_state, "I21|wrong counts|number of ids", "stateful-rollback"),
     Mutation(rollback_removes_corrections, "other files|missing or duplicated|I20|not visible", "rollback"),
     Mutation(readers_ignore_rollbacks, "id twice|raw log differ|other files", "rollback"),
+    *(
+        Mutation(mutation, "a table has other rows|I21", "tables-rollback")
+        for mutation in (
+            rollback_leaves_the_rows_in_tables,
+            rollback_removes_the_rows_of_one_version,
+            rollback_does_not_name_the_tables,
+            rollback_names_one_table,
+        )
+    ),
     Mutation(vacuum_counts_rolled_back_versions, "state is missing|I6|wrong counts|deleted", "stateful-rollback"),
 )

@@ -10,6 +10,7 @@ from tests.simulation.checks import RawLog
 from tests.simulation.scheduler import Process
 from tests.simulation.simulated_pipeline import PipelineFixture
 from tests.simulation.stateful import StatefulPipeline, unchanged
+from tests.simulation.tables import TablesPipeline
 
 OUTDATED_ROLLBACK = (
     "at the same time",
@@ -36,6 +37,22 @@ class RollbackPipeline(PipelineFixture):
 
     name = "rollback"
     kinds = (*PipelineFixture.kinds, "drain", "drain", "arrival", "rollback", "rollback", "rollback", "rollback")
+
+    def pipeline(self, **changes: Any) -> Pipeline:
+        return super().pipeline(**{"limits": Limits(max_files=1), **changes})
+
+    def allows_failure(self, process: Process, error: Exception | None, log: RawLog) -> bool:
+        if is_outdated(process, error):
+            self.scheduler.count["refused: the request was outdated"] += 1
+            return True
+        return super().allows_failure(process, error, log)
+
+
+class TablesRollbackPipeline(TablesPipeline):
+    """A pipeline into files and two tables, with rollbacks."""
+
+    name = "tables-rollback"
+    kinds = (*TablesPipeline.kinds, "drain", "drain", "arrival", "rollback", "rollback", "rollback", "rollback")
 
     def pipeline(self, **changes: Any) -> Pipeline:
         return super().pipeline(**{"limits": Limits(max_files=1), **changes})

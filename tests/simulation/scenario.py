@@ -39,7 +39,7 @@ from tests.simulation import checks
 from tests.simulation.checks import RawLog, require
 from tests.simulation.disk import simulated_directories
 from tests.simulation.effects import EffectsPipeline
-from tests.simulation.rollback import RollbackPipeline, StatefulRollbackPipeline
+from tests.simulation.rollback import RollbackPipeline, StatefulRollbackPipeline, TablesRollbackPipeline
 from tests.simulation.scheduler import Process, Scheduler, Violation
 from tests.simulation.simulated_pipeline import DedupPipeline, PipelineFixture
 from tests.simulation.stateful import StatefulPipeline
@@ -61,7 +61,7 @@ FIXTURES: tuple[type[PipelineFixture], ...] = (
     *(
         PipelineFixture,
         PipelineFixture,
-        PipelineFixture,
+        TablesRollbackPipeline,
         EffectsPipeline,
         PipelineFixture,
         DedupPipeline,
@@ -303,6 +303,7 @@ class Simulation:
         self.scheduler.record(process.name, f"rolled back to {to} as {result.version}")
         if result.version is not None:
             self.count["rollbacks"] += 1
+            self.count["rollbacks of tables"] += bool(self.raw_log().outcomes[result.version].get("publish"))
             log = self.raw_log()
             require(log.visible(result.version) == log.visible(to), "a rollback shows other files", result, to)
             require(

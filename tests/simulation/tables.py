@@ -186,12 +186,18 @@ class TablesPipeline(PipelineFixture):
     def _committed(self, log: RawLog, name: str, at: int, state: str) -> Counter[tuple[int, int, int]]:
         current_output: dict[int, int] = {}
         for version in log.committed:
+            back = log.outcomes[version].get("rolled_back")
             receipts = log.receipts.get(version)
-            result = "" if receipts is None else receipts["sinks"][name]["result"]
+            result = "" if receipts is None else receipts["sinks"].get(name, {}).get("result", "")
+            if back is not None and name not in back.get("publish", ()):
+                result = "applied"  # the table has no rows to remove
             if version == at:
                 require(result in ("", state), "receipts differ from the marker", version, name, result, state)
                 result = state
-            if result == "applied":
+            if result == "applied" and back is not None:
+                removed = {v for v in log.kept(version - 1) if v > back["to"]}
+                current_output = {root: v for root, v in current_output.items() if root not in removed}
+            elif result == "applied":
                 current_output[log.root(version)] = version
         return Counter(
             (row["id"], row["attempt"], root)

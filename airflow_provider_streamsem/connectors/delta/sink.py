@@ -448,11 +448,11 @@ def _marker(cached: CachedTable, app: str) -> SinkMarker | None:
 
 def _fields(schema: str) -> list[dict[str, Any]]:
     """
-    Return the columns in Delta's form: that of Spark's schema JSON, with every column nullable.
+    Return the columns in Delta's form: that of Spark's schema JSON, with every column nullable. ``""`` has no columns.
 
     :raises DataError: a column has a type that Delta does not have, or two names differ only in case. Nothing became visible
     """
-    fields: list[dict[str, Any]] = [_nullable(field) for field in json.loads(schema)["fields"]]
+    fields: list[dict[str, Any]] = [_nullable(field) for field in json.loads(schema)["fields"]] if schema else []
     unsupported = [field["name"] for field in fields if not _is_known(field["type"])]
     if unsupported:
         raise DataError("columns have types that Delta does not have; nothing became visible", columns=unsupported)

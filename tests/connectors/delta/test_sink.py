@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from airflow_provider_streamsem import reprocess
+from airflow_provider_streamsem import reprocess, rollback
 from airflow_provider_streamsem.connectors.contract import SinkCommit
 from airflow_provider_streamsem.connectors.delta.sink import DeltaSink
 from airflow_provider_streamsem.errors import (
@@ -186,6 +186,28 @@ def test_reprocessing_replaces_only_the_files_of_its_version(fixture: DeltaFixtu
     fixture.run("reprocess", reprocessed=0, pipeline=changed)
     assert fixture.rows() == Counter({**{n + 1000: 1 for n in range(6)}, **{n: 1 for n in range(6, 12)}})
     assert fixture.verdict().violations == []
+
+
+def test_rollback_removes_the_files_of_later_versions_in_one_entry(fixture: DeltaFixture) -> None:
+    fixture.run("all", drain=True)
+    fixture.arrive(2)
+    fixture.run("more")
+    before = DeltaTable(fixture.table).version()
+    rollback(fixture.pipeline(), 0, log=fixture.log())
+    assert fixture.rows() == Counter(range(6))
+    assert DeltaTable(fixture.table).version() == before + 1
+    assert DeltaTable(fixture.table, version=before).to_pyarrow_table().num_rows == 18, "the table's history"
+    fixture.run("again", drain=True)
+    fixture.check_exactly_once()
+
+
+def test_rollback_of_compacted_files_is_refused_before_the_plan(fixture: DeltaFixture) -> None:
+    fixture.run("all", drain=True)
+    DeltaTable(fixture.table).optimize.compact()
+    with pytest.raises(InvalidError, match="rewrote or deleted"):
+        rollback(fixture.pipeline(), 0, log=fixture.log())
+    assert fixture.log().plan(2) is None
+    assert fixture.rows() == fixture.expected
 
 
 def test_reprocessing_of_compacted_files_is_refused_and_duplicates_nothing(fixture: DeltaFixture) -> None:

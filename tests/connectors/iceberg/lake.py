@@ -192,7 +192,7 @@ class Lake:
             committable=self.staged(str(version), rows),
             schema=spark_schema(columns),
             root=version if reprocesses is None else reprocesses.root,
-            replaced=None if reprocesses is None else reprocesses.committable,
+            replaced={} if reprocesses is None else {reprocesses.root: reprocesses.committable},
         )
 
     def publish(self, batch: SinkCommit, *, sink: IcebergSink | None = None) -> Receipt | None:

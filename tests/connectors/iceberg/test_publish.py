@@ -17,7 +17,7 @@ from pyiceberg.table import Table
 from pyiceberg.typedef import Record
 from sqlalchemy.exc import OperationalError
 
-from airflow_provider_streamsem import FilesSink
+from airflow_provider_streamsem import FilesSink, rollback
 from airflow_provider_streamsem.connectors.iceberg import sink as iceberg
 from airflow_provider_streamsem.connectors.staged_parquet import transactions
 from airflow_provider_streamsem.errors import DataError, InvalidError, MarkerLostError, PublishError, UnavailableError
@@ -101,6 +101,20 @@ def test_reprocessing_replaces_the_rows_of_its_version_in_one_snapshot(tmp_path:
     assert len(lake.table().snapshots()) == before + 1
     fixture.run("r2", reprocessed=1, pipeline=pipeline)
     assert lake.rows() == list(range(15))
+    assert fixture.verdict().violations == []
+
+
+def test_rollback_removes_the_rows_of_later_versions_in_one_snapshot(tmp_path: Path) -> None:
+    lake, fixture = Lake(tmp_path), PipelineFixture(tmp_path)
+    fixture.arrive(6)
+    pipeline = fixture.pipeline(sinks={"t": lake.sink})
+    fixture.run("d", drain=True, pipeline=pipeline)
+    before = len(lake.table().snapshots())
+    rollback(pipeline, 0, log=fixture.log())
+    assert lake.rows() == list(range(6))
+    assert len(lake.table().snapshots()) == before + 1
+    fixture.run("again", drain=True, pipeline=pipeline)
+    assert lake.rows() == list(range(18))
     assert fixture.verdict().violations == []
 
 
@@ -289,7 +303,7 @@ def test_reprocessing_of_rows_that_others_deleted_is_refused_before_the_plan(tmp
     pipeline = fixture.pipeline(sinks={"t": lake.sink})
     fixture.run("d", drain=True, pipeline=pipeline)
     lake.table().delete(EqualTo("id", 0))
-    with pytest.raises(InvalidError, match="cannot be reprocessed"):
+    with pytest.raises(InvalidError, match="their rows cannot be replaced"):
         fixture.run("r", reprocessed=0, pipeline=pipeline)
     assert fixture.log().plan(2) is None
     assert lake.rows() == list(range(1, 12))

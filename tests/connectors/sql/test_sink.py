@@ -19,7 +19,9 @@ import pyarrow
 import pytest
 import sqlalchemy as sa
 
+from airflow_provider_streamsem import rollback
 from airflow_provider_streamsem.connectors.sql import database
+from airflow_provider_streamsem.connectors.sql import sink as sink_module
 from airflow_provider_streamsem.connectors.sql.columns import Target
 from airflow_provider_streamsem.connectors.sql.sink import JdbcSink
 from airflow_provider_streamsem.errors import (
@@ -302,6 +304,43 @@ def test_reprocessing_replaces_only_the_rows_of_its_chain(db: Database, tmp_path
     assert db.ids() == Counter([20, 21, 22, 23, 24, 25, 6, 7, 8, 9, 10, 11])
     assert set(db.run("SELECT id / 20, _streamsem_version FROM t")) == {(1, 0), (0, 1)}
     assert fixture.verdict().violations == []
+
+
+@pytest.mark.parametrize("per_delete", [1, 2, 1000])
+def test_rollback_deletes_the_rows_of_later_versions(
+    db: Database, tmp_path: Path, per_delete: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sink_module, "_VERSIONS_PER_DELETE", per_delete)
+    db.run(OPEN_TABLE)
+    fixture = PipelineFixture(tmp_path)
+    fixture.arrive(8)
+    pipeline = fixture.pipeline(sinks={"t": sink(tmp_path, "replace_version")})
+    fixture.run("a", pipeline=pipeline, drain=True)
+    db.run("INSERT INTO t VALUES (100, NULL)")
+    rollback(pipeline, 0, log=fixture.log())
+    assert db.ids() == Counter([*range(6), 100]), "rows of other writers stay"
+    assert db.markers() == [(4, "applied")]
+    fixture.run("b", pipeline=pipeline, drain=True)
+    assert db.ids() == fixture.expected + Counter([100])
+    assert fixture.verdict().violations == []
+
+
+def test_rollback_that_would_delete_rows_of_others_deletes_none_and_can_be_skipped(
+    db: Database, tmp_path: Path
+) -> None:
+    db.run(OPEN_TABLE)
+    fixture = PipelineFixture(tmp_path)
+    fixture.arrive(4)
+    pipeline = fixture.pipeline(sinks={"t": sink(tmp_path, "replace_version")})
+    fixture.run("a", pipeline=pipeline, drain=True)
+    db.run("INSERT INTO t VALUES (100, 1)")
+    with pytest.raises(PublishError, match="another writer also sets the version column"):
+        rollback(pipeline, 0, log=fixture.log())
+    assert db.ids() == fixture.expected + Counter([100])
+    db.run("DELETE FROM t WHERE _streamsem_version = 1")
+    assert rollback(pipeline, 0, log=fixture.log()).version == 2
+    fixture.run("b", pipeline=pipeline, drain=True)
+    assert db.ids() == fixture.expected
 
 
 def test_two_sinks_that_would_replace_each_others_rows_are_refused(db: Database, tmp_path: Path) -> None:
