@@ -8,6 +8,8 @@ the batch, and an attempt that does not commit changes no state.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -21,6 +23,9 @@ LOCATION = "state/operators"
 """The directory of the state files of the operators, relative to the root of the log."""
 _WITH_TIMERS = ("transformWithState", "flatMapGroupsWithState", "applyInPandasWithState")
 """Prefixes of Spark's names of the operators that may have timers in processing time."""
+_METADATA = re.compile(rf"(?P<operator>{LOCATION}/[\w-]+/state/[0-9]+)/_metadata/v2/(?P<name>[^/]+)")
+_SCHEMA_PATH = re.compile(r'"[^"]*/_stateSchema/')
+"""Matches the start of the path of a schema file in the metadata of ``transformWithState``."""
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
 FIELD = "spark"
 """The field of an outcome's ``state`` that contains the :class:`OperatorState`."""
@@ -137,6 +142,35 @@ class OperatorState:
     settings: Mapping[str, str] = field(default_factory=dict)
     spark_version: str = ""
     definition: str = ""
+
+
+def with_schema_files_in(metadata: str, directory: str) -> str:
+    """
+    Return Spark's metadata of ``transformWithState`` with other paths of its schema files. Spark stores absolute paths.
+
+    :param metadata: content of a file below ``_metadata/v2/``
+    :param directory: URL of the directory of the operator, which contains ``_stateSchema``
+    """
+    start = json.dumps(f"{directory}/_stateSchema/")[:-1]
+    return _SCHEMA_PATH.sub(lambda _: start, metadata)
+
+
+def relocated(key: str, data: bytes, location: str) -> bytes | None:
+    """
+    Return the content of an object after it was copied to a log at another location; ``None`` if it must not be copied.
+
+    All objects stay the same, except for Spark's metadata of ``transformWithState``, which names files of the log by their absolute paths. The checksums that
+    Hadoop's local file system stores beside the metadata do not fit any more.
+
+    :param key: the key of the object in the original log
+    :param location: URL of the other log, in the form in which Hadoop stores paths
+    """
+    match = _METADATA.fullmatch(key)
+    if match is None:
+        return data
+    if match["name"].isdecimal():
+        return with_schema_files_in(data.decode(), f"{location}/{match['operator']}").encode()
+    return None
 
 
 def operator_state(state: Json) -> OperatorState | None:

@@ -19,8 +19,8 @@ from airflow_provider_streamsem.errors import ConflictError, InvalidError, LogDa
 from airflow_provider_streamsem.protocol import keys, procedures
 from airflow_provider_streamsem.protocol.entries import Moved, PipelineRecord, Plan
 from airflow_provider_streamsem.protocol.view import Head, OpenHead
-from airflow_provider_streamsem.state import operator_state
-from airflow_provider_streamsem.stores.contract import normalised, overlap
+from airflow_provider_streamsem.state import operator_state, relocated
+from airflow_provider_streamsem.stores.contract import hadoop_location, normalised, overlap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,6 @@ def _refuse_unfinished(old: CommitLog, target: str) -> None:
         if error.fields["moved_to"] != target:
             raise
         return
-    _refuse_absolute_paths(head, log=old.store.url)
     if isinstance(head, OpenHead) or head.has_pending_publishes:
         raise InvalidError(
             "the log cannot be moved while it has an open version or pending publishes; nothing was moved",
@@ -128,16 +127,16 @@ def _refuse_unfinished(old: CommitLog, target: str) -> None:
 
 def _refuse_absolute_paths(head: Head, **where: object) -> None:
     """
-    Check that the state names no file by its absolute path, because a moved log would still read that file at the old location.
+    Check that the state names no file by its absolute path, because a log that was moved by hand would still read that file at the old location.
 
     :raises InvalidError: the transform uses ``transformWithState``
     """
     state = None if head.outcome is None else operator_state(head.outcome.state)
     names = [] if state is None else [operator.name for operator in state.operators if operator.has_absolute_paths]
     if names:
-        summary = "the log cannot be moved, because the state of transformWithState names files by their absolute paths"
+        summary = "the log cannot be moved by hand, because the state of transformWithState names files by their absolute paths"
         raise InvalidError(summary, **where, operators=names).advising(
-            "keep the log at its location, or fork the pipeline without state: streamsem fork --at -1."
+            "move the log back, and move it with `streamsem move-log` without --already-moved."
         )
 
 
@@ -204,7 +203,7 @@ def _copy(old: CommitLog, new: CommitLog, moved: Moved, last: int) -> int:
     :raises ConflictError: the new location has other bytes under a key of the log
     """
     done: set[str] = set()
-    copied = 0
+    copied, location = 0, hadoop_location(new.store.url)
     listed: set[str] | None = None
     versions = {key(version) for version in range(last + 1) for key in (keys.plan, keys.outcome)}
     # Repeat until two listings are equal, because a listing is not a snapshot: it may contain an object and lack an object that was created earlier.
@@ -213,10 +212,11 @@ def _copy(old: CommitLog, new: CommitLog, moved: Moved, last: int) -> int:
         for key in sorted((listed | versions) - done):
             done.add(key)
             copy_key = _copied_key(key, old.sources, moved.sources, last)
-            data = old.read(key) if copy_key else None
-            if data is None and key in versions:
+            stored = old.read(key) if copy_key else None
+            data = None if stored is None else relocated(key, stored, location)
+            if stored is None and key in versions:
                 raise LogDamagedError("the plan or the outcome of a version is missing", invariant="I2", key=key)
-            if not copy_key or data is None:  # Vacuum has deleted the object since the listing.
+            if data is None:  # Vacuum has deleted the object since the listing, or the object must not be copied.
                 continue
             creation = new.create(copy_key, data)
             copied += creation.first

@@ -24,8 +24,8 @@ from airflow_provider_streamsem.protocol.entries import Fork, Json, PipelineReco
 from airflow_provider_streamsem.protocol.offsets import Offsets, advance
 from airflow_provider_streamsem.protocol.specs import stored_spec
 from airflow_provider_streamsem.protocol.view import newest_kept_before, remains
-from airflow_provider_streamsem.state import OperatorState, operator_state
-from airflow_provider_streamsem.stores.contract import normalised, overlap
+from airflow_provider_streamsem.state import OperatorState, operator_state, relocated
+from airflow_provider_streamsem.stores.contract import hadoop_location, normalised, overlap
 
 logger = telemetry.log_of(__name__)
 
@@ -81,8 +81,8 @@ def fork(
     :param from_ms: instead of a version: start without state at the first records of this time, in milliseconds since the epoch. Of each partition, this is the
         earliest offset whose record has this time or a later one, or the end offset if there is no such record yet
     :param log: default: the log at ``pipeline.log``
-    :raises InvalidError: there is no such log or version, the version was rolled back, the source removes records when it reads, the state has absolute paths,
-        or the source cannot find the offsets of a time
+    :raises InvalidError: there is no such log or version, the version was rolled back, the source removes records when it reads, or the
+        source cannot find the offsets of a time
     :raises ConflictError: the fork's source, dedup keys or output mode differ, or its log exists
     :raises DataError: files of the state were deleted, for example by vacuum
     :raises UnavailableError: the source did not report the result of a request. Nothing was written
@@ -175,7 +175,7 @@ def _fork_position(
     Return the position of the fork.
 
     :param from_ms: the time of the source at which the fork starts; ``None``: it starts after ``version``
-    :raises InvalidError: no version was ever planned, the state has absolute paths, or the source cannot find the offsets of a time
+    :raises InvalidError: no version was ever planned, or the source cannot find the offsets of a time
     :raises ConflictError: the fork cannot continue from the version
     """
     consuming = sorted(name for name, source in pipeline.source_parts.items() if isinstance(source, Consuming))
@@ -192,14 +192,6 @@ def _fork_position(
     _check_config(before, config, pipeline)
     operators = operator_state(state)
     _check_partitions(operators, pipeline)
-    paths = (
-        [] if operators is None else [operator.name for operator in operators.operators if operator.has_absolute_paths]
-    )
-    if paths:
-        summary = "the log cannot be forked at this version, because the state of transformWithState names files by their absolute paths"
-        raise InvalidError(summary, log=old.store.url, version=version, operators=paths).advising(
-            "fork at version -1, which starts without state."
-        )
     offsets: Offsets = first[0].initial_offsets or {}
     hint = None if record.fork is None else record.fork.hint
     if from_ms is not None:
@@ -278,7 +270,8 @@ def _objects(old: CommitLog, new: CommitLog, pipeline: Pipeline, position: Fork)
 
 def _copy(old: CommitLog, new: CommitLog, key: str, copy: str) -> bool:
     """Copy an object if it exists, and return whether this call created the copy. Vacuum may delete objects of the original at any time."""
-    data = old.read(key)
+    stored = old.read(key)
+    data = None if stored is None else relocated(key, stored, hadoop_location(new.store.url))
     if data is None:
         return False
     creation = new.create(copy, data)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import json
-import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -21,8 +20,8 @@ from airflow_provider_streamsem import state_files
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.readers.files import CommittedLog, open_log
-from airflow_provider_streamsem.state import LOCATION, OperatorState, operator_state
-from airflow_provider_streamsem.stores.contract import Store, split_url
+from airflow_provider_streamsem.state import LOCATION, OperatorState, operator_state, with_schema_files_in
+from airflow_provider_streamsem.stores.contract import Store, hadoop_location
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -32,8 +31,6 @@ _STORE = {
     "spark.sql.streaming.stateStore.providerClass": f"{_STREAMING}.state.RocksDBStateStoreProvider",
     "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
 }
-_SCHEMA_PATH = re.compile(r'"[^"]*/_stateSchema/')
-"""Matches the start of the path of a schema file in the metadata of ``transformWithState``."""
 
 
 def read_state(
@@ -97,15 +94,14 @@ def read_state(
 
 def _root_uri(url: str, state: OperatorState) -> str:
     """Return the directory of the state files as a URI, because the view file system parses the targets of its links as URIs."""
-    scheme, path = split_url(url)
-    return f"{'s3a://' if scheme == 's3' else 'file:'}{quote(path)}/{LOCATION}/{state.root}/state"
+    return quote(f"{hadoop_location(url)}/{LOCATION}/{state.root}/state", safe=":/")
 
 
 def _state_links(store: Store, state: OperatorState, table: str) -> dict[str, str]:
     """
     Return links to the state files: path in the mount table → URI of its target.
 
-    Spark's metadata of ``transformWithState`` has absolute paths of schema files. They are outside the mount table, and may be those before the log was moved.
+    Spark's metadata of ``transformWithState`` has absolute paths of schema files. They are outside the mount table.
     So such an operator gets a copy of its metadata with paths in the mount table.
     """
     root = _root_uri(store.url, state)
@@ -123,8 +119,8 @@ def _state_links(store: Store, state: OperatorState, table: str) -> dict[str, st
             name = stat.key.removeprefix(prefix)
             data = store.read(stat.key) if name.isdecimal() and int(name) < state.batches else None
             if data is not None:
-                schemas = f'"viewfs://{table}/state/{number}/_stateSchema/'
-                (home / "v2" / name).write_text(_SCHEMA_PATH.sub(schemas, data.decode()))
+                directory = f"viewfs://{table}/state/{number}"
+                (home / "v2" / name).write_text(with_schema_files_in(data.decode(), directory))
         links[f"state/{number}/_metadata"] = f"file:{home}"
     return links
 

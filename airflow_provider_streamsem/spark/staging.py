@@ -31,7 +31,7 @@ from airflow_provider_streamsem.protocol.entries import Committable, Json, Quara
 from airflow_provider_streamsem.spark import causes, schema
 from airflow_provider_streamsem.spark.dedup import Deduplication
 from airflow_provider_streamsem.state import LOCATION, State, operator_state, with_operator_state
-from airflow_provider_streamsem.stores.contract import split_url
+from airflow_provider_streamsem.stores.contract import hadoop_location
 
 if TYPE_CHECKING:
     from airflow_provider_streamsem.spark.stateful import MicroBatch
@@ -257,13 +257,12 @@ class Staging:
     def _stateful(self, state: State) -> MicroBatch:
         from airflow_provider_streamsem.spark.stateful import MicroBatch
 
-        scheme, path = split_url(self.log.store.url)
-        root = f"s3a://{path}" if scheme == "s3" else f"file:{path}"
         before = operator_state(self.job.base_state)
         # A state without operators has no files. Spark could not continue it with operators, and a failed attempt to do so would leave metadata of them.
         base = before if before is not None and before.operators else None
         return MicroBatch(
-            session=self.session, state=state, location=f"{root}/{LOCATION}", base=base,
+            session=self.session, state=state, base=base,
+            location=f"{hadoop_location(self.log.store.url)}/{LOCATION}",
             attempt_id=self.job.attempt_id, now_ms=self.job.batch_time_ms, watermark_ms=self.job.plan.watermark_ms,
             definition=getattr(self.job.transform, "definition", ""),
         )  # fmt: skip

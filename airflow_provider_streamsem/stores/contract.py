@@ -149,6 +149,12 @@ def spark_path(location: str, key: str = "") -> str:
     return "".join("\\" + c if c in "\\*?[]{}^" else c for c in whole)
 
 
+def hadoop_location(url: str) -> str:
+    """Return a location in the form in which Hadoop stores paths: ``s3a://bucket/prefix`` or ``file:/path``, without escapes."""
+    scheme, rest = split_url(url)
+    return f"s3a://{rest}" if scheme == "s3" else f"file:{rest}"
+
+
 def check_location(argument: str, value: object) -> str:
     """
     Return the location that a user gave for an argument.

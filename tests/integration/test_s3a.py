@@ -19,6 +19,7 @@ from airflow_provider_streamsem import (
     Pipeline,
     PipelineSource,
     State,
+    fork,
     open_log,
     read_committed,
     read_state,
@@ -33,6 +34,7 @@ from airflow_provider_streamsem.pipeline.vacuum import vacuum
 from airflow_provider_streamsem.spark.stateful import MicroBatch
 from airflow_provider_streamsem.stores.dataset import open_dataset
 from tests.integration.parts.s3 import S3Server, downloaded
+from tests.state.test_commits import Counting
 
 pytestmark = pytest.mark.integration
 
@@ -103,6 +105,27 @@ def test_state_on_s3_survives_a_crash_and_restarts(
         assert {row["s"]: row["count"] for row in state} == expected
     assert any("/state/operators/" in key for key in keys(f"{lake}/log"))
     assert verify(spec.log).violations == []
+
+
+@pytest.mark.prove
+def test_fork_on_s3_continues_the_state_of_a_stateful_processor(spark: SparkSession, lake: str, arrivals: Path) -> None:
+    def count_by_s(events: DataFrame) -> DataFrame:
+        return events.groupBy("s").transformWithStateInPandas(
+            statefulProcessor=Counting(), outputStructType="k string, n long", outputMode="Update", timeMode="None"
+        )
+
+    spec = pipeline(lake, arrivals, transform=count_by_s, state=State(output_mode="update", partitions=2))
+    put(arrivals, "0.json", [{"id": 0, "s": "a"}, {"id": 1, "s": "b"}])
+    run_batch(spec, run_key="first")
+    new = spec.replace(log=f"{lake}/fork/log", sinks={"out": FilesSink(path=f"{lake}/fork/out")})
+    fork(new, spec.log)
+    original = open_dataset(spec.log)
+    for stat in [*original.list("state/")]:
+        original.delete(stat.key)
+    put(arrivals, "1.json", [{"id": 2, "s": "a"}])
+    run_batch(new, run_key="second")
+    state = read_state(spark, new.log, options={"stateVarName": "count"}).selectExpr("key.s", "value.n").collect()
+    assert sorted(map(tuple, state)) == [("a", 2), ("b", 1)]
 
 
 def put(arrivals: Path, name: str, rows: list[dict[str, Any]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -260,8 +261,20 @@ def test_state_that_cannot_be_continued_is_refused(spark: SparkSession, root: Pa
     assert counts(spark, root / "fork") == {"a": 3, "b": 1, "c": 1}
 
 
-def test_state_with_absolute_paths_is_not_forked(spark: SparkSession, tmp_path: Path) -> None:
-    arrive(tmp_path, 0, [(1, "a")])
-    run_batch(pipeline(tmp_path, processed, "update"), run_key="first")
-    with pytest.raises(InvalidError, match="absolute paths"):
-        fork(forked(tmp_path, processed), str(tmp_path / "log"))
+def test_fork_continues_the_state_of_a_stateful_processor_without_files_of_the_original(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Spark stores the absolute paths of schema files in the metadata of the operator."""
+    for number, events in enumerate(BATCHES[:2]):
+        arrive(tmp_path, number, events)
+        run_batch(pipeline(tmp_path, processed, "update"), run_key=f"run {number}")
+    odd = tmp_path / "a b%20ü"
+    new = forked(tmp_path, processed, log=str(odd / "log"), sinks={"out": FilesSink(path=str(odd / "out"))})
+    fork(new, str(tmp_path / "log"), version=0)
+    shutil.rmtree(tmp_path / "log")
+    arrive(tmp_path, 2, BATCHES[2])
+    run_batch(new, run_key="run", drain=True)
+    assert counts(spark, odd) == {"a": 3, "c": 1}, "b was counted by the original only"
+    states = read_state(spark, new.log, options={"stateVarName": "count"}).selectExpr("key.k", "value.n").collect()
+    assert sorted(map(tuple, states)) == [("a", 3), ("b", 1), ("c", 1)]
+    assert not any(str(tmp_path / "log") in path.read_text() for path in Path(new.log).rglob("_metadata/v2/[0-9]*"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -122,15 +123,21 @@ def test_value_list_and_map_of_a_stateful_processor_are_read_also_after_the_log_
 
 
 @pytest.mark.prove
-def test_state_of_a_stateful_processor_is_not_moved(tmp_path: Path) -> None:
+def test_state_of_a_stateful_processor_is_moved_by_the_command_only(spark: SparkSession, tmp_path: Path) -> None:
+    spec = pipeline(tmp_path, processed, "update")
     arrive(tmp_path, 0, [(1, "a"), (2, "b"), (3, "a")])
-    run_batch(pipeline(tmp_path, processed, "update"), run_key="first")
-    with pytest.raises(InvalidError, match="transformWithState names files by their absolute paths"):
-        move_log(*(open_commit_log(str(tmp_path / name)) for name in ("log", "other")))
-    assert run_batch(pipeline(tmp_path, processed, "update"), run_key="second").status == "empty"
+    run_batch(spec, run_key="first")
     (tmp_path / "log").rename(tmp_path / "other")
     with pytest.raises(InvalidError, match="transformWithState names files by their absolute paths"):
         move_log(*(open_commit_log(str(tmp_path / name)) for name in ("log", "other")), already_moved=True)
+    (tmp_path / "other").rename(tmp_path / "log")
+    move_log(*(open_commit_log(str(tmp_path / name)) for name in ("log", "other")))
+    shutil.rmtree(tmp_path / "log" / "state")
+    arrive(tmp_path, 1, [(4, "a")])
+    moved = spec.replace(log=str(tmp_path / "other"))
+    assert run_batch(moved, run_key="second").status == "committed"
+    states = read_state(spark, moved.log, options={"stateVarName": "count"}).selectExpr("key.k", "value.n").collect()
+    assert sorted(map(tuple, states)) == [("a", 3), ("b", 1)]
 
 
 def test_moved_log_continues_its_state(spark: SparkSession, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from airflow_provider_streamsem import (
     StatePerKey,
     Window,
     read_committed,
+    read_state,
     run_batch,
 )
 from airflow_provider_streamsem.errors import InvalidError
@@ -286,6 +288,8 @@ def test_state_object_applies_each_record_once_over_batches_and_a_crash(
     counted = Counter(record["k"] for record in RECORDS)
     expected = {k: (counted[k], sum(r["n"] for r in RECORDS if r["k"] == k)) for k in counted}
     assert newest(rows(spark, tmp_path)) == expected
+    snapshots = read_state(spark, spec.log, options={"stateVarName": "snapshot"}).selectExpr("key.k", "value.json")
+    assert {k: tuple(json.loads(text)) for k, text in snapshots.collect()} == expected
 
 
 @pytest.mark.spark
