@@ -121,7 +121,18 @@ def test_source_passes_the_conformance_suite_in_an_empty_environment(tmp_path: P
         subprocess.run([UV, "build", "--quiet", "--wheel", "--out-dir", wheels, source], check=True)
     subprocess.run([UV, "venv", "--quiet", "--python", sys.executable, venv], check=True)
     python = str(venv / "bin" / "python")
-    options = ["--quiet", "--python", python, "--find-links", wheels, "--constraint", ROOT / "constraints.txt"]
+    # Without a refresh, uv may install another build of this version that it has cached for a wheel at the same path.
+    refresh = ["--refresh-package", "airflow-provider-streamsem", "--refresh-package", "streamsem-http-log"]
+    options = [
+        "--quiet",
+        "--python",
+        python,
+        "--find-links",
+        wheels,
+        "--constraint",
+        ROOT / "constraints.txt",
+        *refresh,
+    ]
     subprocess.run([UV, "pip", "install", *options, "streamsem-http-log[testing]"], check=True)
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("AIRFLOW", "PYTHON", "PYSPARK", "SPARK"))}
     home = {"AIRFLOW_HOME": str(tmp_path / "airflow"), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
