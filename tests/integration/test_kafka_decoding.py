@@ -15,10 +15,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_streamsem import Avro, Json, KafkaSink, KafkaSource, open_log, read_committed
 from airflow_provider_streamsem.connections import connection
-from airflow_provider_streamsem.errors import DataError, UnavailableError
+from airflow_provider_streamsem.errors import DataError, StoreRefusedError, UnavailableError
 from airflow_provider_streamsem.testing.harness import PipelineHarness
 from airflow_provider_streamsem.testing.messages import KafkaMessage
 from tests.integration.parts.kafka import PASSWORD, USER, Broker
+from tests.integration.parts.tokens import CLIENT, SCOPE, SECRET
 from tests.integration.schema_registry import V1, V2, Registry, avro, running_registry
 from tests.integration.topics import Topics
 
@@ -254,8 +255,12 @@ def test_value_fields_named_like_kafka_columns_are_refused(topics: Topics) -> No
         topics.run(topics.pipeline("a", source={"value": Json("kafka_offset long")}), "r")
 
 
-def secured(broker: Broker, kind: str, password: str = PASSWORD) -> str:
-    """Return an Airflow connection to a listener with security."""
+def secured(broker: Broker, kind: str, password: str = PASSWORD, *, endpoint: str = "") -> str:
+    """
+    Return an Airflow connection to a listener with security.
+
+    :param endpoint: URL of the token endpoint, for OAUTHBEARER
+    """
     user = {"sasl.username": USER, "sasl.password": password}
     authority = {"ssl.ca.location": str(broker.certificates.authority)}
     client = {
@@ -282,20 +287,36 @@ def secured(broker: Broker, kind: str, password: str = PASSWORD) -> str:
             **authority,
             **client,
         },
+        "OAUTHBEARER": {
+            "bootstrap.servers": broker.bootstrap_oauth,
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "OAUTHBEARER",
+            "sasl.oauthbearer.method": "oidc",
+            "sasl.oauthbearer.client.id": CLIENT,
+            "sasl.oauthbearer.client.secret": SECRET if password == PASSWORD else password,
+            "sasl.oauthbearer.scope": SCOPE,
+            "sasl.oauthbearer.token.endpoint.url": endpoint,
+        },
     }[kind]
     return json.dumps({"conn_type": "kafka", "extra": {**extra, "group.id": "not-used"}})
 
 
-@pytest.mark.parametrize("kind", ["PLAIN", "SCRAM over TLS", "mutual TLS"])
+@pytest.fixture(scope="module")
+def endpoint(broker: Broker) -> Iterator[str]:
+    with broker.issuer.serving() as url:
+        yield url
+
+
+@pytest.mark.parametrize("kind", ["PLAIN", "SCRAM over TLS", "mutual TLS", "OAUTHBEARER"])
 def test_secured_cluster_is_read_and_written_and_no_secret_is_stored_or_printed(
-    topics: Topics, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], kind: str
+    topics: Topics, endpoint: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], kind: str
 ) -> None:
     topics.create("a", 1)
     topics.create("b", 1)
     topics.put("a", ["1", "2"])
-    monkeypatch.setenv("AIRFLOW_CONN_SECURED_KAFKA", secured(topics.broker, kind))
+    monkeypatch.setenv("AIRFLOW_CONN_SECURED_KAFKA", secured(topics.broker, kind, endpoint=endpoint))
     key = topics.broker.certificates.client_key.read_text().splitlines()
-    secrets = {PASSWORD, key[1], key[-2]}
+    secrets = {PASSWORD, SECRET, key[1], key[-2]}
     spec = topics.pipeline("a")
     spec = spec.replace(
         source=KafkaSource(topics=[topics.name("a")], conn_id="secured_kafka"),
@@ -320,13 +341,24 @@ def test_secured_cluster_is_read_and_written_and_no_secret_is_stored_or_printed(
         assert secret not in output
 
 
-def test_error_for_a_wrong_password_does_not_quote_it(topics: Topics, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kind", "refusal", "error"),
+    [
+        ("PLAIN", "Kafka refused the credentials", StoreRefusedError),
+        ("SCRAM over TLS", "Kafka refused the credentials", StoreRefusedError),
+        ("OAUTHBEARER", "the token endpoint issued no token", UnavailableError),
+    ],
+)
+def test_error_for_a_wrong_password_names_the_credentials_and_does_not_quote_them(
+    topics: Topics, endpoint: str, monkeypatch: pytest.MonkeyPatch, kind: str, refusal: str, error: type[Exception]
+) -> None:
     import traceback
 
     monkeypatch.setattr("airflow_provider_streamsem.connectors.kafka.cluster.TIMEOUT_S", 3.0)
-    monkeypatch.setenv("AIRFLOW_CONN_SECURED_KAFKA", secured(topics.broker, "PLAIN", "wrong-" + PASSWORD))
+    wrong = secured(topics.broker, kind, "wrong-" + PASSWORD, endpoint=endpoint)
+    monkeypatch.setenv("AIRFLOW_CONN_SECURED_KAFKA", wrong)
     topics.create("a", 1)
     spec = topics.pipeline("a").replace(source=KafkaSource(topics=[topics.name("a")], conn_id="secured_kafka"))
-    with pytest.raises(Exception, match="this request wrote no records") as caught:
+    with pytest.raises(error, match=refusal) as caught:
         topics.run(spec, "r")
     assert PASSWORD not in "".join(traceback.format_exception(caught.value))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
+from collections import deque
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from airflow_provider_streamsem.arguments import redacted
 from airflow_provider_streamsem.connections import connection
 from airflow_provider_streamsem.errors import InvalidError, StoreRefusedError, UnavailableError
 
@@ -23,15 +26,22 @@ _UNREACHABLE = ("_TIMED_OUT", "_TRANSPORT", "_RESOLVE", "_ALL_BROKERS_DOWN")
 _DO_UNREACHABLE = (
     "check that the brokers run and that this host reaches them (address, port, TLS or plain text); then run again."
 )
-_DO_REFUSED = (
-    "check the user, the password and the SASL mechanism of the connection, and the user's ACLs; then run again."
-)
-MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+_DO_REFUSED = "check the user, the password or client secret, and the SASL mechanism of the connection, and the user's ACLs; then run again."
+PASSWORD_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 """SASL mechanisms with which both clients authenticate by username and password only"""
+TOKEN_MECHANISM = "OAUTHBEARER"
+"""SASL mechanism with which both clients request a token from an endpoint by a client id and a client secret (OIDC, grant ``client_credentials``)"""
+_TOKEN = "sasl.oauthbearer."
 BOTH_CLIENTS = (
     "bootstrap.servers",
     "sasl.mechanism",
     "sasl.mechanisms",
+    "sasl.oauthbearer.client.id",
+    "sasl.oauthbearer.client.secret",
+    "sasl.oauthbearer.extensions",
+    "sasl.oauthbearer.method",
+    "sasl.oauthbearer.scope",
+    "sasl.oauthbearer.token.endpoint.url",
     "sasl.password",
     "sasl.username",
     "security.protocol",
@@ -130,16 +140,52 @@ def settings_of(conn_id: str | None, bootstrap_servers: str | None) -> dict[str,
 
 
 def _check_mechanism(conn_id: str, settings: Mapping[str, str]) -> None:
+    accepted = (*PASSWORD_MECHANISMS, TOKEN_MECHANISM)
     is_sasl = settings.get("security.protocol", "").upper().startswith("SASL")
     mechanisms = [settings[name] for name in ("sasl.mechanism", "sasl.mechanisms") if name in settings]
     # Without an explicit mechanism, librdkafka uses GSSAPI, which runs kinit in a shell.
-    if (is_sasl and not mechanisms) or any(mechanism.upper() not in MECHANISMS for mechanism in mechanisms):
+    if (is_sasl and not mechanisms) or any(mechanism.upper() not in accepted for mechanism in mechanisms):
         raise InvalidError(
             "a kafka connection must name a supported sasl.mechanism; no client was started",
             conn_id=conn_id,
             given=mechanisms,
-            accepted=list(MECHANISMS),
+            accepted=list(accepted),
         )
+    if any(mechanism.upper() == TOKEN_MECHANISM for mechanism in mechanisms):
+        _check_token_endpoint(conn_id, settings)
+
+
+def _check_token_endpoint(conn_id: str, settings: Mapping[str, str]) -> None:
+    # Without this method, librdkafka calls a Python function of the application, or creates tokens without a signature.
+    required = ("client.id", "client.secret", "token.endpoint.url")
+    missing = [f"{_TOKEN}{name}" for name in required if not settings.get(f"{_TOKEN}{name}")]
+    is_oidc = settings.get(f"{_TOKEN}method", "").lower() == "oidc"
+    is_url = settings.get(f"{_TOKEN}token.endpoint.url", "").lower().startswith(("https://", "http://"))
+    if missing or not is_oidc or not is_url:
+        raise InvalidError(
+            "a kafka connection with the mechanism OAUTHBEARER must request its tokens from an HTTP endpoint; no client was started",
+            conn_id=conn_id,
+            missing=missing,
+            accepted={f"{_TOKEN}method": "oidc", f"{_TOKEN}token.endpoint.url": "https://…"},
+        )
+
+
+def token_extensions(settings: Mapping[str, str]) -> dict[str, str]:
+    """
+    Return the SASL extensions of the mechanism OAUTHBEARER by name.
+
+    :param settings: librdkafka's settings. Their ``sasl.oauthbearer.extensions`` has the form ``name=value,name=value``
+    """
+    pairs = [pair.partition("=") for pair in settings.get(f"{_TOKEN}extensions", "").split(",")]
+    return {name.strip(): value.strip() for name, _, value in pairs if name.strip()}
+
+
+def token_warnings(settings: Mapping[str, str]) -> list[str]:
+    """Return a warning if the client secret is sent to the token endpoint without encryption."""
+    url = settings.get(f"{_TOKEN}token.endpoint.url", "")
+    if not url.lower().startswith("http://"):
+        return []
+    return [f"the client secret of Kafka is sent to {redacted(url)} without encryption: use an https:// token endpoint"]
 
 
 @lru_cache(maxsize=8)
@@ -157,7 +203,21 @@ def admin_client(process: int, settings: tuple[tuple[str, str], ...]) -> Any:
         raise InvalidError("confluent-kafka is not installed").advising(
             "run `pip install 'airflow-provider-streamsem[kafka]'`, then run again."
         ) from error
-    return AdminClient(dict(settings), logger=QUIET)
+    reported = _reported_errors(process, settings)
+    return AdminClient({**dict(settings), "error_cb": lambda error: reported.append(error.name())}, logger=QUIET)
+
+
+@lru_cache(maxsize=8)
+def _reported_errors(process: int, settings: tuple[tuple[str, str], ...]) -> deque[str]:
+    """Return the names of the newest errors that an ``AdminClient`` has reported outside of its requests."""
+    return deque(maxlen=8)
+
+
+def _refuses_credentials(settings: Mapping[str, str]) -> bool:
+    """Return whether the credentials were refused. The client tries again, so its requests time out, and it reports the refusal to a callback."""
+    key = (os.getpid(), tuple(sorted(settings.items())))
+    admin_client(*key).poll(0)  # calls the callback
+    return any(name in REFUSALS for name in _reported_errors(*key))
 
 
 def call(request: Any, *, missing: str = "", settings: Mapping[str, str] | None = None) -> Any:
@@ -170,7 +230,8 @@ def call(request: Any, *, missing: str = "", settings: Mapping[str, str] | None 
     :param missing: name of the Kafka error for which ``None`` is returned
     :param settings: librdkafka's settings of the client; errors contain its ``bootstrap.servers``
     :returns: the result of ``request``; ``None`` if it failed with the error ``missing``
-    :raises StoreRefusedError: authentication or authorization failed
+    :raises StoreRefusedError: authentication or authorization failed. With the mechanism OAUTHBEARER a failed authentication is retryable, because the token
+        endpoint may be unavailable
     :raises UnavailableError: no broker answered, or the call failed for another reason
     """
     from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -179,7 +240,10 @@ def call(request: Any, *, missing: str = "", settings: Mapping[str, str] | None 
 
     where = {} if settings is None else {"bootstrap_servers": settings.get("bootstrap.servers", "")}
     try:
-        return request(timeout=TIMEOUT_S + 5) if getattr(request, "__name__", "") == "result" else request()
+        result = request(timeout=TIMEOUT_S + 5) if getattr(request, "__name__", "") == "result" else request()
+        if settings is not None:
+            _reported_errors(os.getpid(), tuple(sorted(settings.items()))).clear()
+        return result
     except KafkaException as error:
         name = error_name(error)
         if name == missing:
@@ -188,6 +252,8 @@ def call(request: Any, *, missing: str = "", settings: Mapping[str, str] | None 
             raise StoreRefusedError(
                 "Kafka refused a request; this request wrote no records", **where, error=name
             ).advising(_DO_REFUSED) from error
+        if name in _UNREACHABLE and settings is not None and _refuses_credentials(settings):
+            raise _refused_credentials_error(settings) from error
         if name in _UNREACHABLE:
             summary = "no Kafka broker answered at these addresses; this request wrote no records"
             raise UnavailableError(summary, **where, error=name).advising(_DO_UNREACHABLE) from error
@@ -197,6 +263,17 @@ def call(request: Any, *, missing: str = "", settings: Mapping[str, str] | None 
     except (FutureTimeoutError, TimeoutError) as error:
         summary = "Kafka did not answer in time; this request wrote no records"
         raise UnavailableError(summary, **where, seconds=TIMEOUT_S).advising(_DO_UNREACHABLE) from error
+
+
+def _refused_credentials_error(settings: Mapping[str, str]) -> StoreRefusedError | UnavailableError:
+    where = {"bootstrap_servers": settings.get("bootstrap.servers", "")}
+    if endpoint := settings.get(f"{_TOKEN}token.endpoint.url"):
+        summary = "the token endpoint issued no token, or Kafka refused the token; this request wrote no records"
+        return UnavailableError(summary, **where, token_endpoint=redacted(endpoint)).advising(
+            "check that the endpoint runs, and the client id, the client secret and the scope of the connection; then run again."
+        )
+    summary = "Kafka refused the credentials of the connection; this request wrote no records"
+    return StoreRefusedError(summary, **where).advising(_DO_REFUSED)
 
 
 def error_name(error: Any) -> str:

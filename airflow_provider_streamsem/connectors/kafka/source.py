@@ -19,7 +19,7 @@ from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.contract import Expiry, SourceEnd, SourceSlice
 from airflow_provider_streamsem.connectors.defaults import PlannerDefaults, SourceDefaults
-from airflow_provider_streamsem.connectors.kafka.client import settings_of
+from airflow_provider_streamsem.connectors.kafka.client import settings_of, token_warnings
 from airflow_provider_streamsem.connectors.kafka.cluster import (
     End,
     KafkaCluster,
@@ -277,11 +277,13 @@ class KafkaSource(SourceDefaults):
         )
 
     def warnings(self) -> list[str]:
-        """Return a warning if credentials of a schema registry are sent without encryption."""
+        """Return a warning if credentials are sent to a schema registry or a token endpoint without encryption."""
         from airflow_provider_streamsem.connectors.parsing import registry
 
         decoders = [part for part in (self.key, self.value) if isinstance(part, decoding.Avro)]
-        return sorted({text for decoder in decoders for text in registry.warnings(decoder)})
+        of_registries = {text for decoder in decoders for text in registry.warnings(decoder)}
+        settings = settings_of(self.conn_id, self.bootstrap_servers)
+        return [*sorted(of_registries), *token_warnings(settings)]
 
     def reads(self, topic: str) -> bool:
         """Return whether this source reads the topic. A pattern never matches topics that start with ``__``."""
