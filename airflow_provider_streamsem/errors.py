@@ -197,8 +197,8 @@ class PublishError(StreamsemError):
 
     retryable = False
     do = (
-        "fix the cause of the refusal and run again: the batch is published from its staged files, and the source is not read again. "
-        "Or skip the batch for this sink with `streamsem skip`."
+        "fix the cause of the refusal and run again: the version is published then, and the source is not read again. "
+        "Or skip the version for this sink with `streamsem skip`."
     )
 
 
@@ -210,8 +210,8 @@ class MarkerLostError(PublishError):
     """
 
     do = (
-        "restore the sink to the state of its newest receipts (rename it back, or restore a newer copy) and run again: the batch is published from "
-        "its staged files. If that state is permanently lost, accept the loss with `streamsem skip`: the sink does not get this version, and publishing "
+        "restore the sink to the state of its newest receipts (rename it back, or restore a newer copy) and run again: the version is "
+        "published then. If that state is permanently lost, accept the loss with `streamsem skip`: the sink does not get this version, and publishing "
         "continues with the next version."
     )
 

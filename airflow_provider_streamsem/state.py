@@ -24,7 +24,7 @@ LOCATION = "state/operators"
 _WITH_TIMERS = ("transformWithState", "flatMapGroupsWithState", "applyInPandasWithState")
 """Prefixes of Spark's names of the operators that may have timers in processing time."""
 _METADATA = re.compile(rf"(?P<operator>{LOCATION}/[\w-]+/state/[0-9]+)/_metadata/v2/(?P<name>[^/]+)")
-_SCHEMA_PATH = re.compile(r'"[^"]*/_stateSchema/')
+_SCHEMA_PATH = re.compile(r'"(?:[^"\\]|\\.)*/_stateSchema/')
 """Matches the start of the path of a schema file in the metadata of ``transformWithState``."""
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
 FIELD = "spark"

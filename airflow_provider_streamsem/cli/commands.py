@@ -343,7 +343,7 @@ def _sinks(outcome: Outcome, receipts: Receipts | None) -> dict[str, str]:
     """
     initial_states = dict.fromkeys(outcome.publish, "waiting")
     results = {} if receipts is None else {name: receipt.result for name, receipt in receipts.sinks.items()}
-    return {name: {**initial_states, **results}.get(name, "committed") for name in outcome.sinks}
+    return {name: {**initial_states, **results}.get(name, "committed") for name in [*outcome.sinks, *outcome.publish]}
 
 
 def _ranges(ranges: Ranges) -> str:

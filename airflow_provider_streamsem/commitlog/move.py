@@ -136,7 +136,7 @@ def _refuse_absolute_paths(head: Head, **where: object) -> None:
     if names:
         summary = "the log cannot be moved by hand, because the state of transformWithState names files by their absolute paths"
         raise InvalidError(summary, **where, operators=names).advising(
-            "move the log back, and move it with `streamsem move-log` without --already-moved."
+            "move the log back, and move it with `streamsem move-log` without --already-moved. Or fork it from here: streamsem fork."
         )
 
 

@@ -16,7 +16,7 @@ from airflow_provider_streamsem.protocol.offsets import Gaps, Offsets, Ranges
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_NOTHING = "Nothing was created or applied in the sink; the batch stays committed, and its staged rows are kept"
+_NOTHING = "Nothing was created or applied in the sink; the version stays committed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +119,7 @@ class NeedsRecords(Protocol):
 
 @runtime_checkable
 class Compacting(Protocol):
-    """
-    Additional interface of a :class:`Source` that may lose records inside a range, for example by log compaction. A reprocessing run of such a source fails if
-    it reads fewer records than the version that it replaces.
-    """
+    """Additional interface of a :class:`Source` that may lose records inside a range. A reprocessing run fails if it reads fewer of them than before."""
 
     compacts: ClassVar[bool]
 
@@ -532,7 +529,7 @@ class SinkCommit:
     :param version: version of the commit
     :param outcome: sha256 of the bytes of the version's outcome; the marker stores it
     :param committable: the staged files to publish
-    :param schema: columns of the staged rows, as schema JSON in Spark's form; ``""`` if no batch has had rows yet
+    :param schema: the columns that the log records for the sink, as schema JSON in Spark's form; ``""`` if no batch has had rows yet
     :param root: the version that a sink stores with its rows: the first version of a reprocessing run's chain, or the batch's own version
     :param replaced: root → the rows that the commit removes from the sink: those of a reprocessing run's chain, or those of the rolled-back versions
     :param expected_marker: the newest earlier commit that set the sink's marker, according to its receipts; ``None`` if there is none
@@ -552,6 +549,11 @@ class SinkCommit:
     def is_nothing(self) -> bool:
         """Whether the commit neither adds nor replaces rows in this sink. If so, the sink sets no marker."""
         return not self.committable.files and not self.replaced_files
+
+    @property
+    def staged_schema(self) -> str:
+        """The columns of the staged files; ``""`` if there are none, so that a table with other columns accepts the commit."""
+        return self.schema if self.committable.files else ""
 
     @property
     def replaced_files(self) -> list[DataFile]:
@@ -689,7 +691,6 @@ class PublishingSink(Sink, Protocol):
     def skip(self, batch: SinkCommit, effects: EffectLedger) -> Receipt | None:
         """
         Set the marker to this version without applying its rows. Returns as :meth:`publish` does, but does not check the existing marker.
-
         Creates a missing table or topic if the marker is stored in one. With a skip, a user accepts the loss of versions in the sink or in the log.
         """
         ...

@@ -282,7 +282,10 @@ def _copy(old: CommitLog, new: CommitLog, key: str, copy: str) -> bool:
 
 
 def _check_state(old: CommitLog, new: CommitLog, position: Fork) -> None:
-    if dedup.is_complete(new.store.url, position.state) and state_files.is_loadable(new.store, position.state):
+    is_loadable = state_files.is_loadable(new.store, position.state) and state_files.has_metadata(
+        new.store, position.state
+    )
+    if is_loadable and dedup.is_complete(new.store.url, position.state):
         return
     summary = "files of the state after this version are missing or were changed, for example because vacuum deleted them; the log was not created"
     raise DataError(summary, log=old.store.url, version=position.version).advising("fork at a newer version, or at -1.")

@@ -7,6 +7,7 @@ Any process may publish a commit, and any number of processes may do so. Each ca
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.arguments import text, text_list
@@ -154,35 +155,41 @@ def batch_of(opened: OpenPipeline, outcome: Outcome, outcome_sha: str, name: str
         root, current_rows = _chain(log, outcome, name)
         replaced = {} if current_rows is None else {root: current_rows}
     else:
-        root, replaced = outcome.version, rows_after(log, back.to, _outcome(log, outcome.version - 1), name)
+        newest = _outcome(log, outcome.version - 1)
+        root, replaced = outcome.version, rows_after(log, back.to, newest, [name])[name]
     return SinkCommit(
         pipeline_uuid=opened.record.pipeline_uuid,
         sink=name,
         version=outcome.version,
         outcome=outcome_sha,
         committable=outcome.sinks[name] if back is None else Committable(format="parquet", rows=0),
-        schema=_checked_schema(outcome.schemas.get(name, "")) if back is None else "",
+        schema=_checked_schema((outcome if back is None else newest).schemas.get(name, "")),
         root=root,
         replaced=replaced,
         expected_marker=outcome.markers.get(name),
     )
 
 
-def rows_after(log: CommitLog, to: int, newest: Outcome, name: str) -> dict[int, Committable]:
+def rows_after(log: CommitLog, to: int, newest: Outcome, names: Sequence[str]) -> dict[str, dict[int, Committable]]:
     """
-    Return the rows that one sink has of the versions after ``to`` up to ``newest``, without the versions that were rolled back.
+    Return the rows that sinks have of the versions after ``to`` up to ``newest``, without the versions that were rolled back. Reads each version once.
 
-    :param name: name of the sink
-    :returns: the first version of each chain → its current rows. No chain begins at or before ``to``, because then no rollback to ``to`` is planned (W32)
+    :param names: names of the sinks
+    :returns: sink → the first version of each chain that has rows → its current rows. No chain begins at or before ``to``, because then no rollback to ``to``
+        is planned (W32)
     """
-    found: dict[int, Committable] = {}
-    for versions in reversed(log.remaining_versions(newest)):
-        for version in range(versions.stop - 1, max(versions.start - 1, to), -1):
-            outcome = _outcome(log, version)
-            rows = _applied(log, outcome, name) if outcome.committed else None
-            if rows is not None:
-                found.setdefault(log.find_root(version), rows)
-    return {root: rows for root, rows in found.items() if rows.files}
+    found: dict[str, dict[int, Committable]] = {name: {} for name in names}
+    roots: dict[int, int] = {}
+    for version in chain(*log.remaining_versions(newest)):
+        if version <= to:
+            continue
+        outcome = _outcome(log, version)
+        replaced = outcome.replaces
+        roots[version] = version if replaced is None else roots.get(replaced.version, replaced.version)
+        applied = _applied_to(log, outcome) if outcome.committed and outcome.publish else ()
+        for name in found.keys() & applied & outcome.sinks.keys():
+            found[name][roots[version]] = outcome.sinks[name]
+    return {name: {root: rows for root, rows in by_root.items() if rows.files} for name, by_root in found.items()}
 
 
 def current_output(log: CommitLog, version: int, name: str) -> Committable | None:
@@ -221,9 +228,15 @@ def _outcome(log: CommitLog, version: int) -> Outcome:
 
 def _applied(log: CommitLog, outcome: Outcome, name: str) -> Committable | None:
     """Return the rows of a commit in one sink; ``None`` if the commit was not applied to the sink according to its receipts."""
+    return outcome.sinks.get(name) if name in _applied_to(log, outcome) else None
+
+
+def _applied_to(log: CommitLog, outcome: Outcome) -> set[str]:
+    """Return the sinks to which a commit was applied according to its receipts."""
     receipts = log.receipts(outcome.version)
-    receipt = None if receipts is None else receipts.sinks.get(name)
-    return outcome.sinks.get(name) if receipt is not None and receipt.result == "applied" else None
+    return (
+        set() if receipts is None else {name for name, receipt in receipts.sinks.items() if receipt.result == "applied"}
+    )
 
 
 def _checked_schema(schema: str) -> str:
@@ -292,6 +305,12 @@ def skip(
             "only the newest commit can be skipped, and only while it has pending publishes; nothing was changed",
             given=version,
             pending=head.closed if head.has_pending_publishes else None,
+        )
+    if others := sorted({*skipped_sinks} - {*head.outcome.publish}):
+        raise InvalidError(
+            "the version is not published to these sinks; nothing was changed",
+            given=others,
+            pending=list(head.outcome.publish),
         )
     _publish_or_skip(opened, head, head.outcome, may_close=True, skipped_sinks=skipped_sinks, reason=reason)
     stored = opened.log.receipts(version)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from airflow_provider_streamsem import dedup, state_files, telemetry
 from airflow_provider_streamsem.arguments import integer, text
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.connectors.contract import SinkMarker
 from airflow_provider_streamsem.errors import ConflictError, InvalidError, LogDamagedError
 from airflow_provider_streamsem.pipeline.closing_times import newest_closed_until
 from airflow_provider_streamsem.pipeline.location import with_log_location
@@ -16,7 +17,7 @@ from airflow_provider_streamsem.pipeline.publish import publish, publishing_sink
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.pipeline.vacuum import oldest_kept
 from airflow_provider_streamsem.protocol import invariants, offsets
-from airflow_provider_streamsem.protocol.entries import Outcome, Plan, RolledBack
+from airflow_provider_streamsem.protocol.entries import Marker, Outcome, Plan, RolledBack
 from airflow_provider_streamsem.protocol.offsets import Offsets
 from airflow_provider_streamsem.protocol.procedures import OpenVersion, PendingPublish, Ready, RunComplete
 from airflow_provider_streamsem.protocol.view import (
@@ -79,7 +80,7 @@ def rollback(
         nothing if no version was committed after ``to``
     :param log: default: the log at ``pipeline.log``
     :raises InvalidError: the version is not closed or was rolled back; no version was closed by the time; a version is open; a sink cannot remove published
-        rows; a later version has reprocessed a version up to ``to``; or files of the state after ``to`` are missing. Nothing was written
+        rows; a later version has reprocessed a version up to ``to``; or files of the state after ``to`` are missing. Nothing was rolled back
     :raises ConflictError: another process created a version at the same time. Nothing was rolled back
     :raises UnavailableError: a sink did not report a result. A repeated call, or the next run, publishes what is pending
     :raises PublishError: a sink refuses the newest commit, or the rollback. No run can plan until it is published or skipped
@@ -109,41 +110,28 @@ def _roll_back(opened: OpenPipeline, to: int, run_key: str | None, *, by_time: b
     """
     log, head = opened.log, opened.head
     for _ in range(_TRIES):
-        head = log.confirm_head(head)
-        if isinstance(head, OpenHead):
-            head = _close_open_rollback(log, head)
-        if head.has_pending_publishes:
-            head, plan, outcome = _publish(opened, head)
-            if plan.kind == "rollback" and plan.run_key == (run_key or _default_key(to, plan.version - 1)):
+        head, has_completed = _completed(opened, log.confirm_head(head))
+        if has_completed and run_key is None:
+            plan, outcome = log.closed_version(head.closed)
+            if plan.run_key == _default_key(to, plan.version - 1):  # an earlier call of this request has planned it
                 return _result(log, plan, outcome)
         position = Ready(head=head) if run_key is None else log.locate(run_key, head)
-        if isinstance(
-            position, (OpenVersion, PendingPublish)
-        ):  # another process has planned a version since the head was read
+        if isinstance(position, RunComplete):
+            _check_request(position.plan, to, by_time=by_time)
+            return _result(log, position.plan, position.outcome)
+        if isinstance(position, (OpenVersion, PendingPublish)):  # another process has planned since the head was read
             head = position.head
             continue
-        if isinstance(position, RunComplete):
-            if position.plan.rolled_back is not None and position.plan.rolled_back.to != to and not by_time:
-                raise InvalidError(
-                    "the run key belongs to a rollback to another version; nothing was written",
-                    run_key=run_key,
-                    given=to,
-                    rolled_back_to=position.plan.rolled_back.to,
-                ).advising("give each rollback a key of its own.")
-            return _result(log, position.plan, position.outcome)
         if position.before is not None and position.before[0].kind != "rollback":
             raise _other_run_error(position.before[0])
         wanted = _plan(opened, position, to, run_key)
         if wanted is None:
-            return Rollback(log=log.store.url, version=None, to=to, offsets=head.next, counts={})
+            return Rollback(log=log.store.url, version=None, to=to, offsets=position.head.next, counts={})
         _warn_of_expired_ids(opened, wanted)
-        found, _ = log.put_plan(head, wanted)
+        found, _ = log.put_plan(position.head, wanted)
         if isinstance(found, OpenHead) and found.plan == wanted:
-            closed = close_rollback(log, found)
-            if closed.has_pending_publishes:
-                closed, _, _ = _publish(opened, closed)
-            assert closed.outcome is not None
-            return _result(log, wanted, closed.outcome)
+            _completed(opened, found)
+            return _result(log, *log.closed_version(wanted.version))
         head = found
         if _newest_kind(log, found) != "rollback":
             break
@@ -167,13 +155,32 @@ def _newest_kind(log: CommitLog, head: Head) -> str:
 
 def _other_run_error(plan: Plan) -> InvalidError:
     return InvalidError(
-        "the run key belongs to a run that is not a rollback; nothing was written", run_key=plan.run_key
+        "the run key belongs to a run that is not a rollback; nothing was rolled back", run_key=plan.run_key
     ).advising("give the rollback a key of its own.")
+
+
+def _check_request(plan: Plan, to: int, *, by_time: bool) -> None:
+    """
+    Check that a complete rollback is the one that was requested.
+
+    :raises InvalidError: it returns to another version. If the version was found by a time, it may differ, because versions were closed since
+    """
+    if plan.rolled_back is not None and plan.rolled_back.to != to and not by_time:
+        raise InvalidError(
+            "the run key belongs to a rollback to another version; nothing was rolled back",
+            run_key=plan.run_key,
+            given=to,
+            rolled_back_to=plan.rolled_back.to,
+        ).advising("give each rollback a key of its own.")
 
 
 def _result(log: CommitLog, plan: Plan, outcome: Outcome) -> Rollback:
     if plan.rolled_back is None:
         raise _other_run_error(plan)
+    if not outcome.committed:
+        raise ConflictError(
+            "an operator has aborted the rollback; nothing was rolled back", version=plan.version
+        ).advising("roll back again.")
     return Rollback(
         log=log.store.url,
         version=plan.version,
@@ -183,17 +190,22 @@ def _result(log: CommitLog, plan: Plan, outcome: Outcome) -> Rollback:
     )
 
 
-def close_rollback(log: CommitLog, head: OpenHead) -> ClosedHead:
-    """Commit an open rollback. Any process may do this, because the outcome follows from the log alone. The sinks outside the log are not published yet."""
-    closed, outcome = log.decide(head, rollback_outcome(log, head))
-    log.write_segments(outcome.version, [(outcome, closed.outcome_sha)])
-    return closed
+def _completed(opened: OpenPipeline, head: Head) -> tuple[ClosedHead, bool]:
+    """
+    Commit an open rollback, and publish the newest commit if that is pending (P1). Any process may do both.
 
-
-def _publish(opened: OpenPipeline, head: ClosedHead) -> tuple[ClosedHead, Plan, Outcome]:
-    """Publish the newest commit, whichever run committed it (P1). No sink that can remove rows has claims, so none is closed."""
-    plan, outcome = opened.log.closed_version(head.closed)
-    return publish(opened, head, outcome, is_own=False), plan, outcome
+    :returns: the closed head, and whether there was anything to do
+    :raises InvalidError: the open version is not a rollback
+    """
+    log, is_open = opened.log, isinstance(head, OpenHead)
+    if isinstance(head, OpenHead):
+        _refuse_open_batch(head)
+        head, outcome = log.decide(head, rollback_outcome(log, head))
+        log.write_segments(outcome.version, [(outcome, head.outcome_sha)])
+    if not head.has_pending_publishes:
+        return head, is_open
+    _, outcome = log.closed_version(head.closed)
+    return publish(opened, head, outcome, is_own=False), True  # no sink that can remove rows has claims to close
 
 
 def rollback_outcome(log: CommitLog, head: OpenHead) -> Outcome:
@@ -247,19 +259,13 @@ def _refuse_sinks(pipeline: Pipeline, position: str) -> None:
         )
 
 
-def _close_open_rollback(log: CommitLog, head: OpenHead) -> ClosedHead:
-    """
-    Complete a rollback whose process died.
-
-    :raises InvalidError: the open version is not a rollback
-    """
+def _refuse_open_batch(head: OpenHead) -> None:
     if head.plan.kind != "rollback":
         raise InvalidError(
-            "a version is open, so its batch may still be committed; nothing was written", version=head.plan.version
+            "a version is open, so its batch may still be committed; nothing was rolled back", version=head.plan.version
         ).advising(
             f"pause the DAG, then run the pipeline, or discard the version with `streamsem abort PIPELINE.toml {head.plan.version}`; then roll back again."
         )
-    return close_rollback(log, head)
 
 
 def _plan(opened: OpenPipeline, ready: Ready, to: int, run_key: str | None) -> Plan | None:
@@ -272,14 +278,14 @@ def _plan(opened: OpenPipeline, ready: Ready, to: int, run_key: str | None) -> P
     found = log.outcome(to) if to <= head.closed else None
     if found is None or head.outcome is None:
         raise InvalidError(
-            "a pipeline can be rolled back to closed versions only; nothing was written",
+            "a pipeline can be rolled back to closed versions only; nothing was rolled back",
             given=to,
             newest_closed=head.closed,
         )
     kept = log.remaining_versions(head.outcome)
     if not remains(to, kept):
         raise InvalidError(
-            "the version was rolled back itself, so it is not part of the pipeline's history any more; nothing was written",
+            "the version was rolled back itself, so it is not part of the pipeline's history any more; nothing was rolled back",
             given=to,
             newest_rollback=head.outcome.newest_rollback,
             newest_kept_before=newest_kept_before(to, kept),
@@ -290,7 +296,7 @@ def _plan(opened: OpenPipeline, ready: Ready, to: int, run_key: str | None) -> P
     restored = found[0]
     _refuse_deleted_state(opened, head, restored)
     counts = subtract_counts(log.view(version=head.closed).counts, log.view(version=to).counts)
-    published = _published_after(opened, head.outcome, to)
+    published = _published_after(opened, head, head.outcome, to)
     return Plan(
         version=head.closed + 1,
         kind="rollback",
@@ -312,19 +318,34 @@ def _plan(opened: OpenPipeline, ready: Ready, to: int, run_key: str | None) -> P
     )
 
 
-def _published_after(opened: OpenPipeline, newest: Outcome, to: int) -> tuple[str, ...]:
+def _published_after(opened: OpenPipeline, head: ClosedHead, newest: Outcome, to: int) -> tuple[str, ...]:
     """
     Return the sinks outside the log that have rows of versions after ``to``.
 
     :raises InvalidError: a sink cannot remove these rows from its table in its current state
     """
-    names = []
-    for name in opened.pipeline.sinks_outside_log:
-        files = [file for rows in rows_after(opened.log, to, newest, name).values() for file in rows.files]
-        publishing_sink(opened.pipeline, name).check_replaceable(files)
-        if files:
-            names.append(name)
+    found = rows_after(opened.log, to, newest, opened.pipeline.sinks_outside_log)
+    names = [name for name, rows in found.items() if rows]
+    for name in names:
+        sink = publishing_sink(opened.pipeline, name)
+        sink.check_replaceable([file for rows in found[name].values() for file in rows.files])
+        _check_marker(name, sink.marker(opened.record.pipeline_uuid, name), head.markers.get(name))
     return tuple(names)
+
+
+def _check_marker(name: str, marker: SinkMarker | None, expected: Marker | None) -> None:
+    """
+    Check the marker of a sink before the plan. A rollback with another marker could be published only after the sink was restored (P8, P9).
+
+    :raises InvalidError: the marker is not that of the newest receipts
+    """
+    if expected is not None and (marker is None or not marker.is_of(expected.version, expected.outcome)):
+        raise InvalidError(
+            "the marker of a sink is not that of the newest commit in the log: the sink or the log was restored from an older copy; nothing was rolled back",
+            sink=name,
+            marker=None if marker is None else marker.version,
+            expected_marker=expected.version,
+        ).advising("restore the newer copy first: see docs/how-to/recover.md. Or fork the pipeline into new tables.")
 
 
 def _is_changed(log: CommitLog, kept: list[range], to: int) -> bool:
@@ -348,7 +369,7 @@ def _refuse_reprocessed(log: CommitLog, to: int, closed: int) -> None:
     versions = log.reprocessing_runs_after(to, closed)
     if versions:
         raise InvalidError(
-            "a version after `to` has reprocessed a version up to `to`, and the rollback would undo that; nothing was written",
+            "a version after `to` has reprocessed a version up to `to`, and the rollback would undo that; nothing was rolled back",
             given=to,
             reprocessed=versions[-1],
         ).advising(
@@ -376,7 +397,7 @@ def _refuse_deleted_state(opened: OpenPipeline, head: ClosedHead, restored: Outc
     )
     if not (is_kept and has_files):
         raise InvalidError(
-            "files of the state after this version are missing or were changed, or vacuum may delete them at any time; nothing was written",
+            "files of the state after this version are missing or were changed, or vacuum may delete them at any time; nothing was rolled back",
             version=restored.version,
             oldest_kept=oldest,
         ).advising("roll back to a newer version. To keep the state of more versions, raise state.keep_versions.")

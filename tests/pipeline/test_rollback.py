@@ -19,6 +19,7 @@ from airflow_provider_streamsem.pipeline.reprocess import reprocess_run
 from airflow_provider_streamsem.pipeline.rollback import Rollback
 from airflow_provider_streamsem.pipeline.vacuum import oldest_kept, vacuum
 from airflow_provider_streamsem.protocol import keys
+from airflow_provider_streamsem.protocol.view import OpenHead
 from airflow_provider_streamsem.readers import conditions
 from airflow_provider_streamsem.readers.conditions import BatchCommitted
 from airflow_provider_streamsem.stores.contract import Store, open_store
@@ -320,6 +321,53 @@ def test_two_processes_of_one_rollback_are_one_version_whichever_request_they_in
         )
         result = rollback(fixture.pipeline(), 1, run_key="fix", log=fixture.log(store))
         assert (result.version, result.to, fixture.opened().head) == (4, 1, 4)
+        if store.requests.total() < at:
+            break
+    assert at > 10
+
+
+def test_rollback_that_an_operator_aborts_is_no_success(fixture: PipelineFixture) -> None:
+    def abort_open() -> None:
+        log = fixture.log()
+        record = log.read_pipeline()
+        assert record is not None
+        abort(log, record, 4, reason="a test")
+
+    with pytest.raises(ConflictError, match="an operator has aborted the rollback"):
+        roll_back(fixture, 1, store=BeforeOutcome(fixture.store, abort_open))
+    assert fixture.visible() == ids_of(4)
+    assert roll_back(fixture, 1).version == 5
+    fixture.run("next", drain=True)
+    fixture.check()
+
+
+def test_repeated_call_that_completes_a_rollback_returns_its_result(fixture: PipelineFixture) -> None:
+    with suppress(Crash):
+        roll_back(fixture, 1, store=BeforeOutcome(fixture.store, die))
+    result = roll_back(fixture, 1)
+    assert (result.version, result.counts["read"]) == (4, 12)
+    assert fixture.visible() == ids_of(2)
+
+
+def test_request_that_another_process_has_planned_and_an_operator_has_aborted_is_planned_again(tmp_path: Path) -> None:
+    for at in count(1):
+        fixture = four_versions(tmp_path / str(at))
+
+        def plan_and_abort(fixture: PipelineFixture = fixture) -> None:
+            with suppress(Crash):
+                dying = BeforeOutcome(fixture.store, die)
+                rollback(fixture.pipeline(), 1, run_key="fix", log=fixture.log(dying))
+            log = fixture.log()
+            record, head = log.read_pipeline(), log.newest_head()
+            if record is not None and isinstance(head, OpenHead):
+                abort(log, record, 4, reason="a test")
+
+        store = BeforeRequest(fixture.store, at, plan_and_abort)
+        with suppress(ConflictError):
+            rollback(fixture.pipeline(), 1, run_key="fix", log=fixture.log(store))
+        assert rollback(fixture.pipeline(), 1, run_key="fix", log=fixture.log()).to == 1
+        assert fixture.visible() == ids_of(2)
+        assert fixture.verdict().violations == []
         if store.requests.total() < at:
             break
     assert at > 10

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections import Counter
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_streamsem import rollback
+from airflow_provider_streamsem.cli import commands
 from airflow_provider_streamsem.errors import ConflictError, InvalidError, StreamsemError
 from airflow_provider_streamsem.pipeline.publish import skip
 from airflow_provider_streamsem.pipeline.rollback import Rollback
@@ -158,6 +160,47 @@ def test_skipped_rollback_leaves_the_rows_in_the_table(fixture: PublishingFixtur
     assert (fixture.rows("audit"), fixture.rows("table")) == (ids_of(2), ids_of(4))
     fixture.run("next", drain=True)
     assert fixture.rows("audit") == fixture.expected
+
+
+def test_skip_of_a_rollback_names_a_table_to_which_it_is_published(tmp_path: Path) -> None:
+    fixture = with_versions(tmp_path, 1)
+    with TableSink.dying("before publish table"):
+        fixture.run("second")
+    skip(fixture.pipeline(), 1, sink="table", reason="a test", log=fixture.log())
+    with TableSink.dying("before publish audit"):
+        roll_back(fixture, 0)
+    with pytest.raises(InvalidError, match="not published to these sinks") as refused:
+        skip(fixture.pipeline(), 2, sink="table", reason="a slip", log=fixture.log())
+    assert refused.value.fields["pending"] == ["audit"]
+    assert fixture.rows("audit") == Counter(range(9))
+    assert states_of(fixture, 2) == {"audit": "waiting"}
+    roll_back(fixture, 0)
+    assert states_of(fixture, 2) == {"audit": "applied"}
+
+
+def states_of(fixture: PublishingFixture, version: int) -> dict[str, str]:
+    """The states of sinks that ``streamsem log`` shows."""
+    outcome = fixture.log().outcome(version)
+    assert outcome is not None
+    return commands._sinks(outcome[0], fixture.log().receipts(version))
+
+
+def test_unpublished_rollback_to_another_version_is_not_the_result_of_its_run_key(fixture: PublishingFixture) -> None:
+    with TableSink.dying("before publish table"):
+        rollback(fixture.pipeline(), 2, run_key="fix", log=fixture.log())
+    with pytest.raises(InvalidError, match="rollback to another version"):
+        rollback(fixture.pipeline(), 1, run_key="fix", log=fixture.log())
+    assert rollback(fixture.pipeline(), 2, run_key="fix", log=fixture.log()).version == 4
+    continue_and_check(fixture)
+
+
+def test_table_with_the_marker_of_an_older_copy_is_refused_before_the_plan(fixture: PublishingFixture) -> None:
+    with closing(sqlite3.connect(fixture.database)) as db, db:
+        db.execute("UPDATE markers SET version = 2, outcome = '' WHERE id LIKE '%/table'")
+    with pytest.raises(InvalidError, match="restored from an older copy") as refused:
+        roll_back(fixture, 1)
+    assert (refused.value.fields["marker"], refused.value.fields["expected_marker"]) == (2, 3)
+    assert fixture.opened().head == 3
 
 
 def test_late_publisher_of_a_rolled_back_version_applies_nothing(tmp_path: Path) -> None:

@@ -62,15 +62,14 @@ def vacuum_counts_rolled_back_versions(patch: pytest.MonkeyPatch) -> None:
 
 
 def rollback_leaves_the_rows_in_tables(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(publish, "rows_after", lambda *_: {})
+    patch.setattr(publish, "rows_after", lambda log, to, newest, names: {name: {} for name in names})
 
 
 def rollback_removes_the_rows_of_one_version(patch: pytest.MonkeyPatch) -> None:
     real = publish.rows_after
 
-    def rows_after(*args: Any) -> dict[int, Committable]:
-        found = real(*args)
-        return {root: found[root] for root in [*sorted(found)][-1:]}
+    def rows_after(*args: Any) -> dict[str, dict[int, Committable]]:
+        return {name: {root: rows[root] for root in [*sorted(rows)][-1:]} for name, rows in real(*args).items()}
 
     patch.setattr(publish, "rows_after", rows_after)
 

@@ -32,7 +32,7 @@ from airflow_provider_streamsem.connectors.delta.table import (
     open_newest,
 )
 from airflow_provider_streamsem.connectors.staged_parquet import keyed_rows
-from airflow_provider_streamsem.connectors.staged_parquet.table_sink import TableSink, attempts_named
+from airflow_provider_streamsem.connectors.staged_parquet.table_sink import RESTORE_TABLE, TableSink, attempts_named
 from airflow_provider_streamsem.connectors.staged_parquet.transactions import Failure
 from airflow_provider_streamsem.errors import (
     ConflictError,
@@ -151,13 +151,14 @@ class DeltaSink(TableSink[_Handle]):
             return
         cached = open_newest(self.path, refusal=InvalidError)
         if cached is None:
-            return
+            summary = "the Delta table is missing, so its rows cannot be replaced; nothing was written"
+            raise InvalidError(summary, table=self.path).advising(RESTORE_TABLE)
         if is_append_only(cached.table):
             summary = "the Delta table accepts only appends (delta.appendOnly=true), so it cannot remove rows of a version; nothing was written"
             raise InvalidError(summary, table=self.path)
         if missing := _missing_files(cached.table, files):
             summary = "another writer rewrote or deleted files of this pipeline in the Delta table, so their rows cannot be replaced; nothing was written"
-            raise InvalidError(summary, table=self.path, files=missing)
+            raise InvalidError(summary, table=self.path, files=missing).advising(RESTORE_TABLE)
         cached.keep()
 
     def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Committable:
@@ -396,7 +397,7 @@ class DeltaSink(TableSink[_Handle]):
 
         :raises DataError: the staged files have another type than the table
         """
-        fields = _fields(batch.schema)
+        fields = _fields(batch.staged_schema)
         existing = {field["name"]: field for field in _columns(table)}
         for field, fitted in zip(fields, self._with_table_types(table, fields), strict=True):
             # The files are already written, and no reader casts them. So the types must be equal: the reverse direction is checked too.
@@ -525,5 +526,6 @@ def _added_type(existing: Any, kind: Any) -> Any:
 
 def _missing_files(table: Any, files: Sequence[DataFile]) -> list[str]:
     """Return the files that a table no longer references."""
-    existing = set(table.file_uris()) if files else set()
-    return [file.key for file in files if not any(uri.endswith(f"/{file.key}") for uri in existing)]
+    # The location before the key may be spelled with another scheme or with escapes. A key begins with `data/`.
+    existing = {f"data/{uri.rpartition('/data/')[2]}" for uri in table.file_uris()} if files else set()
+    return [file.key for file in files if file.key not in existing]

@@ -27,7 +27,7 @@ from airflow_provider_streamsem.connectors.iceberg import files as iceberg_files
 from airflow_provider_streamsem.connectors.iceberg import merge as iceberg_merge
 from airflow_provider_streamsem.connectors.iceberg.catalog import is_transient
 from airflow_provider_streamsem.connectors.staged_parquet import keyed_rows
-from airflow_provider_streamsem.connectors.staged_parquet.table_sink import TableSink, attempts_named
+from airflow_provider_streamsem.connectors.staged_parquet.table_sink import RESTORE_TABLE, TableSink, attempts_named
 from airflow_provider_streamsem.connectors.staged_parquet.transactions import Failure
 from airflow_provider_streamsem.errors import (
     ConflictError,
@@ -174,9 +174,12 @@ class IcebergSink(TableSink[_Handle]):
                 )
                 raise InvalidError(summary, table=self.table).advising(_DO_COMPACT)
             changed = [] if table is None else self._changed(table, files)[0]
+        if table is None:
+            summary = "the Iceberg table is missing, so its rows cannot be replaced; nothing was written"
+            raise InvalidError(summary, table=self.table).advising(RESTORE_TABLE)
         if changed:
             summary = "another writer rewrote or deleted files of this pipeline in the Iceberg table, so their rows cannot be replaced; nothing was written"
-            raise InvalidError(summary, table=self.table, files=changed)
+            raise InvalidError(summary, table=self.table, files=changed).advising(RESTORE_TABLE)
 
     def stats(self, parquet: Any) -> str:
         """Return a file's metrics by column path; ``""`` for a merge, because pyiceberg computes the metrics of the files that it writes."""
@@ -298,8 +301,8 @@ class IcebergSink(TableSink[_Handle]):
         :raises PublishError: the table no longer accepts the rows. Nothing of the batch is in the table
         """
         try:
-            fitted = self._fitted(table, batch.schema)
-            iceberg_columns.check_staged_types(table.metadata, batch.schema)
+            fitted = self._fitted(table, batch.staged_schema)
+            iceberg_columns.check_staged_types(table.metadata, batch.staged_schema)
             columns = iceberg_columns.iceberg_schema(fitted, self.partition_by)
             self._check_merge(table, columns)
         except (ConflictError, DataError) as error:
@@ -317,8 +320,8 @@ class IcebergSink(TableSink[_Handle]):
         if table.name_mapping() is None:
             mapping = commit.table_metadata.schema().name_mapping
             commit.set_properties({"schema.name-mapping.default": mapping.model_dump_json()})
-        if not self.merges and batch.schema:
-            recorded = iceberg_columns.recorded_names(commit.table_metadata, batch.schema)
+        if not self.merges and batch.staged_schema:
+            recorded = iceberg_columns.recorded_names(commit.table_metadata, batch.staged_schema)
             if recorded != table.properties.get(iceberg_columns.COLUMNS):
                 commit.set_properties({iceberg_columns.COLUMNS: recorded})
 

@@ -30,7 +30,7 @@ from airflow_provider_streamsem.errors import (
     PublishError,
     StreamsemError,
 )
-from airflow_provider_streamsem.protocol.entries import Committable, Json
+from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Json
 from airflow_provider_streamsem.stores.contract import normalised
 from airflow_provider_streamsem.stores.dataset import open_dataset
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _MODES = ("append", "upsert", "replace_version")
 _NAME = r"[^.\x00]+(\.[^.\x00]+)?"
-_VERSIONS_PER_DELETE = 1000
+_VERSIONS_PER_DELETE = 500
 """A rollback removes many versions. Databases limit the number of bound values of a statement."""
 
 
@@ -159,6 +159,21 @@ class JdbcSink(TransactionalSink[_Handle]):
         if failure is not None:
             raise failure
         return schema
+
+    def check_replaceable(self, files: Sequence[DataFile]) -> None:
+        """Check that the database has the table."""
+        if not files:
+            return
+        failure: StreamsemError | None = None
+        try:
+            with self._connected() as connection:
+                if self._target(connection) is None:
+                    summary = "the database has no such table, so its rows cannot be replaced; nothing was written"
+                    raise InvalidError(summary, table=self.table).advising("restore the table, or rename it back.")
+        except Exception as error:
+            failure = database.translated(error, table=self.table)
+        if failure is not None:
+            raise failure
 
     def claim(self, pipeline_uuid: str, log: str, *, new: bool) -> None:
         """
@@ -399,7 +414,7 @@ class JdbcSink(TransactionalSink[_Handle]):
         :raises PublishError: the table was altered after the commit. It would change values, or replace rows of other writers
         """
         try:
-            self._check_table(connection, target, batch.schema)
+            self._check_table(connection, target, batch.staged_schema)
             if any(file.stats != target.digest for file in batch.committable.files):
                 sql_values.refuse_misfits(self.location, batch.committable, target)
         except DataError as error:
@@ -430,15 +445,18 @@ class JdbcSink(TransactionalSink[_Handle]):
         for at in range(0, len(versions), _VERSIONS_PER_DELETE):
             roots = versions[at : at + _VERSIONS_PER_DELETE]
             is_replaced = version.in_(roots)
+            counted = sa.select(version, sa.func.count()).where(is_replaced).group_by(version)
+            too_many = {root: n for root, n in connection.execute(counted) if n > batch.replaced[int(root)].rows}
             removed = connection.execute(sa.delete(table).where(is_replaced)).rowcount
             published = sum(batch.replaced[root].rows for root in roots)
             where = {"table": self.table, "version_column": self.version_column, "versions": (roots[0], roots[-1])}
-            if removed > published:
+            if too_many or removed > published:
                 raise PublishError(
-                    "more rows have these versions than the pipeline has published: another writer also sets the version column; the deletion was rolled back",
+                    "more rows have a version than the pipeline has published: another writer also sets the version column; the deletion was rolled back",
                     **where,
                     published=published,
                     found=removed,
+                    too_many=sorted(too_many),
                 )
             if connection.execute(sa.select(version).where(is_replaced).limit(1)).first() is not None:
                 raise PublishError(

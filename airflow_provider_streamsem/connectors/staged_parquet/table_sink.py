@@ -17,6 +17,11 @@ from airflow_provider_streamsem.protocol.keys import attempt_of_data
 from airflow_provider_streamsem.stores.dataset import open_dataset
 
 _MODES = ("append", "upsert")
+RESTORE_TABLE = (
+    "restore the newest state of the table if it was deleted or restored to an older state; else correct the rows with your own engine, "
+    "or fork the pipeline into new tables: streamsem fork."
+)
+"""Advice for a table without the files of this pipeline."""
 
 
 class TableSink(TransactionalSink[H]):

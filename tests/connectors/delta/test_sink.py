@@ -32,6 +32,7 @@ from airflow_provider_streamsem.protocol.entries import Marker
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import CountingStore, Crash
 from tests.connectors.delta.delta_fixture import DeltaFixture, crash_at_each_write
+from tests.pipeline_fixture import die
 from tests.rounds import ROUNDS
 from tests.step_by_step import step_by_step
 
@@ -199,6 +200,26 @@ def test_rollback_removes_the_files_of_later_versions_in_one_entry(fixture: Delt
     assert DeltaTable(fixture.table, version=before).to_pyarrow_table().num_rows == 18, "the table's history"
     fixture.run("again", drain=True)
     fixture.check_exactly_once()
+
+
+def test_rollback_of_a_missing_table_is_refused_before_the_plan_and_can_be_skipped_after_it(
+    fixture: DeltaFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fixture.run("all", drain=True)
+    table = Path(fixture.table) / "_delta_log"
+    with monkeypatch.context() as patched:
+        patched.setattr(DeltaSink, "publish", lambda *args: die())
+        with suppress(Crash):
+            rollback(fixture.pipeline(), 0, log=fixture.log())
+    table.rename(fixture.root / "deleted")
+    with pytest.raises(MarkerLostError):
+        rollback(fixture.pipeline(), 0, log=fixture.log())
+    skip(fixture.pipeline(), 2, sink="table", reason="the table was dropped", log=fixture.log())
+    fixture.run("again", drain=True)
+    assert fixture.rows() == Counter(range(6, 12)), "without the rows that were lost with the table"
+    table.rename(fixture.root / "deleted again")
+    with pytest.raises(InvalidError, match="the Delta table is missing"):
+        rollback(fixture.pipeline(), 2, log=fixture.log())
 
 
 def test_rollback_of_compacted_files_is_refused_before_the_plan(fixture: DeltaFixture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -116,6 +117,16 @@ def test_rollback_removes_the_rows_of_later_versions_in_one_snapshot(tmp_path: P
     fixture.run("again", drain=True, pipeline=pipeline)
     assert lake.rows() == list(range(18))
     assert fixture.verdict().violations == []
+
+
+def test_skip_of_a_commit_without_rows_creates_a_missing_table_with_the_columns_of_the_log(tmp_path: Path) -> None:
+    lake = Lake(tmp_path).with_options(partition_by=["p"])
+    batch = lake.batch(3, [], columns=[("id", "long"), ("p", "string")])
+    removing = dataclasses.replace(batch, replaced={1: Lake(tmp_path).batch(1, [1]).committable})
+    receipt = lake.skip(removing)
+    assert receipt is not None
+    assert receipt.result == "skipped"
+    assert lake.table().schema().column_names == ["id", "p"]
 
 
 def _tenfold(rows: list[dict[str, int]]) -> list[dict[str, int]]:

@@ -343,6 +343,34 @@ def test_rollback_that_would_delete_rows_of_others_deletes_none_and_can_be_skipp
     assert db.ids() == fixture.expected
 
 
+def test_rows_of_others_are_not_hidden_by_rows_that_are_missing_from_another_version(
+    db: Database, tmp_path: Path
+) -> None:
+    db.run(OPEN_TABLE)
+    fixture = PipelineFixture(tmp_path)
+    fixture.arrive(6)
+    pipeline = fixture.pipeline(sinks={"t": sink(tmp_path, "replace_version")})
+    fixture.run("a", pipeline=pipeline, drain=True)
+    db.run("DELETE FROM t WHERE _streamsem_version = 2")
+    db.run("INSERT INTO t VALUES (100, 1)")
+    with pytest.raises(PublishError, match="another writer also sets the version column") as refused:
+        rollback(pipeline, 0, log=fixture.log())
+    assert refused.value.fields["too_many"] == [1]
+    assert db.ids() == Counter([*range(12), 100])
+
+
+def test_rollback_of_a_missing_table_is_refused_before_the_plan(db: Database, tmp_path: Path) -> None:
+    db.run(OPEN_TABLE)
+    fixture = PipelineFixture(tmp_path)
+    fixture.arrive(4)
+    pipeline = fixture.pipeline(sinks={"t": sink(tmp_path, "replace_version")})
+    fixture.run("a", pipeline=pipeline, drain=True)
+    db.run("ALTER TABLE t RENAME TO other")
+    with pytest.raises(InvalidError, match="the database has no such table"):
+        rollback(pipeline, 0, log=fixture.log())
+    assert fixture.log().plan(2) is None
+
+
 def test_two_sinks_that_would_replace_each_others_rows_are_refused(db: Database, tmp_path: Path) -> None:
     both = {name: sink(tmp_path / name, "replace_version") for name in ("a", "b")}
     with pytest.raises(InvalidError, match=r"replace each other's rows.*'a', 'b'"):
