@@ -22,10 +22,10 @@ def text(name: str, value: object, *, pattern: str = r".*\S.*", accepted: str = 
 
 
 def redacted(value: str) -> str:
-    """Return a URL without everything before the last ``@``, which may contain a password, and without the values of its query string."""
+    """Return a URL in which ``…`` replaces everything before the last ``@``, which may contain a password, and the query string."""
     _, at, after = value.rpartition("@")
-    path, mark, query = after.partition("?")
-    return f"{'…' + at if at else ''}{path}{mark}{'…' if '=' in query else query}"
+    path, mark, _ = after.partition("?")
+    return f"{'…' + at if at else ''}{path}{mark + '…' if mark else ''}"
 
 
 def _is_utf8(value: str) -> bool:

@@ -198,7 +198,7 @@ class PublishError(StreamsemError):
     retryable = False
     do = (
         "fix the cause of the refusal and run again: the version is published then, and the source is not read again. "
-        "Or skip the version for this sink with `streamsem skip`."
+        "Or skip the version for this sink with `streamsem skip`. Before you skip a rollback, delete the rows that it removes."
     )
 
 

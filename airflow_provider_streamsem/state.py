@@ -146,7 +146,7 @@ class OperatorState:
 
 def with_schema_files_in(metadata: str, directory: str) -> str:
     """
-    Return Spark's metadata of ``transformWithState`` with other paths of its schema files. Spark stores absolute paths.
+    Replace the directory in all paths of schema files in Spark's metadata of ``transformWithState``. Spark stores absolute paths.
 
     :param metadata: content of a file below ``_metadata/v2/``
     :param directory: URL of the directory of the operator, which contains ``_stateSchema``
@@ -159,8 +159,8 @@ def relocated(key: str, data: bytes, location: str) -> bytes | None:
     """
     Return the content of an object after it was copied to a log at another location; ``None`` if it must not be copied.
 
-    All objects stay the same, except for Spark's metadata of ``transformWithState``, which names files of the log by their absolute paths. The checksums that
-    Hadoop's local file system stores beside the metadata do not fit any more.
+    All objects stay the same, except for Spark's metadata of ``transformWithState``, which names files of the log by their absolute paths. The checksum files
+    that Hadoop's local file system stores beside it must not be copied, because the rewritten metadata has other checksums.
 
     :param key: the key of the object in the original log
     :param location: URL of the other log, in the form in which Hadoop stores paths

@@ -32,7 +32,7 @@ class TableSink(StagedSink):
 
     delivery: ClassVar[str] = "exactly_once"
     reasons: ClassVar[tuple[str, ...]] = ("marker and rows are set in one transaction",)
-    can_replace_rows: ClassVar[bool] = True
+    can_remove_rows: ClassVar[bool] = True
     keeps_staged: ClassVar[bool] = False
     step: ClassVar[Callable[[str], object]] = staticmethod(lambda name: None)
     path: str

@@ -134,9 +134,9 @@ def _refuse_absolute_paths(head: Head, **where: object) -> None:
     state = None if head.outcome is None else operator_state(head.outcome.state)
     names = [] if state is None else [operator.name for operator in state.operators if operator.has_absolute_paths]
     if names:
-        summary = "the log cannot be moved by hand, because the state of transformWithState names files by their absolute paths"
+        summary = "a log with state of transformWithState cannot be moved by hand, because Spark stores absolute paths in that state; the move was not recorded"
         raise InvalidError(summary, **where, operators=names).advising(
-            "move the log back, and move it with `streamsem move-log` without --already-moved. Or fork it from here: streamsem fork."
+            "move the objects back to the old location, then run `streamsem move-log OLD NEW`. Or fork the log at its new location: streamsem fork."
         )
 
 

@@ -119,7 +119,7 @@ class NeedsRecords(Protocol):
 
 @runtime_checkable
 class Compacting(Protocol):
-    """Additional interface of a :class:`Source` that may lose records inside a range. A reprocessing run fails if it reads fewer of them than before."""
+    """Additional interface of a :class:`Source` that log compaction may change. Reprocessing fails if it reads fewer records than the version has read."""
 
     compacts: ClassVar[bool]
 
@@ -530,7 +530,7 @@ class SinkCommit:
     :param outcome: sha256 of the bytes of the version's outcome; the marker stores it
     :param committable: the staged files to publish
     :param schema: the columns that the log records for the sink, as schema JSON in Spark's form; ``""`` if no batch has had rows yet
-    :param root: the version that a sink stores with its rows: the first version of a reprocessing run's chain, or the batch's own version
+    :param root: the version that a sink stores with the rows of the commit: the first version of a reprocessing run's chain, or the commit's own version
     :param replaced: root → the rows that the commit removes from the sink: those of a reprocessing run's chain, or those of the rolled-back versions
     :param expected_marker: the newest earlier commit that set the sink's marker, according to its receipts; ``None`` if there is none
     """
@@ -663,11 +663,11 @@ class PublishingSink(Sink, Protocol):
         ...
 
     @property
-    def can_replace_rows(self) -> bool:
+    def can_remove_rows(self) -> bool:
         """Whether :meth:`publish` can remove rows of earlier versions. If not, reprocessing runs and rollbacks are refused before anything is written."""
         ...
 
-    def check_replaceable(self, files: Sequence[DataFile]) -> None:
+    def check_removable(self, files: Sequence[DataFile]) -> None:
         """
         Check that rows can be removed from the table in its current state. Called before a reprocessing run or a rollback is planned.
 
@@ -690,7 +690,7 @@ class PublishingSink(Sink, Protocol):
 
     def skip(self, batch: SinkCommit, effects: EffectLedger) -> Receipt | None:
         """
-        Set the marker to this version without applying its rows. Returns as :meth:`publish` does, but does not check the existing marker.
+        Set the marker to this version without adding or removing rows. Returns as :meth:`publish` does, but does not check the existing marker.
         Creates a missing table or topic if the marker is stored in one. With a skip, a user accepts the loss of versions in the sink or in the log.
         """
         ...

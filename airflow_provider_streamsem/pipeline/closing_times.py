@@ -41,7 +41,7 @@ def newest_closed_until(log: CommitLog, until_ms: int) -> int:
             "no version was closed by this time, except those that were rolled back; nothing was written",
             log=log.store.url,
             given=iso_time(until_ms),
-            first_version_closed=iso_time(first[0].decided_at_ms) if first else None,
+            version_0_closed_at=iso_time(first[0].decided_at_ms) if first else None,
         ).advising("give a later time.")
     return version
 

@@ -191,7 +191,7 @@ def _refuse_corrections(opened: OpenPipeline, corrected: Gaps, versions: list[in
 
 def _advice_for_outdated(pipeline: Pipeline, on_reprocess: str, first: int) -> str:
     """Return the advice for outdated rows. With ``ignore``, the source removed their records: it delivers them again, so the rows cannot be kept."""
-    if pipeline.sinks_that_cannot_replace_rows:
+    if pipeline.sinks_that_cannot_remove_rows:
         keep = "" if on_reprocess == "ignore" else 'set on_reprocess of the source to "ignore" to keep the rows, or '
         return f"{keep}{before_version(pipeline, first)} The sinks of this pipeline cannot replace rows."
     reprocess = "run `streamsem reprocess PIPELINE VERSION` for each of `versions`, then run again"

@@ -25,7 +25,7 @@ def refuse_sinks(pipeline: Pipeline) -> None:
 
     :raises InvalidError: names the sinks
     """
-    if unable := pipeline.sinks_that_cannot_replace_rows:
+    if unable := pipeline.sinks_that_cannot_remove_rows:
         raise InvalidError(
             "reprocessing must replace rows, but these sinks cannot replace published rows; nothing was written",
             sinks=unable,
@@ -87,7 +87,7 @@ def plan_reprocess(opened: OpenPipeline, version: int, run_key: str, current_loo
     check_lookups(opened.pipeline, reprocessed)
     for name in opened.pipeline.sinks_outside_log:
         rows = current_output(opened.log, current, name)
-        publishing_sink(opened.pipeline, name).check_replaceable([] if rows is None else rows.files)
+        publishing_sink(opened.pipeline, name).check_removable([] if rows is None else rows.files)
     return reprocessed
 
 

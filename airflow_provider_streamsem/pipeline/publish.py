@@ -144,8 +144,8 @@ def batch_of(opened: OpenPipeline, outcome: Outcome, outcome_sha: str, name: str
     """
     Build the part of a commit that one sink publishes.
 
-    For a reprocessing run, the batch also names the rows that it replaces: the current rows of the chain in this sink (P3). A *chain* is a batch and the
-    reprocessing runs that replaced it, one after the other. A rollback has no rows, and names the current rows of all chains that it rolls back (P10).
+    For a reprocessing run, ``replaced`` has the current rows of its chain in this sink (P3). A *chain* is a batch and the reprocessing runs that replaced it,
+    one after the other. For a rollback, it has the current rows of every chain that is rolled back, and there are no rows to add (P10).
 
     :param outcome_sha: sha256 of the bytes of ``outcome``
     :param name: name of the sink
@@ -172,11 +172,13 @@ def batch_of(opened: OpenPipeline, outcome: Outcome, outcome_sha: str, name: str
 
 def rows_after(log: CommitLog, to: int, newest: Outcome, names: Sequence[str]) -> dict[str, dict[int, Committable]]:
     """
-    Return the rows that sinks have of the versions after ``to`` up to ``newest``, without the versions that were rolled back. Reads each version once.
+    Return the rows that a rollback to version ``to`` removes from each sink. Reads each version once.
 
+    :param to: the version to which the rollback returns (exclusive)
+    :param newest: the outcome of the last version (inclusive). Only versions in its lineage count
     :param names: names of the sinks
-    :returns: sink → the first version of each chain that has rows → its current rows. No chain begins at or before ``to``, because then no rollback to ``to``
-        is planned (W32)
+    :returns: sink → root → rows. The root is the first version of a chain, and the rows are those of its newest commit that was applied to the sink. Chains
+        without rows are left out. No root is at or before ``to`` (W32)
     """
     found: dict[str, dict[int, Committable]] = {name: {} for name in names}
     roots: dict[int, int] = {}
@@ -219,7 +221,7 @@ def _outcome(log: CommitLog, version: int) -> Outcome:
     outcome = log.outcome(version)
     if outcome is None:
         raise LogDamagedError(
-            "a version that a reprocessing run replaces, or a rollback removes, has no outcome",
+            "a version has no outcome, although a reprocessing run or a rollback refers to it",
             invariant="I2",
             version=version,
         )
@@ -308,7 +310,7 @@ def skip(
         )
     if others := sorted({*skipped_sinks} - {*head.outcome.publish}):
         raise InvalidError(
-            "the version is not published to these sinks; nothing was changed",
+            "the version has nothing to publish to these sinks; nothing was skipped",
             given=others,
             pending=list(head.outcome.publish),
         )

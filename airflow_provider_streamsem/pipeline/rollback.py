@@ -9,7 +9,7 @@ from airflow_provider_streamsem import dedup, state_files, telemetry
 from airflow_provider_streamsem.arguments import integer, text
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.contract import SinkMarker
-from airflow_provider_streamsem.errors import ConflictError, InvalidError, LogDamagedError
+from airflow_provider_streamsem.errors import ConflictError, InvalidError, LogDamagedError, MarkerLostError
 from airflow_provider_streamsem.pipeline.closing_times import newest_closed_until
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import OpenPipeline, find_record, open_pipeline
@@ -135,8 +135,12 @@ def _roll_back(opened: OpenPipeline, to: int, run_key: str | None, *, by_time: b
         head = found
         if _newest_kind(log, found) != "rollback":
             break
+    raise _concurrent_version_error(to, head)
+
+
+def _concurrent_version_error(to: int, head: Head) -> ConflictError:
     summary = "another process created a version at the same time; this call rolled back nothing"
-    raise ConflictError(summary, to=to, newest_closed=head.closed).advising(
+    return ConflictError(summary, to=to, newest_closed=head.closed).advising(
         "pause the DAG of this pipeline, wait until its runs end, then roll back again."
     )
 
@@ -163,7 +167,8 @@ def _check_request(plan: Plan, to: int, *, by_time: bool) -> None:
     """
     Check that a complete rollback is the one that was requested.
 
-    :raises InvalidError: it returns to another version. If the version was found by a time, it may differ, because versions were closed since
+    :param by_time: whether the version was found by a time. It may then differ from that of the first call, because versions were closed since
+    :raises InvalidError: the rollback returns to another version
     """
     if plan.rolled_back is not None and plan.rolled_back.to != to and not by_time:
         raise InvalidError(
@@ -205,7 +210,9 @@ def _completed(opened: OpenPipeline, head: Head) -> tuple[ClosedHead, bool]:
     if not head.has_pending_publishes:
         return head, is_open
     _, outcome = log.closed_version(head.closed)
-    return publish(opened, head, outcome, is_own=False), True  # no sink that can remove rows has claims to close
+    return publish(
+        opened, head, outcome, is_own=False
+    ), True  # only HTTP sinks have claims, and they cannot remove rows
 
 
 def rollback_outcome(log: CommitLog, head: OpenHead) -> Outcome:
@@ -251,7 +258,7 @@ def _restored(log: CommitLog, plan: Plan) -> Outcome:
 
 
 def _refuse_sinks(pipeline: Pipeline, position: str) -> None:
-    if unable := pipeline.sinks_that_cannot_replace_rows:
+    if unable := pipeline.sinks_that_cannot_remove_rows:
         raise InvalidError(
             "a rollback removes rows, but these sinks cannot remove published rows; nothing was written", sinks=unable
         ).advising(
@@ -285,11 +292,11 @@ def _plan(opened: OpenPipeline, ready: Ready, to: int, run_key: str | None) -> P
     kept = log.remaining_versions(head.outcome)
     if not remains(to, kept):
         raise InvalidError(
-            "the version was rolled back itself, so it is not part of the pipeline's history any more; nothing was rolled back",
+            "the version was rolled back already, so the pipeline cannot return to it; this command changed nothing",
             given=to,
             newest_rollback=head.outcome.newest_rollback,
             newest_kept_before=newest_kept_before(to, kept),
-        ).advising("give a version that was not rolled back, such as `newest_kept_before`.")
+        ).advising("give a version that `streamsem log` does not show as rolled back, such as `newest_kept_before`.")
     if run_key is None and not _is_changed(log, kept, to):
         return None
     _refuse_reprocessed(log, to, head.closed)
@@ -323,29 +330,39 @@ def _published_after(opened: OpenPipeline, head: ClosedHead, newest: Outcome, to
     Return the sinks outside the log that have rows of versions after ``to``.
 
     :raises InvalidError: a sink cannot remove these rows from its table in its current state
+    :raises ConflictError: a sink cannot remove them, because another process has created a version at the same time
     """
     found = rows_after(opened.log, to, newest, opened.pipeline.sinks_outside_log)
     names = [name for name, rows in found.items() if rows]
-    for name in names:
-        sink = publishing_sink(opened.pipeline, name)
-        sink.check_replaceable([file for rows in found[name].values() for file in rows.files])
-        _check_marker(name, sink.marker(opened.record.pipeline_uuid, name), head.markers.get(name))
+    try:
+        for name in names:
+            sink = publishing_sink(opened.pipeline, name)
+            sink.check_removable([file for rows in found[name].values() for file in rows.files])
+            _check_marker(name, sink.marker(opened.record.pipeline_uuid, name), head.markers.get(name))
+    except (InvalidError, MarkerLostError) as error:
+        if opened.log.confirm_head(head) != head:
+            raise _concurrent_version_error(to, head) from error
+        raise
     return tuple(names)
 
 
 def _check_marker(name: str, marker: SinkMarker | None, expected: Marker | None) -> None:
     """
-    Check the marker of a sink before the plan. A rollback with another marker could be published only after the sink was restored (P8, P9).
+    Check that the marker of a sink is that of the newest receipts. If not, publishing the rollback would fail (P8, P9).
 
     :raises InvalidError: the marker is not that of the newest receipts
     """
     if expected is not None and (marker is None or not marker.is_of(expected.version, expected.outcome)):
         raise InvalidError(
-            "the marker of a sink is not that of the newest commit in the log: the sink or the log was restored from an older copy; nothing was rolled back",
+            "the marker of a sink is not the one in the newest receipts of the log; nothing was rolled back. The sink or the log was restored from an older "
+            "copy, or the table was recreated",
             sink=name,
             marker=None if marker is None else marker.version,
             expected_marker=expected.version,
-        ).advising("restore the newer copy first: see docs/how-to/recover.md. Or fork the pipeline into new tables.")
+        ).advising(
+            "restore the newest copy of the older one (`marker` is that of the sink, `expected_marker` that of the log), then roll back again. "
+            "Or fork the pipeline into new tables with `streamsem fork`."
+        )
 
 
 def _is_changed(log: CommitLog, kept: list[range], to: int) -> bool:

@@ -242,7 +242,7 @@ class Pipeline:
         if self.state is not None:
             summary = 'on_reprocess="reprocess" is not valid with state: later versions keep the state of the replaced records'
             raise InvalidError(summary, pipeline=self.name, accepted=accepted)
-        if fixed := self.sinks_that_cannot_replace_rows:
+        if fixed := self.sinks_that_cannot_remove_rows:
             summary = 'on_reprocess="reprocess" must replace rows, and these sinks cannot replace published rows'
             raise InvalidError(summary, pipeline=self.name, sinks=fixed, accepted=accepted)
 
@@ -317,9 +317,9 @@ class Pipeline:
         return tuple(name for name, sink in sorted(self.sinks.items()) if sink.is_outside_log)
 
     @property
-    def sinks_that_cannot_replace_rows(self) -> list[str]:
+    def sinks_that_cannot_remove_rows(self) -> list[str]:
         """Return the names of the sinks that cannot replace published rows."""
-        return [name for name in self.sinks_outside_log if not cast(PublishingSink, self.sinks[name]).can_replace_rows]
+        return [name for name in self.sinks_outside_log if not cast(PublishingSink, self.sinks[name]).can_remove_rows]
 
     def lineage(self, ranges: Ranges) -> list[tuple[str, str]]:
         """

@@ -20,7 +20,7 @@ class Lag:
     :param lag: number of items in the source that no committed version covers
     :param unit: unit of ``lag``, for example ``files`` or ``offsets``
     :param version: the newest closed version; -1 before the first
-    :param version_age_ms: milliseconds since the newest version was closed; ``None`` before the first is
+    :param version_age_ms: milliseconds since the newest version was closed; ``None`` before the first version is closed
     :param minimum_clock_ms: every item that arrived before this time is committed, in milliseconds since the epoch: the minimum over all partitions of all
         sources. ``None`` if all items are committed. 0 if it is unknown, because messages wait in a queue, or a table has an integer cursor
     :param watermark_ms: the watermark of the state after the newest version, in milliseconds since the epoch; ``None`` without one

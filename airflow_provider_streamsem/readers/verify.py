@@ -335,7 +335,7 @@ class _Verification:
         self._try(check, version=plan.version)
         published = self._published_after(to, kept)
         if {*plan.rolled_back.publish} != published:
-            what = f"a rollback removes rows from the sinks {[*plan.rolled_back.publish]}, but {sorted(published)} have rows of the versions after it"
+            what = f"the rollback to version {to} names the sinks {[*plan.rolled_back.publish]}, but {sorted(published)} have rows of the versions after {to}"
             self._report("I21", what, version=plan.version)
 
     def _published_after(self, to: int, kept: Mapping[int, Outcome]) -> set[str]:

@@ -324,7 +324,7 @@ class Staging:
                 **named(error),
                 columns=[name for name in loaded.frame.columns if name not in loaded.drop],
             ).advising(
-                "correct where=, then run again. The next run reads the open version with the corrected predicate."
+                "correct `where`, then run again. The version stays open, and the next run reads its ranges with the corrected predicate."
             ) from causes.short(error)
         return marked
 

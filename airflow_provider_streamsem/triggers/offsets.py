@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.pipeline.spec import Pipeline
     from airflow_provider_streamsem.readers.waiting import Waiting
 
-DEFAULT_MAX_WAIT_S = 300
+DEFAULT_MAX_DELAY_S = 300
 """Default of ``max_delay`` in seconds, if the pipeline has no ``limits.max_delay_s``."""
 
 
@@ -135,7 +135,7 @@ def _spec(pipeline: object, min_rows: int | None, max_delay: timedelta | float |
     )
     max_delay_s = None if max_delay is None else seconds("max_delay", max_delay)
     if max_delay_s is None and watched.limits.max_delay_s is None:
-        max_delay_s = DEFAULT_MAX_WAIT_S
+        max_delay_s = DEFAULT_MAX_DELAY_S
     watched = limited(watched, min_rows=min_rows, max_delay_s=max_delay_s)
     if holds_templates(watched):
         summary = "the pipeline of an asset watcher must not contain templates, because no run renders them"

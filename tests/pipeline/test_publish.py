@@ -148,7 +148,7 @@ def test_reprocessing_is_refused_before_its_plan_if_a_sink_cannot_replace_rows(
     fixture: PublishingFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fixture.run("first")
-    monkeypatch.setattr(TableSink, "can_replace_rows", False)
+    monkeypatch.setattr(TableSink, "can_remove_rows", False)
     with pytest.raises(InvalidError, match="cannot replace published rows"):
         fixture.run("reprocess", reprocessed=0)
     assert fixture.opened().log.plan(1) is None

@@ -390,7 +390,7 @@ def test_rollback_after_a_rollback_returns_to_a_version_that_is_still_visible(fi
     roll_back(fixture, 0)
     assert fixture.visible() == ids_of(1)
     for version in (1, 2, 3, 4):
-        with pytest.raises(InvalidError, match="the version was rolled back itself") as caught:
+        with pytest.raises(InvalidError, match="the version was rolled back already") as caught:
             roll_back(fixture, version)
         assert caught.value.fields["newest_kept_before"] == 0
     fixture.run("again and again", drain=True)

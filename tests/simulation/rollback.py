@@ -14,13 +14,18 @@ from tests.simulation.tables import TablesPipeline
 
 OUTDATED_ROLLBACK = (
     "at the same time",
-    "was rolled back",
+    "has aborted the rollback",
+    "the version was rolled back",
     "has reprocessed a version",
     "state after",
     "is open",
     "closed versions only",
 )
-OUTDATED_REPROCESS = ("was rolled back", "state before this version", "only a committed batch can be reprocessed")
+OUTDATED_REPROCESS = (
+    "the version was rolled back",
+    "state before this version",
+    "only a committed batch can be reprocessed",
+)
 """Parts of the errors of requests that other processes have made impossible."""
 
 

@@ -145,19 +145,21 @@ class DeltaSink(TableSink[_Handle]):
         cached = open_newest(self.path)
         return set() if cached is None else attempts_named(cached.table.get_add_actions()["path"].to_pylist())
 
-    def check_replaceable(self, files: Sequence[DataFile]) -> None:
+    def check_removable(self, files: Sequence[DataFile]) -> None:
         """Check that the table allows removing rows, and still has the files."""
         if not files:
             return
         cached = open_newest(self.path, refusal=InvalidError)
         if cached is None:
-            summary = "the Delta table is missing, so its rows cannot be replaced; nothing was written"
+            summary = (
+                "the Delta table is missing, so its rows cannot be removed; nothing was reprocessed or rolled back"
+            )
             raise InvalidError(summary, table=self.path).advising(RESTORE_TABLE)
         if is_append_only(cached.table):
             summary = "the Delta table accepts only appends (delta.appendOnly=true), so it cannot remove rows of a version; nothing was written"
             raise InvalidError(summary, table=self.path)
         if missing := _missing_files(cached.table, files):
-            summary = "another writer rewrote or deleted files of this pipeline in the Delta table, so their rows cannot be replaced; nothing was written"
+            summary = "another writer rewrote or deleted files of this pipeline in the Delta table, so their rows cannot be removed; nothing was written"
             raise InvalidError(summary, table=self.path, files=missing).advising(RESTORE_TABLE)
         cached.keep()
 
@@ -354,8 +356,8 @@ class DeltaSink(TableSink[_Handle]):
             raise PublishError(summary, table=self.path, version=batch.version)
         if missing := _missing_files(table, files):
             raise PublishError(
-                "another writer rewrote or deleted files in the Delta table that the version removes, so publishing could duplicate their rows; "
-                "nothing of the version was applied",
+                "another writer rewrote or deleted files that this reprocessing run or rollback must remove from the Delta table; "
+                "the table was not changed, and the commit stays in the log",
                 table=self.path,
                 version=batch.version,
                 files=missing,

@@ -89,7 +89,7 @@ class HttpSink(StagedSink):
     :raises InvalidError: an argument is not valid, or two arguments cannot be combined
     """
 
-    can_replace_rows: ClassVar[bool] = False
+    can_remove_rows: ClassVar[bool] = False
     keeps_staged: ClassVar[bool] = False
     staging: str
     url: str | None = None

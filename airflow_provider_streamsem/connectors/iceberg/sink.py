@@ -162,7 +162,7 @@ class IcebergSink(TableSink[_Handle]):
             table = self._read(catalog, refusal=UnavailableError)
             return set() if table is None else attempts_named(iceberg_files.data_files(table))
 
-    def check_replaceable(self, files: Sequence[DataFile]) -> None:
+    def check_removable(self, files: Sequence[DataFile]) -> None:
         """Check that the table still has the files."""
         if not files:
             return
@@ -175,10 +175,12 @@ class IcebergSink(TableSink[_Handle]):
                 raise InvalidError(summary, table=self.table).advising(_DO_COMPACT)
             changed = [] if table is None else self._changed(table, files)[0]
         if table is None:
-            summary = "the Iceberg table is missing, so its rows cannot be replaced; nothing was written"
+            summary = (
+                "the Iceberg table is missing, so its rows cannot be removed; nothing was reprocessed or rolled back"
+            )
             raise InvalidError(summary, table=self.table).advising(RESTORE_TABLE)
         if changed:
-            summary = "another writer rewrote or deleted files of this pipeline in the Iceberg table, so their rows cannot be replaced; nothing was written"
+            summary = "another writer rewrote or deleted files of this pipeline in the Iceberg table, so their rows cannot be removed; nothing was written"
             raise InvalidError(summary, table=self.table, files=changed).advising(RESTORE_TABLE)
 
     def stats(self, parquet: Any) -> str:
@@ -340,8 +342,8 @@ class IcebergSink(TableSink[_Handle]):
         changed, current_output = self._changed(table, replaced)
         if changed:
             raise PublishError(
-                "another writer rewrote or deleted files in the Iceberg table that the version removes, so publishing could duplicate their rows; "
-                "nothing of the version was applied",
+                "another writer rewrote or deleted files that this reprocessing run or rollback must remove from the Iceberg table; "
+                "the table was not changed, and the commit stays in the log",
                 table=self.table,
                 version=batch.version,
                 files=changed,

@@ -163,10 +163,13 @@ def _check_token_endpoint(conn_id: str, settings: Mapping[str, str]) -> None:
     is_url = settings.get(f"{_TOKEN}token.endpoint.url", "").lower().startswith(("https://", "http://"))
     if missing or not is_oidc or not is_url:
         raise InvalidError(
-            "a kafka connection with the mechanism OAUTHBEARER must request its tokens from an HTTP endpoint; no client was started",
+            "the kafka connection lacks settings that OAUTHBEARER needs, or has invalid ones; no client was started",
             conn_id=conn_id,
             missing=missing,
-            accepted={f"{_TOKEN}method": "oidc", f"{_TOKEN}token.endpoint.url": "https://…"},
+            method=settings.get(f"{_TOKEN}method"),
+            token_endpoint=redacted(settings.get(f"{_TOKEN}token.endpoint.url", "")),
+        ).advising(
+            "set sasl.oauthbearer.method to oidc, and set the client id, the client secret and an https:// token endpoint; then run again."
         )
 
 
@@ -185,7 +188,9 @@ def token_warnings(settings: Mapping[str, str]) -> list[str]:
     url = settings.get(f"{_TOKEN}token.endpoint.url", "")
     if not url.lower().startswith("http://"):
         return []
-    return [f"the client secret of Kafka is sent to {redacted(url)} without encryption: use an https:// token endpoint"]
+    return [
+        f"the client secret of the kafka connection is sent to {redacted(url)} without encryption: use an https:// token endpoint"
+    ]
 
 
 @lru_cache(maxsize=8)
@@ -230,9 +235,9 @@ def call(request: Any, *, missing: str = "", settings: Mapping[str, str] | None 
     :param missing: name of the Kafka error for which ``None`` is returned
     :param settings: librdkafka's settings of the client; errors contain its ``bootstrap.servers``
     :returns: the result of ``request``; ``None`` if it failed with the error ``missing``
-    :raises StoreRefusedError: authentication or authorization failed. With the mechanism OAUTHBEARER a failed authentication is retryable, because the token
-        endpoint may be unavailable
-    :raises UnavailableError: no broker answered, or the call failed for another reason
+    :raises StoreRefusedError: Kafka refused the credentials or the request
+    :raises UnavailableError: no broker answered, or the call failed for another reason. Also if the authentication by OAUTHBEARER failed, because the token
+        endpoint may be temporarily unavailable
     """
     from concurrent.futures import TimeoutError as FutureTimeoutError
 
@@ -270,7 +275,7 @@ def _refused_credentials_error(settings: Mapping[str, str]) -> StoreRefusedError
     if endpoint := settings.get(f"{_TOKEN}token.endpoint.url"):
         summary = "the token endpoint issued no token, or Kafka refused the token; this request wrote no records"
         return UnavailableError(summary, **where, token_endpoint=redacted(endpoint)).advising(
-            "check that the endpoint runs, and the client id, the client secret and the scope of the connection; then run again."
+            "check that this host reaches the endpoint, and that the connection has the correct client id, client secret, scope and extensions; then run again."
         )
     summary = "Kafka refused the credentials of the connection; this request wrote no records"
     return StoreRefusedError(summary, **where).advising(_DO_REFUSED)

@@ -96,7 +96,7 @@ class KafkaSink(TransactionalSink[_Handle]):
         "one Kafka transaction contains the records of a version and its marker; a publisher fences all older publishers before it reads the marker",
         "consumers with isolation.level=read_committed see each record exactly once; other consumers also see records of aborted transactions",
     )
-    can_replace_rows: ClassVar[bool] = False
+    can_remove_rows: ClassVar[bool] = False
     keeps_staged: ClassVar[bool] = False
     staging: str
     topic: str | None = None

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _MODES = ("append", "upsert", "replace_version")
 _NAME = r"[^.\x00]+(\.[^.\x00]+)?"
 _VERSIONS_PER_DELETE = 500
-"""A rollback removes many versions. Databases limit the number of bound values of a statement."""
+"""Maximum number of versions whose rows one statement deletes, because databases limit the bound values of a statement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +106,11 @@ class JdbcSink(TransactionalSink[_Handle]):
     @property
     def replaced_rows(self) -> str | None:
         """The connection, table and version column of mode ``replace_version``."""
-        return f"{self.conn_id}: {self.table}.{self.version_column}" if self.can_replace_rows else None
+        return f"{self.conn_id}: {self.table}.{self.version_column}" if self.can_remove_rows else None
 
     @property
-    def can_replace_rows(self) -> bool:
-        """Whether the rows have a version by which a reprocessing run can replace them: mode ``replace_version``."""
+    def can_remove_rows(self) -> bool:
+        """Whether the rows have a version by which reprocessing runs and rollbacks can remove them: mode ``replace_version``."""
         return self.mode == "replace_version"
 
     @property
@@ -131,7 +131,7 @@ class JdbcSink(TransactionalSink[_Handle]):
             "markers": self.markers,
             "staging": normalised(self.staging),
             "mode": self.mode,
-            "version_column": self.version_column if self.can_replace_rows else None,
+            "version_column": self.version_column if self.can_remove_rows else None,
         }
 
     def resolve_schema(self, schema: str) -> str:
@@ -160,7 +160,7 @@ class JdbcSink(TransactionalSink[_Handle]):
             raise failure
         return schema
 
-    def check_replaceable(self, files: Sequence[DataFile]) -> None:
+    def check_removable(self, files: Sequence[DataFile]) -> None:
         """Check that the database has the table."""
         if not files:
             return
@@ -168,7 +168,7 @@ class JdbcSink(TransactionalSink[_Handle]):
         try:
             with self._connected() as connection:
                 if self._target(connection) is None:
-                    summary = "the database has no such table, so its rows cannot be replaced; nothing was written"
+                    summary = "the database has no such table, so its rows cannot be removed; nothing was reprocessed or rolled back"
                     raise InvalidError(summary, table=self.table).advising("restore the table, or rename it back.")
         except Exception as error:
             failure = database.translated(error, table=self.table)
@@ -208,7 +208,7 @@ class JdbcSink(TransactionalSink[_Handle]):
             )
 
     def _check_table(self, connection: sa.Connection, target: Target, schema: str) -> None:
-        constant = self.version_column if self.can_replace_rows else None
+        constant = self.version_column if self.can_remove_rows else None
         sql_columns.check(target, schema, keys=self.keys, version_column=constant)
         self._check_dialect(connection, target)
 
@@ -243,7 +243,7 @@ class JdbcSink(TransactionalSink[_Handle]):
         with connection.begin() as transaction:
             self._configure_transaction(connection)
             self._rehearse_marker(connection, markers)
-            if self.can_replace_rows:
+            if self.can_remove_rows:
                 connection.execute(sa.delete(target.table([self.version_column])).where(sa.false()))
             if sql_columns.fields_of(schema):
                 self._write_rows(connection, target, schema, (), 0)
@@ -435,7 +435,7 @@ class JdbcSink(TransactionalSink[_Handle]):
 
         if not batch.replaced_files:
             return
-        if not self.can_replace_rows:
+        if not self.can_remove_rows:
             raise PublishError(
                 "the sink cannot replace rows in this mode", table=self.table, mode=self.mode, version=batch.version
             )
@@ -449,10 +449,15 @@ class JdbcSink(TransactionalSink[_Handle]):
             too_many = {root: n for root, n in connection.execute(counted) if n > batch.replaced[int(root)].rows}
             removed = connection.execute(sa.delete(table).where(is_replaced)).rowcount
             published = sum(batch.replaced[root].rows for root in roots)
-            where = {"table": self.table, "version_column": self.version_column, "versions": (roots[0], roots[-1])}
+            where = {
+                "table": self.table,
+                "version_column": self.version_column,
+                "first_version": roots[0],
+                "last_version": roots[-1],
+            }
             if too_many or removed > published:
                 raise PublishError(
-                    "more rows have a version than the pipeline has published: another writer also sets the version column; the deletion was rolled back",
+                    "the table has more rows of a version than the pipeline has published: another writer also sets the version column; no rows were deleted",
                     **where,
                     published=published,
                     found=removed,
@@ -460,7 +465,7 @@ class JdbcSink(TransactionalSink[_Handle]):
                 )
             if connection.execute(sa.select(version).where(is_replaced).limit(1)).first() is not None:
                 raise PublishError(
-                    "rows are still in the table after their deletion: a trigger or rule of the table keeps them; the transaction was rolled back",
+                    "rows are still in the table after their deletion: a trigger or rule of the table keeps them; no rows were deleted",
                     **where,
                 )
 
@@ -468,7 +473,7 @@ class JdbcSink(TransactionalSink[_Handle]):
         self, connection: sa.Connection, target: Target, schema: str, staged: Iterable[Any], root: int
     ) -> None:
         fields = sql_columns.fields_of(schema)
-        constants = {self.version_column: root} if self.can_replace_rows else {}
+        constants = {self.version_column: root} if self.can_remove_rows else {}
         names = [*[field["name"] for field in fields], *constants]
         table = target.table(names)
         if target.dialect == "postgresql":

@@ -60,7 +60,7 @@ class StagedSink:
         """Accept every column, and return the schema unchanged. Subclasses check their tables."""
         return schema
 
-    def check_replaceable(self, files: Sequence[DataFile]) -> None:
+    def check_removable(self, files: Sequence[DataFile]) -> None:
         """Accept every removal of rows. Subclasses check their tables."""
 
     def stage(self, frame: DataFrame, version: int, attempt_id: str) -> frozenset[str] | None:

@@ -18,8 +18,8 @@ from airflow_provider_streamsem.stores.dataset import open_dataset
 
 _MODES = ("append", "upsert")
 RESTORE_TABLE = (
-    "restore the newest state of the table if it was deleted or restored to an older state; else correct the rows with your own engine, "
-    "or fork the pipeline into new tables: streamsem fork."
+    "if the table was deleted or restored to an older state, restore its newest state and repeat the command. If another writer rewrote the files, "
+    "update the rows with your own engine, or fork the pipeline into new tables with `streamsem fork`."
 )
 """Advice for a table without the files of this pipeline."""
 
@@ -88,8 +88,8 @@ class TableSink(TransactionalSink[H]):
         return self.mode == "upsert"
 
     @property
-    def can_replace_rows(self) -> bool:
-        """Whether a reprocessing run can replace the files of a version. After a merge, the rows of a version are not in files of their own."""
+    def can_remove_rows(self) -> bool:
+        """Whether reprocessing runs and rollbacks can remove the files of a version. After a merge, the rows of a version are not in files of their own."""
         return not self.merges
 
     @property

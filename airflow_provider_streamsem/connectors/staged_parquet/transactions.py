@@ -43,7 +43,7 @@ class TransactionalSink(StagedSink, Generic[H]):
     """
     A staged sink that publishes in a transaction. ``H`` is the type of the handle of one try: a connection, a table at one version, or a Kafka producer.
 
-    A subclass is a frozen dataclass whose fields are the arguments. It defines ``location``, ``reasons``, ``can_replace_rows``, ``immutable_config``,
+    A subclass is a frozen dataclass whose fields are the arguments. It defines ``location``, ``reasons``, ``can_remove_rows``, ``immutable_config``,
     ``marker``, and the steps that raise ``NotImplementedError`` here. If :meth:`commit` raises, the context of :meth:`opened` ends, and must roll back. A
     subclass usually also overrides ``claim``, to create the markers of a new log, and ``resolve_schema`` and ``stats``, to refuse before the commit.
 

@@ -314,7 +314,7 @@ def test_reprocessing_of_rows_that_others_deleted_is_refused_before_the_plan(tmp
     pipeline = fixture.pipeline(sinks={"t": lake.sink})
     fixture.run("d", drain=True, pipeline=pipeline)
     lake.table().delete(EqualTo("id", 0))
-    with pytest.raises(InvalidError, match="their rows cannot be replaced"):
+    with pytest.raises(InvalidError, match="their rows cannot be removed"):
         fixture.run("r", reprocessed=0, pipeline=pipeline)
     assert fixture.log().plan(2) is None
     assert lake.rows() == list(range(1, 12))
@@ -390,7 +390,7 @@ def test_table_with_equality_deletes_is_neither_merged_into_nor_reprocessed(
         patched.setattr(ManifestWriterV2, "content", lambda self: ManifestContent.DELETES)
         _append_file(lake.table(), "hdfs://others/2.parquet", DataFileContent.EQUALITY_DELETES)
     with pytest.raises(InvalidError, match=r"equality deletes.*compact the table"):
-        lake.sink.check_replaceable(first.committable)
+        lake.sink.check_removable(first.committable)
     with pytest.raises(PublishError, match=r"equality deletes.*compact the table"):
         lake.publish(lake.batch(1, [10], reprocesses=first))
     assert lake.marker() == batches.marked(0)

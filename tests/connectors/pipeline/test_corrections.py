@@ -102,7 +102,7 @@ class TestRollback:
         self, tmp_path: Path, rule: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         bronze, silver = read_pair(tmp_path, on_reprocess=rule)
-        monkeypatch.setattr(Pipeline, "sinks_that_cannot_replace_rows", ["out"])
+        monkeypatch.setattr(Pipeline, "sinks_that_cannot_remove_rows", ["out"])
         bronze.roll_back(0)
         with pytest.raises(SourceChangedError, match="streamsem rollback PIPELINE 0") as raised:
             silver.run("next")
