@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from airflow_provider_streamsem.arguments import redacted
 from airflow_provider_streamsem.connections import connection
+from airflow_provider_streamsem.connectors.kafka import authentication
 from airflow_provider_streamsem.errors import InvalidError, StoreRefusedError, UnavailableError
 
 TIMEOUT_S = 30.0
@@ -27,23 +27,8 @@ _DO_UNREACHABLE = (
     "check that the brokers run and that this host reaches them (address, port, TLS or plain text); then run again."
 )
 _DO_REFUSED = "check the user, the password or client secret, and the SASL mechanism of the connection, and the user's ACLs; then run again."
-PASSWORD_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
-"""SASL mechanisms with which both clients authenticate by username and password only"""
-TOKEN_MECHANISM = "OAUTHBEARER"
-"""SASL mechanism with which both clients request a token from an endpoint by a client id and a client secret (OIDC, grant ``client_credentials``)"""
-_TOKEN = "sasl.oauthbearer."
 BOTH_CLIENTS = (
     "bootstrap.servers",
-    "sasl.mechanism",
-    "sasl.mechanisms",
-    "sasl.oauthbearer.client.id",
-    "sasl.oauthbearer.client.secret",
-    "sasl.oauthbearer.extensions",
-    "sasl.oauthbearer.method",
-    "sasl.oauthbearer.scope",
-    "sasl.oauthbearer.token.endpoint.url",
-    "sasl.password",
-    "sasl.username",
     "security.protocol",
     "ssl.ca.location",
     "ssl.certificate.location",
@@ -111,7 +96,8 @@ def settings_of(conn_id: str | None, bootstrap_servers: str | None) -> dict[str,
     """
     Return the settings of librdkafka clients.
 
-    The settings of every client come from this function. It returns only the properties in :data:`BOTH_CLIENTS` and :data:`ONLY_LIBRDKAFKA`.
+    The settings of every client come from this function. It returns only the properties in :data:`BOTH_CLIENTS`,
+    :data:`authentication.PROPERTIES` and :data:`ONLY_LIBRDKAFKA`.
     Other properties may load native code or Java classes (``plugin.library.paths``, ``interceptor.classes``), run commands
     (``sasl.kerberos.kinit.cmd``) or call Python functions (``error_cb``).
 
@@ -123,7 +109,7 @@ def settings_of(conn_id: str | None, bootstrap_servers: str | None) -> dict[str,
     if conn_id is None:
         return {"bootstrap.servers": bootstrap_servers or ""}
     extra = connection(conn_id).extra
-    accepted = (*BOTH_CLIENTS, *ONLY_LIBRDKAFKA)
+    accepted = (*BOTH_CLIENTS, *authentication.PROPERTIES, *ONLY_LIBRDKAFKA)
     refused = sorted(name for name in extra if name not in (*accepted, *_IGNORED))
     if refused:
         raise InvalidError(
@@ -135,62 +121,8 @@ def settings_of(conn_id: str | None, bootstrap_servers: str | None) -> dict[str,
     settings = {name: str(value) for name, value in extra.items() if name in accepted}
     if not settings.get("bootstrap.servers"):
         raise InvalidError("a kafka connection must have bootstrap.servers in its extra", conn_id=conn_id)
-    _check_mechanism(conn_id, settings)
+    authentication.check(conn_id, settings)
     return settings
-
-
-def _check_mechanism(conn_id: str, settings: Mapping[str, str]) -> None:
-    accepted = (*PASSWORD_MECHANISMS, TOKEN_MECHANISM)
-    is_sasl = settings.get("security.protocol", "").upper().startswith("SASL")
-    mechanisms = [settings[name] for name in ("sasl.mechanism", "sasl.mechanisms") if name in settings]
-    # Without an explicit mechanism, librdkafka uses GSSAPI, which runs kinit in a shell.
-    if (is_sasl and not mechanisms) or any(mechanism.upper() not in accepted for mechanism in mechanisms):
-        raise InvalidError(
-            "a kafka connection must name a supported sasl.mechanism; no client was started",
-            conn_id=conn_id,
-            given=mechanisms,
-            accepted=list(accepted),
-        )
-    if any(mechanism.upper() == TOKEN_MECHANISM for mechanism in mechanisms):
-        _check_token_endpoint(conn_id, settings)
-
-
-def _check_token_endpoint(conn_id: str, settings: Mapping[str, str]) -> None:
-    # Without this method, librdkafka calls a Python function of the application, or creates tokens without a signature.
-    required = ("client.id", "client.secret", "token.endpoint.url")
-    missing = [f"{_TOKEN}{name}" for name in required if not settings.get(f"{_TOKEN}{name}")]
-    is_oidc = settings.get(f"{_TOKEN}method", "").lower() == "oidc"
-    is_url = settings.get(f"{_TOKEN}token.endpoint.url", "").lower().startswith(("https://", "http://"))
-    if missing or not is_oidc or not is_url:
-        raise InvalidError(
-            "the kafka connection lacks settings that OAUTHBEARER needs, or has invalid ones; no client was started",
-            conn_id=conn_id,
-            missing=missing,
-            method=settings.get(f"{_TOKEN}method"),
-            token_endpoint=redacted(settings.get(f"{_TOKEN}token.endpoint.url", "")),
-        ).advising(
-            "set sasl.oauthbearer.method to oidc, and set the client id, the client secret and an https:// token endpoint; then run again."
-        )
-
-
-def token_extensions(settings: Mapping[str, str]) -> dict[str, str]:
-    """
-    Return the SASL extensions of the mechanism OAUTHBEARER by name.
-
-    :param settings: librdkafka's settings. Their ``sasl.oauthbearer.extensions`` has the form ``name=value,name=value``
-    """
-    pairs = [pair.partition("=") for pair in settings.get(f"{_TOKEN}extensions", "").split(",")]
-    return {name.strip(): value.strip() for name, _, value in pairs if name.strip()}
-
-
-def token_warnings(settings: Mapping[str, str]) -> list[str]:
-    """Return a warning if the client secret is sent to the token endpoint without encryption."""
-    url = settings.get(f"{_TOKEN}token.endpoint.url", "")
-    if not url.lower().startswith("http://"):
-        return []
-    return [
-        f"the client secret of the kafka connection is sent to {redacted(url)} without encryption: use an https:// token endpoint"
-    ]
 
 
 @lru_cache(maxsize=8)
@@ -209,7 +141,8 @@ def admin_client(process: int, settings: tuple[tuple[str, str], ...]) -> Any:
             "run `pip install 'airflow-provider-streamsem[kafka]'`, then run again."
         ) from error
     reported = _reported_errors(process, settings)
-    return AdminClient({**dict(settings), "error_cb": lambda error: reported.append(error.name())}, logger=QUIET)
+    own = {"error_cb": lambda error: reported.append(error.name())}
+    return AdminClient({**authentication.client_settings(dict(settings)), **own}, logger=QUIET)
 
 
 @lru_cache(maxsize=8)
@@ -272,9 +205,9 @@ def call(request: Any, *, missing: str = "", settings: Mapping[str, str] | None 
 
 def _refused_credentials_error(settings: Mapping[str, str]) -> StoreRefusedError | UnavailableError:
     where = {"bootstrap_servers": settings.get("bootstrap.servers", "")}
-    if endpoint := settings.get(f"{_TOKEN}token.endpoint.url"):
+    if endpoint := authentication.token_endpoint(settings):
         summary = "the token endpoint issued no token, or Kafka refused the token; this request wrote no records"
-        return UnavailableError(summary, **where, token_endpoint=redacted(endpoint)).advising(
+        return UnavailableError(summary, **where, token_endpoint=endpoint).advising(
             "check that this host reaches the endpoint, and that the connection has the correct client id, client secret, scope and extensions; then run again."
         )
     summary = "Kafka refused the credentials of the connection; this request wrote no records"

@@ -7,7 +7,6 @@ open transaction (Kafka protocol, ListOffsets).
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
@@ -16,15 +15,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from airflow_provider_streamsem.connectors.kafka.client import (
-    PASSWORD_MECHANISMS,
-    QUIET,
-    TIMEOUT_S,
-    TOKEN_MECHANISM,
-    admin_client,
-    call,
-    token_extensions,
-)
+from airflow_provider_streamsem.connectors.kafka.authentication import client_settings, java_login
+from airflow_provider_streamsem.connectors.kafka.client import QUIET, TIMEOUT_S, admin_client, call
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, UnavailableError
 from airflow_provider_streamsem.protocol.offsets import Ranges
 
@@ -224,7 +216,7 @@ class KafkaCluster:
 
         consumer = Consumer(
             {
-                **self._settings, "group.id": "streamsem-reader", "enable.auto.commit": False, "auto.offset.reset": "error",
+                **client_settings(self._settings), "group.id": "streamsem-reader", "enable.auto.commit": False, "auto.offset.reset": "error",
                 "enable.partition.eof": True, "isolation.level": self._isolation, "logger": QUIET,
             }
         )  # fmt: skip
@@ -248,16 +240,9 @@ class KafkaCluster:
         )
 
 
-_SECURITY = "org.apache.kafka.common.security"
-_JAAS = {
-    name: f"{_SECURITY}.{'plain.Plain' if name == 'PLAIN' else 'scram.Scram'}LoginModule"
-    for name in PASSWORD_MECHANISMS
-}
 _SAME_IN_JAVA = {
     "bootstrap.servers": "bootstrap.servers",
     "security.protocol": "security.protocol",
-    "sasl.mechanism": "sasl.mechanism",
-    "sasl.mechanisms": "sasl.mechanism",
     "ssl.endpoint.identification.algorithm": "ssl.endpoint.identification.algorithm",
 }
 _FILES_IN_JAVA = {
@@ -285,36 +270,11 @@ def java_settings(settings: Mapping[str, str]) -> dict[str, str]:
             java |= {text: _pem(name, value), kind: "PEM"}
         elif name == "ssl.key.password":
             java["ssl.key.password"] = value
-    mechanism = java.get("sasl.mechanism")
-    if mechanism == TOKEN_MECHANISM:
-        java |= _token_settings(settings)
-    elif mechanism is not None:
-        login = {part: settings.get(f"sasl.{part}", "") for part in ("username", "password")}
-        java["sasl.jaas.config"] = _jaas(_JAAS[mechanism], login)
-    return {f"kafka.{name}": value for name, value in java.items()}
-
-
-def _token_settings(settings: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings with which the Java client requests its tokens from the endpoint."""
-    oauth = "sasl.oauthbearer"
-    login = {"clientId": settings[f"{oauth}.client.id"], "clientSecret": settings[f"{oauth}.client.secret"]}
-    if scope := settings.get(f"{oauth}.scope"):
-        login["scope"] = scope
-    login |= {f"extension_{name}": value for name, value in token_extensions(settings).items()}
-    return {
-        "sasl.jaas.config": _jaas(f"{_SECURITY}.oauthbearer.OAuthBearerLoginModule", login),
-        "sasl.login.callback.handler.class": f"{_SECURITY}.oauthbearer.OAuthBearerLoginCallbackHandler",
-        f"{oauth}.token.endpoint.url": settings[f"{oauth}.token.endpoint.url"],
-    }
-
-
-def _jaas(module: str, options: Mapping[str, str]) -> str:
-    texts = [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in options.items()]
-    return f"{module} required {' '.join(texts)};"
+    return {f"kafka.{name}": value for name, value in {**java, **java_login(settings)}.items()}
 
 
 def _in_java(name: str, value: str) -> str:
-    if name in ("security.protocol", "sasl.mechanism", "sasl.mechanisms"):
+    if name == "security.protocol":
         return value.upper()
     return "" if name.startswith("ssl.endpoint") and value == "none" else value
 

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from airflow_provider_streamsem.connectors.contract import SinkMarker
+from airflow_provider_streamsem.connectors.kafka.authentication import client_settings
 from airflow_provider_streamsem.connectors.kafka.client import QUIET, TIMEOUT_S, admin_client, call
 from airflow_provider_streamsem.connectors.kafka.starting import TOPIC
 from airflow_provider_streamsem.errors import InvalidError, UnavailableError
@@ -121,7 +122,7 @@ class ControlTopic:
         deadline = time.monotonic() + within_s
         consumer = Consumer(
             {
-                **self._settings, "group.id": "streamsem-markers", "enable.auto.commit": False, "auto.offset.reset": "earliest",
+                **client_settings(self._settings), "group.id": "streamsem-markers", "enable.auto.commit": False, "auto.offset.reset": "earliest",
                 "enable.partition.eof": True, "fetch.wait.max.ms": 50, "isolation.level": "read_committed", "logger": QUIET,
             }
         )  # fmt: skip

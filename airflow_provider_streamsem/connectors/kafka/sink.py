@@ -24,6 +24,7 @@ from typing import Any, ClassVar, TypeGuard
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.connectors.contract import SinkCommit, SinkMarker
+from airflow_provider_streamsem.connectors.kafka.authentication import client_settings
 from airflow_provider_streamsem.connectors.kafka.client import QUIET, REFUSALS, error_name, settings_of
 from airflow_provider_streamsem.connectors.kafka.control_topic import ControlTopic
 from airflow_provider_streamsem.connectors.kafka.rows import COLUMNS, OVERHEAD_BYTES, Measured, check_columns, records
@@ -348,7 +349,7 @@ class KafkaSink(TransactionalSink[_Handle]):
         producer = Producer(
             {
                 "linger.ms": "20", "compression.type": "zstd", "partitioner": "murmur2_random", "message.max.bytes": str(_MESSAGE_MAX_BYTES),
-                **settings, **self.options, "transactional.id": f"streamsem-{batch.pipeline_uuid}-{batch.sink}",
+                **client_settings(settings), **self.options, "transactional.id": f"streamsem-{batch.pipeline_uuid}-{batch.sink}",
                 "enable.idempotence": True, "transaction.timeout.ms": timeout_ms, "delivery.timeout.ms": timeout_ms, "logger": QUIET,
             }
         )  # fmt: skip

@@ -19,7 +19,8 @@ from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.contract import Expiry, SourceEnd, SourceSlice
 from airflow_provider_streamsem.connectors.defaults import PlannerDefaults, SourceDefaults
-from airflow_provider_streamsem.connectors.kafka.client import settings_of, token_warnings
+from airflow_provider_streamsem.connectors.kafka import authentication
+from airflow_provider_streamsem.connectors.kafka.client import settings_of
 from airflow_provider_streamsem.connectors.kafka.cluster import (
     End,
     KafkaCluster,
@@ -283,7 +284,7 @@ class KafkaSource(SourceDefaults):
         decoders = [part for part in (self.key, self.value) if isinstance(part, decoding.Avro)]
         of_registries = {text for decoder in decoders for text in registry.warnings(decoder)}
         settings = settings_of(self.conn_id, self.bootstrap_servers)
-        return [*sorted(of_registries), *token_warnings(settings)]
+        return [*sorted(of_registries), *authentication.warnings(settings)]
 
     def reads(self, topic: str) -> bool:
         """Return whether this source reads the topic. A pattern never matches topics that start with ``__``."""

@@ -179,70 +179,11 @@ def test_every_path_to_a_kafka_client_refuses_a_property_that_may_load_code(path
 
 @pytest.mark.parametrize(
     "extra",
-    [{"sasl.mechanism": "GSSAPI"}, {"sasl.mechanisms": "AWS_MSK_IAM"}, {"security.protocol": "sasl_ssl"}],
+    [{"sasl.mechanism": "GSSAPI"}, {"sasl.mechanisms": "custom"}, {"security.protocol": "sasl_ssl"}],
 )
 def test_sasl_mechanism_that_is_not_supported_is_refused(extra: dict[str, object]) -> None:
     with connection_with(extra), pytest.raises(InvalidError, match=r"sasl\.mechanism"):
         settings_of("k", None)
-
-
-OAUTH: dict[str, object] = {
-    "security.protocol": "sasl_ssl",
-    "sasl.mechanism": "oauthbearer",
-    "sasl.oauthbearer.method": "OIDC",
-    "sasl.oauthbearer.client.id": "etl",
-    "sasl.oauthbearer.client.secret": 's"ecret',
-    "sasl.oauthbearer.token.endpoint.url": "https://idp/token",
-}
-
-
-def test_token_endpoint_of_the_connection_is_used_by_both_clients() -> None:
-    more = {"sasl.oauthbearer.scope": "kafka", "sasl.oauthbearer.extensions": "logicalCluster=lkc-1, identityPoolId=p"}
-    with connection_with({**OAUTH, **more}):
-        settings = settings_of("k", None)
-    assert settings.items() >= {**OAUTH, **more}.items()
-    module = "org.apache.kafka.common.security.oauthbearer.OAuthBearer"
-    assert java_settings(settings) == {
-        "kafka.bootstrap.servers": "127.0.0.1:1",
-        "kafka.security.protocol": "SASL_SSL",
-        "kafka.sasl.mechanism": "OAUTHBEARER",
-        "kafka.sasl.jaas.config": f'{module}LoginModule required clientId="etl" clientSecret="s\\"ecret" scope="kafka" '
-        'extension_logicalCluster="lkc-1" extension_identityPoolId="p";',
-        "kafka.sasl.login.callback.handler.class": f"{module}LoginCallbackHandler",
-        "kafka.sasl.oauthbearer.token.endpoint.url": "https://idp/token",
-    }
-    assert warnings_of(OAUTH) == []
-
-
-def warnings_of(extra: dict[str, object]) -> list[str]:
-    with connection_with(extra):
-        return SOURCE.warnings()
-
-
-def test_token_endpoint_without_encryption_is_a_warning() -> None:
-    [warning] = warnings_of({**OAUTH, "sasl.oauthbearer.token.endpoint.url": "http://u:pw@idp/token"})
-    assert "without encryption" in warning
-    assert "pw" not in warning
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"sasl.oauthbearer.method": "default"},
-        {"sasl.oauthbearer.method": ""},
-        {"sasl.oauthbearer.token.endpoint.url": "file:///etc/passwd"},
-        {"sasl.oauthbearer.token.endpoint.url": ""},
-        {"sasl.oauthbearer.client.id": ""},
-        {"sasl.oauthbearer.client.secret": ""},
-    ],
-)
-def test_oauthbearer_without_a_token_endpoint_over_http_is_refused(change: dict[str, object]) -> None:
-    with (
-        connection_with({**OAUTH, **change}),
-        pytest.raises(InvalidError, match="settings that OAUTHBEARER needs") as caught,
-    ):
-        settings_of("k", None)
-    assert 's"ecret' not in str(caught.value)
 
 
 def test_properties_for_other_tasks_in_the_same_connection_are_ignored() -> None:
