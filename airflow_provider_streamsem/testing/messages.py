@@ -159,9 +159,9 @@ class GivenMessages:
         return KafkaRecords(read, key=self._kafka.key, value=self._kafka.value, topics=list(self._kafka.topics))
 
 
-def _encoded(part: str, decoder: Decoder | None, values: Mapping[str, Any]) -> str:
+def _encoded(part: str, decoder: Decoder | None, values: Mapping[str, Any]) -> bytes:
     """
-    Return a key or value as JSON text.
+    Return a key or value as JSON in UTF-8, with the id 1 of a schema if the decoder expects one.
 
     :param part: ``key`` or ``value``
     :param decoder: the decoder of the source for this part
@@ -175,7 +175,8 @@ def _encoded(part: str, decoder: Decoder | None, values: Mapping[str, Any]) -> s
             accepted=f"bytes of the {part}, or a copy of the source with {part}=Json(...) of the same columns",
         )
     arguments.known_keys(f"a row's {part}", values, _columns(decoder.schema))
-    return json_line(values)
+    prefix = b"\0\0\0\0\1" if decoder.has_schema_id else b""
+    return prefix + json_line(values).encode()
 
 
 @lru_cache(maxsize=16)

@@ -340,6 +340,14 @@ class TestKafkaOnSpark:
             ("orders", 0, 0, "{broken", "utf-8", ""), ("orders", 0, 2, "/w==", "base64", ""), ("returns", 2, 7, "[]", "utf-8", "k"),
         }  # fmt: skip
 
+    def test_value_with_a_schema_id_is_decoded_and_one_without_is_quarantined(self, streamsem_harness: Harness) -> None:
+        decoder = Json("id long, user string", has_schema_id=True)
+        run = streamsem_harness(kafka(source={"value": decoder})).run(
+            [{"id": 1}, b"\0\0\0\1\7" + b'{"id": 2}', '{"id": 3}', b"\0\0\0", b"\0\0\0\0\1", KafkaMessage(value=None)]
+        )
+        assert sorted((row["kafka_offset"], row["id"]) for row in run.rows()) == [(0, 1), (1, 2), (5, None)]
+        assert sorted(record["offset"] for record in run.quarantined) == [2, 3, 4]
+
     def test_tombstone_has_null_fields(self, streamsem_harness: Harness) -> None:
         run = streamsem_harness(kafka()).run([KafkaMessage(value=None, key="deleted")])
         assert [(row["id"], row["kafka_key"]) for row in run.rows()] == [(None, b"deleted")]

@@ -13,7 +13,7 @@ from pyspark.sql.types import StringType
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.connectors.columns.nested import anywhere, holds
 from airflow_provider_streamsem.connectors.parsing import json_text as parsing
-from airflow_provider_streamsem.connectors.parsing.decoders import Avro, Decoder, Json
+from airflow_provider_streamsem.connectors.parsing.decoders import SCHEMA_ID_BYTES, Avro, Decoder, Json
 from airflow_provider_streamsem.connectors.parsing.registry import registry_of, versions_of, warnings
 from airflow_provider_streamsem.connectors.parsing.sql_text import struct_of
 
@@ -70,7 +70,10 @@ def decode(frame: DataFrame, column: str, decoder: Decoder, *, subjects: Sequenc
 def _json(read: DataFrame, part: str, decoder: Json) -> Decoded:
     columns = parsing.struct(decoder.schema, "json")
     column = f"{_DECODED}{part}"
-    parsed = parsing.with_json(read, f"CAST({part} AS STRING)", columns, decoder.options, column)
+    text = f"CAST({part} AS STRING)"
+    if decoder.has_schema_id:
+        text = f"CASE WHEN substring({part}, 1, 1) = X'00' THEN CAST(substring({part}, {SCHEMA_ID_BYTES + 1}) AS STRING) END"
+    parsed = parsing.with_json(read, text, columns, decoder.options, column)
     is_bad = F.col(part).isNotNull() & F.col(parsed.bad)
     fields = {name: F.expr(value) for name, value in parsed.values.items()}
     record = F.when(F.col(part).isNotNull(), F.expr(struct_of(parsed.values)))
@@ -94,7 +97,7 @@ def _avro(read: DataFrame, part: str, decoder: Avro, subjects: Sequence[str]) ->
         outer = _from_avro(F.concat(data, F.lit(word)), decoder.schema, decoder.schema)
     else:
         outer = _from_avro(F.lit(None).cast("binary"), decoder.schema, decoder.schema)
-        payload = F.concat(F.expr(f"substring({part}, 6)"), F.lit(word))
+        payload = F.concat(F.expr(f"substring({part}, {SCHEMA_ID_BYTES + 1})"), F.lit(word))
         for warning in warnings(decoder):
             logger.warning(warning)
         versions = versions_of(registry, [*subjects])
@@ -109,7 +112,8 @@ def _avro(read: DataFrame, part: str, decoder: Avro, subjects: Sequence[str]) ->
         for schema_id, schema in readable.items():
             prefix = F.lit(b"\0" + schema_id.to_bytes(4, "big"))
             outer = F.when(
-                F.expr(f"substring({part}, 1, 5)") == prefix, _from_avro(payload, schema, decoder.schema)
+                F.expr(f"substring({part}, 1, {SCHEMA_ID_BYTES})") == prefix,
+                _from_avro(payload, schema, decoder.schema),
             ).otherwise(outer)
     wrapped = read.withColumn(column, outer)
     is_whole = F.col(column)["record"].isNotNull() & (F.col(column)["word"] == F.lit(word))

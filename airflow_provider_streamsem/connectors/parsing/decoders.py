@@ -15,6 +15,8 @@ from typing import Any, ClassVar, TypeAlias
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.errors import InvalidError
 
+SCHEMA_ID_BYTES = 5
+"""Length of the zero byte and the schema id with which a message of a schema registry starts."""
 _JSON_OPTIONS = (
     "allownumericleadingzeros",
     "dateformat",
@@ -35,18 +37,22 @@ class Json:
     :param schema: columns as Spark DDL, such as ``"id long, at timestamp"``. Fields without a column are ignored, and missing fields are null
     :param options: options of Spark's JSON reader: ``allowNumericLeadingZeros``, ``dateFormat``, ``locale``, ``timestampFormat``, ``timestampNTZFormat``,
         ``timeZone``
+    :param has_schema_id: whether each message starts with a zero byte and the id of a schema in four bytes, as serializers of a schema registry write it. The
+        five bytes are skipped, and no schema is requested. A message without the zero byte is bad
     :raises InvalidError: an argument is not valid
     """
 
     type: ClassVar[str] = "json"
     schema: str
     options: Mapping[str, str] = field(default_factory=dict)
+    has_schema_id: bool = False
 
     def __post_init__(self) -> None:
         arguments.text("json: schema", self.schema, accepted='Spark DDL, such as "id long, at timestamp"')
         options = arguments.options("json: options", self.options)
         arguments.known_keys("json: options", {name.lower(): value for name, value in options.items()}, _JSON_OPTIONS)
         object.__setattr__(self, "options", options)
+        arguments.flag("json: has_schema_id", self.has_schema_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,4 +161,4 @@ def to_json(given: Decoder | None) -> Any:
     if given is None:
         return None
     fields = {name: getattr(given, name) for name in given.__dataclass_fields__}
-    return {"type": given.type, **{name: value for name, value in fields.items() if value not in (None, {})}}
+    return {"type": given.type, **{name: value for name, value in fields.items() if value not in (None, {}, False)}}

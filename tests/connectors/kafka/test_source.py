@@ -95,7 +95,7 @@ def test_invalid_argument_of_a_decoder_is_reported_by_name(make: Any, message: s
     "source",
     [
         KafkaSource(**GOOD), KafkaSource(topic_pattern="a.*", conn_id="k", starting="latest", isolation="read_uncommitted"),
-        KafkaSource(**GOOD, value=Json("id long", {"timeZone": "UTC"}), key=Avro(RECORD, registry="http://h:1"), starting={"orders-0": 7}),
+        KafkaSource(**GOOD, value=Json("id long", {"timeZone": "UTC"}, has_schema_id=True), key=Avro(RECORD, registry="http://h:1"), starting={"orders-0": 7}),
     ],
 )  # fmt: skip
 def test_spec_with_a_kafka_source_round_trips(source: KafkaSource) -> None:
