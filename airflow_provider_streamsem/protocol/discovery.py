@@ -42,21 +42,26 @@ class Comparison:
     root: known.Node
 
 
-def compare(newest: Discovery | None, listed: Iterable[FoundFile]) -> Procedure[Comparison]:
+def compare(
+    newest: Discovery | None, listed: Iterable[FoundFile], *, is_partial: bool = False
+) -> Procedure[Comparison]:
     """
     Find the files of a listing that have no ordinal yet (D3, D4, D7). Writes nothing.
 
     :param newest: the newest discovery; ``None`` before the first
+    :param is_partial: whether other files may exist that the listing lacks, because notifications named its files (D9)
     """
     root = known.Node({})
     if newest is not None:
         root = known.Node({known.key(file): True for file in newest.recent}, list(newest.known))
     settled_ns = 0 if newest is None else newest.settled_ns
-    new = yield from known.compare(root, known.listing(listed), settled_ns)
+    new = yield from known.compare(root, known.listing(listed), settled_ns, is_partial=is_partial)
     return Comparison(new=tuple(sorted((item.file for item in new), key=lambda f: (f.mtime_ns, f.path))), root=root)
 
 
-def extend(newest: Discovery | None, compared: Comparison, nonce: str) -> Procedure[Discovery | None]:
+def extend(
+    newest: Discovery | None, compared: Comparison, nonce: str, *, listed_at_ms: int | None = None
+) -> Procedure[Discovery | None]:
     """
     Build the next discovery, or return ``None`` if there is nothing to record.
 
@@ -66,8 +71,9 @@ def extend(newest: Discovery | None, compared: Comparison, nonce: str) -> Proced
     :param newest: the newest discovery; ``None`` before the first
     :param compared: the result of :func:`compare`
     :param nonce: a new id for the discovery
+    :param listed_at_ms: when a complete listing was made, in milliseconds UTC, to record it even if it has no new files; ``None``: do not record it
     """
-    if not compared.new and known.outdated(compared.root) <= OUTDATED_NODES:
+    if not compared.new and known.outdated(compared.root) <= OUTDATED_NODES and listed_at_ms is None:
         return None
     i, first, settled_ns = 0, 0, 0
     pages: tuple[PageRef, ...] = ()
@@ -76,6 +82,7 @@ def extend(newest: Discovery | None, compared: Comparison, nonce: str) -> Proced
     if newest is not None:
         i, first, settled_ns = newest.i + 1, newest.end, newest.settled_ns
         pages, children = newest.pages, newest.known
+        listed_at_ms = newest.listed_at_ms if listed_at_ms is None else listed_at_ms
         recent = (*newest.recent, *compared.new)
     if len(recent) > RECENT_FILES:
         added = {**compared.root.files, **{known.key(file): True for file in compared.new}}
@@ -89,7 +96,14 @@ def extend(newest: Discovery | None, compared: Comparison, nonce: str) -> Proced
     for child in children:
         ranges.append((yield from known.store(child)))
     return Discovery(
-        i=i, first=first, recent=recent, pages=pages, known=tuple(ranges), settled_ns=settled_ns, nonce=nonce
+        i=i,
+        first=first,
+        recent=recent,
+        pages=pages,
+        known=tuple(ranges),
+        settled_ns=settled_ns,
+        listed_at_ms=listed_at_ms,
+        nonce=nonce,
     )
 
 

@@ -541,7 +541,8 @@ class Discovery:
     ``discovered/<i>``: all files discovered so far (PROTOCOL.md, 9). The newest discovery is the root of the pages and of the tree of known files.
 
     The files with ordinals ``[0, paged)`` are in ``pages``, ordered by ordinal, and in ``known``, ordered by key. The files with ordinals ``[paged, end)`` are
-    in ``recent``. This discovery assigned the ordinals ``[first, end)``. Every file in ``known`` has ``mtime_ns < settled_ns``.
+    in ``recent``. This discovery assigned the ordinals ``[first, end)``. Every file in ``known`` has ``mtime_ns < settled_ns``. ``listed_at_ms`` is the time of
+    the newest complete listing of a source that is notified of new files (D9).
     """
 
     entry: ClassVar[str] = "discovery"
@@ -552,6 +553,7 @@ class Discovery:
     pages: tuple[PageRef, ...]
     known: tuple[KnownRange, ...]
     settled_ns: int
+    listed_at_ms: int | None = field(default=None, metadata=SPARSE)
     nonce: str
 
     @property

@@ -94,7 +94,7 @@ def listing(files: Iterable[FoundFile]) -> list[Listed]:
     return [Listed(at, number(at[1]), marked[at]) for at in sorted(marked)]
 
 
-def compare(node: Node, listed: Sequence[Listed], settled_ns: int) -> Procedure[list[Listed]]:
+def compare(node: Node, listed: Sequence[Listed], settled_ns: int, *, is_partial: bool) -> Procedure[list[Listed]]:
     """
     Return the listed files that are neither in the node nor below it.
 
@@ -103,9 +103,11 @@ def compare(node: Node, listed: Sequence[Listed], settled_ns: int) -> Procedure[
 
     :param listed: listed files, sorted by key
     :param settled_ns: exclusive upper bound of ``mtime_ns`` of the files in the ranges
+    :param is_partial: whether other files may exist that are not in ``listed``. Then the listing does not change which files count as listed
     """
     present = {item.key for item in listed if item.key in node.files}
-    node.files = {known: known in present for known in node.files}
+    if not is_partial:
+        node.files = {known: known in present for known in node.files}
     rest = [item for item in listed if item.key not in present]
     new: list[Listed] = []
     at = 0
@@ -119,8 +121,9 @@ def compare(node: Node, listed: Sequence[Listed], settled_ns: int) -> Procedure[
         new_inside = _without_reading(child, inside, settled_ns)
         if new_inside is None:
             node.children[position] = opened = yield from _open(child)
-            new_inside = yield from compare(opened, inside, settled_ns)
-            opened.outdated = _without_reading(child, _minus(inside, new_inside), settled_ns) is None
+            new_inside = yield from compare(opened, inside, settled_ns, is_partial=is_partial)
+            is_same = is_partial or _without_reading(child, _minus(inside, new_inside), settled_ns) is not None
+            opened.outdated = not is_same
         new += new_inside
     return new + rest[at:]
 

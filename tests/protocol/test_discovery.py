@@ -64,6 +64,7 @@ class DiscoveryMachine(RuleBasedStateMachine):
         self.deleted: list[FoundFile] = []
         self.discovered: list[FoundFile] = []
         self.hint = -1
+        self.listed_at_ms: int | None = None
 
     def teardown(self) -> None:
         self.small.__exit__(None, None, None)
@@ -129,6 +130,27 @@ class DiscoveryMachine(RuleBasedStateMachine):
         newest = ledger.newest()
         self.hint = -1 if newest is None else newest.i
 
+    @rule(first=st.integers(0, 130), step=st.integers(1, 9), cold=st.booleans())
+    def notify(self, first: int, step: int, cold: bool) -> None:
+        """Notifications name some of the files. A partial listing has no outdated node to record."""
+        listed = [self.present[path] for path in sorted(self.present)[first::step]]
+        ledger = Ledger(CommitLog(self.store), newest_hint=-1 if cold else self.hint)
+        before = ledger.newest()
+        while ledger.add(listed, is_partial=True) is None:
+            continue
+        new = self.naive(listed)
+        self.discovered += new
+        assert new or ledger.newest() == before or not cold, "a discovery without new files"
+
+    @rule(listed_at_ms=st.integers(0, 10**6))
+    def record_listing(self, listed_at_ms: int) -> None:
+        """The time of a complete listing is recorded, even if it has no new files, and later discoveries keep it."""
+        listed = list(self.present.values())
+        ledger = Ledger(CommitLog(self.store))
+        assert ledger.add(listed, listed_at_ms=listed_at_ms) is not None
+        self.discovered += self.naive(listed)
+        self.listed_at_ms = listed_at_ms
+
     @rule(first=st.integers(-1, 110), second=st.integers(-1, 110), odd_only=st.booleans())
     def race(self, first: int, second: int, odd_only: bool) -> None:
         """Two processes compare their listings with the same discovery. The slower one lists again."""
@@ -163,6 +185,7 @@ class DiscoveryMachine(RuleBasedStateMachine):
         if newest is not None:
             assert tree(self.store, newest.known) == sorted(map(known.key, self.discovered[: newest.paged]))
             assert newest.end == len(self.discovered)
+            assert newest.listed_at_ms == self.listed_at_ms
 
 
 TestDiscovery = DiscoveryMachine.TestCase
@@ -321,6 +344,21 @@ def test_D2_concurrent_first_discovery_is_only_extended_by_a_listing_compared_wi
     ledger = Ledger(CommitLog(store))
     assert ledger.add(files) is None
     assert ledger.add(files) == 5
+
+
+def test_notified_file_costs_the_nodes_of_its_path_and_the_other_files_stay_listed() -> None:
+    store, files = discovered(5_000, etags=True)
+    late = found("dt=0002/0002500x.json", 2_500, etag="late")
+    before = newest_of(store)
+    at = before.i
+    counting = CountingStore(store)
+    ledger = Ledger(CommitLog(counting), newest_hint=at)
+    assert ledger.add([late, files[2_500]], is_partial=True) == 5_001
+    assert counting.requests["read"] <= 4
+    assert counting.requests["create"] == 1
+    assert newest_of(store).known == before.known, "the digests of the ranges are those of the complete listing"
+    _, reads, _, _ = cost(store, [*files, late, found(name(9_999), 9_999, etag="new")])
+    assert reads == 1, "the complete listing is as expected"
 
 
 def test_late_file_with_an_old_time_is_discovered() -> None:

@@ -45,15 +45,19 @@ class Ledger:
         """Return the files of a listing that have no ordinal, in the order in which they would get ordinals. Writes nothing."""
         return self._log.perform(discovery.compare(self.newest(), listed)).new
 
-    def add(self, listed: Sequence[FoundFile]) -> int | None:
+    def add(
+        self, listed: Sequence[FoundFile], *, is_partial: bool = False, listed_at_ms: int | None = None
+    ) -> int | None:
         """
         Assign ordinals to the new files of a listing.
 
+        :param is_partial: whether other files may exist that the listing lacks
+        :param listed_at_ms: the time of a complete listing, in milliseconds UTC, to record it in the log; ``None``: do not record it
         :returns: the next unassigned ordinal. ``None`` if another process created the discovery first. The caller must then list again and repeat the call,
             because this listing may be older than that discovery (D2)
         """
         newest = self.newest()
-        entry = self._next_entry(newest, listed)
+        entry = self._next_entry(newest, listed, is_partial=is_partial, listed_at_ms=listed_at_ms)
         if entry is None:
             return 0 if newest is None else newest.end
         return entry.end if self._create(entry) else None
@@ -64,10 +68,18 @@ class Ledger:
         if entry is not None:
             self._create(entry)
 
-    def _next_entry(self, newest: Discovery | None, listed: Sequence[FoundFile]) -> Discovery | None:
+    def _next_entry(
+        self,
+        newest: Discovery | None,
+        listed: Sequence[FoundFile],
+        *,
+        is_partial: bool = False,
+        listed_at_ms: int | None = None,
+    ) -> Discovery | None:
         """Build the discovery after ``newest`` that has the new files of a listing; ``None`` if there is nothing to record."""
-        compared = self._log.perform(discovery.compare(newest, listed))
-        return self._log.perform(discovery.extend(newest, compared, self._log.clock.new_id()))
+        compared = self._log.perform(discovery.compare(newest, listed, is_partial=is_partial))
+        nonce = self._log.clock.new_id()
+        return self._log.perform(discovery.extend(newest, compared, nonce, listed_at_ms=listed_at_ms))
 
     def files(self, start: int, end: int) -> Iterator[FoundFile]:
         """

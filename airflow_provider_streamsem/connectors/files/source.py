@@ -15,14 +15,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.contract import Loaded, SourceEnd, SourceSlice
 from airflow_provider_streamsem.connectors.data_files.pins import FilePin, read_pins
 from airflow_provider_streamsem.connectors.defaults import SourceDefaults
-from airflow_provider_streamsem.connectors.files import partitions, tables, truncation
+from airflow_provider_streamsem.connectors.files import notifications, partitions, tables, truncation
 from airflow_provider_streamsem.connectors.files.ledger import Ledger
 from airflow_provider_streamsem.connectors.files.reader_options import ENCODING, ENCODINGS, OPTIONS
 from airflow_provider_streamsem.errors import (
@@ -50,6 +50,8 @@ from airflow_provider_streamsem.stores.local import LocalStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from airflow_provider_streamsem.connectors.sqs.client import SqsQueue
 
 
 logger = logging.getLogger(__name__)
@@ -81,6 +83,10 @@ class FilesSource(SourceDefaults):
     :param lookback_days: days to subtract from the time of the listing, 0 or more; only for a ``start_after`` with fields
     :param hive_partitions: whether directories named ``column=value`` add columns to the records, as in Spark. A column has the type in ``schema``, else the
         type inferred from the first batch that had the column. ``False``: such directories are ordinary directories
+    :param notifications: an :class:`SqsQueue` that receives the notifications of the bucket about created objects, or its arguments as a mapping. A poll then
+        receives these messages in place of a listing. The queue must belong to this pipeline alone
+    :param relist_s: with ``notifications``: a poll lists the path if the last complete listing is at least this many seconds old. It finds the files of lost
+        notifications
     :param missing_columns: how to handle a column of the schema that no Parquet or ORC file of a batch has. ``"refuse"``: the batch fails. ``"null"``: the
         column is null
     :raises InvalidError: an argument is not valid
@@ -102,6 +108,8 @@ class FilesSource(SourceDefaults):
     lookback_days: int = 0
     hive_partitions: bool = True
     missing_columns: str = "refuse"
+    notifications: Mapping[str, Any] | SqsQueue | None = None
+    relist_s: int = 3600
 
     def __post_init__(self) -> None:
         where = "source files:"
@@ -136,6 +144,14 @@ class FilesSource(SourceDefaults):
             )
         arguments.flag(f"{where} hive_partitions", self.hive_partitions)
         arguments.choice(f"{where} missing_columns", self.missing_columns, MISSING_COLUMNS)
+        arguments.integer(f"{where} relist_s", self.relist_s, least=1)
+        if self.notifications is not None:
+            if not self.path.startswith("s3://"):
+                raise InvalidError(
+                    f"{where} notifications need a path on S3", given=self.path, accepted="s3://bucket/prefix"
+                )
+            queue = notifications.queue_of(f"{where} notifications", self.notifications)
+            object.__setattr__(self, "notifications", notifications.to_json(queue))
 
     @property
     def encoding(self) -> str:
@@ -204,19 +220,30 @@ class FilesSource(SourceDefaults):
                 )
         return [_found_file(stat) for stat in stats]
 
+    def found(self, paths: Iterable[str], now_ms: int) -> list[FoundFile]:
+        """
+        Return those of some paths at which a listing would discover a file, in its current state. Requests each file.
+
+        :param now_ms: current time in milliseconds UTC, for ``start_after``
+        """
+        after = self._start_after(now_ms)
+        stats = self._stats([path for path in sorted(paths) if path > after and self._is_discovered(path)])
+        return [_found_file(stat) for stat in stats if stat is not None]
+
     def _listed(self, now_ms: int) -> list[ObjectStat]:
         """Return every object below the path that sorts after ``start_after``, including objects that the source does not discover."""
-        after = self.start_after
-        if "%" in after:
-            after = (
-                datetime.fromtimestamp(now_ms / 1000, tz=timezone.utc) - timedelta(days=self.lookback_days)
-            ).strftime(after)
         self.require_location()
         try:
-            return [*self._store().list("", start_after=after)]
+            return [*self._store().list("", start_after=self._start_after(now_ms))]
         except UnknownResultError as error:
             summary = "the source's location did not report the result of a listing; nothing was written"
             raise UnavailableError(summary, location=self.path) from error
+
+    def _start_after(self, now_ms: int) -> str:
+        if "%" not in self.start_after:
+            return self.start_after
+        day = datetime.fromtimestamp(now_ms / 1000, tz=timezone.utc) - timedelta(days=self.lookback_days)
+        return day.strftime(self.start_after)
 
     def refuse_tables(self, now_ms: int) -> None:
         """
@@ -349,6 +376,10 @@ class ListedEnd(SourceEnd):
     listed: Mapping[str, tuple[int, str]] = field(default_factory=dict)
 
 
+def _listed_end(end: int, listed: Sequence[FoundFile]) -> ListedEnd:
+    return ListedEnd({PARTITION: end}, {file.path: (file.bytes, file.identity) for file in listed})
+
+
 class FilesPlanner:
     """A :class:`FilesSource` that is bound to a log, for one process. It caches the discoveries that it has read."""
 
@@ -365,15 +396,36 @@ class FilesPlanner:
         """
         if hint is None:
             self._source.refuse_tables(self._clock.now_ms())
-        return self.discover()
+        newest = self._ledger.newest()
+        listed_at_ms = None if newest is None else newest.listed_at_ms
+        is_due = listed_at_ms is None or self._clock.now_ms() - listed_at_ms >= self._source.relist_s * 1000
+        return self.discover() if self._source.notifications is None or is_due else self._discover_notified()
 
     def discover(self) -> ListedEnd:
         """List the path and assign ordinals to new files."""
         end = None
         while end is None:
-            listed = self._source.listing(self._clock.now_ms())
-            end = self._ledger.add(listed)
-        return ListedEnd({PARTITION: end}, {file.path: (file.bytes, file.identity) for file in listed})
+            now_ms = self._clock.now_ms()
+            listed = self._source.listing(now_ms)
+            end = self._ledger.add(listed, listed_at_ms=None if self._source.notifications is None else now_ms)
+        return _listed_end(end, listed)
+
+    def _discover_notified(self) -> ListedEnd:
+        """
+        Assign ordinals to the new files of which the bucket has sent notifications.
+
+        The messages are acknowledged when the files have ordinals. A message that is received again names a known file.
+        """
+        queue = notifications.queue_of("notifications", self._source.notifications)
+        bucket, _, prefix = split_url(self._source.path)[1].partition("/")
+        with queue.connect() as receiver:
+            notified = notifications.receive(receiver, bucket, prefix)
+            end = None
+            while end is None:
+                listed = self._source.found(notified.paths, self._clock.now_ms())
+                end = self._ledger.add(listed, is_partial=True)
+            receiver.acknowledge(notified.handles)
+        return _listed_end(end, listed)
 
     def slice(
         self, start: Offsets, end: SourceEnd, limits: Limits, hint: Json, *, on_data_loss: str

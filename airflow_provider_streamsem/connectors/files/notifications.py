@@ -1,0 +1,103 @@
+"""
+Notifications of a bucket about new objects, in an SQS queue. Between complete listings, they replace the listing of the files source.
+
+A notification may be lost, late or repeated. It only names an object: the object itself is requested before it is recorded. A lost notification delays the
+file until the next complete listing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote_plus
+
+from airflow_provider_streamsem import arguments, telemetry
+from airflow_provider_streamsem.connectors.sqs.client import SqsQueue, SqsReceiver
+from airflow_provider_streamsem.errors import InvalidError
+
+logger = telemetry.log_of(__name__)
+
+_MOST_MESSAGES = 10_000
+"""Maximum number of messages that one poll receives."""
+_PER_REQUEST = 10
+
+
+@dataclass(slots=True)
+class Notified:
+    """
+    The messages that a poll has received.
+
+    :param paths: paths of created objects, relative to the location of the source
+    :param handles: handles of the messages, which are acknowledged when the objects are in the log
+    """
+
+    paths: set[str] = field(default_factory=set)
+    handles: list[Any] = field(default_factory=list)
+
+
+def receive(receiver: SqsReceiver, bucket: str, prefix: str) -> Notified:
+    """
+    Receive the waiting messages.
+
+    :param bucket: the bucket of the source
+    :param prefix: prefix of the keys of the source, without a trailing slash; ``""`` for the whole bucket
+    """
+    notified = Notified()
+    while len(notified.handles) < _MOST_MESSAGES and (messages := receiver.receive(_PER_REQUEST)):
+        for message in messages:
+            notified.handles.append(message.handle)
+            for name, key in created(message.body):
+                if name == bucket and key.startswith(f"{prefix}/" if prefix else ""):
+                    notified.paths.add(key.removeprefix(f"{prefix}/") if prefix else key)
+    return notified
+
+
+def created(body: bytes) -> Iterator[tuple[str, str]]:
+    """
+    Yield bucket and key of each object that a message reports as created: from S3, from S3 through SNS, or from EventBridge.
+
+    A message of another form yields nothing, and is logged. The next complete listing finds its objects.
+    """
+    try:
+        message = json.loads(body)
+        if isinstance(message.get("Message"), str) and "TopicArn" in message:
+            message = json.loads(message["Message"])
+        yield from _of_event_bridge(message) if "detail-type" in message else _of_s3(message)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        logger.warning("a message of the queue is not a notification of S3 and was ignored: %s", ascii(body[:200]))
+
+
+def _of_s3(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if message.get("Event") == "s3:TestEvent":
+        return
+    for record in message["Records"]:
+        if record["eventName"].removeprefix("s3:").startswith("ObjectCreated:"):
+            yield record["s3"]["bucket"]["name"], unquote_plus(record["s3"]["object"]["key"])
+
+
+def _of_event_bridge(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if message["detail-type"] == "Object Created":
+        yield message["detail"]["bucket"]["name"], message["detail"]["object"]["key"]
+
+
+def queue_of(where: str, given: object) -> SqsQueue:
+    """
+    Return the queue from an object, or from its arguments.
+
+    :raises InvalidError: an argument is not valid
+    """
+    if isinstance(given, SqsQueue):
+        return given
+    names = [each.name for each in dataclasses.fields(SqsQueue)]
+    if not isinstance(given, Mapping) or "url" not in given:
+        raise InvalidError(f"{where} must be an SqsQueue, or its arguments with `url`", accepted=names)
+    arguments.known_keys(where, given, names)
+    return SqsQueue(**given)
+
+
+def to_json(queue: SqsQueue) -> dict[str, Any]:
+    """Return the queue as a TOML table."""
+    return {name: value for name, value in dataclasses.asdict(queue).items() if value is not None}
