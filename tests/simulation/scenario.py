@@ -221,8 +221,10 @@ class Simulation:
         checks.check_published(log, result.version)
         self.deliver(result, run_key, log)
         kept = log.kept(len(log.outcomes) - 1)
+        # A run of which a version was rolled back may be incomplete. The request then completes it, and reprocesses nothing.
+        was_complete = all(version in kept for version in log.versions_of_run(run_key) if version in log.outcomes)
         for version in before.versions_of_run(run_key):
-            if version in before.committed and version in kept:
+            if was_complete and version in before.committed:
                 requests = [v for v in log.committed if log.plans[v]["run_key"] == f"{run_key}#{number}:{version}"]
                 require(requests, "a request has not reprocessed a version of its run", request, version)
 
