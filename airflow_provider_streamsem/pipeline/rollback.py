@@ -210,9 +210,8 @@ def _completed(opened: OpenPipeline, head: Head) -> tuple[ClosedHead, bool]:
     if not head.has_pending_publishes:
         return head, is_open
     _, outcome = log.closed_version(head.closed)
-    return publish(
-        opened, head, outcome, is_own=False
-    ), True  # only HTTP sinks have claims, and they cannot remove rows
+    # Only HTTP sinks have claims of a run, and they cannot remove rows.
+    return publish(opened, head, outcome, is_own=False), True
 
 
 def rollback_outcome(log: CommitLog, head: OpenHead) -> Outcome:
