@@ -29,7 +29,7 @@ def repinned(opened: OpenPipeline, plan: Plan) -> Json:
 
 def before_version(pipeline: Pipeline, version: int) -> str:
     """Return the advice for a version whose former records are in the state: start again before this version."""
-    if version == 0 or pipeline.sinks_outside_log:
+    if version == 0 or pipeline.sinks_that_cannot_remove_rows:
         return f"fork the pipeline into a new log and new datasets or tables: streamsem fork NEW.toml LOG --at {version - 1}."
     return f"run `streamsem rollback PIPELINE {version - 1}`, then run again: the newest records are read."
 

@@ -396,10 +396,16 @@ class FilesPlanner:
         """
         if hint is None:
             self._source.refuse_tables(self._clock.now_ms())
+        return (
+            self.discover()
+            if self._source.notifications is None or self._is_listing_due()
+            else self._discover_notified()
+        )
+
+    def _is_listing_due(self) -> bool:
         newest = self._ledger.newest()
         listed_at_ms = None if newest is None else newest.listed_at_ms
-        is_due = listed_at_ms is None or self._clock.now_ms() - listed_at_ms >= self._source.relist_s * 1000
-        return self.discover() if self._source.notifications is None or is_due else self._discover_notified()
+        return listed_at_ms is None or self._clock.now_ms() - listed_at_ms >= self._source.relist_s * 1000
 
     def discover(self) -> ListedEnd:
         """List the path and assign ordinals to new files."""

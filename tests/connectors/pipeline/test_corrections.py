@@ -102,9 +102,9 @@ class TestRollback:
         self, tmp_path: Path, rule: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         bronze, silver = read_pair(tmp_path, on_reprocess=rule)
-        monkeypatch.setattr(Pipeline, "sinks_that_cannot_remove_rows", ["out"])
         bronze.roll_back(0)
-        with pytest.raises(SourceChangedError, match="streamsem rollback PIPELINE 0") as raised:
+        monkeypatch.setattr(Pipeline, "sinks_that_cannot_remove_rows", ["out"])
+        with pytest.raises(SourceChangedError, match="streamsem fork NEW.toml LOG --at 0") as raised:
             silver.run("next")
         assert "streamsem reprocess" not in raised.value.do
         assert ('"ignore"' in raised.value.do) == (rule == "refuse")
