@@ -396,11 +396,9 @@ class FilesPlanner:
         """
         if hint is None:
             self._source.refuse_tables(self._clock.now_ms())
-        return (
-            self.discover()
-            if self._source.notifications is None or self._is_listing_due()
-            else self._discover_notified()
-        )
+        if self._source.notifications is None or self._is_listing_due():
+            return self.discover()
+        return self._discover_notified()
 
     def _is_listing_due(self) -> bool:
         newest = self._ledger.newest()

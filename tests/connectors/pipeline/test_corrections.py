@@ -104,7 +104,7 @@ class TestRollback:
         bronze, silver = read_pair(tmp_path, on_reprocess=rule)
         bronze.roll_back(0)
         monkeypatch.setattr(Pipeline, "sinks_that_cannot_remove_rows", ["out"])
-        with pytest.raises(SourceChangedError, match="streamsem fork NEW.toml LOG --at 0") as raised:
+        with pytest.raises(SourceChangedError, match=r"streamsem fork NEW\.toml LOG --at 0") as raised:
             silver.run("next")
         assert "streamsem reprocess" not in raised.value.do
         assert ('"ignore"' in raised.value.do) == (rule == "refuse")
