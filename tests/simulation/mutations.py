@@ -209,8 +209,8 @@ def vacuum_deletes_files_that_reprocessing_runs_replaced(patch: pytest.MonkeyPat
 def files_missing_from_a_listing_are_forgotten(patch: pytest.MonkeyPatch) -> None:
     real = known.compare
 
-    def compare(node: known.Node, listed: Any, settled_ns: int) -> Any:
-        new = yield from real(node, listed, settled_ns)
+    def compare(node: known.Node, listed: Any, settled_ns: int, **named: Any) -> Any:
+        new = yield from real(node, listed, settled_ns, **named)
         node.files = {file: True for file, was_listed in node.files.items() if was_listed}
         return new
 

@@ -270,7 +270,7 @@ def test_fork_continues_the_state_of_a_stateful_processor_without_files_of_the_o
         run_batch(pipeline(tmp_path, processed, "update"), run_key=f"run {number}")
     odd = tmp_path / "a b%20ü"
     new = forked(tmp_path, processed, log=str(odd / "log"), sinks={"out": FilesSink(path=str(odd / "out"))})
-    [metadata] = (tmp_path / "log" / "state").rglob("_metadata")
+    [metadata] = (tmp_path / "log" / "state" / "operators").glob("*/state/0/_metadata")
     metadata.rename(tmp_path / "deleted")
     with pytest.raises(DataError, match="files of the state after this version are missing"):
         fork(new, str(tmp_path / "log"), version=0)
