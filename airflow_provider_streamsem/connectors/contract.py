@@ -597,8 +597,8 @@ class SinkCommit:
 
     def _facts(self) -> dict[str, object]:
         marked = None if self.expected_marker is None else self.expected_marker.version
-        own = {"sink": self.sink, "version": self.version, "pipeline_uuid": self.pipeline_uuid}
-        return {**own, "expected_marker": marked}
+        facts = {"sink": self.sink, "version": self.version, "expected_marker": marked}
+        return {**facts, "pipeline_uuid": self.pipeline_uuid}
 
 
 class EffectLedger(Protocol):
