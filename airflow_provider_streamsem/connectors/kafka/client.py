@@ -125,15 +125,23 @@ def settings_of(conn_id: str | None, bootstrap_servers: str | None) -> dict[str,
     return settings
 
 
-@lru_cache(maxsize=8)
-def admin_client(process: int, settings: tuple[tuple[str, str], ...]) -> Any:
+def admin_client(settings: Mapping[str, str]) -> Any:
     """
-    Return a cached ``AdminClient``.
+    Return the ``AdminClient`` of this process for the settings.
 
-    :param process: the process id. It is part of the cache key, because a client cannot be used in a forked process
-    :param settings: librdkafka's settings as sorted ``(name, value)`` pairs, because a cache key must be hashable
+    :param settings: librdkafka's settings
     :raises InvalidError: confluent-kafka is not installed
     """
+    return _admin_client(*_cache_key(settings))
+
+
+def _cache_key(settings: Mapping[str, str]) -> tuple[int, tuple[tuple[str, str], ...]]:
+    """Return the process id, because a client cannot be used in a forked process, and the settings in hashable form."""
+    return os.getpid(), tuple(sorted(settings.items()))
+
+
+@lru_cache(maxsize=8)
+def _admin_client(process: int, settings: tuple[tuple[str, str], ...]) -> Any:
     try:
         from confluent_kafka.admin import AdminClient
     except ImportError as error:
@@ -153,9 +161,8 @@ def _reported_errors(process: int, settings: tuple[tuple[str, str], ...]) -> deq
 
 def _refuses_credentials(settings: Mapping[str, str]) -> bool:
     """Return whether the credentials were refused. The client tries again, so its requests time out, and it reports the refusal to a callback."""
-    key = (os.getpid(), tuple(sorted(settings.items())))
-    admin_client(*key).poll(0)  # calls the callback
-    return any(name in REFUSALS for name in _reported_errors(*key))
+    admin_client(settings).poll(0)  # calls the callback
+    return any(name in REFUSALS for name in _reported_errors(*_cache_key(settings)))
 
 
 def call(request: Any, *, missing: str = "", settings: Mapping[str, str] | None = None) -> Any:
@@ -180,7 +187,7 @@ def call(request: Any, *, missing: str = "", settings: Mapping[str, str] | None 
     try:
         result = request(timeout=TIMEOUT_S + 5) if getattr(request, "__name__", "") == "result" else request()
         if settings is not None:
-            _reported_errors(os.getpid(), tuple(sorted(settings.items()))).clear()
+            _reported_errors(*_cache_key(settings)).clear()
         return result
     except KafkaException as error:
         name = error_name(error)

@@ -7,7 +7,6 @@ open transaction (Kafka protocol, ListOffsets).
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Iterable, Mapping
@@ -98,7 +97,7 @@ class KafkaCluster:
 
     @cached_property
     def _admin(self) -> Any:
-        return admin_client(os.getpid(), tuple(sorted(self._settings.items())))
+        return admin_client(self._settings)
 
     def _call(self, request: Any, *, missing: str = "") -> Any:
         return call(request, missing=missing, settings=self._settings)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Iterable, Mapping
@@ -33,7 +32,7 @@ class ControlTopic:
 
     @cached_property
     def _admin(self) -> Any:
-        return admin_client(os.getpid(), tuple(sorted(self._settings.items())))
+        return admin_client(self._settings)
 
     def _call(self, request: Any, *, missing: str = "") -> Any:
         return call(request, missing=missing, settings=self._settings)
