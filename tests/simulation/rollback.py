@@ -12,6 +12,8 @@ from tests.simulation.simulated_pipeline import PipelineFixture
 from tests.simulation.stateful import StatefulPipeline, unchanged
 from tests.simulation.tables import TablesPipeline
 
+ROLLBACK_KINDS = ("drain", "drain", "arrival", "rollback", "rollback", "rollback", "rollback")
+"""Kinds of processes that the pipelines with rollbacks add to those of their base pipeline"""
 OUTDATED_ROLLBACK = (
     "at the same time",
     "has aborted the rollback",
@@ -37,51 +39,40 @@ def is_outdated(process: Process, error: Exception | None) -> bool:
     return is_reprocess and isinstance(error, InvalidError) and any(r in error.summary for r in OUTDATED_REPROCESS)
 
 
-class RollbackPipeline(PipelineFixture):
+class WithRollbacks(PipelineFixture):
+    """A pipeline whose batches have one file each, and whose requests may become outdated. Base class of the fixtures below."""
+
+    def pipeline(self, **changes: Any) -> Pipeline:
+        return super().pipeline(**{"limits": Limits(max_files=1), **changes})
+
+    def allows_failure(self, process: Process, error: Exception | None, log: RawLog) -> bool:
+        if is_outdated(process, error):
+            self.scheduler.count["refused: the request was outdated"] += 1
+            return True
+        return super().allows_failure(process, error, log)
+
+
+class RollbackPipeline(WithRollbacks):
     """A pipeline from files into files, with rollbacks."""
 
     name = "rollback"
-    kinds = (*PipelineFixture.kinds, "drain", "drain", "arrival", "rollback", "rollback", "rollback", "rollback")
-
-    def pipeline(self, **changes: Any) -> Pipeline:
-        return super().pipeline(**{"limits": Limits(max_files=1), **changes})
-
-    def allows_failure(self, process: Process, error: Exception | None, log: RawLog) -> bool:
-        if is_outdated(process, error):
-            self.scheduler.count["refused: the request was outdated"] += 1
-            return True
-        return super().allows_failure(process, error, log)
+    kinds = (*PipelineFixture.kinds, *ROLLBACK_KINDS)
 
 
-class TablesRollbackPipeline(TablesPipeline):
+class TablesRollbackPipeline(WithRollbacks, TablesPipeline):
     """A pipeline into files and two tables, with rollbacks."""
 
     name = "tables-rollback"
-    kinds = (*TablesPipeline.kinds, "drain", "drain", "arrival", "rollback", "rollback", "rollback", "rollback")
-
-    def pipeline(self, **changes: Any) -> Pipeline:
-        return super().pipeline(**{"limits": Limits(max_files=1), **changes})
-
-    def allows_failure(self, process: Process, error: Exception | None, log: RawLog) -> bool:
-        if is_outdated(process, error):
-            self.scheduler.count["refused: the request was outdated"] += 1
-            return True
-        return super().allows_failure(process, error, log)
+    kinds = (*TablesPipeline.kinds, *ROLLBACK_KINDS)
 
 
-class StatefulRollbackPipeline(StatefulPipeline):
+class StatefulRollbackPipeline(WithRollbacks, StatefulPipeline):
     """A pipeline with state, with rollbacks. Vacuum keeps the state of a few versions."""
 
     name = "stateful-rollback"
-    kinds = (*StatefulPipeline.kinds, "drain", "drain", "arrival", "rollback", "rollback", "rollback", "rollback")
+    kinds = (*StatefulPipeline.kinds, *ROLLBACK_KINDS)
 
     def pipeline(self, **changes: Any) -> Pipeline:
         state = State(output_mode="update", partitions=1, keep_versions=3)
-        given = {"limits": Limits(max_files=1), "state": state, "transform": unchanged, "rows": "any"}
+        given = {"state": state, "transform": unchanged, "rows": "any"}
         return super().pipeline(**{**given, **changes})
-
-    def allows_failure(self, process: Process, error: Exception | None, log: RawLog) -> bool:
-        if is_outdated(process, error):
-            self.scheduler.count["refused: the request was outdated"] += 1
-            return True
-        return super().allows_failure(process, error, log)
