@@ -1,13 +1,27 @@
-"""Fixtures that several sink tests share."""
+"""Fixtures that the tests of several connectors share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
+from moto import mock_aws
 
 from tests.connectors.delta.delta_fixture import WRITES
 from tests.step_by_step import step_by_step
+
+
+@pytest.fixture
+def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Simulate AWS in this process, and set credentials and a region for its clients."""
+    for name, value in (
+        ("ACCESS_KEY_ID", "testing"),
+        ("SECRET_ACCESS_KEY", "testing"),
+        ("DEFAULT_REGION", "eu-west-1"),
+    ):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    with mock_aws():
+        yield
 
 
 @pytest.fixture

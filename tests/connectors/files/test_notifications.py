@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
 import boto3
 import pytest
-from moto import mock_aws
 
 from airflow_provider_streamsem import FilesSource, SqsQueue
 from airflow_provider_streamsem.commitlog.log import CommitLog
@@ -26,7 +24,6 @@ from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.stores import Crash
 
 _NAMES = count()
-HOUR_MS = 3_600_000
 
 
 class Bucket:
@@ -97,15 +94,8 @@ def created(key: str, bucket: str = "lake") -> dict[str, Any]:
 
 
 @pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
-    for name, value in (
-        ("ACCESS_KEY_ID", "testing"),
-        ("SECRET_ACCESS_KEY", "testing"),
-        ("DEFAULT_REGION", "eu-west-1"),
-    ):
-        monkeypatch.setenv(f"AWS_{name}", value)
-    with mock_aws():
-        yield Bucket(monkeypatch)
+def bucket(aws: None, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    return Bucket(monkeypatch)
 
 
 def test_first_poll_lists_and_later_polls_receive_notifications(bucket: Bucket) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import boto3
 import pytest
 from botocore.exceptions import ClientError
-from moto import mock_aws
 
 from airflow_provider_streamsem import Avro, Json, KinesisSource, Limits
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
@@ -39,16 +38,9 @@ PIN = {
 
 
 @pytest.fixture
-def kinesis(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    for name, value in (
-        ("ACCESS_KEY_ID", "testing"),
-        ("SECRET_ACCESS_KEY", "testing"),
-        ("DEFAULT_REGION", "eu-west-1"),
-    ):
-        monkeypatch.setenv(f"AWS_{name}", value)
+def kinesis(aws: None) -> Iterator[Any]:
     requests._client.cache_clear()
-    with mock_aws():
-        yield boto3.client("kinesis")
+    yield boto3.client("kinesis")
     requests._client.cache_clear()
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
-from moto import mock_aws
 
 from airflow_provider_streamsem import Pipeline, QueueSource, SqsQueue
 from airflow_provider_streamsem.connectors.sqs.client import SqsReceiver
@@ -25,15 +23,8 @@ _NAMES = count()
 
 
 @pytest.fixture
-def sqs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    for name, value in (
-        ("ACCESS_KEY_ID", "testing"),
-        ("SECRET_ACCESS_KEY", "testing"),
-        ("DEFAULT_REGION", "eu-west-1"),
-    ):
-        monkeypatch.setenv(f"AWS_{name}", value)
-    with mock_aws():
-        yield boto3.client("sqs")
+def sqs(aws: None) -> Any:
+    return boto3.client("sqs")
 
 
 class SqsFixture:
