@@ -318,7 +318,7 @@ class Pipeline:
 
     @property
     def sinks_that_cannot_remove_rows(self) -> list[str]:
-        """Return the names of the sinks that cannot replace published rows."""
+        """Return the names of the sinks that cannot remove published rows."""
         return [name for name in self.sinks_outside_log if not cast(PublishingSink, self.sinks[name]).can_remove_rows]
 
     def lineage(self, ranges: Ranges) -> list[tuple[str, str]]:
