@@ -45,6 +45,7 @@ _NAMES = {
     "PersistentState": "airflow_provider_streamsem.transforms.persistent_state",
     "Pipeline": "airflow_provider_streamsem.pipeline.spec",
     "PipelineSource": "airflow_provider_streamsem.connectors.pipeline.source",
+    "Protobuf": "airflow_provider_streamsem.connectors.parsing.decoders",
     "PubSubQueue": "airflow_provider_streamsem.connectors.pubsub.client",
     "PipelineTable": "airflow_provider_streamsem.connectors.pipeline.lookup",
     "QueueSource": "airflow_provider_streamsem.connectors.queue.source",
@@ -112,6 +113,7 @@ __all__ = [
     "Pipeline",
     "PipelineSource",
     "PipelineTable",
+    "Protobuf",
     "PubSubQueue",
     "QueueSource",
     "RateSource",
@@ -161,7 +163,7 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.connectors.kafka.source import KafkaSource
     from airflow_provider_streamsem.connectors.kinesis.source import KinesisSource
     from airflow_provider_streamsem.connectors.nats.source import NatsSource
-    from airflow_provider_streamsem.connectors.parsing.decoders import Avro, Json
+    from airflow_provider_streamsem.connectors.parsing.decoders import Avro, Json, Protobuf
     from airflow_provider_streamsem.connectors.pipeline.lookup import PipelineTable
     from airflow_provider_streamsem.connectors.pipeline.source import PipelineSource
     from airflow_provider_streamsem.connectors.pubsub.client import PubSubQueue

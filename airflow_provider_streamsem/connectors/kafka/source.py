@@ -75,7 +75,7 @@ class KafkaSource(SourceDefaults):
         ``{"orders-0": 42, …}`` (inclusive). Partitions that the mapping does not name start at the earliest offset. Partitions that are created later are read
         from their beginning
     :param isolation: ``read_committed`` or ``read_uncommitted``: the isolation level of the read and of the end offsets
-    :param key: decoder of the key, :class:`Json` or :class:`Avro`. Default: the key stays binary
+    :param key: decoder of the key, :class:`Json`, :class:`Avro` or :class:`Protobuf`. Default: the key stays binary
     :param value: decoder of the value, as for ``key``
     :param options: options of Spark's Kafka source that do not change which records are read: ``minPartitions``, ``maxRecordsPerPartition``,
         ``fetchOffset.numRetries``, ``fetchOffset.retryIntervalMs``, ``kafkaConsumer.pollTimeoutMs``

@@ -56,7 +56,7 @@ class KinesisSource:
     :param starting: the record at which a new pipeline starts: ``earliest``, ``latest``, a timestamp with a time zone, or
         ``{"shardId-000000000000": "4968…", …}`` (inclusive). Shards that the mapping does not name start at the earliest record. Shards that are created later
         are read from their beginning
-    :param value: decoder of the data, a :class:`Json` or :class:`Avro`. Default: the data stays binary
+    :param value: decoder of the data, :class:`Json`, :class:`Avro` or :class:`Protobuf`. Default: the data stays binary
     :param aggregation: records that the Kinesis Producer Library has aggregated: ``kpl`` splits them, as the Kinesis Client Library does, without the user
         records whose hash key belongs to another shard. ``all`` splits them and keeps all user records. ``none`` does not split them
     :raises InvalidError: an argument is not valid

@@ -57,7 +57,7 @@ class NatsSource:
     :param domain: JetStream domain; ``None``: that of the server
     :param starting: where a new pipeline starts: ``earliest``, ``latest``, a timestamp with a time zone such as ``2026-01-31T00:00:00Z`` (inclusive), or a
         sequence, 1 or more (inclusive)
-    :param value: decoder of the data, :class:`Json` or :class:`Avro`. Default: the data stays binary
+    :param value: decoder of the data, :class:`Json`, :class:`Avro` or :class:`Protobuf`. Default: the data stays binary
     :param tasks: maximum number of Spark tasks that read a batch, 1 to 1,000. Each reads a part of the range with its own connection
     :raises InvalidError: an argument is not valid
     """

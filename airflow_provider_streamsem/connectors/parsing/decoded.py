@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import secrets
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import StringType
+from pyspark.sql.pandas.types import from_arrow_type
+from pyspark.sql.types import StringType, StructField, StructType
 
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.connectors.columns.nested import anywhere, holds
 from airflow_provider_streamsem.connectors.parsing import json_text as parsing
-from airflow_provider_streamsem.connectors.parsing.decoders import SCHEMA_ID_BYTES, Avro, Decoder, Json
+from airflow_provider_streamsem.connectors.parsing import protobuf_messages
+from airflow_provider_streamsem.connectors.parsing.decoders import SCHEMA_ID_BYTES, Avro, Decoder, Json, Protobuf
 from airflow_provider_streamsem.connectors.parsing.registry import registry_of, versions_of, warnings
 from airflow_provider_streamsem.connectors.parsing.sql_text import struct_of
+from airflow_provider_streamsem.connectors.pickling import pickled_by_value
+from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.extras import install_command
+from airflow_provider_streamsem.identifiers import quoted
 
 logger = telemetry.log_of(__name__)
 
@@ -64,6 +74,9 @@ def decode(frame: DataFrame, column: str, decoder: Decoder, *, subjects: Sequenc
     """
     if isinstance(decoder, Json):
         return _json(frame, column, decoder)
+    if isinstance(decoder, Protobuf):
+        return _protobuf(frame, column, decoder)
+
     return _avro(frame, column, decoder, [decoder.subject] if decoder.subject is not None else [*subjects])
 
 
@@ -79,6 +92,47 @@ def _json(read: DataFrame, part: str, decoder: Json) -> Decoded:
     record = F.when(F.col(part).isNotNull(), F.expr(struct_of(parsed.values)))
     frame = parsed.frame.withColumn(parsed.bad, is_bad)
     return Decoded(frame, record, fields, F.col(parsed.bad), reason=parsed.reason)
+
+
+def _protobuf(read: DataFrame, part: str, decoder: Protobuf) -> Decoded:
+    kind, descriptors = _message_type(decoder)
+    column, reason = f"{_DECODED}{part}", f"{_DECODED}{part}_reason"
+    row = from_arrow_type(protobuf_messages.row_type(kind), prefer_timestamp_ntz=False)
+    schema = StructType([*read.schema.fields, StructField(column, row), StructField(reason, StringType())])
+    # Executors need not have this package.
+    with pickled_by_value([protobuf_messages]):
+        decode_batches = functools.partial(
+            protobuf_messages.with_rows, column=part, descriptors=descriptors, message=decoder.message, has_schema_id=decoder.has_schema_id
+        )  # fmt: skip
+        decoded = read.mapInArrow(decode_batches, schema)
+    bad = f"{column}_bad"
+    fields = {name: F.col(column)[name] for name in row.names}
+    frame = decoded.withColumn(bad, F.col(reason).isNotNull())
+    return Decoded(frame, F.col(column), fields, F.col(bad), reason=quoted(reason))
+
+
+def _message_type(decoder: Protobuf) -> tuple[Any, bytes]:
+    """
+    Return the descriptor of the message type, and the content of the descriptor file.
+
+    :raises InvalidError: the library is not installed, or the file is missing or does not define the type
+    """
+    if find_spec("google.protobuf") is None:
+        raise InvalidError("the library protobuf is not installed; nothing became visible").advising(
+            f"run `{install_command(['protobuf'])}`, then run again."
+        )
+    try:
+        descriptors = Path(decoder.descriptors).read_bytes()
+        kind = protobuf_messages.descriptor_of(descriptors, decoder.message)
+        protobuf_messages.row_type(kind)
+    except (OSError, protobuf_messages.DescriptorsError) as error:
+        summary = "the descriptor file of a Protobuf decoder cannot be used; nothing became visible"
+        raise InvalidError(
+            summary, descriptors=decoder.descriptors, message=decoder.message, reason=str(error)
+        ).advising(
+            "correct `descriptors` or `message`, or write the file with `protoc --include_imports --descriptor_set_out`."
+        ) from None
+    return kind, descriptors
 
 
 def _avro(read: DataFrame, part: str, decoder: Avro, subjects: Sequence[str]) -> Decoded:

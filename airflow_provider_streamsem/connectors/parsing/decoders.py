@@ -17,6 +17,7 @@ from airflow_provider_streamsem.errors import InvalidError
 
 SCHEMA_ID_BYTES = 5
 """Length of the zero byte and the schema id with which a message of a schema registry starts."""
+_MESSAGE = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
 _JSON_OPTIONS = (
     "allownumericleadingzeros",
     "dateformat",
@@ -103,8 +104,31 @@ class Avro:
         return self.registry is not None or self.registry_conn_id is not None
 
 
-Decoder: TypeAlias = Json | Avro
-_DECODERS: dict[str, type[Json] | type[Avro]] = {"json": Json, "avro": Avro}
+@dataclass(frozen=True, slots=True)
+class Protobuf:
+    """
+    Decodes one Protobuf message. Requires the extra ``protobuf``, and the library protobuf on the executors.
+
+    :param message: full name of the message type, such as ``shop.Order``. Its fields define the columns
+    :param descriptors: path of a descriptor file, which ``protoc --include_imports --descriptor_set_out=PATH`` writes. It is read where the Spark driver runs
+    :param has_schema_id: whether each message starts with a zero byte, the id of a schema in four bytes and the index of the message type, as serializers of a
+        schema registry write it. No schema is requested. A message with another index is bad
+    :raises InvalidError: an argument is not valid
+    """
+
+    type: ClassVar[str] = "protobuf"
+    message: str
+    descriptors: str
+    has_schema_id: bool = False
+
+    def __post_init__(self) -> None:
+        arguments.text("protobuf: message", self.message, pattern=_MESSAGE, accepted="a full name, such as shop.Order")
+        arguments.text("protobuf: descriptors", self.descriptors, accepted="the path of a descriptor file")
+        arguments.flag("protobuf: has_schema_id", self.has_schema_id)
+
+
+Decoder: TypeAlias = Json | Avro | Protobuf
+_DECODERS: dict[str, type[Json] | type[Avro] | type[Protobuf]] = {"json": Json, "avro": Avro, "protobuf": Protobuf}
 
 
 def decoder(where: str, given: object) -> Decoder | None:
@@ -114,18 +138,23 @@ def decoder(where: str, given: object) -> Decoder | None:
     :param where: the argument's name, for error messages
     :raises InvalidError: the value is neither, or an argument is invalid
     """
-    if given is None or isinstance(given, (Json, Avro)):
+    if given is None or isinstance(given, (Json, Avro, Protobuf)):
         return given
     if not isinstance(given, Mapping):
         raise InvalidError(
-            f"{where} must be a Json or Avro object", given=type(given).__name__, accepted=sorted(_DECODERS)
+            f"{where} must be a Json, Avro or Protobuf object", given=type(given).__name__, accepted=sorted(_DECODERS)
         )
     decoder_type = _DECODERS[arguments.choice(f"{where}: type", given.get("type"), _DECODERS)]
     rest = {name: value for name, value in given.items() if name != "type"}
     arguments.known_keys(where, rest, list(decoder_type.__dataclass_fields__))
-    if "schema" not in rest:
-        raise InvalidError(f"{where} lacks required arguments", missing=["schema"])
+    required = [field.name for field in dataclasses.fields(decoder_type) if _is_required(field)]
+    if missing := [name for name in required if name not in rest]:
+        raise InvalidError(f"{where} lacks required arguments", missing=missing)
     return decoder_type(**rest)
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def decoder_of_data(where: str, given: object) -> Decoder | None:

@@ -1,0 +1,268 @@
+"""
+Decodes Protobuf messages into rows of Arrow. Needs only the standard library, protobuf and pyarrow, because executors run this module.
+
+An executor gets the functions of this module by value, so it needs no installation of this package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_SECONDS = (-62_135_596_800, 253_402_300_799)
+"""The first and last second of a Protobuf timestamp: the years 1 to 9999."""
+
+
+class DescriptorsError(Exception):
+    """The descriptor file does not define the message type, or the type has no columns of Spark."""
+
+
+class MessageError(Exception):
+    """A message cannot be decoded exactly. The text is the reason, and contains no value of the message."""
+
+
+def descriptor_of(descriptors: bytes, message: str) -> Any:
+    """
+    Return the descriptor of a message type.
+
+    :param descriptors: content of a descriptor file
+    :param message: full name of the message type
+    :raises DescriptorsError: the file is not a descriptor file, lacks an imported file, or does not define the type
+    """
+    from google.protobuf import descriptor_pb2, descriptor_pool
+    from google.protobuf.message import DecodeError
+
+    pool, names = descriptor_pool.DescriptorPool(), []
+    try:
+        for file in descriptor_pb2.FileDescriptorSet.FromString(descriptors).file:
+            pool.AddSerializedFile(file.SerializeToString())
+            names += [f"{file.package}.{kind.name}".lstrip(".") for kind in file.message_type]
+        return pool.FindMessageTypeByName(message)
+    except DecodeError:
+        raise DescriptorsError("it is not a descriptor file of protoc") from None
+    except TypeError as error:
+        raise DescriptorsError(f"it lacks an imported file; call protoc with --include_imports ({error})") from None
+    except KeyError:
+        raise DescriptorsError(f"it does not define this message type, but {', '.join(sorted(names))}") from None
+
+
+def row_type(message: Any) -> pa.DataType:
+    """
+    Return the Arrow type of the rows of a message type: a struct with one field for each field of the message.
+
+    :raises DescriptorsError: the message has no field, or contains a message of its own type
+    """
+    return _struct(message, ())
+
+
+def _struct(message: Any, outer: tuple[str, ...]) -> pa.DataType:
+    import pyarrow as pa
+
+    if message.full_name in outer:
+        raise DescriptorsError(f"the message {message.full_name} contains a message of its own type")
+    if not message.fields:
+        raise DescriptorsError(f"the message {message.full_name} has no fields")
+    inside = (*outer, message.full_name)
+    return pa.struct([pa.field(field.name, _field_type(field, inside)) for field in message.fields])
+
+
+def _field_type(field: Any, outer: tuple[str, ...]) -> pa.DataType:
+    import pyarrow as pa
+
+    if _is_map(field):
+        entry = field.message_type.fields_by_name
+        return pa.map_(_value_type(entry["key"], outer), _value_type(entry["value"], outer))
+    kind = _value_type(field, outer)
+    return pa.list_(kind) if _is_repeated(field) else kind
+
+
+def _value_type(field: Any, outer: tuple[str, ...]) -> pa.DataType:
+    import pyarrow as pa
+
+    kind = field.type
+    if kind in (field.TYPE_MESSAGE, field.TYPE_GROUP):
+        is_time = field.message_type.full_name == "google.protobuf.Timestamp"
+        return pa.timestamp("us", tz="UTC") if is_time else _struct(field.message_type, outer)
+    return {
+        field.TYPE_BOOL: pa.bool_(), field.TYPE_BYTES: pa.binary(), field.TYPE_DOUBLE: pa.float64(), field.TYPE_ENUM: pa.string(),
+        field.TYPE_FIXED32: pa.int64(), field.TYPE_FIXED64: pa.decimal128(20, 0), field.TYPE_FLOAT: pa.float32(), field.TYPE_INT32: pa.int32(),
+        field.TYPE_INT64: pa.int64(), field.TYPE_SFIXED32: pa.int32(), field.TYPE_SFIXED64: pa.int64(), field.TYPE_SINT32: pa.int32(),
+        field.TYPE_SINT64: pa.int64(), field.TYPE_STRING: pa.string(), field.TYPE_UINT32: pa.int64(), field.TYPE_UINT64: pa.decimal128(20, 0),
+    }[kind]  # fmt: skip
+
+
+def _is_map(field: Any) -> bool:
+    return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
+
+
+def _is_repeated(field: Any) -> bool:
+    if hasattr(field, "is_repeated"):
+        return bool(field.is_repeated)
+    return bool(field.label == field.LABEL_REPEATED)  # before protobuf 6.31
+
+
+def decoder(message: Any, *, has_schema_id: bool) -> Callable[[bytes], dict[str, Any]]:
+    """
+    Return a function that decodes one message to a row of :func:`row_type`.
+
+    The function raises :class:`MessageError` if the bytes are not a message of this type, or if a column cannot hold a value exactly.
+
+    :param has_schema_id: see :class:`airflow_provider_streamsem.connectors.parsing.decoders.Protobuf`
+    """
+    from google.protobuf.message import DecodeError
+    from google.protobuf.message_factory import GetMessageClass
+
+    parsed, read, indexes = GetMessageClass(message), _reader(message), _indexes(message)
+
+    def decode(data: bytes) -> dict[str, Any]:
+        content = _after_indexes(data, indexes) if has_schema_id else data
+        try:
+            return read(parsed.FromString(content))
+        except DecodeError:
+            raise MessageError(f"it is not a {message.full_name}") from None
+
+    return decode
+
+
+def _reader(message: Any) -> Callable[[Any], dict[str, Any]]:
+    """Return a function from a message to field name → value. A field that has presence and is not set is null."""
+    from google.protobuf.unknown_fields import UnknownFieldSet
+
+    known = frozenset(message.fields_by_number)
+    fields = [
+        (field.name, field.has_presence and not _is_repeated(field), _converter(field)) for field in message.fields
+    ]
+
+    def read(value: Any) -> dict[str, Any]:
+        for unknown in UnknownFieldSet(value):
+            # The parser keeps a field of another type, and an enum's unknown value, among the unknown fields.
+            if unknown.field_number in known:
+                name = message.fields_by_number[unknown.field_number].full_name
+                raise MessageError(f"the field {name} was written with another type, or is an unknown value of an enum")
+        return {
+            name: None if has_presence and not value.HasField(name) else convert(_value(value, name))
+            for name, has_presence, convert in fields
+        }
+
+    return read
+
+
+def _value(message: Any, name: str) -> Any:
+    try:
+        return getattr(message, name)
+    except UnicodeDecodeError:
+        raise MessageError(f"the field {message.DESCRIPTOR.full_name}.{name} is not UTF-8") from None
+
+
+def _converter(field: Any) -> Callable[[Any], Any]:
+    if _is_map(field):
+        entry = field.message_type.fields_by_name
+        key, value = _single(entry["key"]), _single(entry["value"])
+        # The order of a map differs between processes. Sorted, all attempts stage the same rows.
+        return lambda values: [(key(name), value(values[name])) for name in sorted(values)]
+    single = _single(field)
+    return (lambda values: [single(value) for value in values]) if _is_repeated(field) else single
+
+
+def _single(field: Any) -> Callable[[Any], Any]:
+    kind = field.type
+    if kind in (field.TYPE_MESSAGE, field.TYPE_GROUP):
+        is_time = field.message_type.full_name == "google.protobuf.Timestamp"
+        return _micros(field.full_name) if is_time else _reader(field.message_type)
+    if kind == field.TYPE_ENUM:
+        names = {number: value.name for number, value in field.enum_type.values_by_number.items()}
+        return lambda number: names.get(number, str(number))
+    return Decimal if kind in (field.TYPE_UINT64, field.TYPE_FIXED64) else lambda value: value
+
+
+def _micros(name: str) -> Callable[[Any], int]:
+    def micros(value: Any) -> int:
+        if not (_SECONDS[0] <= value.seconds <= _SECONDS[1] and 0 <= value.nanos < 1_000_000_000):
+            raise MessageError(f"the field {name} is not a valid timestamp")
+        if value.nanos % 1_000:
+            raise MessageError(f"the field {name} has nanoseconds, which the column cannot hold")
+        return int(value.seconds) * 1_000_000 + int(value.nanos) // 1_000
+
+    return micros
+
+
+def _indexes(message: Any) -> set[tuple[int, ...]]:
+    """
+    Return the index of a message type in its file: its position, after those of the messages that contain it.
+
+    Serializers do not agree on whether the messages that Protobuf generates for maps count, so both indexes are returned.
+    """
+    from google.protobuf import descriptor_pb2
+
+    path = [message]
+    while path[0].containing_type is not None:
+        path.insert(0, path[0].containing_type)
+    file = descriptor_pb2.FileDescriptorProto()
+    message.file.CopyToProto(file)
+    found = set()
+    for counts_maps in (True, False):
+        index, kinds = [], file.message_type
+        for part in path:
+            counted = [kind for kind in kinds if counts_maps or not kind.options.map_entry]
+            index.append([kind.name for kind in counted].index(part.name))
+            kinds = counted[index[-1]].nested_type
+        found.add(tuple(index))
+    return found
+
+
+def _after_indexes(data: bytes, accepted: set[tuple[int, ...]]) -> bytes:
+    """Return the message after the zero byte, the schema id and the index: its length, and then its numbers. The length 0 stands for the index ``(0,)``."""
+    if data[:1] != b"\0":
+        raise MessageError("it does not start with the zero byte of a schema registry")
+    length, at = _varint(data, 5)
+    index = []
+    for _ in range(length):
+        number, at = _varint(data, at)
+        index.append(number)
+    if tuple(index or [0]) not in accepted:
+        raise MessageError(f"its message type has the index {index or [0]}, not {[*min(accepted)]}")
+    return data[at:]
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return a signed number in zigzag encoding, and the position after it."""
+    value, shift = 0, 0
+    for position in range(at, min(at + 5, len(data))):
+        value |= (data[position] & 0x7F) << shift
+        if data[position] < 0x80:
+            return (value >> 1) ^ -(value & 1), position + 1
+        shift += 7
+    raise MessageError("the index of the message type is truncated")
+
+
+def with_rows(
+    batches: Iterator[pa.RecordBatch], *, column: str, descriptors: bytes, message: str, has_schema_id: bool
+) -> Iterator[pa.RecordBatch]:
+    """
+    Append the columns ``record`` (a row, or null) and ``reason`` (why the message is bad, or null) to batches.
+
+    :param column: name of the binary column with the messages. A null message has the record null, and is not bad
+    """
+    import pyarrow as pa
+
+    kind = descriptor_of(descriptors, message)
+    decode, struct = decoder(kind, has_schema_id=has_schema_id), row_type(kind)
+    for batch in batches:
+        rows: list[Mapping[str, Any] | None] = []
+        reasons: list[str | None] = []
+        for data in batch.column(column):
+            row, reason = None, None
+            try:
+                row = decode(data.as_py()) if data.is_valid else None
+            except MessageError as error:
+                reason = str(error)
+            rows.append(row)
+            reasons.append(reason)
+        yield pa.RecordBatch.from_arrays(
+            [*batch.columns, pa.array(rows, struct), pa.array(reasons, pa.string())],
+            [*batch.schema.names, "record", "reason"],
+        )
