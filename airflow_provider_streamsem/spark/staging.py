@@ -183,7 +183,8 @@ class Staging:
             # An observation does not count rows in a streaming plan, so the records are counted from the cache.
             for item in inputs:
                 item.marked = self._persist(item.marked)
-        if self.job.dedup is not None and self.job.pins:
+        # A reprocessing run without pins removes ids from the deduplication state (W27).
+        if self.job.dedup is not None and (self.job.pins or self.job.chain is not None):
             self._dedup = Deduplication(
                 session=self.session, dedup=self.job.dedup, location=self.log.store.url, now_ms=self.job.batch_time_ms,
                 state=self.job.base_state, chain=self.job.chain, keep=self._persist,

@@ -18,6 +18,7 @@ from airflow_provider_streamsem import (
     Limits,
     Pipeline,
     PipelineSource,
+    SparkEngine,
     State,
     reprocess,
     rollback,
@@ -31,7 +32,7 @@ from airflow_provider_streamsem.stores.contract import open_store
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.steps import StepReportingStore, Steps
 from airflow_provider_streamsem.testing.stores import CountingStore, Crash, Fault, FaultyStore
-from tests.connectors.pipeline.bronze import Bronze, Silver, pair, results
+from tests.connectors.pipeline.bronze import Bronze, Silver, TypedEngine, pair, results
 from tests.external_systems import PublishingFixture, TableSink
 
 
@@ -74,16 +75,19 @@ class TestRollback:
         silver.run("idle", drain=True)
         silver.check()
 
-    def test_ids_of_removed_rows_are_no_duplicates_when_they_are_read_again(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("engine", [TypedEngine, pytest.param(SparkEngine, marks=pytest.mark.spark)])
+    def test_ids_of_removed_rows_are_no_duplicates_when_they_are_read_again(
+        self, tmp_path: Path, engine: Callable[[], Any]
+    ) -> None:
         bronze, silver = read_pair(tmp_path, on_reprocess="reprocess")
         silver = Silver(
             tmp_path / "dedup", store=open_store(str(tmp_path / "dedup-log")), bronze=bronze,
             source={"on_reprocess": "reprocess"}, changes={"dedup": Dedup(keys=["id"], rows=10**6)},
         )  # fmt: skip
-        silver.run("first", drain=True)
+        silver.run("first", drain=True, engine=engine())
         bronze.roll_back(0)
         bronze.run("again", drain=True)
-        silver.run("next", drain=True)
+        silver.run("next", drain=True, engine=engine())
         silver.check()
 
     def test_run_that_ignores_corrections_fails_because_the_records_arrive_again(self, tmp_path: Path) -> None:
