@@ -151,22 +151,25 @@ def oldest_kept(log: CommitLog, closed: int, keep_versions: int) -> int | None:
     """
     Return the version whose state is the oldest that vacuum keeps: ``keep_versions`` before the newest, counting only versions that no rollback removed.
 
-    The result is at least what it was before each rollback, because an earlier vacuum may have deleted states up to there.
+    The result is at least what it was before each rollback, because an earlier vacuum may have deleted states up to there. A version that was rolled back
+    since then is never the result: it was not the oldest at that time, because ``keep_versions`` was higher, and newer states do not build on its state.
 
     :returns: ``None`` if there are fewer versions
     """
     oldest: list[int] = []
+    remaining: list[range] = []
     heads, found = [closed], {closed}  # the newest version now, and before each rollback
     for head in heads:
         newest = log.outcome(head)
         kept = [] if newest is None else log.remaining_versions(newest[0])
+        remaining = remaining or kept
         before = {versions[0] - 1 for versions in kept[1:]} - found
         heads += before
         found |= before
         at = sum(map(len, kept)) - 1 - keep_versions
         if at >= 0:
             oldest.append(next(islice(chain.from_iterable(kept), at, None)))
-    return max(oldest, default=None)
+    return max((version for version in oldest if any(version in versions for versions in remaining)), default=None)
 
 
 class _SinkLocation:

@@ -384,6 +384,16 @@ def test_version_whose_state_is_kept_is_found_with_one_lineage_for_each_rollback
     assert store.requests.total() < 2_000
 
 
+def test_version_that_was_rolled_back_is_not_the_oldest_kept_even_if_keep_versions_is_lowered(tmp_path: Path) -> None:
+    fixture = four_versions(tmp_path)
+    roll_back(fixture, 0)
+    fixture.run("again")
+    closed, log = fixture.opened().head, fixture.log()
+    assert closed == 5
+    # With keep_versions=2 the oldest was version 1 before the rollback to version 0.
+    assert {keep: oldest_kept(log, closed, keep) for keep in (0, 1, 2)} == {0: 5, 1: 4, 2: 0}
+
+
 def test_rollback_after_a_rollback_returns_to_a_version_that_is_still_visible(fixture: PipelineFixture) -> None:
     roll_back(fixture, 2)
     fixture.run("again", drain=True)
