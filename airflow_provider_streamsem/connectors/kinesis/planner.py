@@ -46,13 +46,13 @@ class _KnownShard:
     The state of a shard as an earlier plan recorded it.
 
     :param end: the end of the shard
-    :param offset: the next offset to read
-    :param since_ms: no record at or above ``offset`` arrived before this time, in milliseconds UTC
+    :param arrivals: pairs of an offset and a time in milliseconds UTC: no record at or above the offset arrived before this time. The offsets are the next
+        offset to read; the offset at which the plan starts, for the case that it is aborted; and 0, for the case that it is rolled back to a version before the
+        shard was created
     """
 
     end: int
-    offset: int
-    since_ms: int
+    arrivals: Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +93,8 @@ class KinesisPlanner:
     """
     A Kinesis source that is bound to a commit log.
 
-    The hint records when the newest plan was made. For each shard it records the end, the next offset to read, and a time before which no record at or above
-    that offset arrived: ``{"at_ms": 1767225600000, "shards": {partition: [end, offset, since_ms]}}``.
+    The hint records when the newest plan was made. For each shard it records the end, and offsets with a time before which no record at or above the offset
+    arrived: ``{"at_ms": 1767225600000, "shards": {partition: [end, [[offset, since_ms], …]]}}``.
 
     :param stream: name of the stream
     :param requests: returns the object that sends requests to the stream
@@ -222,9 +222,9 @@ class KinesisPlanner:
         times = [parse_partition(name).created_s * 1000]
         if is_time(start):
             times.append(start)
-        if name in known.shards and known.shards[name].offset <= start:
-            times.append(known.shards[name].since_ms)
-        if name not in known.shards and start == 0:
+        if name in known.shards:
+            times += [since_ms for offset, since_ms in known.shards[name].arrivals if offset <= start]
+        elif start == 0:
             times.append(known.at_ms)
         return max(times)
 
@@ -234,12 +234,16 @@ class KinesisPlanner:
         shards = {}
         for name in sorted({*start, *end.offsets, *known.shards}):
             shard_end = max(position(end.offsets, name), known.shards[name].end if name in known.shards else 0)
-            offset, since_ms = position(start, name), self._unread_since_ms(name, position(start, name), known)
+            offset = position(start, name)
+            arrivals = {first: self._unread_since_ms(name, first, known) for first in (0, offset)}
+            since_ms = arrivals[offset]
             if name in parts:
                 offset, since_ms = parts[name].last + 1, parts[name].arrived_ms or since_ms
             if isinstance(end, KinesisEnd) and offset >= shard_end:
                 since_ms = at_ms
-            shards[name] = [shard_end, offset, since_ms]
+            arrivals[offset] = since_ms
+            created_ms = parse_partition(name).created_s * 1000  # known without the hint
+            shards[name] = [shard_end, [[first, since] for first, since in arrivals.items() if since > created_ms]]
         return {"at_ms": at_ms, "shards": shards}
 
     def _counted(self, shard: str, first: Record, stop: int, max_records: int) -> tuple[Record, int]:
@@ -349,7 +353,17 @@ def _read_hint(hint: Json) -> _Hint:
     if not isinstance(hint, Mapping) or type(hint.get("at_ms")) is not int or not isinstance(shards, Mapping):
         return _Hint()
     if not all(
-        isinstance(shard, Sequence) and [type(n) for n in shard] == [int, int, int] for shard in shards.values()
+        isinstance(shard, Sequence) and len(shard) == 2 and type(shard[0]) is int and _are_arrivals(shard[1])
+        for shard in shards.values()
     ):
         return _Hint()
-    return _Hint(hint["at_ms"], {name: _KnownShard(*shard) for name, shard in shards.items()})
+    known = {
+        name: _KnownShard(end, [(at, since) for at, since in arrivals]) for name, (end, arrivals) in shards.items()
+    }
+    return _Hint(hint["at_ms"], known)
+
+
+def _are_arrivals(pairs: Json) -> bool:
+    return isinstance(pairs, Sequence) and all(
+        isinstance(pair, Sequence) and [type(n) for n in pair] == [int, int] for pair in pairs
+    )

@@ -14,7 +14,7 @@ from airflow_provider_streamsem import Avro, Json, KinesisSource, Limits
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors import counting
-from airflow_provider_streamsem.connectors.contract import SourceEnd
+from airflow_provider_streamsem.connectors.contract import SourceEnd, SourceSlice
 from airflow_provider_streamsem.connectors.kinesis import stream as requests
 from airflow_provider_streamsem.connectors.kinesis.planner import KinesisPlanner
 from airflow_provider_streamsem.errors import (
@@ -82,6 +82,8 @@ def test_hint_of_another_form_only_costs_requests(kinesis: Any, source: KinesisS
         "text",
         {"at_ms": "x", "shards": {}},
         {"at_ms": 1, "shards": {"a": [1, 2]}},
+        {"at_ms": 1, "shards": {"a": [1, [2]]}},
+        {"at_ms": 1, "shards": {"a": [1, [[2, "x"]]]}},
         {"at_ms": 1, "shards": 7},
     ):
         planner = planner_of(source)
@@ -156,7 +158,7 @@ def test_shard_that_is_missing_is_refused_or_a_gap(kinesis: Any, source: Kinesis
     put(kinesis, source, 1)
     other = next(iter(start)).replace("shardId-000000000000", "shardId-000000000009")
     planner = planner_of(source)
-    known = {"at_ms": SYSTEM_CLOCK.now_ms(), "shards": {other: [50, 40, 1]}}
+    known = {"at_ms": SYSTEM_CLOCK.now_ms(), "shards": {other: [50, [[40, 1]]]}}
     offsets = {**start, other: 40}
     with pytest.raises(SourceChangedError, match="missing"):
         planner.slice(offsets, planner.poll(known), Limits(), known, on_data_loss="fail")
@@ -178,6 +180,47 @@ def test_range_without_a_proof_that_no_record_has_expired_is_refused(kinesis: An
         with pytest.raises(SourceChangedError, match="cannot prove"):
             planner.slice(start, planner.poll(hint), Limits(), hint, on_data_loss="fail")
     assert planner.slice(start, planner.poll(now), Limits(), now, on_data_loss="fail") is not None
+
+
+def test_new_shard_is_read_after_its_plan_was_aborted_and_after_a_rollback(kinesis: Any, source: KinesisSource) -> None:
+    """An outcome of an abort has the hint of the aborted plan, and an outcome of a rollback that of the newest plan."""
+    start = source.initial_offsets()
+    put(kinesis, source, 1)
+    later = ManualClock(SYSTEM_CLOCK.now_ms() + 25 * 3_600_000)  # the stream is older than its retention
+    planner = source.open(CommitLog(MemoryStore(), later), None)
+    first = aborted_thrice(planner, start, {"at_ms": later.now_ms(), "shards": {}})
+    put(kinesis, source, 1)
+    read = {**start, **{name: stop for name, (_, stop) in first.ranges.items()}}
+    second = planner.slice(read, planner.poll(first.hint), Limits(), first.hint, on_data_loss="fail")
+    assert second is not None
+    rolled_back = planner.slice(start, planner.poll(second.hint), Limits(), second.hint, on_data_loss="fail")
+    assert rolled_back is not None
+    assert [(pin.first, pin.last) for pin in rolled_back.pins] == [(1, 2)]
+
+
+def test_shard_that_was_idle_is_read_after_its_plan_was_aborted(
+    kinesis: Any, source: KinesisSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The committed record has expired while the shard was idle, and the sequence number of the next one is higher by two."""
+    source.initial_offsets()
+    put(kinesis, source, 3)
+    later = ManualClock(SYSTEM_CLOCK.now_ms() + 25 * 3_600_000)
+    planner = source.open(CommitLog(MemoryStore(), later), None)
+    name = next(name for name, end in planner.poll(None).offsets.items() if end)
+    stream = planner._stream
+    monkeypatch.setattr(type(stream), "oldest", lambda self, shard: self.first_from(shard, 3))
+    planned = aborted_thrice(
+        planner, {name: 2}, {"at_ms": later.now_ms(), "shards": {name: [2, [[2, later.now_ms()]]]}}
+    )
+    assert [(pin.first, pin.last) for pin in planned.pins] == [(3, 3)]
+
+
+def aborted_thrice(planner: KinesisPlanner, start: dict[str, int], hint: Any) -> SourceSlice:
+    for _ in range(3):
+        planned = planner.slice(start, planner.poll(hint), Limits(), hint, on_data_loss="fail")
+        assert planned is not None
+        hint = planned.hint
+    return planned
 
 
 def test_lag_and_gaps_count_shards_and_not_sequence_numbers() -> None:
