@@ -23,7 +23,6 @@ LOCATION = "state/operators"
 """The directory of the state files of the operators, relative to the root of the log."""
 _WITH_TIMERS = ("transformWithState", "flatMapGroupsWithState", "applyInPandasWithState")
 """Prefixes of Spark's names of the operators that may have timers in processing time."""
-_METADATA = re.compile(rf"(?P<operator>{LOCATION}/[\w-]+/state/[0-9]+)/_metadata/v2/(?P<name>[^/]+)")
 _SCHEMA_PATH = re.compile(r'"(?:[^"\\]|\\.)*/_stateSchema/')
 """Matches the start of the path of a schema file in the metadata of ``transformWithState``."""
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
@@ -93,6 +92,7 @@ class Operator:
     :param ids: for each partition of the state, the unique ids of its state stores
     :param digests: for each id, the first 16 hexadecimal digits of the sha256 of the snapshot with this id. An outcome needs 19 bytes for each digest, and 39
         for each id. Empty until the attempt has read its snapshots back
+    :param metadata: for ``transformWithState``, Spark's metadata of the batch, with the paths of schema files relative to the operator's directory; else ``""``
     """
 
     name: str
@@ -100,11 +100,7 @@ class Operator:
     bytes: int
     ids: tuple[tuple[str, ...], ...]
     digests: tuple[tuple[str, ...], ...] = ()
-
-    @property
-    def has_absolute_paths(self) -> bool:
-        """Whether Spark names files of this state by their absolute paths."""
-        return self.name.startswith("transformWithState")
+    metadata: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,31 +142,13 @@ class OperatorState:
 
 def with_schema_files_in(metadata: str, directory: str) -> str:
     """
-    Replace the directory in all paths of schema files in Spark's metadata of ``transformWithState``. Spark stores absolute paths.
+    Replace the directory in all paths of schema files in Spark's metadata of ``transformWithState``. Spark stores absolute paths, and an outcome relative ones.
 
-    :param metadata: content of a file below ``_metadata/v2/``
-    :param directory: URL of the directory of the operator, which contains ``_stateSchema``
+    :param metadata: the metadata, as :class:`Operator` or a file below ``_metadata/v2/`` has it
+    :param directory: URL of the directory of the operator, which contains ``_stateSchema``; ``""``: make the paths relative
     """
     start = json.dumps(f"{directory}/_stateSchema/")[:-1]
     return _SCHEMA_PATH.sub(lambda _: start, metadata)
-
-
-def relocated(key: str, data: bytes, location: str) -> bytes | None:
-    """
-    Return the content of an object after it was copied to a log at another location; ``None`` if it must not be copied.
-
-    All objects stay the same, except for Spark's metadata of ``transformWithState``, which names files of the log by their absolute paths. The checksum files
-    that Hadoop's local file system stores beside it must not be copied, because the rewritten metadata has other checksums.
-
-    :param key: the key of the object in the original log
-    :param location: URL of the other log, in the form in which Hadoop stores paths
-    """
-    match = _METADATA.fullmatch(key)
-    if match is None:
-        return data
-    if match["name"].isdecimal():
-        return with_schema_files_in(data.decode(), f"{location}/{match['operator']}").encode()
-    return None
 
 
 def operator_state(state: Json) -> OperatorState | None:

@@ -131,19 +131,6 @@ def is_loadable(store: Store, state: Json) -> bool:
     return not unloadable(store, [state])
 
 
-def has_metadata(store: Store, state: Json) -> bool:
-    """Return whether there is metadata of each operator of ``transformWithState``. Spark cannot load the state of such an operator without it."""
-    parsed = operator_state(state)
-    if parsed is None:
-        return True
-    prefixes = [
-        f"{LOCATION}/{parsed.root}/state/{number}/_metadata/v2/"
-        for number, operator in enumerate(parsed.operators)
-        if operator.has_absolute_paths
-    ]
-    return all(next(store.list(prefix, 1), None) is not None for prefix in prefixes)
-
-
 def unloadable(store: Store, states: Sequence[Json]) -> list[int]:
     """
     Return the indexes of the states of which a snapshot is missing or has another content, or an SST file that a snapshot names is missing or truncated.

@@ -18,9 +18,8 @@ from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import ConflictError, InvalidError, LogDamagedError, LogMovedError
 from airflow_provider_streamsem.protocol import keys, procedures
 from airflow_provider_streamsem.protocol.entries import Moved, PipelineRecord, Plan
-from airflow_provider_streamsem.protocol.view import Head, OpenHead
-from airflow_provider_streamsem.state import operator_state, relocated
-from airflow_provider_streamsem.stores.contract import hadoop_location, normalised, overlap
+from airflow_provider_streamsem.protocol.view import OpenHead
+from airflow_provider_streamsem.stores.contract import normalised, overlap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +90,6 @@ def _record_move_by_hand(old: CommitLog, new: CommitLog, source: str, target: st
         raise InvalidError(summary, moved_from=source, moved_to=target).advising(
             "correct the old location. If the log was moved by hand and no object is left there, run the command with --already-moved."
         )
-    _refuse_absolute_paths(new.find_head(), moved_from=source, moved_to=target)
     _declare_complete(new, _moved(record, source, target, new.sources, _new_id(new)))
     return MovedLog(pipeline=record.name, moved_from=source, moved_to=target, version=new.find_head().closed, copied=0)
 
@@ -123,21 +121,6 @@ def _refuse_unfinished(old: CommitLog, target: str) -> None:
             open=head.plan.version if isinstance(head, OpenHead) else None,
             pending=head.closed if head.has_pending_publishes else None,
         ).advising("run the pipeline at the old location until it has neither, then move the log.")
-
-
-def _refuse_absolute_paths(head: Head, **where: object) -> None:
-    """
-    Check that the state names no file by its absolute path, because a log that was moved by hand would still read that file at the old location.
-
-    :raises InvalidError: the transform uses ``transformWithState``
-    """
-    state = None if head.outcome is None else operator_state(head.outcome.state)
-    names = [] if state is None else [operator.name for operator in state.operators if operator.has_absolute_paths]
-    if names:
-        summary = "a log with state of transformWithState cannot be moved by hand, because Spark stores absolute paths in that state; the move was not recorded"
-        raise InvalidError(summary, **where, operators=names).advising(
-            "move the objects back to the old location, then run `streamsem move-log OLD NEW`. Or fork the log at its new location: streamsem fork."
-        )
 
 
 def _claim_location(new: CommitLog, record: PipelineRecord, source: str) -> None:
@@ -203,7 +186,7 @@ def _copy(old: CommitLog, new: CommitLog, moved: Moved, last: int) -> int:
     :raises ConflictError: the new location has other bytes under a key of the log
     """
     done: set[str] = set()
-    copied, location = 0, hadoop_location(new.store.url)
+    copied = 0
     listed: set[str] | None = None
     versions = {key(version) for version in range(last + 1) for key in (keys.plan, keys.outcome)}
     # Repeat until two listings are equal, because a listing is not a snapshot: it may contain an object and lack an object that was created earlier.
@@ -212,11 +195,10 @@ def _copy(old: CommitLog, new: CommitLog, moved: Moved, last: int) -> int:
         for key in sorted((listed | versions) - done):
             done.add(key)
             copy_key = _copied_key(key, old.sources, moved.sources, last)
-            stored = old.read(key) if copy_key else None
-            data = None if stored is None else relocated(key, stored, location)
-            if stored is None and key in versions:
+            data = old.read(key) if copy_key else None
+            if data is None and key in versions:
                 raise LogDamagedError("the plan or the outcome of a version is missing", invariant="I2", key=key)
-            if data is None:  # Vacuum has deleted the object since the listing, or the object must not be copied.
+            if data is None:  # Vacuum has deleted the object since the listing, or it is not copied.
                 continue
             creation = new.create(copy_key, data)
             copied += creation.first

@@ -24,8 +24,8 @@ from airflow_provider_streamsem.protocol.entries import Fork, Json, PipelineReco
 from airflow_provider_streamsem.protocol.offsets import Offsets, advance
 from airflow_provider_streamsem.protocol.specs import stored_spec
 from airflow_provider_streamsem.protocol.view import newest_kept_before, remains
-from airflow_provider_streamsem.state import OperatorState, operator_state, relocated
-from airflow_provider_streamsem.stores.contract import hadoop_location, normalised, overlap
+from airflow_provider_streamsem.state import OperatorState, operator_state
+from airflow_provider_streamsem.stores.contract import normalised, overlap
 
 logger = telemetry.log_of(__name__)
 
@@ -270,8 +270,7 @@ def _objects(old: CommitLog, new: CommitLog, pipeline: Pipeline, position: Fork)
 
 def _copy(old: CommitLog, new: CommitLog, key: str, copy: str) -> bool:
     """Copy an object if it exists, and return whether this call created the copy. Vacuum may delete objects of the original at any time."""
-    stored = old.read(key)
-    data = None if stored is None else relocated(key, stored, hadoop_location(new.store.url))
+    data = old.read(key)
     if data is None:
         return False
     creation = new.create(copy, data)
@@ -282,10 +281,8 @@ def _copy(old: CommitLog, new: CommitLog, key: str, copy: str) -> bool:
 
 
 def _check_state(old: CommitLog, new: CommitLog, position: Fork) -> None:
-    is_loadable = state_files.is_loadable(new.store, position.state) and state_files.has_metadata(
-        new.store, position.state
-    )
-    if is_loadable and dedup.is_complete(new.store.url, position.state):
+    has_operators = state_files.is_loadable(new.store, position.state)
+    if has_operators and dedup.is_complete(new.store.url, position.state):
         return
     summary = "files of the state after this version are missing or were changed, for example because vacuum deleted them; the log was not created"
     raise DataError(summary, log=old.store.url, version=position.version).advising("fork at a newer version, or at -1.")

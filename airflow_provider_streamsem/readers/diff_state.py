@@ -85,7 +85,7 @@ def _compared(
         reason += "" if len(names) > 1 else ", and the other pipeline has no such operator"
         yield StateDifference(operator=number, name=" and ".join(names.values()), reason=reason)
         return
-    if original.has_absolute_paths:
+    if original.metadata:
         reason = "the variables of a stateful processor are not compared. Read each with read_state and its option stateVarName"
         yield StateDifference(operator=number, name=original.name, reason=reason)
         return

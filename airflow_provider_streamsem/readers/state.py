@@ -21,7 +21,7 @@ from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.readers.files import CommittedLog, open_log
 from airflow_provider_streamsem.state import LOCATION, OperatorState, operator_state, with_schema_files_in
-from airflow_provider_streamsem.stores.contract import Store, hadoop_location
+from airflow_provider_streamsem.stores.contract import hadoop_location
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -81,7 +81,7 @@ def read_state(
     settings = {
         **_STORE,
         "spark.sql.streaming.checkpointFileManagerClass": f"{_STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager",
-        **_links(table, {**_state_links(opened.log.store, state, table), **_checkpoint(state)}),
+        **_links(table, {**_state_links(opened.log.store.url, state, table), **_checkpoint(state)}),
     }
     for name, value in settings.items():
         session.conf.set(name, value)
@@ -97,30 +97,24 @@ def _root_uri(url: str, state: OperatorState) -> str:
     return quote(f"{hadoop_location(url)}/{LOCATION}/{state.root}/state", safe=":/")
 
 
-def _state_links(store: Store, state: OperatorState, table: str) -> dict[str, str]:
+def _state_links(url: str, state: OperatorState, table: str) -> dict[str, str]:
     """
     Return links to the state files: path in the mount table → URI of its target.
 
-    Spark's metadata of ``transformWithState`` has absolute paths of schema files. They are outside the mount table.
-    So such an operator gets a copy of its metadata with paths in the mount table.
+    Spark's metadata of ``transformWithState`` has absolute paths of schema files, so such an operator gets the recorded metadata with paths in the mount table.
     """
-    root = _root_uri(store.url, state)
+    root = _root_uri(url, state)
     links: dict[str, str] = {}
     for number, operator in enumerate(state.operators):
-        if not operator.has_absolute_paths:
+        if not operator.metadata:
             links[f"state/{number}"] = f"{root}/{number}"
             continue
         for name in ("_stateSchema", *range(len(operator.ids))):
             links[f"state/{number}/{name}"] = f"{root}/{number}/{name}"
         home = _temporary_directory()
         (home / "v2").mkdir()
-        prefix = f"{LOCATION}/{state.root}/state/{number}/_metadata/v2/"
-        for stat in store.list(prefix):
-            name = stat.key.removeprefix(prefix)
-            data = store.read(stat.key) if name.isdecimal() and int(name) < state.batches else None
-            if data is not None:
-                directory = f"viewfs://{table}/state/{number}"
-                (home / "v2" / name).write_text(with_schema_files_in(data.decode(), directory))
+        metadata = with_schema_files_in(operator.metadata, f"viewfs://{table}/state/{number}")
+        (home / "v2" / str(state.batches - 1)).write_text(metadata)
         links[f"state/{number}/_metadata"] = f"file:{home}"
     return links
 

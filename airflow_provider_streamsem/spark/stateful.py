@@ -27,6 +27,7 @@ from airflow_provider_streamsem.spark.late_rows import (
     combines_rows,
     late_rows,
 )
+from airflow_provider_streamsem.spark.state_metadata import StateMetadata
 from airflow_provider_streamsem.state import (
     Operator,
     OperatorState,
@@ -91,6 +92,7 @@ class MicroBatch:
     _planned: Any = None
     _partitions: int = 0
     _settings: dict[str, str] = field(default_factory=dict)
+    _metadata: dict[int, str] = field(default_factory=dict)
 
     def streaming(self, records: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
         """
@@ -132,7 +134,7 @@ class MicroBatch:
         if self.state.late == "quarantine":
             merges_sessions = self.session.conf.get(MERGES_SESSIONS, "false") == "true"
             check_late_rows_can_be_found(logical, merges_sessions=merges_sessions)
-        self._mark_batch(logical)
+        metadata = self._prepare_metadata(logical)
         try:
             self._check_supported(logical)
             execution = self._execution(logical)
@@ -148,6 +150,8 @@ class MicroBatch:
             refused = different_operators_error([operator.name for operator in self.base.operators], names)
             raise refused from None
         self._logical, self._planned = logical, execution
+        if metadata is not None:
+            self._metadata = metadata.of_batch(self._with_metadata())
         return self._rows(execution)
 
     def _rows(self, execution: Any) -> DataFrame:
@@ -176,6 +180,7 @@ class MicroBatch:
                     rows=progress["numRowsTotal"],
                     bytes=progress["customMetrics"].get("rocksdbSstFileSize", 0),
                     ids=self._ids(node, number),
+                    metadata=self._metadata.get(number, ""),
                 )
                 late += progress["numRowsDroppedByWatermark"]
             elif watermark.isInstance(node):
@@ -377,12 +382,28 @@ class MicroBatch:
             ).advising("run again. If it fails again, look for executors that were lost and tasks that Spark repeated.")
         return tuple(ids[partition] for partition in range(partitions))
 
-    def _mark_batch(self, logical: Any) -> None:
-        """Create an empty file with the name that Spark's offset log would have for this batch, because planning ``transformWithState`` checks for it."""
+    def _prepare_metadata(self, logical: Any) -> StateMetadata | None:
+        """
+        Prepare the files that planning ``transformWithState`` reads: the metadata, and an empty file with the name that Spark's offset log would have for this
+        batch.
+
+        :returns: the metadata; ``None`` if the plan has no such operator
+        """
         if not any("TransformWithState" in node.nodeName() for node in _nodes(logical)):
-            return
+            return None
         path = self._jvm("org.apache.hadoop.fs.Path")(f"{self.location}/{self._root}/offsets/{self._number}")
         path.getFileSystem(self._jsession.sessionState().newHadoopConf()).create(path, True).close()
+        metadata = StateMetadata(self.session, f"{self.location}/{self._root}", self._number)
+        if self.base is not None:
+            metadata.restore(self.base)
+        return metadata
+
+    def _with_metadata(self) -> dict[int, str]:
+        """Return operator → name, for the operators of the plan whose values metadata describes."""
+        writer = self._class_of("StateStoreWriter")
+        nodes = [node for node in _nodes(self._planned.executedPlan()) if writer.isInstance(node)]
+        names = {node.stateInfo().get().operatorId(): node.shortName() for node in nodes}
+        return {number: name for number, name in names.items() if name.startswith("transformWithState")}
 
 
 def _nodes(plan: Any) -> Iterator[Any]:

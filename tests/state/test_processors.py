@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
-from airflow_provider_streamsem import FilesTable, State, read_committed, run_batch, verify
+from airflow_provider_streamsem import FilesTable, State, read_committed, read_state, rollback, run_batch, verify
 from airflow_provider_streamsem.errors import StreamsemError
 from airflow_provider_streamsem.spark.stateful import MicroBatch
 from tests.state.test_commits import crash_at, run_and_crash_after_state_write
@@ -222,3 +222,54 @@ def test_timer_fires_once_in_a_batch_without_records_and_the_initial_state_is_th
     assert run(tmp_path, 31, "last", spec) == "committed"
     found = sorted((row["k"], row["n"]) for row in read_committed(spark, str(tmp_path / "log")).collect())
     assert found == [("a at 5.0", 101), ("a silent at 25.0", 101), ("b at 31.0", 1)]
+
+
+class Changing(Processor):
+    """Counts the records of a key, and keeps another value if its type is given."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.count = handle.getValueState("count", "n long")
+        self.other = handle.getValueState("other", f"v {self.kind}") if self.kind else None
+
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
+        n = (self.count.get()[0] if self.count.exists() else 0) + sum(map(len, rows))
+        self.count.update((n,))
+        if self.other is not None:
+            self.other.update((n if self.kind == "int" else str(n),))
+        yield result(key[0], n)
+
+
+def changing(kind: str) -> Callable[[DataFrame], DataFrame]:
+    def transform(events: DataFrame) -> DataFrame:
+        return events.groupBy("k").transformWithStateInPandas(
+            statefulProcessor=Changing(kind), outputStructType=RESULT, outputMode="Update", timeMode="None"
+        )
+
+    return transform
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("undone_by", ["crash", "rollback"])
+def test_variables_of_a_batch_that_was_not_committed_or_was_rolled_back_do_not_limit_a_later_one(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undone_by: str
+) -> None:
+    """Both batches have the same number for Spark, which keeps the schemas of variables by this number."""
+    integer, text = (pipeline(tmp_path, changing(kind), "update") for kind in ("int", "string"))
+    arrive(tmp_path, 0, [(1, "a"), (2, "b")])
+    run_batch(pipeline(tmp_path, changing(""), "update"), run_key="first")
+    arrive(tmp_path, 1, [(3, "a")])
+    if undone_by == "crash":
+        run_and_crash_after_state_write(monkeypatch, integer, "second")
+    else:
+        run_batch(integer, run_key="undone")
+        rollback(integer, 0)
+    run_batch(text, run_key="second")
+    arrive(tmp_path, 2, [(4, "a"), (5, "c")])
+    run_batch(text, run_key="third")
+    rows = read_committed(spark, str(tmp_path / "log")).collect()
+    assert sorted((row["k"], row["n"]) for row in rows) == [("a", 1), ("a", 2), ("a", 3), ("b", 1), ("c", 1)]
+    values = read_state(spark, str(tmp_path / "log"), options={"stateVarName": "other"})
+    assert sorted(map(tuple, values.selectExpr("key.k", "value.v").collect())) == [("a", "3"), ("c", "1")]
