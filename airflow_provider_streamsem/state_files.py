@@ -23,7 +23,8 @@ from airflow_provider_streamsem.protocol.codec import sha256
 from airflow_provider_streamsem.protocol.entries import Json
 from airflow_provider_streamsem.state import LOCATION, OperatorState, operator_state, with_operator_state
 from airflow_provider_streamsem.stores.concurrency import in_threads
-from airflow_provider_streamsem.stores.contract import ObjectStat, Store
+from airflow_provider_streamsem.stores.contract import ObjectStat, Store, split_url
+from airflow_provider_streamsem.stores.dataset import open_dataset
 
 logger = telemetry.log_of(__name__)
 
@@ -72,6 +73,19 @@ def with_digests(store: Store, state: Json) -> Json:
     pairs = zip(parsed.operators, digests, strict=True)
     operators = tuple(replace(operator, digests=tuple(each)) for operator, each in pairs)
     return with_operator_state(state, replace(parsed, operators=operators))
+
+
+def make_durable(store: Store, state: OperatorState) -> None:
+    """
+    Make the files of a state in a directory durable, because Spark leaves them in the page cache, and the outcome must not be durable before them.
+
+    S3 confirms a write only when it is durable.
+
+    :param store: the store of the log
+    :raises StoreRefusedError: a file could not be made durable
+    """
+    if split_url(store.url)[0] == "file":
+        open_dataset(store.url).make_durable([*needed(store, state)], f"{LOCATION}/{state.root}/")
 
 
 def check_base(store: Store, state: Json, version: int) -> None:

@@ -31,6 +31,7 @@ from airflow_provider_streamsem.protocol.entries import Committable, Json, Quara
 from airflow_provider_streamsem.spark import causes, schema
 from airflow_provider_streamsem.spark.dedup import Deduplication
 from airflow_provider_streamsem.state import LOCATION, State, operator_state, with_operator_state
+from airflow_provider_streamsem.state_files import make_durable
 from airflow_provider_streamsem.stores.contract import hadoop_location
 
 if TYPE_CHECKING:
@@ -244,6 +245,7 @@ class Staging:
         if self._micro_batch is None:
             return state
         after, self._late = self._micro_batch.after()
+        make_durable(self.log.store, after)
         if self._late and self._micro_batch.state.late == "fail":
             raise DataError(
                 'Spark dropped rows as late, and state.late is "fail"; nothing became visible',

@@ -37,6 +37,7 @@ from airflow_provider_streamsem.readers.files import open_log
 from airflow_provider_streamsem.spark.engine import SparkEngine
 from airflow_provider_streamsem.spark.stateful import MicroBatch
 from airflow_provider_streamsem.state import operator_state
+from airflow_provider_streamsem.stores import dataset
 from tests.connectors.sql.test_sink import database_at
 from tests.state.test_operators import arrive, keyed, outcome, pipeline, windowed
 
@@ -333,6 +334,21 @@ def test_stateful_processor_keeps_its_state(
             run_and_crash_after_state_write(monkeypatch, spec, f"run {number}")
         run_batch(spec, run_key=f"run {number}")
     assert counts(spark, tmp_path) == {"a": 3, "b": 2}
+
+
+def test_state_files_on_disk_are_synced_before_the_outcome(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power failure, an outcome must not name files that were only in the page cache."""
+    synced: set[str] = set()
+    monkeypatch.setattr(dataset, "_sync", synced.add)
+    arrive(tmp_path, 0, [(1, "a"), (2, "b")])
+    run_batch(pipeline(tmp_path, keyed, "update"), run_key="first")
+    root = tmp_path / "log" / "state" / "operators"
+    written = {str(file) for file in root.rglob("*") if file.is_file() and file.suffix != ".crc"}
+    assert len([file for file in written if file.endswith((".sst", ".zip"))]) >= 4
+    assert written <= synced
+    assert {str(file.parent) for file in root.rglob("*.zip")} | {str(root), str(tmp_path / "log")} <= synced
 
 
 # --- state that cannot be continued
