@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -22,10 +23,17 @@ def text(name: str, value: object, *, pattern: str = r".*\S.*", accepted: str = 
 
 
 def redacted(value: str) -> str:
-    """Return a URL in which ``…`` replaces everything before the last ``@``, which may contain a password, and the query string."""
-    _, at, after = value.rpartition("@")
-    path, mark, _ = after.partition("?")
-    return f"{'…' + at if at else ''}{path}{mark + '…' if mark else ''}"
+    """
+    Return a URL in which ``…`` replaces everything before the last ``@``, which may contain a password, and the query string.
+
+    If an ``@`` follows a ``?`` or ``#``, it may end a password or belong to the query string. Then only the scheme is returned.
+    """
+    path, mark, rest = next(iter(re.findall(r"([^?#]*)([?#]?)(.*)", value, re.DOTALL)))
+    if "@" in rest:
+        scheme, separator, _ = path.partition("://")
+        return f"{scheme}{separator}…" if separator else "…"
+    _, at, after = path.rpartition("@")
+    return f"{'…' + at if at else ''}{after}{mark + '…' if mark else ''}"
 
 
 def _is_utf8(value: str) -> bool:
@@ -61,6 +69,17 @@ def seconds(name: str, value: object, *, least: int = 1) -> int:
             f"{name} must be an integer number of seconds, or a timedelta of whole seconds", given=str(value)
         )
     return integer(name, int(amount), least=least)
+
+
+def interval(name: str, value: object) -> float:
+    """Return a finite number of seconds greater than 0, given as a number or as text."""
+    try:
+        found = float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else 0.0
+    except ValueError:
+        found = 0.0
+    if not 0 < found < math.inf:
+        raise InvalidError(f"{name} must be a number of seconds greater than 0", given=value)
+    return found
 
 
 def time_ms(name: str, value: object) -> int:

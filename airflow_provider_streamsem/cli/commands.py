@@ -123,7 +123,7 @@ def _pipeline_of(path: str, name: str) -> Pipeline:
     The file's directory is added to ``sys.path``, because in Airflow the DAGs folder is on ``sys.path``.
 
     :param name: the name of the variable
-    :raises InvalidError: there is no such file, it exits the process, or the variable is not a pipeline
+    :raises InvalidError: there is no such file, its code fails or exits the process, or the variable is not a pipeline
     """
     if not os.path.isfile(path):
         raise InvalidError("the file does not exist", file=path)
@@ -131,8 +131,8 @@ def _pipeline_of(path: str, name: str) -> Pipeline:
     try:
         # In the log, a transform has the name that it has in Airflow: that of the module and the function.
         pipeline = runpy.run_path(path, run_name=os.path.splitext(os.path.basename(path))[0]).get(name)
-    except SystemExit as error:
-        raise InvalidError("the file exits the process when it is executed", file=path) from error
+    except (Exception, SystemExit) as error:  # the file of the user may raise any error
+        raise InvalidError("the file fails when it is executed", file=path, reason=repr(error)) from error
     if not isinstance(pipeline, Pipeline):
         raise InvalidError("the file has no variable of this name that is a pipeline", file=path, given=name)
     return pipeline

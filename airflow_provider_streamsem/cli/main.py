@@ -43,8 +43,10 @@ def _logging(*, verbose: bool) -> Iterator[None]:
     package_logger.propagate = False
     logging.getLogger("py4j").setLevel(logging.ERROR)  # it logs when the process ends, after the result was printed
     if verbose:
-        package_logger.addHandler(handler)
         package_logger.setLevel(logging.INFO)
+    if verbose or not sys.stderr.isatty():  # on a terminal, the progress shows the messages
+        package_logger.addHandler(handler)
+        handler.setLevel(logging.INFO if verbose else logging.WARNING)
     try:
         yield
     finally:

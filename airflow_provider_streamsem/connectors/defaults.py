@@ -56,7 +56,7 @@ class PlannerDefaults:
     __slots__ = ()
 
     def lag(self: Planner, start: Offsets, hint: Json) -> int:
-        """Return the number of offsets from ``start`` (inclusive) to the end of the source."""
+        """Return the number of offsets from ``start`` (inclusive) to the end of the source. A planner whose :meth:`poll` writes must override this method."""
         return length(between(start, self.poll(hint).offsets))
 
     def unread_before(self: Planner, start: Offsets, at_ms: int) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from airflow_provider_streamsem.arguments import interval
+
 SECTION = "streamsem"
 
 
@@ -13,8 +15,12 @@ def spark_conn_id() -> str | None:
 
 
 def poll_interval_s() -> float:
-    """Return the seconds between two reads of the log by a task that waits for a driver in another process. Default: 30."""
-    return float(_get("poll_interval") or 30)
+    """
+    Return the seconds between two reads of the log by a task that waits for a driver in another process. Default: 30.
+
+    :raises InvalidError: the option is not a number of seconds greater than 0
+    """
+    return interval(f"[{SECTION}] poll_interval of Airflow's configuration", _get("poll_interval") or 30)
 
 
 def batch_url() -> str:

@@ -160,6 +160,7 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
         """Plan the run. If a version must be closed or published, submit a driver and wait until the run is complete or its task must continue it."""
         key, connections = run_key(context["ti"]), ConnectionRecorder()
         with as_airflow_failures(), use_resolver(connections):
+            poll_interval_s = settings.poll_interval_s()
             pipeline = self.rendered_pipeline(context)
             refuse_unnamed_transform(pipeline, self.task_id)
             connections.need(pipeline)
@@ -178,22 +179,22 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
                 condition = DriverWait(pipeline=pipeline, run_key=key, patience_s=self.patience_s, since_ms=since_ms)
                 if not self.deferrable:
                     self._submission.wait(connections)
-                    account.result = result = self._awaited(pipeline, condition)
+                    account.result = result = self._awaited(pipeline, condition, poll_interval_s)
                     return result
                 self._submission.start(connections)
-        trigger = ConditionTrigger(to_text(condition), poll_interval_s=settings.poll_interval_s(), is_patient=True)
+        trigger = ConditionTrigger(to_text(condition), poll_interval_s=poll_interval_s, is_patient=True)
         self.defer(trigger=trigger, method_name="execute_complete")
         raise AssertionError("defer does not return")
 
-    def _awaited(self, pipeline: Pipeline, condition: DriverWait) -> RunResult:
+    def _awaited(self, pipeline: Pipeline, condition: DriverWait, poll_interval_s: float) -> RunResult:
         """Wait until the run is complete in the log, after ``spark-submit`` ended. In cluster mode the driver may still be running."""
         while True:
             finding = condition.check()
             if finding.met:
                 break
-            SYSTEM_CLOCK.sleep(settings.poll_interval_s())
+            SYSTEM_CLOCK.sleep(poll_interval_s)
         result = plan_run(pipeline, run_key=condition.run_key, drain=self.drain)
-        if result is None or finding.observed["stalled"]:
+        if result is None:
             summary = "spark-submit ended, but the run is not complete in the log; committed versions stay committed"
             raise StageError(summary, **finding.observed)
         return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,8 @@ from airflow_provider_streamsem.errors import InvalidError, StageError
 from airflow_provider_streamsem.hooks.connections import airflow_connection
 from airflow_provider_streamsem.pipeline import submit_app
 from airflow_provider_streamsem.pipeline.spec import Pipeline
+
+logger = logging.getLogger(__name__)
 
 GRACE_S = 5.0
 _SUBMITTED_WITHIN_S = 600.0
@@ -136,6 +139,7 @@ class Submission:
             self._hook.submit(self._application, start_new_session=True, env={**os.environ, **environment})
         except Exception as error:
             self._failed.append(error)
+            logger.error("spark-submit failed; its output is above. The task waits until `patience` is over: %s", error)
 
     def _raise_failure(self) -> None:
         if self._failed:

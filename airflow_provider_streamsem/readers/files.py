@@ -60,7 +60,7 @@ class Changes:
 
     :param version: the later version
     :param added: files that are visible at the later version only
-    :param removed: files that are visible at the earlier version only, because a reprocessing run replaced them
+    :param removed: files that are visible at the earlier version only, because a reprocessing run replaced them or a rollback removed them
     """
 
     version: int

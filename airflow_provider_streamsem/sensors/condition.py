@@ -10,7 +10,6 @@ from typing import Any
 from airflow.sdk import BaseSensorOperator, PokeReturnValue
 
 from airflow_provider_streamsem.arguments import flag
-from airflow_provider_streamsem.errors import StreamsemError
 from airflow_provider_streamsem.hooks import settings
 from airflow_provider_streamsem.hooks.failures import airflow_exception, as_airflow_failures
 from airflow_provider_streamsem.hooks.pipelines import HasPipeline
@@ -67,12 +66,24 @@ class ConditionSensor(BaseSensorOperator):  # type: ignore[misc]
 
         :raises StreamsemError: the trigger's check failed; as in :meth:`poke`
         """
+        with self._mapped():
+            return result_of_event(event)
+
+    def resume_execution(self, *args: Any, **kwargs: Any) -> Any:
+        """
+        Resume the deferred task. Airflow 3.1 applies ``never_fail`` only to sensors that are not deferred, and ``soft_fail`` not to the timeout of a deferral.
+
+        :raises AirflowSkipException: ``never_fail`` is set and the check failed, or ``soft_fail`` is set and the timeout is over
+        """
         try:
-            with self._mapped():
-                return result_of_event(event)
-        except StreamsemError as error:
-            if self.never_fail:
-                raise airflow_exception("AirflowSkipException")("skipped, because never_fail is set") from error
+            return super().resume_execution(*args, **kwargs)
+        except airflow_exception("AirflowSkipException"):
+            raise
+        except Exception as error:
+            is_timeout = isinstance(error, airflow_exception("AirflowSensorTimeout"))
+            if self.never_fail or (self.soft_fail and is_timeout):
+                reason = f"skipped, because {'never_fail' if self.never_fail else 'soft_fail'} is set: {error}"
+                raise airflow_exception("AirflowSkipException")(reason) from error
             raise
 
     def _mapped(self) -> AbstractContextManager[None]:

@@ -24,10 +24,15 @@ def _number(value: Any) -> Any:
     return item()
 
 
+def _comparable(value: Any) -> Any:
+    # The order of a set differs between processes.
+    return {"set": sorted(map(text_of, value))} if isinstance(value, (set, frozenset)) else _number(value)
+
+
 def text_of(value: Any) -> str:
     """Return a text that is equal for equal values, in every process: JSON, else the representation, else the class."""
     try:
-        return json.dumps(value, default=_number, sort_keys=True)
+        return json.dumps(value, default=_comparable, sort_keys=True)
     except (TypeError, ValueError):
         shown = repr(value)
     return type(value).__qualname__ if " at 0x" in shown else shown

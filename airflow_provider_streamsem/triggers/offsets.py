@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
-from airflow_provider_streamsem.arguments import seconds, text
+from airflow_provider_streamsem.arguments import interval, seconds, text
 from airflow_provider_streamsem.errors import InvalidError, StreamsemError
 from airflow_provider_streamsem.triggers.condition import in_thread
 
@@ -64,9 +64,8 @@ class OffsetRangeTrigger(BaseEventTrigger):  # type: ignore[misc]
         super().__init__()
         # Airflow stores the spec as JSON text, which was validated when the DAG was parsed. The triggerer constructs this object on its event loop, so the
         # constructor must not block.
-        is_stored = isinstance(pipeline, str) and pipeline.startswith("{")
-        self.pipeline = str(pipeline) if is_stored else _spec(pipeline, min_rows, max_delay)
-        self.poll_interval_s = poll_interval_s
+        self.pipeline = str(pipeline) if _is_spec(pipeline) else _spec(pipeline, min_rows, max_delay)
+        self.poll_interval_s = interval("poll_interval_s", poll_interval_s)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """
@@ -120,6 +119,14 @@ def _check(pipeline: str) -> Waiting:
     from airflow_provider_streamsem.readers.waiting import waiting
 
     return waiting(of_spec_text(pipeline))
+
+
+def _is_spec(pipeline: object) -> bool:
+    """Return whether an argument is the JSON text of a spec, and not a path."""
+    try:
+        return isinstance(pipeline, str) and isinstance(json.loads(pipeline), dict)
+    except ValueError:
+        return False
 
 
 def _spec(pipeline: object, min_rows: int | None, max_delay: timedelta | float | None) -> str:

@@ -371,8 +371,9 @@ ORDERS = Pipeline(
     (fixture.root / "templated.py").write_text(templated)
     code, _, err = run(capsys, "run", "templated.py:ORDERS")
     assert (code, "contains templates" in err) == (2, True)
-    (fixture.root / "ends.py").write_text("import sys\nsys.exit(0)\n")
-    assert run(capsys, "lag", "ends.py:ORDERS")[0] == 2
+    for code in ("import sys; sys.exit(0)", "import nowhere", "def :"):
+        (fixture.root / "fails.py").write_text(code)
+        assert run(capsys, "lag", "fails.py:ORDERS", "--json")[0] == 2
     for command, target in (("run", "dag_file.py:ORDERS"), ("lag", "dag_file.py:MISSING"), ("lag", "absent.py:ORDERS")):
         assert run(capsys, command, target)[0] == 2
 

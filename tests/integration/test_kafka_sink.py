@@ -417,6 +417,22 @@ def test_row_that_kafka_would_refuse_is_refused_before_the_commit(
     assert seen(topics) == Counter()
 
 
+@pytest.mark.parametrize("place", ["options", "connection"])
+def test_row_that_the_producer_would_refuse_is_refused_before_the_commit(
+    tmp_path: Path, topics: Topics, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    limit = {"message.max.bytes": "2000"}
+    extra = {"bootstrap.servers": topics.broker.bootstrap, **(limit if place == "connection" else {})}
+    monkeypatch.setenv("AIRFLOW_CONN_LIMITED", json.dumps({"conn_type": "kafka", "extra": extra}))
+    fixture = PipelineFixture(tmp_path)
+    fixture.arrive(1)
+    options = limit if place == "options" else {}
+    pipeline = pipeline_to_kafka(fixture, topics, conn_id="limited", bootstrap_servers=None, options=options)
+    with pytest.raises(DataError, match="larger than the topic or the producer accepts"):
+        fixture.run("a", pipeline=pipeline.replace(transform=lambda rows: [{"value": "x" * 3_000}]))
+    assert fixture.opened().log.outcome(0) is None
+
+
 def test_row_without_key_is_refused_if_its_topic_is_compacted(tmp_path: Path, topics: Topics) -> None:
     topics.create("table", cleanup_policy="compact")
     of = sink(topics, tmp_path, topic=topics.name("table"))

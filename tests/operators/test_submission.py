@@ -131,6 +131,16 @@ def test_driver_gets_every_connection_of_the_spec_even_with_nothing_to_plan(
     assert json.loads(recorder.environment()["AIRFLOW_CONN_MY_KAFKA"])["extra"] == {"bootstrap.servers": "h:1"}
 
 
+@pytest.mark.parametrize("interval", ["0", "soon", "nan"])
+def test_invalid_poll_interval_is_refused_before_a_driver_is_submitted(
+    pipeline: Pipeline, conn_id: str, monkeypatch: pytest.MonkeyPatch, interval: str
+) -> None:
+    monkeypatch.setenv("AIRFLOW__STREAMSEM__POLL_INTERVAL", interval)
+    with pytest.raises(airflow_exception("AirflowFailException"), match=r"poll_interval.*greater than 0"):
+        operator(pipeline, conn_id, deferrable=False).execute(context())
+    assert not Path(pipeline.log).exists()
+
+
 @pytest.mark.parametrize("connection", ['{"conn_type": "spark_connect", "host": "h"}', '{"conn_type": "spark"}', ""])
 def test_connection_that_cannot_submit_a_driver_fails_the_task_without_a_retry(
     pipeline: Pipeline, connection: str, monkeypatch: pytest.MonkeyPatch

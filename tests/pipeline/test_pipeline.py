@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_streamsem import FilesSink, FilesSource, Limits, Pipeline, guarantee, load_pipeline
+from airflow_provider_streamsem import FilesSink, FilesSource, Limits, Pipeline, arguments, guarantee, load_pipeline
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.pipeline.spec import from_json, load_spark_conf
 
@@ -244,6 +244,21 @@ def test_secrets_in_a_url_are_refused_and_not_in_the_error() -> None:
         with pytest.raises(InvalidError) as caught:
             pipeline(log=url)
         assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://u:hunter2@h/p?a=1", "…@h/p?…"),
+        ("https://h/p?user=a@b.c&token=hunter2", "https://…"),
+        ("https://u:hunter2?x@h/p", "https://…"),
+        ("https://h/p#hunter2@x", "https://…"),
+        ("u:hunter2?@h", "…"),
+        ("https://h/p?token=hunter2", "https://h/p?…"),
+    ],
+)
+def test_redacted_url_has_no_password_and_no_query_string(url: str, shown: str) -> None:
+    assert arguments.redacted(url) == shown
 
 
 def test_spark_conf_of_a_pipeline_file_is_read_and_is_not_part_of_the_spec(tmp_path: Path) -> None:

@@ -264,8 +264,9 @@ def test_errors_end_a_deferred_sensor_like_a_poking_one(
         run_with_error(final)
     with pytest.raises(InvalidError):
         run_with_error(final, soft_fail=True)
-    with pytest.raises(AirflowSkipException):
-        run_with_error(transient, never_fail=True)
+    for error in (transient, final):
+        with pytest.raises(AirflowSkipException):
+            run_with_error(error, never_fail=True)
 
 
 @pytest.mark.parametrize("first", ["fails", "finds nothing"])
@@ -301,6 +302,15 @@ def test_timeout_of_a_deferred_sensor_raises_airflow_sensor_timeout(fixture: Pip
         sensor.execute(run_context())
     assert deferred.value.timeout == timedelta(seconds=7)
     with pytest.raises(AirflowSensorTimeout):
+        sensor.resume_execution("__fail__", {"error": "Trigger timeout"}, run_context())
+
+
+@pytest.mark.parametrize("setting", ["soft_fail", "never_fail"])
+def test_timeout_of_a_deferred_sensor_skips_the_task_if_so_set(fixture: PipelineFixture, setting: str) -> None:
+    sensor = BatchCommittedSensor(
+        task_id="wait", log=fixture.store.url, version=0, deferrable=True, timeout=7, **{setting: True}
+    )
+    with pytest.raises(airflow_exception("AirflowSkipException")):
         sensor.resume_execution("__fail__", {"error": "Trigger timeout"}, run_context())
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
+import subprocess
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -468,6 +471,15 @@ def test_changed_aggregation_is_refused_because_the_meaning_of_its_state_would_c
             run_batch(pipeline(tmp_path, changed, "update"), run_key="second")
     later = Aggregate(by=["k"], values={"v": m.sum("n")}, window=Window(time="t", size="5 minutes", delay="6 minutes"))
     assert run_batch(pipeline(tmp_path, later, "update"), run_key="second").status == "committed"
+
+
+def test_definition_with_a_set_is_the_same_in_every_process() -> None:
+    code = "from airflow_provider_streamsem.transforms.snapshot import text_of; print(text_of({'a': frozenset('bcdefgh')}))"
+    texts = {
+        subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True).stdout
+        for seed in ("1", "2", "3")
+    }  # fmt: skip
+    assert len(texts) == 1
 
 
 def test_definition_names_the_arguments_of_monoids_and_the_class_of_a_state() -> None:

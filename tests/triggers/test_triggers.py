@@ -231,6 +231,8 @@ def test_watchers_share_a_hash_only_if_they_watch_one_pipeline(fixture: Pipeline
         ({"min_rows": 5, "max_delay": 0.5}, "whole seconds"),
         ({"pipeline": 5}, "pipeline"),
         ({"pipeline": "/nowhere.toml"}, "cannot be read"),
+        ({"pipeline": "{{ params.file }}"}, "cannot be read"),
+        ({"poll_interval_s": 0}, "greater than 0"),
     ],
 )
 def test_invalid_arguments_of_a_watcher_are_reported_when_the_dag_is_parsed(

@@ -67,7 +67,7 @@ def created(body: bytes) -> Iterator[tuple[str, str]]:
             message = json.loads(message["Message"])
         yield from _of_event_bridge(message) if "detail-type" in message else _of_s3(message)
     except (ValueError, KeyError, TypeError, AttributeError):
-        logger.warning("a message of the queue is not a notification of S3 and was ignored: %s", ascii(body[:200]))
+        logger.warning("a message of the queue is not a notification of S3 and was ignored: %d bytes", len(body))
 
 
 def _of_s3(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -145,7 +145,9 @@ def opened(name: str, properties: Mapping[str, str], conn_id: str | None, locati
             problem=type(error).__name__,
         ) from None
     except Exception as error:
-        raise UnavailableError("the Iceberg catalog cannot be opened", catalog=name) from error
+        # The cause is not chained here either, because it may contain properties.
+        problem = type(error).__name__
+        raise UnavailableError("the Iceberg catalog cannot be opened", catalog=name, problem=problem) from None
     with catalog:
         yield catalog
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from airflow_provider_streamsem.arguments import redacted
+from airflow_provider_streamsem.connections import clear_text_warning
 from airflow_provider_streamsem.errors import InvalidError
 
 PASSWORD_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
@@ -101,13 +102,25 @@ def token_endpoint(settings: Mapping[str, str]) -> str:
     return redacted(settings.get(f"{_TOKEN}token.endpoint.url", ""))
 
 
-def warnings(settings: Mapping[str, str]) -> list[str]:
-    """Return a warning if the client secret is sent to the token endpoint without encryption."""
-    if not settings.get(f"{_TOKEN}token.endpoint.url", "").lower().startswith("http:"):
-        return []
-    return [
-        f"the client secret of the kafka connection is sent to {token_endpoint(settings)} without encryption: use an https:// token endpoint"
-    ]
+def warnings(client: str, conn_id: str | None, settings: Mapping[str, str]) -> list[str]:
+    """
+    Return a warning for each kind of credentials that is sent without encryption: to a broker, or to the token endpoint.
+
+    :param client: ``source kafka`` or ``sink kafka``
+    """
+    found = []
+    if settings.get("security.protocol", "").upper() == "SASL_PLAINTEXT":
+        brokers = [broker.rpartition(":")[0].strip("[]") for broker in settings["bootstrap.servers"].split(",")]
+        of_brokers = (
+            clear_text_warning(client, conn_id or "", host, "use a listener with security.protocol SASL_SSL")
+            for host in brokers
+        )
+        found += next(filter(None, of_brokers), [])
+    if settings.get(f"{_TOKEN}token.endpoint.url", "").lower().startswith("http:"):
+        found.append(
+            f"the client secret of the kafka connection is sent to {token_endpoint(settings)} without encryption: use an https:// token endpoint"
+        )
+    return found
 
 
 def client_settings(settings: Mapping[str, str]) -> dict[str, Any]:

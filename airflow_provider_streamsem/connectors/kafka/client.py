@@ -19,6 +19,9 @@ QUIET = logging.getLogger("airflow_provider_streamsem.librdkafka")
 REFUSALS = (
     "TOPIC_AUTHORIZATION_FAILED",
     "CLUSTER_AUTHORIZATION_FAILED",
+    "GROUP_AUTHORIZATION_FAILED",
+    "TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
+    "POLICY_VIOLATION",
     "SASL_AUTHENTICATION_FAILED",
     "_AUTHENTICATION",
 )
@@ -203,7 +206,7 @@ def call(request: Any, *, missing: str = "", settings: Mapping[str, str] | None 
             summary = "no Kafka broker answered at these addresses; this request wrote no records"
             raise UnavailableError(summary, **where, error=name).advising(_DO_UNREACHABLE) from error
         raise UnavailableError(
-            "Kafka did not report the result of a request; this request wrote no records", **where, error=name
+            "a request to Kafka failed; this request wrote no records", **where, error=name
         ) from error
     except (FutureTimeoutError, TimeoutError) as error:
         summary = "Kafka did not answer in time; this request wrote no records"

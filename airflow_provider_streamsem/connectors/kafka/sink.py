@@ -24,7 +24,7 @@ from typing import Any, ClassVar, TypeGuard
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.connectors.contract import SinkCommit, SinkMarker
-from airflow_provider_streamsem.connectors.kafka.authentication import client_settings
+from airflow_provider_streamsem.connectors.kafka import authentication
 from airflow_provider_streamsem.connectors.kafka.client import QUIET, REFUSALS, error_name, settings_of
 from airflow_provider_streamsem.connectors.kafka.control_topic import ControlTopic
 from airflow_provider_streamsem.connectors.kafka.rows import COLUMNS, OVERHEAD_BYTES, Measured, check_columns, records
@@ -226,14 +226,22 @@ class KafkaSink(TransactionalSink[_Handle]):
         if keyless:
             raise DataError("a row for a compacted topic has no key; nothing became visible", topics=keyless)
         limits = [int(limit) for limit in control.config(topics, "max.message.bytes").values()]
-        accepted = min(int(self.options.get("message.max.bytes", _MESSAGE_MAX_BYTES)), *limits) - OVERHEAD_BYTES
+        accepted = min(int(self._producer_settings()["message.max.bytes"]), *limits) - OVERHEAD_BYTES
         if measured.largest > accepted:
             raise DataError(
                 "a record is larger than the topic or the producer accepts; nothing became visible",
                 bytes=measured.largest,
                 accepted=accepted,
-                settings=["message.max.bytes of the sink's options", "max.message.bytes of the topic"],
+                settings=[
+                    "message.max.bytes of the sink's options or the connection",
+                    "max.message.bytes of the topic",
+                ],
             )
+
+    def warnings(self) -> list[str]:
+        """Return a warning for each kind of credentials that is sent without encryption: to a broker or a token endpoint."""
+        settings = settings_of(self.conn_id, self.bootstrap_servers)
+        return authentication.warnings("sink kafka", self.conn_id, settings)
 
     def marker(self, pipeline_uuid: str, sink: str) -> SinkMarker | None:
         """Return the newest marker in the control topic."""
@@ -345,16 +353,21 @@ class KafkaSink(TransactionalSink[_Handle]):
         from confluent_kafka import Producer
 
         timeout_ms = self.transaction_timeout_s * 1000
-        settings = settings_of(self.conn_id, self.bootstrap_servers)
         producer = Producer(
             {
-                "linger.ms": "20", "compression.type": "zstd", "partitioner": "murmur2_random", "message.max.bytes": str(_MESSAGE_MAX_BYTES),
-                **client_settings(settings), **self.options, "transactional.id": f"streamsem-{batch.pipeline_uuid}-{batch.sink}",
+                **self._producer_settings(), "transactional.id": f"streamsem-{batch.pipeline_uuid}-{batch.sink}",
                 "enable.idempotence": True, "transaction.timeout.ms": timeout_ms, "delivery.timeout.ms": timeout_ms, "logger": QUIET,
             }
         )  # fmt: skip
         producer.init_transactions(self.transaction_timeout_s + 10)
         return producer
+
+    def _producer_settings(self) -> dict[str, Any]:
+        """Return librdkafka's settings of a producer: those of the options before those of the connection, and those before the defaults of this sink."""
+        return {
+            "linger.ms": "20", "compression.type": "zstd", "partitioner": "murmur2_random", "message.max.bytes": str(_MESSAGE_MAX_BYTES),
+            **authentication.client_settings(settings_of(self.conn_id, self.bootstrap_servers)), **self.options,
+        }  # fmt: skip
 
     def _commit(self, producer: Any, batch: SinkCommit, state: str) -> None:
         """Send all records and the marker in one transaction. If this method raises an exception, the transaction may still have been committed."""

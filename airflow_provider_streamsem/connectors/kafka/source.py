@@ -278,13 +278,13 @@ class KafkaSource(SourceDefaults):
         )
 
     def warnings(self) -> list[str]:
-        """Return a warning if credentials are sent to a schema registry or a token endpoint without encryption."""
+        """Return a warning for each kind of credentials that is sent without encryption: to a broker, a schema registry or a token endpoint."""
         from airflow_provider_streamsem.connectors.parsing import registry
 
         decoders = [part for part in (self.key, self.value) if isinstance(part, decoding.Avro)]
         of_registries = {text for decoder in decoders for text in registry.warnings(decoder)}
         settings = settings_of(self.conn_id, self.bootstrap_servers)
-        return [*sorted(of_registries), *authentication.warnings(settings)]
+        return [*sorted(of_registries), *authentication.warnings("source kafka", self.conn_id, settings)]
 
     def reads(self, topic: str) -> bool:
         """Return whether this source reads the topic. A pattern never matches topics that start with ``__``."""

@@ -102,8 +102,9 @@ def warnings(access: Access, conn_id: str | None) -> list[str]:
     """Return a warning if the client may send credentials without encryption."""
     if access.tls or not access.has_credentials:
         return []
-    host = access.servers[0].rpartition(":")[0].strip("[]")
-    return clear_text_warning("source nats", conn_id or "", host, 'set "tls": true in the extra of the connection')
+    hosts = (server.rpartition(":")[0].strip("[]") for server in access.servers)
+    remedy = 'set "tls": true in the extra of the connection'
+    return next(filter(None, (clear_text_warning("source nats", conn_id or "", host, remedy) for host in hosts)), [])
 
 
 def _addresses(hosts: str, port: int | None) -> tuple[str, ...]:

@@ -168,3 +168,20 @@ def test_marker_of_a_commit_unknown_to_the_log_is_refused(sink: DeltaSink) -> No
     publish(sink, second)
     check_that_commits_of_other_logs_are_refused(sink, second, batch(sink, 2))
     assert rows(sink) == Counter(range(3))
+
+
+@pytest.mark.parametrize(
+    ("text", "transient"),
+    [
+        ("Generic S3 error: Error after 10 retries", True),
+        ("error sending request for url (http://h/): connection refused", True),
+        ("Response error: HTTP status server error (503 Service Unavailable)", True),
+        ("request failed with status: 429", True),
+        ("operation timed out", True),
+        ("Cast error: cannot cast column connection_id, row 503, to Int32", False),
+        ("Invariant violations: connection > 500", False),
+        ("HTTP status client error (403 Forbidden)", False),
+    ],
+)
+def test_error_is_transient_only_if_it_comes_from_the_store(text: str, transient: bool) -> None:
+    assert delta_table.is_transient(Exception(text)) == transient

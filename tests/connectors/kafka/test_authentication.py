@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from airflow_provider_streamsem import KafkaSource
+from airflow_provider_streamsem import KafkaSink, KafkaSource
 from airflow_provider_streamsem.connectors.kafka import authentication
 from airflow_provider_streamsem.connectors.kafka.client import settings_of
 from airflow_provider_streamsem.connectors.kafka.cluster import KafkaCluster, java_settings
@@ -59,6 +59,25 @@ def test_token_endpoint_without_encryption_is_a_warning() -> None:
     [warning] = warnings_of({**OAUTH, "sasl.oauthbearer.token.endpoint.url": "http://u:pw@idp/token"})
     assert "without encryption" in warning
     assert "pw" not in warning
+
+
+def test_credentials_that_are_sent_to_a_broker_without_encryption_are_a_warning_of_source_and_sink(
+    tmp_path: Path,
+) -> None:
+    plain = {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": "u",
+        "sasl.password": "pw",
+    }
+    with connection_with({"bootstrap.servers": "localhost:9092,kafka:9092", **plain}):
+        [of_source] = KafkaSource(topics=["orders"], conn_id="k").warnings()
+        [of_sink] = KafkaSink(str(tmp_path), topic="orders", conn_id="k").warnings()
+    for sender, warning in (("source kafka", of_source), ("sink kafka", of_sink)):
+        assert warning.startswith(f"{sender}: the credentials of connection k and every record are sent to kafka")
+        assert "pw" not in warning.split()
+    with connection_with({"bootstrap.servers": "localhost:9092", **plain}):
+        assert KafkaSource(topics=["orders"], conn_id="k").warnings() == []
 
 
 @pytest.mark.parametrize(
