@@ -20,6 +20,7 @@ from airflow_provider_streamsem.errors import (
     LookupChangedError,
     MarkerConflictError,
     MarkerLostError,
+    NewerFormatError,
     PublishError,
     RecordsMissingError,
     SourceChangedError,
@@ -27,6 +28,7 @@ from airflow_provider_streamsem.errors import (
     StoreRefusedError,
     StreamsemError,
     UnavailableError,
+    UnsafeStoreError,
 )
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "errors.md"
@@ -180,13 +182,13 @@ TABLES: dict[str, list[Row]] = {
         Row(
             "stateful operators or watermarks were added, removed or replaced",
             InvalidError,
-            "undo the change; or fork the pipeline without state ([state](state.md#what-cannot-change))",
+            "undo the change; or fork the pipeline at its start (`streamsem fork --at -1`): [state](state.md#what-cannot-change)",
             "state/test_changes.py::test_other_operators_are_refused_by_name",
         ),
         Row(
             "a key or value of the state has another type",
             DataError,
-            "use the former type; or fork the pipeline without state",
+            "use the former type; or fork the pipeline at its start (`streamsem fork --at -1`)",
             "state/test_changes.py::test_changed_type_of_a_key_or_value_is_refused",
         ),
         Row(
@@ -258,7 +260,7 @@ TABLES: dict[str, list[Row]] = {
             "connectors/replay/test_source.py::test_directory_that_changes_is_refused_by_name",
         ),
         Row(
-            "planned records of a Kafka topic were deleted or replaced",
+            "unread records of a Kafka topic were deleted, or the topic was recreated",
             SourceChangedError,
             'restore the topic; or set `on_data_loss="record_gap"` for records that are missing',
             "integration/test_kafka.py::test_recreated_topic_is_not_mistaken_for_the_old_one",
@@ -283,6 +285,18 @@ TABLES: dict[str, list[Row]] = {
         ),
     ],
     "Locations": [
+        Row(
+            "the store of a new log does not support create-if-absent",
+            UnsafeStoreError,
+            "use another store: `streamsem doctor LOG` tests it",
+            "commitlog/test_doctor.py::test_store_that_violates_the_contract_is_refused_with_the_observed_behavior",
+        ),
+        Row(
+            "a newer release has written the log",
+            NewerFormatError,
+            "install that release, or a newer one",
+            "golden/test_golden.py::test_log_of_a_newer_format_is_refused_with_the_advice_to_upgrade",
+        ),
         Row(
             "the bucket does not exist",
             StoreRefusedError,
@@ -344,8 +358,8 @@ TABLES: dict[str, list[Row]] = {
 
 _HEAD = """# Errors
 
-This page lists the errors of a run: the cause, the class of the error, whether Airflow retries the task, and what to
-do. Every message says what happened, what is true now and, after `Do:`, what to do. A message names columns, files,
+This page lists the errors that users meet: the cause, the class of the error, whether Airflow retries the task, and
+what to do. Every message says what happened, what is true now and, after `Do:`, what to do. A message names columns, files,
 hosts and settings, but no values of records and no secrets.
 
 - **Retried: no.** A retry cannot help. The task fails at once, even if it has `retries` left.

@@ -226,19 +226,21 @@ guarantee of a pipeline.
 
 | label | meaning, for every record that is read |
 |---|---|
-| exactly-once | the sink has its effect once, after any retry, clear, kill or concurrent run |
+| exactly-once | it takes effect in the sink once, after any retry, clear, kill or concurrent run |
 | effectively-once | it may reach the sink several times, but repeats change nothing in the sink |
-| at-least-once | the sink has its effect once or more often |
-| at-most-once | the sink has its effect once or not at all; records that may be missing are counted |
+| at-least-once | it takes effect in the sink once or more often |
+| at-most-once | it takes effect in the sink once or not at all; records that may be missing are counted |
 | none | one sink may lose records and another may repeat them: see the label of each sink |
 
-Some guarantees have conditions, which are in parentheses: `lag 600` means that a row which is committed more than 600
-seconds late may be lost. The page of the [connector](../connectors/index.md) explains each condition.
+Some guarantees have conditions, which are in parentheses. `lag 600` means that a row which is committed more than 600
+seconds late may be lost. [SQL source](../connectors/sql-source.md#delivery-guarantee) explains it, and `unchanged rows`
+and `newest state of a row`. [Deduplication](../reference/deduplication.md) explains `dedup 24 h`.
 [Tests of the guarantees](guarantee-tests.md) names the tests of each source and sink.
 
 A transform does not change the label, because the output of one attempt is committed as a whole. The engine counts
 rows when it reads and when it writes them. If Spark repeats a part of a shuffle and gets other rows, the attempt is
-discarded (Spark 4.1 and newer; [ADR 0015](../adr/0015-nondeterministic-shuffles.md)).
+discarded ([ADR 0015](../adr/0015-nondeterministic-shuffles.md)). Spark 4.0 does not detect this, so rows may be lost and
+repeated: with Spark 4.0, do not shuffle by random values.
 """
 
 

@@ -17,6 +17,7 @@ from airflow_provider_streamsem import (
     FilesSink,
     FilesSource,
     Pipeline,
+    State,
     open_log,
     read_committed,
     reprocess,
@@ -25,7 +26,7 @@ from airflow_provider_streamsem import (
 )
 from airflow_provider_streamsem.commitlog import doctor
 from airflow_provider_streamsem.commitlog.log import open_commit_log
-from airflow_provider_streamsem.errors import StoreRefusedError
+from airflow_provider_streamsem.errors import StoreRefusedError, StreamsemError
 from airflow_provider_streamsem.pipeline.vacuum import vacuum
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.stores.s3 import S3Access, use_s3_access
@@ -38,6 +39,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "security.md"
 POLICIES = {
     name: json.loads(text) for name, text in re.findall(r"```json (\w+)\n(.*?)```", PAGE.read_text(), re.DOTALL)
 }
+POLICIES["stateful"]["Statement"] += POLICIES["runner"]["Statement"]  # The page has only the rights that are added.
 BUCKETS = {"LOG": "p-log", "DATASET": "p-out", "SOURCE": "p-in"}
 PIPELINE = Pipeline(
     name="p",
@@ -135,6 +137,28 @@ def test_each_role_works_with_the_documented_rights_and_has_no_others(roles: Rol
     for key in (keys.PIPELINE, keys.outcome(0), keys.plan(0)):
         assert roles.refuses("vacuum", delete("p-log", key))
     assert roles.refuses("vacuum", delete("p-out", keys.DATASET_MARKER))
+
+
+def test_pipeline_with_state_needs_the_right_to_delete_state_files_only(roles: Roles, spark: SparkSession) -> None:
+    """Hadoop writes state files under another name and renames them, which copies and deletes the object on S3."""
+    counting = PIPELINE.replace(
+        transform=lambda records: records.groupBy("id").count(), state=State(output_mode="update", partitions=1)
+    )
+    roles.root.put_object(Bucket="p-in", Key="a.json", Body=b'{"id": 1}\n')
+    inner: Any = spark
+    close_all = inner._jvm.org.apache.hadoop.fs.FileSystem.closeAll  # Hadoop's cache ignores server and credentials.
+    close_all()
+    with use_s3_access(roles.access("runner")), pytest.raises(StreamsemError):
+        run_batch(counting, run_key="a")
+    close_all()
+    with use_s3_access(roles.access("stateful")):
+        run_batch(counting, run_key="a")
+        roles.root.put_object(Bucket="p-in", Key="b.json", Body=b'{"id": 1}\n{"id": 2}\n')
+        run_batch(counting, run_key="b")
+        assert verify(counting).violations == []
+    close_all()
+    assert roles.refuses("stateful", delete("p-log", keys.outcome(0)))
+    assert roles.refuses("stateful", delete("p-out", "x"))
 
 
 def put(bucket: str, key: str) -> Callable[[Any], object]:

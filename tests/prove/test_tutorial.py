@@ -1,11 +1,10 @@
-"""Runs the commands of the tutorial: the wheel in an empty environment, `airflow standalone`, a killed JVM and a cleared task."""
+"""Runs the commands of the tutorial: an installation into an empty environment, `airflow standalone`, a killed JVM and a cleared task."""
 
 from __future__ import annotations
 
 import os
 import re
 import subprocess
-import sys
 import textwrap
 import time
 from collections import Counter
@@ -49,7 +48,7 @@ class Shell:
     def run(self, commands: str) -> str:
         """Run commands, and return their output. Fails if one of the commands fails."""
         stdin, stdout = _open(self.process.stdin), _open(self.process.stdout)
-        commands = commands.replace("localhost:8080", f"localhost:{self.port}")
+        commands = commands.replace("localhost:8080", f"localhost:{self.port}").replace("/path/to/clone", str(ROOT))
         stdin.write(f"set -e; trap 'echo {DONE} $?' EXIT\n{commands}\nset +e; trap - EXIT; echo {DONE} 0\n")
         stdin.flush()
         printed: list[str] = []
@@ -68,14 +67,9 @@ def _open(stream: IO[str] | None) -> IO[str]:
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
-    wheels = tmp_path / "wheels"
-    subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", wheels, ROOT], check=True
-    )
     port = str(free_port())
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "PYTHON", "PYSPARK"))},
-        "PIP_FIND_LINKS": str(wheels),
         "AIRFLOW__API__PORT": port,
         "AIRFLOW__API__BASE_URL": f"http://localhost:{port}",
         "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"http://localhost:{port}/execution/",

@@ -96,7 +96,7 @@ class FilesSource(SourceDefaults):
     unit: ClassVar[str] = "files"
     limits: ClassVar[tuple[str, ...]] = ("max_files", "max_bytes", "max_rows", "min_rows")
     reasons: ClassVar[tuple[str, ...]] = (
-        "each file has one permanent ordinal; the plan pins its size and its ETag or modification time, which are checked before and after the read",
+        "each file has one permanent ordinal; the plan pins its size and its ETag or modification time, which are checked after every read",
         "a record that cannot be parsed goes to the quarantine of the same commit",
     )
     path: str

@@ -178,7 +178,7 @@ class HttpSink(StagedSink):
                 f"a repeated call changes nothing, as the endpoint promises ({self.operation}): {operation.why}",
             )
         elif self.delivery == "at_least_once":
-            reasons += (f"{self.operation}: {operation.why}. Instead: {operation.instead}",)
+            reasons += (f"a repeated `{self.operation}` is not idempotent: {operation.why}. Use {operation.instead}",)
         if self.record_id and self.idempotent:
             columns = ", ".join(self.record_id)
             reasons += (
