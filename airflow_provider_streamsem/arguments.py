@@ -94,7 +94,7 @@ def time_ms(name: str, value: object) -> int:
     except ValueError:
         at = None
     if at is None or at.tzinfo is None:
-        accepted = 'a time with a zone, such as "2026-01-31T12:00:00+00:00" or "{{ data_interval_end }}"'
+        accepted = 'a time with a zone, such as "2026-01-31T12:00:00+00:00"'
         raise InvalidError(f"{name} must be a time with a zone", given=str(value)[:40], accepted=accepted)
     return int(at.timestamp() * 1000)
 

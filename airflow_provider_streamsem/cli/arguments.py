@@ -14,7 +14,7 @@ from airflow_provider_streamsem.version import __version__
 
 EXIT_CODES = """exit codes:
   0  done
-  1  done, but a check found a fault, diff found different rows or offsets, or reprocess --quarantined could not reprocess a version
+  1  done, but a check found a violation, diff found different rows or offsets, or reprocess --quarantined could not reprocess a version
   2  an argument, a file or the installation is not valid; no rows were committed
   3  the store or the engine failed; run the same command again: it continues from the state of the log
   4  the command was refused and would be refused again; the message says what to change

@@ -28,7 +28,7 @@ def compared(
     fork_log, original_log, version = logs
     difference = diff(spark, fork_log, original_log, sink=sink)
     totals, rows = _totals_and_first(difference.rows, limit)
-    states = [_state_document(compared, limit) for compared in diff_state(spark, fork_log, original_log)]
+    states = [_state_document(state, limit) for state in diff_state(spark, fork_log, original_log)]
     lines = [f"compared columns {', '.join(difference.columns)}"]
     sides = {"original": difference.original, "fork": difference.fork}
     for name, side in sides.items():

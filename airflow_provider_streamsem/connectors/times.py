@@ -18,8 +18,8 @@ class FindsTimes(Protocol):
         """
         Return partition → an offset such that every item of the partition with a time at or after ``at_ms`` is at or above it.
 
-        It is the first offset with such an item. If there is none yet, it is the end offset. A source whose older items cannot be told apart by time may
-        return a lower offset.
+        It is the first offset with such an item. If there is none yet, it is the end offset. A source that cannot
+        distinguish its older items by time may return a lower offset.
 
         :param at_ms: milliseconds UTC, 0 or more
         :raises InvalidError: the items of this source have no times

@@ -69,9 +69,9 @@ class VerifyOperator(HasPipeline, BaseOperator):  # type: ignore[misc]
     """
     Check a log against the protocol's invariants, from its first version to its head, and check every visible file.
 
-    The operator compares the size, the checksum and the recounted rows of each file with the log. An open version is not a fault.
+    The operator compares the size, the checksum and the recounted rows of each file with the log. An open version is not a violation.
 
-    If the operator finds a fault, the task fails without a retry. The error names the first five faults. Run ``streamsem verify`` for the complete report.
+    If it finds a violation, the task fails without a retry. The error names the first five. Run ``streamsem verify`` for the complete report.
 
     XCom ``return_value``: the fields ``log``, ``versions``, ``commits``, ``counts``, ``files``, ``rows``, ``orphans`` and ``unchecked`` of
     :class:`airflow_provider_streamsem.readers.verify.Verdict` as JSON.
@@ -93,14 +93,14 @@ class VerifyOperator(HasPipeline, BaseOperator):  # type: ignore[misc]
         """
         Verify the log and return the result.
 
-        :raises AirflowFailException: the log or a file has a fault; or the log cannot be read and a retry cannot help
+        :raises AirflowFailException: the log or a file has a violation; or the log cannot be read and a retry cannot help
         """
         with self.resolved_pipeline(context) as pipeline:
             verdict = verify(pipeline, files=self.files)
         if not verdict.clean:
-            first = "; ".join(f"{f.invariant} version={f.version} {f.what}" for f in verdict.violations[:_SHOWN])
+            first = "; ".join(f"{v.invariant} version={v.version} {v.what}" for v in verdict.violations[:_SHOWN])
             raise airflow_exception("AirflowFailException")(
-                f"{len(verdict.violations)} faults in the log at {verdict.log}: {first}. Nothing was written. "
+                f"{len(verdict.violations)} violations in the log at {verdict.log}; the first are: {first}. Nothing was written. "
                 "Do: run `streamsem verify` for the complete report, and restore the named objects from a copy."
             )
         document: dict[str, Any] = plain(verdict)

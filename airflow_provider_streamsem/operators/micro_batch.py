@@ -189,14 +189,14 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
     def _awaited(self, pipeline: Pipeline, condition: DriverWait, poll_interval_s: float) -> RunResult:
         """Wait until the run is complete in the log, after ``spark-submit`` ended. In cluster mode the driver may still be running."""
         while True:
-            finding = condition.check()
-            if finding.met:
+            driver = condition.check()
+            if driver.met:
                 break
             SYSTEM_CLOCK.sleep(poll_interval_s)
         result = plan_run(pipeline, run_key=condition.run_key, drain=self.drain)
         if result is None:
             summary = "spark-submit ended, but the run is not complete in the log; committed versions stay committed"
-            raise StageError(summary, **finding.observed)
+            raise StageError(summary, **driver.observed)
         return result
 
     def _run(self, context: Any) -> Callable[..., RunResult]:

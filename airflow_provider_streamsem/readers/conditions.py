@@ -110,15 +110,15 @@ class BatchCommitted:
             return CheckResult(met=False, observed={"log": url, "version": -1})
         context = {"pipeline": record.name, "log": url}
         if self.version is not None:
-            finding = self._of_version(log, self.version)
+            result = self._of_version(log, self.version)
         elif self.run_key is not None:
-            finding = self._of_run(log, log.find_head(), self.run_key)
+            result = self._of_run(log, log.find_head(), self.run_key)
         else:
             head = log.find_head()
             if isinstance(head, ClosedHead) and head.spec is None and record.fork is not None:
                 head = dataclasses.replace(head, initial_offsets=record.fork.offsets)
-            finding = self._of_offsets(head, self.offsets or {})
-        return CheckResult(met=finding.met, observed={**context, **finding.observed})
+            result = self._of_offsets(head, self.offsets or {})
+        return CheckResult(met=result.met, observed={**context, **result.observed})
 
     def _of_version(self, log: CommitLog, version: int) -> CheckResult:
         stored = log.outcome(version)

@@ -13,7 +13,7 @@ from airflow_provider_streamsem.protocol.entries import Discovery, FileKey, Foun
 
 
 class ReportViolation(Protocol):
-    """Callback that records a finding: the broken rule, a description, and the key of the object."""
+    """Callback that records a violation: the broken rule, a description, and the key of the object."""
 
     def __call__(self, invariant: str, what: str, *, key: str) -> None: ...  # noqa: D102
 
@@ -25,13 +25,13 @@ class DiscoveryCheck:
 
     :param log: the log, restricted to the keys of the source
     :param prefix: prefix of the source's keys in the log, with a trailing ``/``
-    :param attempt: calls a function and returns its result; if it raises an error, records a finding and returns ``None``
-    :param report: records a finding
+    :param guarded: calls a function and returns its result; if it raises an error, records a violation and returns ``None``
+    :param report: records a violation
     """
 
     log: CommitLog
     prefix: str
-    attempt: Callable[[Callable[[], Any]], Any]
+    guarded: Callable[[Callable[[], Any]], Any]
     report: ReportViolation
 
     def run(self, newest: int) -> None:
@@ -76,7 +76,7 @@ class DiscoveryCheck:
 
     def _read(self, i: int) -> Discovery | None:
         key = keys.discovered(i)
-        stored = self.attempt(lambda: self.log.perform(procedures.read_entry(Discovery, key)) or ())
+        stored = self.guarded(lambda: self.log.perform(procedures.read_entry(Discovery, key)) or ())
         if stored == ():
             self.report("I1", "a discovery is missing", key=self.prefix + key)
         return stored[0] if stored else None
@@ -86,7 +86,7 @@ class DiscoveryCheck:
         files: list[FoundFile] = []
         pages = set(refs)
         for ref in refs:
-            page = self.attempt(partial(self.log.perform, discovery.read(ref)))
+            page = self.guarded(partial(self.log.perform, discovery.read(ref)))
             if page is not None:
                 child_files, child_pages = self._pages(page.pages, key)
                 files += [*page.files, *child_files]
@@ -103,6 +103,6 @@ class DiscoveryCheck:
         """Return the sorted keys of all files in a node of the search tree and in its descendants."""
         file_keys = [*node.files]
         for ref in node.ranges:
-            child = self.attempt(partial(self.log.perform, known.read(ref)))
+            child = self.guarded(partial(self.log.perform, known.read(ref)))
             file_keys += [] if child is None else self._known(child)
         return sorted(file_keys)

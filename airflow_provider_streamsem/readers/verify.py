@@ -169,7 +169,7 @@ class _Verification:
             self._files(outcomes)
 
     def _try(self, check: Callable[[], T], *, version: int | None = None) -> T | None:
-        """Return the result of a check. If the check raises an error, record it as a finding and return ``None``."""
+        """Return the result of a check. If the check raises an error, record it as a violation and return ``None``."""
         try:
             return check()
         except StreamsemError as error:
@@ -365,7 +365,7 @@ class _Verification:
         if outcome is None:
             return
         if head.outcome is not None and head.outcome.requires_receipts and head.closed not in self._published:
-            head = replace(head, markers=outcome[0].markers)  # receipts that cannot be read are a separate finding
+            head = replace(head, markers=outcome[0].markers)  # receipts that cannot be read are a separate violation
         opened = OpenHead(before=head, plan=plan[0], plan_sha=plan[1])
         self._try(partial(opened.with_outcome, *outcome), version=version)
         pointer = self._entry(RunPointer, keys.pointer(plan[0].run_key, plan[0].j), version)
@@ -404,7 +404,7 @@ class _Verification:
             newest = max((i for i in numbers if i is not None), default=None)
             if newest is not None:
                 log = self.opened.log.under(prefix)
-                DiscoveryCheck(log=log, prefix=prefix, attempt=self._try, report=self._report).run(newest)
+                DiscoveryCheck(log=log, prefix=prefix, guarded=self._try, report=self._report).run(newest)
 
     def _quarantine(self, outcome: Outcome) -> None:
         rows = 0

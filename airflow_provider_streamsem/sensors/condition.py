@@ -51,14 +51,14 @@ class ConditionSensor(BaseSensorOperator):  # type: ignore[misc]
         """
         with self._mapped():
             condition = self.condition(context)
-            finding = checked(condition.check)
-        self.log.info("the condition is %s: %s", "met" if finding.met else "not met yet", finding.observed)
-        if self.deferrable and not finding.met:
+            result = checked(condition.check)
+        self.log.info("the condition is %s: %s", "met" if result.met else "not met yet", result.observed)
+        if self.deferrable and not result.met:
             trigger = ConditionTrigger(
                 to_text(condition), poll_interval_s=self.poke_interval, is_patient=self.silent_fail
             )
             self.defer(trigger=trigger, method_name="execute_complete", timeout=timedelta(seconds=self.timeout))
-        return PokeReturnValue(is_done=finding.met, xcom_value=finding.observed)
+        return PokeReturnValue(is_done=result.met, xcom_value=result.observed)
 
     def execute_complete(self, context: Any, event: dict[str, Any]) -> Any:
         """

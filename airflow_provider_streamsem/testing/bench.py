@@ -137,7 +137,7 @@ class Bench:
             "quarantined records": multiset([{**record, "version": 0} for record in committed.quarantined]),
             "counts": dict(view.counts),
             "next offsets": dict(view.next),
-            "violations of verify": [str(finding) for finding in verify(self.pipeline.log).violations],
+            "violations of verify": [str(violation) for violation in verify(self.pipeline.log).violations],
         }
 
 

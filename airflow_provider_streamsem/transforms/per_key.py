@@ -48,7 +48,8 @@ class PerKey(StatefulProcessor):  # type: ignore[misc]  # pyspark has no types h
             state.update(self._frame(part))
         self._snapshot.update((as_text(state.snapshot()),))
         if self._closes_windows:
-            self._handle.registerTimer(-(-key[-1] // 1000))
+            end_us = key[-1]
+            self._handle.registerTimer(-(-end_us // 1000))  # in milliseconds, rounded up
         else:
             yield self._row(key, state)
 

@@ -65,17 +65,17 @@ class ConditionTrigger(BaseTrigger):  # type: ignore[misc]
         """Check the condition until it is met or a check fails, one check at a time."""
         while True:
             try:
-                finding = await in_thread(partial(_check, self.condition))
+                result = await in_thread(partial(_check, self.condition))
             except StreamsemError as error:
                 if not (self.is_patient and error.retryable):
                     yield TriggerEvent(_error(error))
                     return
                 self.log.warning("a check of the condition failed; the trigger checks again: %s", error)
             else:
-                if finding.met:
-                    yield TriggerEvent({"observed": finding.observed})
+                if result.met:
+                    yield TriggerEvent({"observed": result.observed})
                     return
-                self.log.info("the condition is not met: %s", finding.observed)
+                self.log.info("the condition is not met: %s", result.observed)
             await asyncio.sleep(self.poll_interval_s)
 
 

@@ -38,6 +38,8 @@ MINIMUM_COUNTS = {
     **{fate.name: 500 for fate in Fate if fate is not Fate.GOOD},
     **{f"started: {kind}": 300 for kind in PROCESS_KINDS},
     **{f"completed: {kind}": 200 for kind in PROCESS_KINDS},
+    "completed: clear to reprocess": 80,  # in few of the worlds
+    "completed: rollback": 100,
     **{f"died: {kind}": 20 for kind in PROCESS_KINDS},
     "KILLED": 500,
     "adoptions": 100,

@@ -143,20 +143,20 @@ def _check_partition_columns(sink: _Sink, by_name: Mapping[str, DataType], copie
     if missing:
         raise DataError(
             "the transform's result lacks partition columns; nothing became visible",
-            sink=sink.path,
+            location=sink.path,
             missing=missing,
             columns=list(by_name),
         )
     reserved = sorted(name for name in by_name if name.lower() in {copy.lower() for copy in copies})
     if reserved:
         summary = "columns have names that are reserved for partition directories; nothing became visible"
-        raise DataError(summary, sink=sink.path, columns=reserved, partition_by=list(sink.partition_by)).advising(
+        raise DataError(summary, location=sink.path, columns=reserved, partition_by=list(sink.partition_by)).advising(
             "rename the columns in the transform, and run again."
         )
     unsupported = [name for name in sink.partition_by if isinstance(by_name[name], _NO_PARTITION)]
     if unsupported:
         summary = "columns of this type cannot partition a dataset; nothing became visible"
-        raise DataError(summary, sink=sink.path, columns=unsupported)
+        raise DataError(summary, location=sink.path, columns=unsupported)
 
 
 def refusing_lossy_values(
@@ -231,7 +231,7 @@ def _naming_refusals(sink: _Sink) -> Iterator[None]:
         if refused is None:
             raise
     if refused is not None:
-        raise DataError(_REFUSAL_SUMMARIES[refused[1]], sink=sink.path, column=json.loads(refused[2]))
+        raise DataError(_REFUSAL_SUMMARIES[refused[1]], location=sink.path, column=json.loads(refused[2]))
 
 
 def _umask_option(session: SparkSession) -> dict[str, str]:
@@ -256,7 +256,7 @@ def _refuse_names_differing_in_case(frame: DataFrame, sink: _Sink) -> None:
         summary = (
             "columns have the same name, or names that differ only in upper and lower case; nothing became visible"
         )
-        raise DataError(summary, sink=sink.path, columns=duplicates)
+        raise DataError(summary, location=sink.path, columns=duplicates)
 
 
 def partition_columns(names: Sequence[str]) -> list[str]:

@@ -178,24 +178,24 @@ class FilesSink:
         keyed = [field["name"] for field in fields if self.format == "json" and _has_other_keys(field["type"])]
         if keyed:
             summary = "JSON files cannot hold maps whose keys are not strings; nothing became visible"
-            raise DataError(summary, sink=self.path, columns=keyed).advising(
+            raise DataError(summary, location=self.path, columns=keyed).advising(
                 "cast the keys to string in the transform, and run again."
             )
         zoned = [field["name"] for field in fields if self.format == "orc" and _contains(field["type"], "timestamp")]
         if zoned:
             summary = "Spark returns ORC timestamps with a time zone in the time zone of the Java process that reads them; nothing became visible"
-            raise DataError(summary, sink=self.path, columns=zoned).advising(
+            raise DataError(summary, location=self.path, columns=zoned).advising(
                 "cast the columns to timestamp_ntz in the transform, and run again."
             )
         unreadable = sorted(name for name in _names(fields) if self.format == "orc" and ("`" in name or not name))
         if unreadable:
             summary = "Spark cannot read ORC columns with these names; nothing became visible"
-            raise DataError(summary, sink=self.path, columns=unreadable).advising(
+            raise DataError(summary, location=self.path, columns=unreadable).advising(
                 "rename the columns in the transform, and run again."
             )
         if self.format == "csv" and binary:
             summary = "CSV files cannot hold binary columns; nothing became visible"
-            raise DataError(summary, sink=self.path, columns=binary).advising(
+            raise DataError(summary, location=self.path, columns=binary).advising(
                 "convert the columns to text in the transform, for example with base64(column), and run again."
             )
         return schema

@@ -64,9 +64,7 @@ def _refuse_deletion_on_acknowledgement(name: str, config: Mapping[str, Any]) ->
             stream=name,
             retention=retention,
             accepted="limits",
-        ).advising(
-            "create a stream with retention `limits` that has this stream as a source, and read that stream; nothing was read."
-        )
+        ).advising("create a stream with retention `limits` that has this stream as a source, and read that stream.")
 
 
 def time_ms(message: Stored) -> int:

@@ -95,7 +95,7 @@ class PipelineTable:
         """
         pinned = self._read(pin)
         with checking_pin(), self._at(pinned) as (opened, _, files):
-            for is_changed, file in zip(opened.are_damaged([entry.file for entry in files]), files, strict=True):
+            for is_changed, file in zip(opened.have_changed([entry.file for entry in files]), files, strict=True):
                 if is_changed:
                     opened.check_owner()  # if the location is not mounted, the ownership marker is missing too
                     summary = "a visible file of the upstream is missing or was changed; nothing became visible"

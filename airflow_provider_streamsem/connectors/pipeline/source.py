@@ -119,9 +119,9 @@ class PipelineSource:
 
     def upstream(self) -> Upstream:
         """Return the name of the upstream and the guarantee of its newest version."""
-        opened, head = self._opened()
+        opened, spec_sha = self._opened()
         with naming_upstream(self.log):
-            recorded = opened.guarantee(head)
+            recorded = opened.guarantee(spec_sha)
             return Upstream(
                 pipeline=opened.record.name,
                 log=self.log,
@@ -176,7 +176,9 @@ class PipelineSource:
         for pin in pins:
             opened = self._of_pin(pin)
             with naming_upstream(self.log):
-                for is_changed, (version, file) in zip(opened.are_damaged(pin.files), _each(pin.versions), strict=True):
+                for is_changed, (version, file) in zip(
+                    opened.have_changed(pin.files), _each(pin.versions), strict=True
+                ):
                     if is_changed:
                         opened.check_owner()
                         summary = "a planned file of the upstream is missing or was changed; nothing became visible"
@@ -421,7 +423,7 @@ def _unreadable(upstream: UpstreamLog, versions: Sequence[VersionPin], on_data_l
     """Return the versions of which a file is missing or has another size, in ascending order."""
     files = _each(versions)
     # A version that becomes a gap must fail the check before the read, too. That check also finds a changed file of the same size.
-    find_changed = upstream.are_damaged if on_data_loss == "record_gap" else upstream.are_unlisted
+    find_changed = upstream.have_changed if on_data_loss == "record_gap" else upstream.are_missing_or_resized
     are_changed = find_changed([file for _, file in files])
     damaged = [(pin, file) for is_changed, (pin, file) in zip(are_changed, files, strict=True) if is_changed]
     if not damaged:

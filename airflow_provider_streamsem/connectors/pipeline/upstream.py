@@ -264,7 +264,7 @@ class UpstreamLog:
             self._guarantees[spec] = RecordedGuarantee(label, str(recorded.get("conditions", "")))
         return self._guarantees[spec]
 
-    def are_unlisted(self, files: Sequence[DataFile]) -> list[bool]:
+    def are_missing_or_resized(self, files: Sequence[DataFile]) -> list[bool]:
         """Return for each file whether it is missing or has another size or ETag. Sends one request per file, and reads no content."""
         dataset = open_dataset(self.dataset.location)
 
@@ -277,7 +277,7 @@ class UpstreamLog:
         with _reporting_unavailable(self.dataset.location):
             return in_threads(is_changed, files)
 
-    def are_damaged(self, files: Sequence[DataFile]) -> list[bool]:
+    def have_changed(self, files: Sequence[DataFile]) -> list[bool]:
         """Return for each file whether it is missing or has another size or checksum. On local disk this reads the file, or the footer of a Parquet file."""
 
         def is_changed(file: DataFile) -> bool:
@@ -335,8 +335,7 @@ def naming_upstream(url: str) -> Iterator[None]:
             "set `log` of the source to the location in `moved_to`, then run again: reading continues where it stopped."
         ) from error
     except StreamsemError as error:
-        error.fields = {"upstream": url, **error.fields}
-        raise
+        raise error.with_fields(upstream=url) from error.__cause__
 
 
 @contextmanager

@@ -170,7 +170,7 @@ class PubSubReceiver:
 
         Without exactly-once delivery Pub/Sub ignores expired ack ids. With it, an error names the ack ids that were refused, and the others were accepted.
 
-        :raises UnavailableError: the request may succeed later, or did not report the result of a request
+        :raises UnavailableError: Pub/Sub refused some ack ids temporarily, or did not report the result of the request
         """
         from google.api_core.exceptions import GoogleAPICallError
 
@@ -210,7 +210,7 @@ class PubSubReceiver:
             raise UnavailableError(summary, subscription=self._queue.subscription) from error
 
     def _monitored(self) -> Any:
-        """Request the newest number of unacknowledged messages from Cloud Monitoring, and return its answer."""
+        """Request the newest number of unacknowledged messages from Cloud Monitoring, and return the response."""
         from google.auth.transport.requests import AuthorizedSession
 
         now = datetime.fromtimestamp(SYSTEM_CLOCK.now_ms() / 1000, timezone.utc)

@@ -30,12 +30,7 @@ _UTC = {
 
 
 @dataclass(slots=True)
-class JdbcRecords(ParsedRecords):
-    """The rows of planned ranges. Implements :class:`airflow_provider_streamsem.connectors.contract.Loaded`."""
-
-
-@dataclass(slots=True)
-class CountedRecords(JdbcRecords):
+class CountedRecords(ParsedRecords):
     """Rows whose number the plan pins. Implements :class:`airflow_provider_streamsem.connectors.contract.Counted`."""
 
     planned: int = 0
@@ -63,7 +58,7 @@ def load(
     pins: Sequence[JdbcPin],
     *,
     is_counted: bool,
-) -> JdbcRecords:
+) -> ParsedRecords:
     """
     Return the rows of the ranges as a DataFrame, one task for each range. Reads no row.
 
@@ -75,7 +70,7 @@ def load(
     ranges = [query.where(table.cursor.from_offset(p.start), table.cursor.before_offset(p.end)) for p in pins]
     frame = _frame(spark, table.target, conn_id, columns, [_compiled(query, table.connection) for query in ranges])
     if not is_counted:
-        return JdbcRecords(frame)
+        return ParsedRecords(frame)
     return CountedRecords(frame, planned=sum(pin.rows for pin in pins))
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from airflow_provider_streamsem.connectors.sql.records import JdbcRecords
+    from airflow_provider_streamsem.connectors.contract import ParsedRecords
 
 logger = logging.getLogger(__name__)
 
@@ -266,7 +266,7 @@ class JdbcSource(SourceDefaults):
             advice = f'if rows of this table may change, set changes="follow" and use a cursor that each update increases. {gap_advice}'
         raise RecordsMissingError(summary, **fields).advising(advice)
 
-    def load(self, spark: SparkSession, pins: Sequence[JdbcPin]) -> JdbcRecords:
+    def load(self, spark: SparkSession, pins: Sequence[JdbcPin]) -> ParsedRecords:
         """
         Return the rows of the pinned ranges as a DataFrame. Reads the table's description, and no row.
 

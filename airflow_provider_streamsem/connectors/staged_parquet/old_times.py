@@ -1,5 +1,5 @@
 """
-Detects dates and times in Parquet files that Arrow reads as different values. delta-rs and pyiceberg read by Arrow too.
+Detects dates and times in Parquet files that Arrow reads as different values. delta-rs and pyiceberg also read with Arrow.
 
 Spark writes timestamps as INT96 by default. Arrow reads INT96 as nanoseconds, so years before 1678 and after 2261 overflow. Spark 2, and later versions
 with a setting, write dates before 1582 and times before 1900 in the legacy hybrid calendar. A merge would read
