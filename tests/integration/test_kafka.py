@@ -169,6 +169,19 @@ def test_added_partitions_are_read_from_their_beginning(topics: Topics) -> None:
     topics.check(count_of(10, 25))
 
 
+@pytest.mark.parametrize("option", ["maxRecordsPerPartition", "minPartitions"])
+def test_large_partition_is_read_by_several_tasks_over_the_planned_range(topics: Topics, option: str) -> None:
+    topics.create("a", 1)
+    topics.put("a", [str(n) for n in range(1_000)])
+    value = {"maxRecordsPerPartition": "100", "minPartitions": "10"}[option]
+    of_tasks = lambda frame: frame.withColumn("task", F.spark_partition_id())  # noqa: E731
+    topics.run(topics.pipeline("a", source={"options": {option: value}}, transform=of_tasks), "r")
+    assert topics.rows('count(*), count(DISTINCT task), count(DISTINCT "offset")') == [(1_000, 10, 1_000)]
+    plan, _ = open_log(str(topics.location / "log")).log.plan(0) or (None, None)
+    assert plan is not None
+    assert [*plan.ranges.values()] == [(0, 1_000)]
+
+
 def test_recreated_topic_is_not_mistaken_for_the_old_one(topics: Topics) -> None:
     topics.create("a", 1)
     topics.put("a", numbers(0, 10))
