@@ -46,6 +46,7 @@ _NAMES = {
     "Pipeline": "airflow_provider_streamsem.pipeline.spec",
     "PipelineSource": "airflow_provider_streamsem.connectors.pipeline.source",
     "Protobuf": "airflow_provider_streamsem.connectors.parsing.decoders",
+    "PulsarSource": "airflow_provider_streamsem.connectors.pulsar.source",
     "PubSubQueue": "airflow_provider_streamsem.connectors.pubsub.client",
     "PipelineTable": "airflow_provider_streamsem.connectors.pipeline.lookup",
     "QueueSource": "airflow_provider_streamsem.connectors.queue.source",
@@ -115,6 +116,7 @@ __all__ = [
     "PipelineTable",
     "Protobuf",
     "PubSubQueue",
+    "PulsarSource",
     "QueueSource",
     "RateSource",
     "ReplaySource",
@@ -167,6 +169,7 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.connectors.pipeline.lookup import PipelineTable
     from airflow_provider_streamsem.connectors.pipeline.source import PipelineSource
     from airflow_provider_streamsem.connectors.pubsub.client import PubSubQueue
+    from airflow_provider_streamsem.connectors.pulsar.source import PulsarSource
     from airflow_provider_streamsem.connectors.queue.source import QueueSource
     from airflow_provider_streamsem.connectors.rate.source import RateSource
     from airflow_provider_streamsem.connectors.replay.source import ReplaySource

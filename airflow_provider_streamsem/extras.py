@@ -15,6 +15,7 @@ MODULES = {
     "kafka": "confluent_kafka",
     "nats": "nats",
     "pubsub": "google.cloud.pubsub_v1",
+    "pulsar": "pulsar",
 }
 """Extra → the module of its client library."""
 

@@ -25,6 +25,7 @@ _BUILT_IN: dict[Kind, dict[str, str]] = {
         "kafka": "airflow_provider_streamsem.connectors.kafka.source:KafkaSource",
         "pipeline": "airflow_provider_streamsem.connectors.pipeline.source:PipelineSource",
         "nats": "airflow_provider_streamsem.connectors.nats.source:NatsSource",
+        "pulsar": "airflow_provider_streamsem.connectors.pulsar.source:PulsarSource",
         "kinesis": "airflow_provider_streamsem.connectors.kinesis.source:KinesisSource",
         "queue": "airflow_provider_streamsem.connectors.queue.source:QueueSource",
         "rate": "airflow_provider_streamsem.connectors.rate.source:RateSource",

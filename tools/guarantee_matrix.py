@@ -23,6 +23,7 @@ from airflow_provider_streamsem import (
     NatsSource,
     Pipeline,
     PipelineSource,
+    PulsarSource,
     QueueSource,
     RateSource,
     ReplaySource,
@@ -49,6 +50,7 @@ SOURCES: Mapping[str, Any] = {
     "Postgres, changes followed": JdbcSource(conn_id="shop", table="orders", cursor="updated_at", changes="follow"),
     "other databases": JdbcSource(conn_id="shop", table="orders", cursor="created_at", lag=600),
     "NATS": NatsSource(stream="ORDERS", servers="nats:4222"),
+    "Pulsar": PulsarSource(topic="orders", service_url="pulsar://pulsar:6650", admin_url="http://pulsar:8080"),
     "SQS, AMQP, Pub/Sub": QueueSource(
         queue=SqsQueue(url="https://sqs.eu-west-1.amazonaws.com/1/orders"), landing="/landing", schema="id long"
     ),
@@ -128,6 +130,12 @@ SOURCE_PROOFS: Mapping[str, tuple[str, ...]] = {
         "tests/integration/test_nats.py::test_server_restored_from_an_older_copy_is_detected",
         "tests/connectors/nats/test_reading.py::test_retention_during_the_read_fails_it_unless_all_deleted_messages_were_read",
         "tests/connectors/nats/test_reading.py::test_replica_that_lags_behind_the_leader_is_awaited_and_then_fails_the_read",
+    ),
+    "Pulsar": (
+        "tests/integration/test_pulsar.py::test_retry_reads_the_planned_range_though_more_messages_arrived",
+        "tests/integration/test_pulsar.py::test_unread_messages_that_retention_deleted_fail_the_run_or_become_a_gap",
+        "tests/integration/test_pulsar.py::test_entry_without_a_message_fails_the_batch_with_the_reason",
+        "tests/connectors/pulsar/test_source.py::test_partition_that_ends_below_its_committed_offset_is_refused",
     ),
     "SQS, AMQP, Pub/Sub": (
         "tests/connectors/queue/test_source.py::test_crash_at_every_call_to_queue_landing_and_log_gives_each_message_one_record",

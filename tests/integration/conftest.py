@@ -19,6 +19,7 @@ from tests.integration.parts.kafka import Broker
 from tests.integration.parts.kinesis import Kinesalite
 from tests.integration.parts.nats import NatsServer
 from tests.integration.parts.pubsub_server import PubSubServer
+from tests.integration.parts.pulsar import PulsarServer
 from tests.integration.parts.rabbitmq import RabbitMQ
 from tests.integration.parts.s3 import S3Server
 from tests.integration.parts.server import running
@@ -74,6 +75,14 @@ def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
 def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
     """Start a NATS server with JetStream."""
     server = NatsServer(tmp_path_factory.mktemp("nats"))
+    with running(server):
+        yield server
+
+
+@pytest.fixture(scope="session")
+def pulsar_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PulsarServer]:
+    """Start a Pulsar broker."""
+    server = PulsarServer(tmp_path_factory.mktemp("pulsar"))
     with running(server):
         yield server
 

@@ -1,0 +1,1 @@
+"""The Pulsar source."""

@@ -1,0 +1,100 @@
+"""Requests to the admin API of Pulsar: the partitions of a topic and their ledgers."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from airflow_provider_streamsem.connectors.pulsar.access import Access
+from airflow_provider_streamsem.connectors.pulsar.entries import Ledgers
+from airflow_provider_streamsem.errors import SourceChangedError, StoreRefusedError, UnavailableError
+
+_TIMEOUT_S = 30
+DO_REFUSED = "check the token of the connection, and the rights of its role on the namespace; then run again."
+
+
+@dataclass(frozen=True, slots=True)
+class PulsarAdmin:
+    """
+    The admin API of a cluster.
+
+    :param topic: full name of the topic, such as ``persistent://public/default/orders``
+    """
+
+    access: Access
+    topic: str
+
+    def partitions(self) -> list[str]:
+        """
+        Return the full names of the partitions of the topic, or the topic itself if it has no partitions.
+
+        :raises SourceChangedError: the topic does not exist
+        """
+        found = self._get(f"{_path(self.topic)}/partitions")
+        if found is None:
+            raise SourceChangedError("the topic does not exist; nothing was written", topic=self.topic).advising(
+                "create the topic, or correct `topic`; then run again."
+            )
+        return [f"{self.topic}-partition-{n}" for n in range(found["partitions"])] or [self.topic]
+
+    def ledgers(self, partition: str) -> Ledgers | None:
+        """Return the ledgers of a partition; ``None`` if the partition does not exist, or has no message."""
+        found = self._get(f"{_path(partition)}/internalStats")
+        if found is None:
+            return None
+        newest, _, entry = found["lastConfirmedEntry"].partition(":")
+        entries = {ledger["ledgerId"]: ledger["entries"] for ledger in found["ledgers"]}
+        if int(newest) in entries:  # the number of entries of an open ledger is reported as 0
+            entries[int(newest)] = int(entry) + 1
+        filled = {ledger: count for ledger, count in sorted(entries.items()) if count}
+        return Ledgers(filled) if filled else None
+
+    def _get(self, path: str) -> Any:
+        """
+        Send a request, and return the JSON document of its response; ``None`` if there is no such object.
+
+        :raises StoreRefusedError: Pulsar refused the credentials or the request
+        :raises UnavailableError: Pulsar did not respond, or the response is not one of its admin API
+        """
+        import requests
+
+        url = f"{self.access.admin_url}/admin/v2/{path}"
+        headers = {"Authorization": f"Bearer {self.access.token}"} if self.access.token else {}
+        where = {"admin_url": self.access.admin_url, "topic": self.topic}
+        try:
+            with _certificates(self.access.ca) as verify:
+                response = requests.get(url, headers=headers, timeout=_TIMEOUT_S, verify=verify)
+            if response.status_code == 404:
+                return None
+            if response.status_code in (401, 403):
+                raise StoreRefusedError(
+                    "Pulsar refused a request; nothing was written", **where, status=response.status_code
+                ).advising(DO_REFUSED)
+            response.raise_for_status()
+            return response.json() if response.content else None
+        except (requests.RequestException, ValueError) as error:
+            summary = "Pulsar's admin API did not respond; nothing was written"
+            raise UnavailableError(summary, **where, error=type(error).__name__).advising(
+                "check `admin_url`, and that this host reaches it; then run again."
+            ) from None
+
+
+@contextmanager
+def _certificates(ca: str) -> Iterator[bool | str]:
+    """Yield the argument ``verify`` of requests, which reads certificates only from a file."""
+    if not ca:
+        yield True
+        return
+    with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
+        file.write(ca)
+        file.flush()
+        yield file.name
+
+
+def _path(topic: str) -> str:
+    domain, _, name = topic.partition("://")
+    return f"{domain}/{quote(name)}"

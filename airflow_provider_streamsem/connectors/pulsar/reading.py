@@ -1,0 +1,131 @@
+"""
+Reads planned ranges of a Pulsar topic. Needs only the standard library, pulsar-client and pyarrow, because executors run this module.
+
+An executor gets the functions of this module by value, so it needs no installation of this package.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_BATCH_MESSAGES = 5_000
+_BATCH_BYTES = 8 << 20
+OPERATION_TIMEOUT_S = 30
+_TIMEOUT_MS = 30_000
+
+
+class RangeChangedError(Exception):
+    """Pulsar did not return a message for each entry of a planned range. The next attempt determines what is missing."""
+
+
+@contextmanager
+def client(*, service_url: str, token: str, ca: str) -> Iterator[Any]:
+    """
+    Connect to Pulsar for the block.
+
+    :param token: a JSON web token; ``""``: no authentication
+    :param ca: certificates of authorities in PEM; ``""``: those of the machine
+    """
+    import pulsar
+
+    with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
+        file.write(ca)
+        file.flush()
+        connected = pulsar.Client(
+            service_url,
+            authentication=pulsar.AuthenticationToken(token) if token else None,
+            operation_timeout_seconds=OPERATION_TIMEOUT_S,
+            tls_trust_certs_file_path=file.name if ca else None,
+            tls_validate_hostname=True,
+            logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, "/dev/null"),  # its log may contain URLs
+        )
+        try:
+            yield connected
+        finally:
+            connected.close()
+
+
+def messages(connected: Any, pin: Mapping[str, Any]) -> Iterator[Any]:
+    """
+    Yield the messages of a planned range, in the order of the topic.
+
+    :param pin: the fields of a ``LedgerPin``
+    :raises RangeChangedError: an entry of the range has no message. It was deleted; or it is part of a transaction or of a message in several chunks, or a
+        marker of Pulsar, which are not supported
+    """
+    import pulsar
+
+    _, _, number = pin["topic"].rpartition("-partition-")
+    first = pulsar.MessageId(int(number) if number.isdecimal() else -1, pin["ledger"], pin["start"], -1)
+    reader = connected.create_reader(pin["topic"], first, start_message_id_inclusive=True)
+    try:
+        expected = pin["start"]
+        while reader.has_message_available():
+            message = reader.read_next(timeout_millis=_TIMEOUT_MS)
+            id = message.message_id()
+            if (id.ledger_id(), id.entry_id()) >= (pin["ledger"], pin["end"]):
+                break
+            # The messages of a batch have one entry.
+            if id.ledger_id() != pin["ledger"] or id.entry_id() not in (expected, max(expected - 1, pin["start"])):
+                raise RangeChangedError(_without_message(pin, expected))
+            expected = id.entry_id() + 1
+            yield message
+        if expected != pin["end"]:
+            raise RangeChangedError(_without_message(pin, expected))
+    finally:
+        reader.close()
+
+
+def _without_message(pin: Mapping[str, Any], entry: int) -> str:
+    return f"{pin['topic']} has no message for the planned entry {pin['ledger']}:{entry}"
+
+
+def batches(
+    parts: Iterator[pa.RecordBatch], *, access: Mapping[str, Any], pins: Sequence[Mapping[str, Any]]
+) -> Iterator[pa.RecordBatch]:
+    """
+    Return the messages of some ranges as Arrow batches.
+
+    :param parts: batches with one column: positions in ``pins``
+    :param access: the arguments of :func:`client`
+    """
+    for part in parts:
+        for position in part.column(0).to_pylist():
+            with client(**access) as connected:
+                found: list[Any] = []
+                size = 0
+                for message in messages(connected, pins[position]):
+                    found.append(message)
+                    size += len(message.data())
+                    if len(found) == _BATCH_MESSAGES or size > _BATCH_BYTES:
+                        yield _batch(found, pins[position]["topic"])
+                        found, size = [], 0
+                if found:
+                    yield _batch(found, pins[position]["topic"])
+
+
+def _batch(found: Sequence[Any], topic: str) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    ids = [message.message_id() for message in found]
+    times = pa.timestamp("us", tz="UTC")
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([topic] * len(found), pa.string()),
+            pa.array([id.ledger_id() for id in ids], pa.int64()),
+            pa.array([id.entry_id() for id in ids], pa.int64()),
+            pa.array([max(id.batch_index(), 0) for id in ids], pa.int32()),
+            pa.array([message.publish_timestamp() * 1000 for message in found], times),
+            pa.array([message.event_timestamp() * 1000 or None for message in found], times),
+            pa.array([message.partition_key() or None for message in found], pa.string()),
+            pa.array([[*message.properties().items()] for message in found], pa.map_(pa.string(), pa.string())),
+            pa.array([None if message.has_null_value() else message.data() for message in found], pa.binary()),
+        ],
+        names=["topic", "ledger_id", "entry_id", "batch_index", "publish_timestamp", "event_timestamp", "key", "properties", "data"],
+    )  # fmt: skip
