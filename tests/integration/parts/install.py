@@ -1,8 +1,8 @@
 """
 Installs the real servers on this machine. `python -m tests.integration.parts.install`.
 
-Maven has the jars, Go the S3 servers, NATS and Pub/Sub, and npm a Kinesis server. Jars stay in Maven's repository. `.parts/` contains the class paths that name
-them, the compiled programs and the Kinesis server.
+Maven has the jars, also those of Kafka and Pulsar, Go the S3 servers, NATS and Pub/Sub, and npm a Kinesis server. Jars stay in Maven's repository. `.parts/`
+contains the class paths that name them, the compiled programs and the Kinesis server.
 """
 
 from __future__ import annotations
