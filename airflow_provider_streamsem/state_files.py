@@ -31,6 +31,7 @@ logger = telemetry.log_of(__name__)
 # Hadoop's local file system adds hidden files with checksums: `.name.crc`, and checksums of these.
 _SNAPSHOT = re.compile(r"(?P<directory>.+)/\.?(?P<batches>[0-9]+)_(?P<id>[\w-]+)\.zip(\.crc)*")
 _SST = re.compile(r"(?P<directory>.+)/SSTs/\.?(?P<name>[\w-]+\.sst)(\.crc)*")
+_TEMPORARY = re.compile(r"/\.[^/]*$|\.tmp$")
 _OFFSETS = re.compile(r"offsets/\.?(?P<batch>[0-9]+)(\.crc)*")
 _STORES = {
     "symmetricHashJoin": (
@@ -84,8 +85,13 @@ def make_durable(store: Store, state: OperatorState) -> None:
     :param store: the store of the log
     :raises StoreRefusedError: a file could not be made durable
     """
-    if split_url(store.url)[0] == "file":
-        open_dataset(store.url).make_durable([*needed(store, state)], f"{LOCATION}/{state.root}/")
+    if split_url(store.url)[0] != "file":
+        return
+    # Other attempts create temporary files in the same root, and delete metadata of transformWithState, which the outcome contains.
+    names = [key for key in needed(store, state) if "/_metadata/v2/" not in key and not _TEMPORARY.search(key)]
+    sums = [f"{directory}/.{name}.crc" for directory, _, name in (key.rpartition("/") for key in names)]
+    keys = [*names, *(key for key in sums if store.stat(key) is not None)]
+    open_dataset(store.url).make_durable(keys, f"{LOCATION}/{state.root}/")
 
 
 def check_base(store: Store, state: Json, version: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import Counter
 from datetime import datetime, timezone
@@ -242,6 +243,24 @@ def test_broker_that_was_killed_between_plan_and_read_is_read_after_its_restart(
     topic.run("a")
     topic.run("b")
     assert topic.ids(spark) == Counter(range(35))
+
+
+def test_topic_that_is_unloaded_during_the_read_has_each_message_once(topic: Topic) -> None:
+    """The client connects again, and may repeat messages of the batch that it was reading."""
+    topic.server.put(topic.partition(0), [b"%d" % n for n in range(4_000)], batch=1_000)
+    source = topic.source()
+    planned = source.open(CommitLog(MemoryStore()), None).slice(
+        {}, source.open(CommitLog(MemoryStore()), None).poll(None), Limits(), None, on_data_loss="fail"
+    )
+    assert planned is not None
+    read: list[bytes] = []
+    with reading.client(**source.access().for_executors()) as connected:
+        for pin in planned.pins:
+            for message in reading.messages(connected, dataclasses.asdict(pin)):
+                if len(read) % 500 == 250:
+                    topic.server.close_ledger(topic.partition(0))
+                read.append(message.data())
+    assert read == [b"%d" % n for n in range(4_000)]
 
 
 def test_range_is_read_again_by_a_reprocessing_run(topic: Topic, spark: SparkSession) -> None:

@@ -31,8 +31,8 @@ _MAX_CACHED = 8
 _MAX_ENTRIES = 1000
 _NO_PERMISSION = re.compile(r"\b40[13]\b|AccessDenied|PermissionDenied|Forbidden|Unauthenticated|Unauthorized")
 _STORE_FAILURE = re.compile(
-    r"object ?store|Generic \w+ error|error sending request|timed out|timeout|connect(ion)? (error|refused|reset|closed|aborted)|throttl|SlowDown"
-    r"|Too ?Many ?Requests|(status|HTTP)\W[^\n]{0,40}\b(429|50[0-9])\b",
+    r"object ?store|Generic \w+ error|error sending request|timed out|(request|connect|read|operation)\w* ?timeout|throttl|SlowDown"
+    r"|connect(ion)? (error|refused|reset|closed|aborted)|Too ?Many ?Requests|(status|HTTP)\W[^\n]{0,40}\b(429|50[0-9])\b",
     re.IGNORECASE,
 )
 _cache: dict[str, CachedTable] = {}

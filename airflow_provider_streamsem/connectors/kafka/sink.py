@@ -226,7 +226,7 @@ class KafkaSink(TransactionalSink[_Handle]):
         if keyless:
             raise DataError("a row for a compacted topic has no key; nothing became visible", topics=keyless)
         limits = [int(limit) for limit in control.config(topics, "max.message.bytes").values()]
-        accepted = min(int(self._producer_settings()["message.max.bytes"]), *limits) - OVERHEAD_BYTES
+        accepted = min(self._most_bytes(), *limits) - OVERHEAD_BYTES
         if measured.largest > accepted:
             raise DataError(
                 "a record is larger than the topic or the producer accepts; nothing became visible",
@@ -361,6 +361,14 @@ class KafkaSink(TransactionalSink[_Handle]):
         )  # fmt: skip
         producer.init_transactions(self.transaction_timeout_s + 10)
         return producer
+
+    def _most_bytes(self) -> int:
+        given = str(self._producer_settings()["message.max.bytes"])
+        if not given.isdecimal():
+            raise InvalidError(
+                "message.max.bytes of the Kafka connection is not a number; nothing was written", given=given
+            )
+        return int(given)
 
     def _producer_settings(self) -> dict[str, Any]:
         """Return librdkafka's settings of a producer: those of the options before those of the connection, and those before the defaults of this sink."""

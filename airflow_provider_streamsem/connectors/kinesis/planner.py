@@ -240,7 +240,9 @@ class KinesisPlanner:
             if name in parts:
                 offset, since_ms = parts[name].last + 1, parts[name].arrived_ms or since_ms
             if isinstance(end, KinesisEnd) and offset >= shard_end:
-                since_ms = at_ms
+                # If records may have expired since the previous proof, the empty shard proves nothing.
+                is_proven = name in parts or self._is_proven(name, offset, end.listing, known)
+                since_ms = at_ms if is_proven else since_ms
             arrivals[offset] = since_ms
             created_ms = parse_partition(name).created_s * 1000  # known without the hint
             shards[name] = [shard_end, [[first, since] for first, since in arrivals.items() if since > created_ms]]

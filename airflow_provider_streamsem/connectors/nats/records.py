@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_streamsem.connectors.nats.reading import Reading
-from airflow_provider_streamsem.connectors.parsing.decoders import Decoder
+from airflow_provider_streamsem.connectors.parsing.decoders import Decoder, Protobuf
 from airflow_provider_streamsem.connectors.parsing.message_records import MessageRecords
 
 COLUMNS = "subject string, sequence long, timestamp timestamp, headers map<string,string>, data binary"
@@ -25,7 +25,7 @@ def decoded_messages(spark: SparkSession, reading: Reading, *, stream: str, valu
         system="nats",
         own=_OWN,
         location=("subject", "sequence"),
-        is_empty_null=True,
+        is_empty_null=not isinstance(value, Protobuf),  # an empty Protobuf message has the default of each field
         facts={"stream": stream},
     )
 

@@ -144,26 +144,18 @@ def _reader(message: Any) -> Callable[[Any], dict[str, Any]]:
                 name = message.fields_by_number[unknown.field_number].full_name
                 raise MessageError(f"the field {name} was written with another type, or is an unknown value of an enum")
         return {
-            name: None if has_presence and not value.HasField(name) else convert(_value(value, name))
+            name: None if has_presence and not value.HasField(name) else convert(getattr(value, name))
             for name, has_presence, convert in fields
         }
 
     return read
 
 
-def _value(message: Any, name: str) -> Any:
-    try:
-        return getattr(message, name)
-    except UnicodeDecodeError:
-        raise MessageError(f"the field {message.DESCRIPTOR.full_name}.{name} is not UTF-8") from None
-
-
 def _converter(field: Any) -> Callable[[Any], Any]:
     if _is_map(field):
         entry = field.message_type.fields_by_name
         key, value = _single(entry["key"]), _single(entry["value"])
-        # The order of a map differs between processes. Sorted, all attempts stage the same rows.
-        return lambda values: [(key(name), value(values[name])) for name in sorted(values)]
+        return lambda values: _pairs(field.full_name, values, key, value)
     single = _single(field)
     return (lambda values: [single(value) for value in values]) if _is_repeated(field) else single
 
@@ -176,7 +168,27 @@ def _single(field: Any) -> Callable[[Any], Any]:
     if kind == field.TYPE_ENUM:
         names = {number: value.name for number, value in field.enum_type.values_by_number.items()}
         return lambda number: names.get(number, str(number))
+    if kind == field.TYPE_STRING:
+        return _text(field.full_name)
     return Decimal if kind in (field.TYPE_UINT64, field.TYPE_FIXED64) else lambda value: value
+
+
+def _pairs(name: str, values: Any, key: Callable[[Any], Any], value: Callable[[Any], Any]) -> list[tuple[Any, Any]]:
+    try:
+        keys = [key(each) for each in values]
+        # The order of a map differs between processes. Sorted, all attempts stage the same rows.
+        return [(each, value(values[each])) for each in sorted(keys)]
+    except UnicodeDecodeError:
+        raise MessageError(f"a key of the field {name} is not UTF-8") from None
+
+
+def _text(name: str) -> Callable[[Any], str]:
+    def text(value: Any) -> str:
+        if isinstance(value, bytes):  # In proto2 syntax, the library returns a text that is not UTF-8 as bytes.
+            raise MessageError(f"the field {name} is not UTF-8")
+        return str(value)
+
+    return text
 
 
 def _micros(name: str) -> Callable[[Any], int]:
@@ -194,7 +206,8 @@ def _indexes(message: Any) -> set[tuple[int, ...]]:
     """
     Return the index of a message type in its file: its position, after those of the messages that contain it.
 
-    Serializers do not agree on whether the messages that Protobuf generates for maps count, so both indexes are returned.
+    Serializers do not agree on whether the messages that Protobuf generates for maps count. So the index without them is returned too, unless it is that of
+    another message.
     """
     from google.protobuf import descriptor_pb2
 
@@ -203,15 +216,14 @@ def _indexes(message: Any) -> set[tuple[int, ...]]:
         path.insert(0, path[0].containing_type)
     file = descriptor_pb2.FileDescriptorProto()
     message.file.CopyToProto(file)
-    found = set()
-    for counts_maps in (True, False):
-        index, kinds = [], file.message_type
-        for part in path:
-            counted = [kind for kind in kinds if counts_maps or not kind.options.map_entry]
-            index.append([kind.name for kind in counted].index(part.name))
-            kinds = counted[index[-1]].nested_type
-        found.add(tuple(index))
-    return found
+    index, without_maps, kinds, is_other = [], [], file.message_type, False
+    for part in path:
+        names = [kind.name for kind in kinds]
+        index.append(names.index(part.name))
+        without_maps.append([kind.name for kind in kinds if not kind.options.map_entry].index(part.name))
+        is_other = is_other or (without_maps[-1] != index[-1] and not kinds[without_maps[-1]].options.map_entry)
+        kinds = kinds[index[-1]].nested_type
+    return {tuple(index)} if is_other else {tuple(index), tuple(without_maps)}
 
 
 def _after_indexes(data: bytes, accepted: set[tuple[int, ...]]) -> bytes:
@@ -219,6 +231,8 @@ def _after_indexes(data: bytes, accepted: set[tuple[int, ...]]) -> bytes:
     if data[:1] != b"\0":
         raise MessageError("it does not start with the zero byte of a schema registry")
     length, at = _varint(data, 5)
+    if length < 0:
+        raise MessageError("the index of the message type has a negative length")
     index = []
     for _ in range(length):
         number, at = _varint(data, at)

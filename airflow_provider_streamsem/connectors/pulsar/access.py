@@ -24,7 +24,7 @@ class Access:
     :param service_url: ``pulsar://host:port`` or ``pulsar+ssl://host:port`` of the brokers or a proxy
     :param admin_url: ``http://host:port`` or ``https://host:port`` of the admin API
     :param token: a JSON web token; ``""``: no authentication
-    :param ca: certificates of authorities in PEM; ``""``: those of the machine
+    :param ca: certificates of authorities in PEM; ``""``: those of the package certifi
     """
 
     service_url: str
@@ -60,7 +60,12 @@ def access_of(conn_id: str | None, service_url: str | None, admin_url: str | Non
         )
     if not found.host:
         raise InvalidError("a pulsar connection must have a host", conn_id=conn_id)
-    tls = str(found.extra.get("tls", "")).lower() in ("true", "1")
+    ca = _text_of(conn_id, found.extra.get("tls_ca_file"))
+    tls = (
+        bool(ca)
+        or arguments.choice("tls of a pulsar connection", str(found.extra.get("tls", False)).lower(), ("true", "false"))
+        == "true"
+    )
     default = f"https://{found.host}:8443" if tls else f"http://{found.host}:8080"
     admin = arguments.text(
         "admin_url of a pulsar connection", found.extra.get("admin_url", default), pattern=ADMIN_URL,
@@ -71,7 +76,7 @@ def access_of(conn_id: str | None, service_url: str | None, admin_url: str | Non
         service_url=f"pulsar{'+ssl' if tls else ''}://{found.host}:{port}",
         admin_url=admin,
         token=found.password or "",
-        ca=_text_of(conn_id, found.extra.get("tls_ca_file")),
+        ca=ca,
     )
 
 

@@ -31,7 +31,7 @@ class PulsarPlanner:
     """
     A Pulsar source that is bound to a commit log.
 
-    The hint records the end of each partition: ``{"ends": {partition: offset}}``.
+    The hint records the end of each partition, and the oldest entry that any plan has seen: ``{"ends": {partition: offset}, "oldest": {partition: offset}}``.
 
     :param topic: full name of the topic
     """
@@ -70,7 +70,8 @@ class PulsarPlanner:
         ledgers = self.ledgers()
         self._check_ends(start, ledgers)
         unread = between(start, end.offsets)
-        lost = {name: _lost_before(bounds, ledgers.get(name)) for name, bounds in unread.items()}
+        oldest = _oldest(hint)
+        lost = {name: _lost_before(bounds, ledgers.get(name), oldest.get(name)) for name, bounds in unread.items()}
         gaps: Gaps = {name: ((unread[name][0], low),) for name, low in sorted(lost.items()) if low > unread[name][0]}
         if gaps and on_data_loss == "fail":
             summary = "unread messages are missing in Pulsar, or Pulsar cannot prove that none is; nothing was written"
@@ -97,7 +98,10 @@ class PulsarPlanner:
             ranges=ranges,
             gaps=gaps,
             pins=pins,
-            hint={"ends": dict(sorted(ends.items()))},
+            hint={
+                "ends": dict(sorted(ends.items())),
+                "oldest": {**{name: part.first for name, part in sorted(ledgers.items())}, **oldest},
+            },
             rows=sum(pin.end - pin.start for pin in pins),  # an entry has one message or more
         )
 
@@ -183,23 +187,27 @@ def _reporting(client: AbstractContextManager[Any], service_url: str) -> Iterato
         raise SourceChangedError(
             "an entry of the topic has no message; nothing was written", problem=str(error)
         ).advising(DO_WITHOUT_MESSAGE) from error
-    except pulsar.PulsarException as error:
+    except (pulsar.PulsarException, TimeoutError) as error:
         summary = "no Pulsar broker responded, or a request failed; nothing was written"
         raise UnavailableError(summary, service_url=service_url, error=type(error).__name__).advising(
             "check the service URL, and that this host reaches the brokers; then run again."
         ) from None
 
 
-def _lost_before(unread: tuple[int, int], ledgers: Ledgers | None) -> int:
+def _lost_before(unread: tuple[int, int], ledgers: Ledgers | None, oldest: int | None) -> int:
     """
     Return the offset below which messages of an unread range ``[first, last)`` may be missing; ``first`` if none is.
 
     If Pulsar has deleted the ledger of ``first``, it may have deleted messages after ``first`` with it. Pulsar does not report how many it had.
+
+    :param oldest: the oldest entry that an earlier plan has seen; ``None``: no plan has seen one. It matters if ``first`` is 0, after the first plan of the
+        partition was aborted or rolled back
     """
     first, last = unread
     if ledgers is None:
         return last
-    is_known = first == 0 or first // ENTRIES in ledgers.entries or first >= ledgers.first
+    is_new = first == 0 and (oldest is None or oldest >= ledgers.first)
+    is_known = is_new or first // ENTRIES in ledgers.entries or first >= ledgers.first
     return first if is_known else min(last, ledgers.first)
 
 
@@ -225,5 +233,14 @@ def _first_at(connected: Any, name: str, ledgers: Ledgers, at_ms: int) -> int:
 
 def _known_ends(hint: Json) -> dict[str, int]:
     """Return partition → end from a hint. A hint of another form is ignored, because hints are not trusted."""
-    ends = hint.get("ends") if isinstance(hint, Mapping) else None
-    return {name: end for name, end in ends.items() if type(end) is int} if isinstance(ends, Mapping) else {}
+    return _offsets(hint, "ends")
+
+
+def _oldest(hint: Json) -> dict[str, int]:
+    """Return partition → the oldest entry that any plan has seen."""
+    return _offsets(hint, "oldest")
+
+
+def _offsets(hint: Json, field: str) -> dict[str, int]:
+    offsets = hint.get(field) if isinstance(hint, Mapping) else None
+    return {name: n for name, n in offsets.items() if type(n) is int} if isinstance(offsets, Mapping) else {}

@@ -30,7 +30,7 @@ def client(*, service_url: str, token: str, ca: str) -> Iterator[Any]:
     Connect to Pulsar for the block.
 
     :param token: a JSON web token; ``""``: no authentication
-    :param ca: certificates of authorities in PEM; ``""``: those of the machine
+    :param ca: certificates of authorities in PEM; ``""``: those of the package certifi
     """
     import pulsar
 
@@ -58,32 +58,69 @@ def messages(connected: Any, pin: Mapping[str, Any]) -> Iterator[Any]:
     :param pin: the fields of a ``LedgerPin``
     :raises RangeChangedError: an entry of the range has no message. It was deleted; or it is part of a transaction or of a message in several chunks, or a
         marker of Pulsar, which are not supported
+    :raises TimeoutError: the broker delivered no message in time. It may be encrypted, which is not supported
     """
     import pulsar
 
     _, _, number = pin["topic"].rpartition("-partition-")
-    first = pulsar.MessageId(int(number) if number.isdecimal() else -1, pin["ledger"], pin["start"], -1)
-    reader = connected.create_reader(pin["topic"], first, start_message_id_inclusive=True)
+    before = pulsar.MessageId(int(number) if number.isdecimal() else -1, pin["ledger"], pin["start"] - 1, -1)
+    reader = connected.create_reader(pin["topic"], before)
     try:
-        expected = pin["start"]
-        while reader.has_message_available():
-            message = reader.read_next(timeout_millis=_TIMEOUT_MS)
+        expected = (pin["start"], 0)
+        while expected < (pin["end"], 0) and reader.has_message_available():
+            message = _next(reader, pin, expected)
             id = message.message_id()
-            if (id.ledger_id(), id.entry_id()) >= (pin["ledger"], pin["end"]):
-                break
-            # The messages of a batch have one entry.
-            if id.ledger_id() != pin["ledger"] or id.entry_id() not in (expected, max(expected - 1, pin["start"])):
+            found = (id.entry_id(), max(id.batch_index(), 0))
+            if (id.ledger_id(), *found) < (pin["ledger"], *expected):
+                continue  # The client repeats messages after it has connected again.
+            if (id.ledger_id(), *found) != (pin["ledger"], *expected):
                 raise RangeChangedError(_without_message(pin, expected))
-            expected = id.entry_id() + 1
             yield message
-        if expected != pin["end"]:
+            is_last = found[1] + 1 >= _batch_size(id.serialize())
+            expected = (found[0] + 1, 0) if is_last else (found[0], found[1] + 1)
+        if expected != (pin["end"], 0):
             raise RangeChangedError(_without_message(pin, expected))
     finally:
         reader.close()
 
 
-def _without_message(pin: Mapping[str, Any], entry: int) -> str:
-    return f"{pin['topic']} has no message for the planned entry {pin['ledger']}:{entry}"
+def _next(reader: Any, pin: Mapping[str, Any], expected: tuple[int, int]) -> Any:
+    import pulsar
+
+    try:
+        return reader.read_next(timeout_millis=_TIMEOUT_MS)
+    except pulsar.Timeout:
+        at = f"{pin['topic']} {pin['ledger']}:{expected[0]}"
+        # The text of the client's error is not shown, because it may contain settings.
+        raise TimeoutError(f"Pulsar delivered no message within {_TIMEOUT_MS} ms at {at}") from None
+
+
+def _without_message(pin: Mapping[str, Any], expected: tuple[int, int]) -> str:
+    return f"{pin['topic']} has no message for the planned entry {pin['ledger']}:{expected[0]}"
+
+
+def _batch_size(id: bytes) -> int:
+    """Return the number of messages in the entry of a message, from its encoded id (``MessageIdData`` of Pulsar's protocol, field 6); 1 without a batch."""
+    at = 0
+    while at < len(id):
+        tag, at = _varint(id, at)
+        value, at = _varint(id, at)
+        if tag >> 3 == 6:
+            return value
+        if tag & 7 == 2:  # a nested message: the value is its length
+            at += value
+    return 1
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return an unsigned number in Protobuf's encoding, and the position after it."""
+    value = shift = 0
+    while True:
+        value |= (data[at] & 0x7F) << shift
+        at += 1
+        if data[at - 1] < 0x80:
+            return value, at
+        shift += 7
 
 
 def batches(

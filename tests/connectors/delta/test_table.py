@@ -180,6 +180,8 @@ def test_marker_of_a_commit_unknown_to_the_log_is_refused(sink: DeltaSink) -> No
         ("operation timed out", True),
         ("Cast error: cannot cast column connection_id, row 503, to Int32", False),
         ("Invariant violations: connection > 500", False),
+        ("Constraint (timeout > 5) violated", False),
+        ("operation timeout", True),
         ("HTTP status client error (403 Forbidden)", False),
     ],
 )

@@ -215,6 +215,24 @@ def test_shard_that_was_idle_is_read_after_its_plan_was_aborted(
     assert [(pin.first, pin.last) for pin in planned.pins] == [(3, 3)]
 
 
+def test_empty_shard_whose_records_may_have_expired_proves_nothing(kinesis: Any, source: KinesisSource) -> None:
+    """The pipeline paused for longer than the retention. A record that arrived and expired in the pause left no trace."""
+    start = source.initial_offsets()
+    put(kinesis, source, 1)
+    paused = ManualClock(SYSTEM_CLOCK.now_ms() + 25 * 3_600_000)
+    planner = source.open(CommitLog(MemoryStore(), paused), None)
+    filled = next(name for name, end in planner.poll(None).offsets.items() if end)
+    empty = next(name for name in start if name != filled)
+    before = {"at_ms": SYSTEM_CLOCK.now_ms(), "shards": {empty: [40, [[40, SYSTEM_CLOCK.now_ms()]]]}}
+    planned = planner.slice({filled: 0, empty: 40}, planner.poll(before), Limits(), before, on_data_loss="record_gap")
+    assert planned is not None
+    assert all(since < paused.now_ms() - 3_600_000 for _, since in planned.hint["shards"][empty][1])
+    recent = {"at_ms": paused.now_ms(), "shards": {empty: [40, [[40, paused.now_ms() - 3_600_000]]]}}
+    planned = planner.slice({filled: 0, empty: 40}, planner.poll(recent), Limits(), recent, on_data_loss="record_gap")
+    assert planned is not None
+    assert planned.hint["shards"][empty][1][-1] == [40, paused.now_ms()]
+
+
 def aborted_thrice(planner: KinesisPlanner, start: dict[str, int], hint: Any) -> SourceSlice:
     for _ in range(3):
         planned = planner.slice(start, planner.poll(hint), Limits(), hint, on_data_loss="fail")

@@ -72,6 +72,22 @@ def descriptors() -> descriptor_pb2.FileDescriptorSet:
     return files
 
 
+def proto2() -> descriptor_pb2.FileDescriptorSet:
+    """Return the descriptors of a message ``old.Event`` in proto2 syntax: ``name``, repeated ``names``, and a map ``counts``."""
+    files = descriptor_pb2.FileDescriptorSet()
+    file = files.file.add(name="old.proto", package="old", syntax="proto2")
+    event = file.message_type.add(name="Event")
+    entry = event.nested_type.add(name="CountsEntry")
+    entry.options.map_entry = True
+    _add(entry, "key", 1, _FIELD.TYPE_STRING)
+    _add(entry, "value", 2, _FIELD.TYPE_INT32)
+    repeated = {"label": _FIELD.LABEL_REPEATED}
+    _add(event, "name", 1, _FIELD.TYPE_STRING)
+    _add(event, "names", 2, _FIELD.TYPE_STRING, **repeated)
+    _add(event, "counts", 3, _FIELD.TYPE_MESSAGE, type_name=".old.Event.CountsEntry", **repeated)
+    return files
+
+
 def _add(message: Any, name: str, number: int, kind: int, *, label: int = _FIELD.LABEL_OPTIONAL, **more: Any) -> None:
     message.field.add(name=name, number=number, type=kind, label=label, **more)
 

@@ -24,7 +24,7 @@ from airflow_provider_streamsem.connectors.parsing.protobuf_messages import (
     row_type,
 )
 from airflow_provider_streamsem.errors import InvalidError
-from tests.connectors.parsing.orders_proto import descriptor_file, descriptors, message
+from tests.connectors.parsing.orders_proto import descriptor_file, descriptors, message, proto2
 
 FILE = descriptors().SerializeToString()
 DECODE = decoder(descriptor_of(FILE, "shop.Order"), has_schema_id=False)
@@ -114,6 +114,40 @@ def test_schema_id_and_index_of_a_registry_are_skipped_and_other_types_are_bad(n
 def test_index_of_a_serializer_that_does_not_count_map_entries_is_accepted() -> None:
     decode = decoder(descriptor_of(FILE, "shop.Order.Line"), has_schema_id=True)
     assert decode(b"\x00\x00\x00\x00\x07\x04\x00\x00\n\x01a") == {"sku": "a", "count": 0}
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"\x0a\x02\xff\xfe", "field old.Event.name is not UTF-8"),
+        (b"\x12\x02\xff\xfe", "field old.Event.names is not UTF-8"),
+        (b"\x1a\x06\x0a\x02\xff\xfe\x10\x01", "field old.Event.CountsEntry.key is not UTF-8"),
+        (b"\x1a\x05\x0a\x01a\x10\x01\x1a\x06\x0a\x02\xff\xfe\x10\x01", "field old.Event.CountsEntry.key is not UTF-8"),
+    ],
+)  # fmt: skip
+def test_text_of_proto2_syntax_that_is_not_utf8_is_bad(data: bytes, reason: str) -> None:
+    """The parser accepts it, unlike in proto3 syntax."""
+    decode = decoder(descriptor_of(proto2().SerializeToString(), "old.Event"), has_schema_id=False)
+    assert decode(b"\x0a\x02ab") == {"name": "ab", "names": [], "counts": []}
+    assert decode(b"") == {"name": None, "names": [], "counts": []}
+    with pytest.raises(MessageError, match=reason):
+        decode(data)
+
+
+def test_index_that_another_message_has_is_not_accepted_for_a_serializer_that_counts_no_map_entries() -> None:
+    file = proto2()
+    for name in ("First", "Second"):
+        file.file[0].message_type[0].nested_type.add(name=name).field.add(name="n", number=1, type=5, label=1)
+    first, second = (
+        decoder(descriptor_of(file.SerializeToString(), f"old.Event.{name}"), has_schema_id=True)
+        for name in ("First", "Second")
+    )
+    # The map entry has the index 0, so 1 is First, or Second if map entries do not count.
+    assert first(b"\x00\x00\x00\x00\x07\x04\x00\x02\x08\x05") == {"n": 5}
+    with pytest.raises(MessageError, match="its message type has the index"):
+        second(b"\x00\x00\x00\x00\x07\x04\x00\x02\x08\x05")
+    with pytest.raises(MessageError, match="negative length"):
+        first(b"\x00\x00\x00\x00\x07\x01")
 
 
 @pytest.mark.parametrize(

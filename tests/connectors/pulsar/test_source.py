@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 import requests
@@ -11,8 +14,10 @@ import requests
 from airflow_provider_streamsem import Avro, FilesSink, Json, Limits, Pipeline, PulsarSource
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.contract import SourceSlice
+from airflow_provider_streamsem.connectors.pulsar.access import Access
 from airflow_provider_streamsem.connectors.pulsar.admin import PulsarAdmin
 from airflow_provider_streamsem.connectors.pulsar.entries import ENTRIES, LedgerPin, Ledgers
+from airflow_provider_streamsem.connectors.pulsar.reading import RangeChangedError, _batch_size, messages
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, SourceChangedError, UnavailableError
 from airflow_provider_streamsem.pipeline import spec
 from airflow_provider_streamsem.stores.memory import MemoryStore
@@ -72,6 +77,7 @@ def test_spec_is_stored_without_secrets_and_read_back(monkeypatch: pytest.Monkey
     [
         ({"conn_type": "http", "host": "h"}, "type pulsar"),
         ({"conn_type": "pulsar"}, "host"),
+        ({"conn_type": "pulsar", "host": "h", "extra": {"tls": "yes"}}, "tls"),
         ({"conn_type": "pulsar", "host": "h", "extra": {"auth_plugin": "s3cret"}}, "property"),
         ({"conn_type": "pulsar", "host": "h", "extra": {"tls_ca_file": "/not/there"}}, "cannot be read"),
         ({"conn_type": "pulsar", "host": "h", "extra": {"admin_url": "http://u:s3cret@h"}}, "admin_url"),
@@ -106,7 +112,7 @@ def test_range_over_several_ledgers_has_one_pin_for_each_ledger_with_entries() -
 def topic(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Responses of the admin API: path → document. A missing one is 404."""
     documents: dict[str, Any] = {"persistent/public/default/orders/partitions": {"partitions": 1}}
-    monkeypatch.setattr(PulsarAdmin, "_get", lambda self, path: documents.get(path))
+    monkeypatch.setattr(PulsarAdmin, "_get", lambda self, path, *fields: documents.get(path))
     return documents
 
 
@@ -131,7 +137,7 @@ def test_open_ledger_has_the_entries_of_the_last_confirmed_one(topic: dict[str, 
     assert planned is not None
     assert planned.ranges == {PARTITION: (at(6, 18), at(7, 5))}
     assert planned.pins == [LedgerPin(PARTITION, 6, 18, 20), LedgerPin(PARTITION, 7, 0, 5)]
-    assert (planned.rows, planned.hint) == (7, {"ends": {PARTITION: at(7, 5)}})
+    assert (planned.rows, planned.hint) == (7, {"ends": {PARTITION: at(7, 5)}, "oldest": {PARTITION: at(6, 0)}})
 
 
 def test_offset_stays_in_the_ledger_of_the_last_message(topic: dict[str, Any]) -> None:
@@ -162,6 +168,19 @@ def test_new_partition_is_read_from_its_first_ledger(topic: dict[str, Any]) -> N
     assert planned is not None
     assert planned.gaps == {}
     assert [pin.ledger for pin in planned.pins] == [6, 7]
+
+
+def test_new_partition_that_lost_messages_after_an_aborted_plan_fails_or_has_a_gap(topic: dict[str, Any]) -> None:
+    topic[STATS] = stats("7:4", l6=20, l7=0)
+    aborted = slice_of(0)
+    assert aborted is not None
+    topic[STATS] = stats("7:4", l7=0)
+    with pytest.raises(SourceChangedError, match="missing in Pulsar"):
+        slice_of(0, hint=aborted.hint)
+    planned = slice_of(0, gap=True, hint=aborted.hint)
+    assert planned is not None
+    assert planned.gaps == {PARTITION: ((0, at(7, 0)),)}
+    assert planned.hint["oldest"] == {PARTITION: at(6, 0)}
 
 
 def test_partition_that_ends_below_its_committed_offset_is_refused(topic: dict[str, Any]) -> None:
@@ -204,3 +223,96 @@ def test_error_of_the_admin_api_has_no_token(monkeypatch: pytest.MonkeyPatch) ->
     assert "s3cret" not in str(caught.value)
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__
+
+
+class Redirecting(BaseHTTPRequestHandler):
+    """The admin API of a cluster, in which another broker owns the topic. The first broker redirects to it."""
+
+    owner: ClassVar[str] = ""
+    tokens: ClassVar[list[str | None]] = []
+
+    def do_GET(self) -> None:
+        self.tokens.append(self.headers["Authorization"])
+        if self.owner and not self.headers["Host"].startswith("localhost"):
+            self.send_response(307)
+            self.send_header("Location", f"{self.owner}{self.path}")
+            self.end_headers()
+            return
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"partitions": 3}')
+
+    def log_message(self, format: str, *args: Any) -> None:
+        return
+
+
+def test_redirect_to_the_broker_that_owns_the_topic_gets_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Redirecting)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setattr(Redirecting, "owner", f"http://localhost:{server.server_port}")
+    monkeypatch.setattr(Redirecting, "tokens", [])
+    admin = PulsarAdmin(Access(service_url="", admin_url=f"http://127.0.0.1:{server.server_port}", token="t"), TOPIC)
+    try:
+        assert len(admin.partitions()) == 3
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert Redirecting.tokens == ["Bearer t", "Bearer t"]
+
+
+def test_size_of_a_batch_is_in_the_id_of_a_message() -> None:
+    assert _batch_size(bytes([8, 7, 16, 3, 24, 1, 32, 2, 48, 0x90, 0x4E])) == 10_000
+    assert _batch_size(bytes([8, 7, 16, 3, 58, 2, 8, 1, 48, 5])) == 5, "a nested message is skipped"
+    assert _batch_size(bytes([8, 7, 16, 3])) == 1
+
+
+class Reader:
+    """A reader that returns given messages: ledger, entry, batch index, number of messages in the batch."""
+
+    def __init__(self, *ids: tuple[int, int, int, int]) -> None:
+        self.ids = [*ids]
+
+    def create_reader(self, topic: str, before: Any) -> Reader:
+        return self
+
+    def has_message_available(self) -> bool:
+        return bool(self.ids)
+
+    def read_next(self, timeout_millis: int) -> Any:
+        ledger, entry, index, size = self.ids.pop(0)
+        encoded = bytes([8, ledger, 16, entry, 48, size])
+        id = SimpleNamespace(
+            ledger_id=lambda: ledger, entry_id=lambda: entry, batch_index=lambda: index, serialize=lambda: encoded
+        )
+        return SimpleNamespace(message_id=lambda: id)
+
+    def close(self) -> None:
+        pass
+
+
+def read(*ids: tuple[int, int, int, int]) -> list[tuple[int, int]]:
+    pin = {"topic": PARTITION, "ledger": 3, "start": 5, "end": 7}
+    found = [message.message_id() for message in messages(Reader(*ids), pin)]
+    return [(id.entry_id(), id.batch_index()) for id in found]
+
+
+def test_messages_that_the_client_repeats_after_it_has_connected_again_are_read_once() -> None:
+    ids = [(3, 5, 0, 2), (3, 5, 0, 2), (3, 5, 1, 2), (3, 5, 1, 2), (3, 6, -1, 0), (3, 7, -1, 0)]
+    assert read(*ids) == [(5, 0), (5, 1), (6, -1)]
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [(3, 5, 0, 2), (3, 6, -1, 0)],
+        [(3, 5, 1, 2), (3, 6, -1, 0)],
+        [(3, 6, -1, 0)],
+        [(4, 0, -1, 0)],
+        [(3, 5, -1, 0)],
+        [(3, 5, -1, 0), (3, 7, -1, 0)],
+    ],
+    ids=["rest of a batch", "start of a batch", "first entry", "ledger", "last entry", "entry before another"],
+)
+def test_range_with_a_missing_message_fails(ids: list[tuple[int, int, int, int]]) -> None:
+    with pytest.raises(RangeChangedError, match="has no message for the planned entry 3:"):
+        read(*ids)

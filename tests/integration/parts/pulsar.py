@@ -141,6 +141,7 @@ class PulsarServer(Server):
                 batching_enabled=batch > 1,
                 batching_max_messages=max(batch, 2),
                 batching_max_publish_delay_ms=1_000,
+                block_if_queue_full=True,
             )
             for message in messages:
                 producer.send_async(message, lambda *_: None, **more)
