@@ -87,11 +87,12 @@ def make_durable(store: Store, state: OperatorState) -> None:
     """
     if split_url(store.url)[0] != "file":
         return
+    files = open_dataset(store.url)
     # Other attempts create temporary files in the same root, and delete metadata of transformWithState, which the outcome contains.
-    names = [key for key in needed(store, state) if "/_metadata/v2/" not in key and not _TEMPORARY.search(key)]
+    names = [key for key in needed(files, state) if "/_metadata/v2/" not in key and not _TEMPORARY.search(key)]
     sums = [f"{directory}/.{name}.crc" for directory, _, name in (key.rpartition("/") for key in names)]
-    keys = [*names, *(key for key in sums if store.stat(key) is not None)]
-    open_dataset(store.url).make_durable(keys, f"{LOCATION}/{state.root}/")
+    keys = [*names, *(key for key in sums if files.stat(key) is not None)]
+    files.make_durable(keys, f"{LOCATION}/{state.root}/")
 
 
 def check_base(store: Store, state: Json, version: int) -> None:
