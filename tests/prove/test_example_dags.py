@@ -194,7 +194,7 @@ def test_dag_of_the_sensors_page_is_started_by_its_watcher_for_each_range(tmp_pa
     pipeline = readme.partition("\n\n\n@dag")[0]
     (tmp_path / "dags").mkdir()
     relocated = pipeline.replace("s3://lake/", f"{tmp_path}/lake/").replace("/data/", f"{tmp_path}/data/")
-    (tmp_path / "dags" / "orders.py").write_text(relocated)
+    (tmp_path / "dags" / "my_pipelines.py").write_text(relocated)
     (tmp_path / "dags" / "event_driven.py").write_text(dag)
     airflow = Airflow(tmp_path / "airflow", tmp_path / "dags")
     log = tmp_path / "lake" / "_streamsem" / "orders"
