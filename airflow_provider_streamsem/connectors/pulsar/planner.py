@@ -82,14 +82,9 @@ class PulsarPlanner:
         ranges: dict[str, tuple[int, int]] = {}
         pins: list[LedgerPin] = []
         for name, (first, last) in sorted(unread.items()):
-            planned = ledgers[name].between(name, max(first, lost[name]), last) if name in ledgers else []
-            if share is not None:
-                planned = self._within(planned, share)
-            stop = planned[-1].ledger * ENTRIES + planned[-1].end if planned else last
-            is_all = not planned or sum(p.end - p.start for p in planned) == _entries(
-                ledgers[name], max(first, lost[name]), last
-            )
-            ranges[name] = (first, last if is_all else stop)
+            whole = ledgers[name].between(name, max(first, lost[name]), last) if name in ledgers else []
+            planned = whole if share is None else self._within(whole, share)
+            ranges[name] = (first, last if planned == whole else planned[-1].ledger * ENTRIES + planned[-1].end)
             pins += planned
         if not ranges:
             return None
@@ -209,10 +204,6 @@ def _lost_before(unread: tuple[int, int], ledgers: Ledgers | None, oldest: int |
     is_new = first == 0 and (oldest is None or oldest >= ledgers.first)
     is_known = is_new or first // ENTRIES in ledgers.entries or first >= ledgers.first
     return first if is_known else min(last, ledgers.first)
-
-
-def _entries(ledgers: Ledgers, start: int, end: int) -> int:
-    return sum(pin.end - pin.start for pin in ledgers.between("", start, end))
 
 
 def _first_at(connected: Any, name: str, ledgers: Ledgers, at_ms: int) -> int:
