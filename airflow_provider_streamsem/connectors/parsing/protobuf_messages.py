@@ -80,13 +80,16 @@ def _field_type(field: Any, outer: tuple[str, ...]) -> pa.DataType:
     return pa.list_(kind) if _is_repeated(field) else kind
 
 
+def _is_time(field: Any) -> bool:
+    return bool(field.message_type.full_name == "google.protobuf.Timestamp")
+
+
 def _value_type(field: Any, outer: tuple[str, ...]) -> pa.DataType:
     import pyarrow as pa
 
     kind = field.type
     if kind in (field.TYPE_MESSAGE, field.TYPE_GROUP):
-        is_time = field.message_type.full_name == "google.protobuf.Timestamp"
-        return pa.timestamp("us", tz="UTC") if is_time else _struct(field.message_type, outer)
+        return pa.timestamp("us", tz="UTC") if _is_time(field) else _struct(field.message_type, outer)
     return {
         field.TYPE_BOOL: pa.bool_(), field.TYPE_BYTES: pa.binary(), field.TYPE_DOUBLE: pa.float64(), field.TYPE_ENUM: pa.string(),
         field.TYPE_FIXED32: pa.int64(), field.TYPE_FIXED64: pa.decimal128(20, 0), field.TYPE_FLOAT: pa.float32(), field.TYPE_INT32: pa.int32(),
@@ -163,8 +166,7 @@ def _converter(field: Any) -> Callable[[Any], Any]:
 def _single(field: Any) -> Callable[[Any], Any]:
     kind = field.type
     if kind in (field.TYPE_MESSAGE, field.TYPE_GROUP):
-        is_time = field.message_type.full_name == "google.protobuf.Timestamp"
-        return _micros(field.full_name) if is_time else _reader(field.message_type)
+        return _micros(field.full_name) if _is_time(field) else _reader(field.message_type)
     if kind == field.TYPE_ENUM:
         names = {number: value.name for number, value in field.enum_type.values_by_number.items()}
         return lambda number: names.get(number, str(number))
