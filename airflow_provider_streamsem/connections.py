@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -100,6 +100,21 @@ def _from_uri(conn_id: str, text: str) -> Connection:
         schema=unquote(parts.path.removeprefix("/")),
         extra=extra,
     )
+
+
+def refuse_other_properties(conn: Connection, accepted: Collection[str]) -> None:
+    """
+    Check that the extra of a connection has only accepted properties, so that no misspelled setting is ignored silently.
+
+    :raises InvalidError: names the other properties, without their values
+    """
+    if refused := sorted(set(conn.extra) - set(accepted)):
+        raise InvalidError(
+            f"a {conn.conn_type} connection has a property in its extra that is not accepted; no client was started",
+            conn_id=conn.conn_id,
+            property=refused,
+            accepted=sorted(accepted),
+        )
 
 
 def http_url(conn: Connection) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_streamsem.connections import clear_text_warning, connection
+from airflow_provider_streamsem.connections import clear_text_warning, connection, refuse_other_properties
 from airflow_provider_streamsem.errors import InvalidError
 
 _PORT = 4222
@@ -74,14 +74,7 @@ def access_of(conn_id: str | None, servers: str | None) -> Access:
             conn_id=conn_id,
             given=airflow_connection.conn_type,
         )
-    accepted = (*_FILES, "tls")
-    if refused := sorted(name for name in airflow_connection.extra if name not in accepted):
-        raise InvalidError(
-            "a nats connection has a property in its extra that is not accepted; no client was started",
-            conn_id=conn_id,
-            property=refused,
-            accepted=sorted(accepted),
-        )
+    refuse_other_properties(airflow_connection, (*_FILES, "tls"))
     if not airflow_connection.host:
         raise InvalidError("a nats connection must have a host", conn_id=conn_id)
     texts = {name: _file_text(conn_id, key, airflow_connection.extra) for key, name in _FILES.items()}

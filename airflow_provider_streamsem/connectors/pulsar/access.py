@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from airflow_provider_streamsem import arguments
-from airflow_provider_streamsem.connections import clear_text_warning, connection
+from airflow_provider_streamsem.connections import clear_text_warning, connection, refuse_other_properties
 from airflow_provider_streamsem.errors import InvalidError
 
 SERVICE_URL = r"pulsar(\+ssl)?://[^@/\s]+"
@@ -51,13 +51,7 @@ def access_of(conn_id: str | None, service_url: str | None, admin_url: str | Non
         raise InvalidError(
             "source pulsar: conn_id must name a connection of type pulsar", conn_id=conn_id, given=found.conn_type
         )
-    if refused := sorted(name for name in found.extra if name not in _ACCEPTED):
-        raise InvalidError(
-            "a pulsar connection has a property in its extra that is not accepted; no client was started",
-            conn_id=conn_id,
-            property=refused,
-            accepted=list(_ACCEPTED),
-        )
+    refuse_other_properties(found, _ACCEPTED)
     if not found.host:
         raise InvalidError("a pulsar connection must have a host", conn_id=conn_id)
     ca = _text_of(conn_id, found.extra.get("tls_ca_file"))
