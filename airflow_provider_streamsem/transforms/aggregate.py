@@ -129,6 +129,10 @@ class _Partials(PersistentState):
         for name, monoid in self._monoids.items():
             self._partials[name] = monoid.combine(self._partials[name], monoid.of(rows))
 
+    def merge(self, other: Any) -> None:
+        for name, monoid in self._monoids.items():
+            self._partials[name] = monoid.combine(self._partials[name], other._partials[name])
+
     def snapshot(self) -> dict[str, str]:
         return {name: monoid.serialize(self._partials[name]) for name, monoid in self._monoids.items()}
 

@@ -13,7 +13,7 @@ from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 from airflow_provider_streamsem.transforms.snapshot import as_text
 
-_ROWS = 10_000
+ROWS = 10_000
 """Maximum number of rows in one call of ``update``."""
 
 
@@ -43,29 +43,30 @@ class PerKey(StatefulProcessor):  # type: ignore[misc]  # pyspark has no types h
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
         """Apply the rows of a key. Yield the row of the key, or set the timer of its window."""
-        state = self._restored()
-        while part := list(islice(rows, _ROWS)):
+        state = self._stored()
+        while part := list(islice(rows, ROWS)):
             state.update(self._frame(part))
         self._snapshot.update((as_text(state.snapshot()),))
         if self._closes_windows:
-            end_us = key[-1]
-            self._handle.registerTimer(-(-end_us // 1000))  # in milliseconds, rounded up
+            self._handle.registerTimer(timer_ms(key[-1]))
         else:
             yield self._row(key, state)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
         """Yield the row of a closed window, and delete its state."""
-        state = self._restored()
+        state = self._stored()
         self._snapshot.clear()
         yield self._row(key, state)
 
     def close(self) -> None:
         """Release nothing."""
 
-    def _restored(self) -> Any:
+    def _stored(self) -> Any:
+        return self._restored(json.loads(self._snapshot.get()[0])) if self._snapshot.exists() else self._create()
+
+    def _restored(self, snapshot: Any) -> Any:
         state = self._create()
-        if self._snapshot.exists():
-            state.restore(json.loads(self._snapshot.get()[0]))
+        state.restore(snapshot)
         return state
 
     def _frame(self, rows: list[Row]) -> pd.DataFrame:
@@ -78,6 +79,11 @@ class PerKey(StatefulProcessor):  # type: ignore[misc]  # pyspark has no types h
         value = state.value()
         values = [*key, *(_python(value[name]) for name in self._names[len(key) :])]
         return Row(**dict(zip(self._names, values, strict=True)))
+
+
+def timer_ms(end_us: int) -> int:
+    """Return the time of the timer of a window: its end in milliseconds since the epoch, rounded up."""
+    return -(-end_us // 1000)
 
 
 def _python(value: Any) -> Any:

@@ -12,7 +12,7 @@ from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.errors import DataError, InvalidError
 from airflow_provider_streamsem.identifiers import quoted
 from airflow_provider_streamsem.transforms.snapshot import as_text, text_of
-from airflow_provider_streamsem.transforms.window import WINDOW, Window, refuse_reserved
+from airflow_provider_streamsem.transforms.window import WINDOW, WINDOW_END, WINDOW_START, Window, refuse_reserved
 
 if TYPE_CHECKING:
     import pandas
@@ -50,6 +50,14 @@ class PersistentState(ABC):
     def value(self) -> Mapping[str, Any]:
         """Return the output row of the state: column → value, without the key."""
 
+    def merge(self, other: Any) -> None:
+        """
+        Apply the rows of another state of this class. Only session windows need this method.
+
+        If a record joins two sessions of a key, the state of the earlier one merges that of the later one, which is then discarded.
+        """
+        raise NotImplementedError
+
 
 @dataclass(frozen=True, kw_only=True)
 class StatePerKey:
@@ -57,14 +65,15 @@ class StatePerKey:
     A transform that keeps a :class:`PersistentState` for each key. It runs on Spark's ``transformWithState``.
 
     Without a window, each batch returns one row for each of its keys, and the pipeline's output mode must be ``update``. With a window, each key has a state
-    for each window. Its row is returned once, when the watermark has passed the end of the window, and the output mode must be ``append``.
+    for each window. Its row is returned once, when the watermark has passed the end of the window, and the output mode must be ``append``. Session windows
+    need states with :meth:`PersistentState.merge`.
 
     The columns of the result are those of ``by``, with a window also ``window_start`` and ``window_end``, and those of ``schema``.
 
     :param by: the key columns, at least one
     :param state: creates the state of a new key: a subclass of :class:`PersistentState`, or a function without arguments
     :param schema: the columns of :meth:`PersistentState.value`, as a DDL text of Spark such as ``"balance decimal(12,2)"``
-    :param window: windows of a fixed size in event time
+    :param window: windows in event time
     :raises InvalidError: an argument is not valid
     """
 
@@ -83,11 +92,12 @@ class StatePerKey:
             )
         arguments.text("schema", self.schema)
         refuse_reserved(self.by, self.window)
-        if self.window is not None and self.window.gap is not None:
+        if self._has_sessions and type(self.state()).merge is PersistentState.merge:
             raise InvalidError(
-                "session windows are not supported here, because a record can merge two sessions",
-                gap=self.window.gap,
-                accepted="a window with a size, or an Aggregate of Spark's functions with this gap",
+                "session windows need a state with the method merge, because a record can join two sessions",
+                gap=self.window and self.window.gap,
+                state=type(self.state()).__qualname__,
+                accepted="a state with merge, or a window with a size",
             )
 
     def __call__(self, records: DataFrame) -> DataFrame:
@@ -96,6 +106,7 @@ class StatePerKey:
         from pyspark.sql.types import StructType
 
         from airflow_provider_streamsem.transforms.per_key import PerKey
+        from airflow_provider_streamsem.transforms.per_session import PerSession
 
         columns = {field.name: _pandas_type(field.dataType.typeName()) for field in records.schema}
         dotted = sorted(name for name in columns if "." in name)
@@ -111,14 +122,16 @@ class StatePerKey:
             # The bounds are integers. Spark's Python workers would convert timestamps to local times, and one hour a year is ambiguous there.
             bounds = [f"unix_micros({WINDOW}.{bound}) AS {WINDOW}_{bound}" for bound in ("start", "end")]
             records = records.selectExpr("*", *bounds).drop(WINDOW)
-            keys += [f"{WINDOW}_start", f"{WINDOW}_end"]
+            keys += [] if self._has_sessions else [WINDOW_START, WINDOW_END]
         schema = StructType([*key_fields])
         for bound in () if self.window is None else ("start", "end"):
             schema = schema.add(f"window_{bound}", "long")
         for field in StructType.fromDDL(self.schema):
             schema = schema.add(field)
         result = records.groupBy(*(F.col(quoted(name)) for name in keys)).transformWithState(
-            statefulProcessor=PerKey(self.state, columns, schema.names, closes_windows=self.window is not None),
+            statefulProcessor=(PerSession if self._has_sessions else PerKey)(
+                self.state, columns, schema.names, closes_windows=self.window is not None
+            ),
             outputStructType=schema,
             outputMode="append" if self.window is not None else "update",
             timeMode="EventTime" if self.window is not None else "None",
@@ -126,6 +139,10 @@ class StatePerKey:
         if self.window is None:
             return result
         return result.withColumns({name: F.timestamp_micros(name) for name in ("window_start", "window_end")})
+
+    @property
+    def _has_sessions(self) -> bool:
+        return self.window is not None and self.window.gap is not None
 
     @property
     def output_modes(self) -> tuple[str, ...]:

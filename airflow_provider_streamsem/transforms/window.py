@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 WINDOW = "__streamsem_window"
 """Name of the column that holds the window of a record. The records must not have a column with this name."""
+WINDOW_START, WINDOW_END = f"{WINDOW}_start", f"{WINDOW}_end"
+"""Names of the columns with the bounds of the window, in microseconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +24,7 @@ class Window:
     """
     Windows in event time, with a watermark. Durations are texts of Spark, such as ``"5 minutes"``.
 
-    Exactly one of ``size`` and ``gap`` must be given. A window contains its start and not its end.
+    Exactly one of ``size`` and ``gap`` must be given. A window contains its start and not its end, but a record at the end of a session extends it.
 
     :param time: the timestamp column with the event time. A record whose event time is null belongs to no window: it is dropped, and not counted as late
     :param delay: delay of the watermark: how much older than the newest record a record may be without being late

@@ -60,6 +60,7 @@ CUTS = [(12,), (1, 4, 4, 3)]
 LAST = {"minute": 1_000, "k": "z", "n": 0, "price": Decimal(0), "x": 0.0}
 """closes all windows of the other records"""
 FIVE_MINUTES = Window(time="t", size="5 minutes", delay="5 minutes")
+SESSIONS = Window(time="t", gap="5 minutes", delay="5 minutes")
 
 
 class Balance(PersistentState):
@@ -251,6 +252,25 @@ def test_windows_of_python_monoids_equal_those_of_one_pass(
 
 
 @pytest.mark.spark
+@pytest.mark.parametrize("cut", [pytest.param(CUTS[0], marks=pytest.mark.prove), (6, 2, 4)], ids=str)
+def test_sessions_of_python_monoids_equal_those_of_spark(
+    spark: SparkSession, tmp_path: Path, cut: tuple[int, ...]
+) -> None:
+    """In the second case, a record of the last batch joins two sessions of the first one: those of ``c`` at minutes 7 and 12."""
+    found = []
+    for name, values in (
+        ("Spark", {"numbers": m.distinct_values("n"), "total": m.sum("n")}),
+        ("Python", {"numbers": m.Top("n", 99, "array<bigint>"), "total": SumOf("n")}),
+    ):
+        aggregate = Aggregate(by=["k"], window=SESSIONS, values=values)
+        run_cut(tmp_path / name, pipeline(tmp_path / name, aggregate, "append"), cut, then_close=True)
+        found.append([(*row[:3], sorted(row[3]), row[4]) for row in rows(spark, tmp_path / name)])
+    assert found[0] == found[1]
+    assert ("c", at({"minute": 7}), at({"minute": 17}), [2, 5, 8], 15) in found[1]
+    assert [row[1].minute for row in found[1] if row[0] == "b"] == [2, 9], "a record at the end of a session extends it"
+
+
+@pytest.mark.spark
 @pytest.mark.parametrize(
     "values",
     [{"n": m.count()}, pytest.param({"n": m.Top("n", 9, "array<bigint>")}, marks=pytest.mark.prove)],
@@ -416,10 +436,7 @@ def test_transform_that_is_an_object_of_the_user_is_named_by_its_class(tmp_path:
         (lambda: Aggregate(by=["n"], values={"N": m.count()}), "contains a name twice"),
         (lambda: Aggregate(by=["k"], values={"n": m.count(), "top": m.Top("n", 2, "array<bigint>")}), "cannot mix"),
         (lambda: Aggregate(values={"top": m.Top("n", 2, "array<bigint>")}), "at least one key column"),
-        (
-            lambda: Aggregate(by=["k"], values={"t": m.Top("n", 2, "array<bigint>")}, window=Window(time="t", gap="1 minute", delay="1 minute")),
-            "session windows are not supported",
-        ),
+        (lambda: StatePerKey(by=["k"], state=Balance, schema="n bigint", window=SESSIONS), "need a state with the method merge"),
         (lambda: Window(time="t", delay="1 minute"), "either a size"),
         (lambda: Window(time="t", delay="1 minute", size="1 hour", gap="1 hour"), "either a size"),
         (lambda: Aggregate(by=["k"], values={"window_end": m.count()}, window=FIVE_MINUTES), "window_start and window_end"),
