@@ -39,6 +39,7 @@ class Configuration:
     :param sinks: sinks outside the log, in the order of publishing
     :param stale: whether a listing may miss any of the newest versions and any staged manifest
     :param poison: whether the transactional sink always refuses version 0
+    :param keep: of how many of the newest versions the operators' state is kept
     :param states: the expected number of states. The test fails if the model explores fewer
     """
 
@@ -47,6 +48,7 @@ class Configuration:
     sinks: tuple[str, ...] = ()
     stale: bool = False
     poison: bool = False
+    keep: int = 0
     states: int = 0
 
 
@@ -64,9 +66,9 @@ V = Actor("V", 6, ROLLBACK_RUN, of=1)
 def _scope(
     actors: tuple[Actor, ...], sinks: tuple[str, ...] = (), *, states: int, **others: int | bool
 ) -> Configuration:
-    """A configuration. ``others`` has fields of :class:`Budget`, and ``stale`` and ``poison``."""
-    stale, poison = bool(others.pop("stale", False)), bool(others.pop("poison", False))
-    return Configuration(actors, Budget(**others), sinks, stale=stale, poison=poison, states=states)
+    """A configuration. ``others`` has fields of :class:`Budget`, and ``stale``, ``poison`` and ``keep``."""
+    stale, poison, keep = bool(others.pop("stale", False)), bool(others.pop("poison", False)), others.pop("keep", 0)
+    return Configuration(actors, Budget(**others), sinks, stale=stale, poison=poison, keep=keep, states=states)
 
 
 SMALL: dict[str, Configuration] = {
@@ -92,6 +94,7 @@ SMALL: dict[str, Configuration] = {
     "rollback_retry": _scope((D, U), unknown=1, states=1_803),
     "rollback_abort": _scope((D, U), aborts=1, clears=1, states=6_842),
     "rollback_vacuum": _scope((D, U), vacuums=1, states=3_383),
+    "rollback_state": _scope((D, U), keep=1, state_vacuums=1, states=792),
     "rollback_txn": _scope((D, U), (TXN,), states=777),
     "rollback_txn_skip": _scope((D, U), (TXN,), skips=1, states=3_285),
     "txn": _scope((A, B), (TXN,), unknown=1, states=1_501),
@@ -138,6 +141,9 @@ EXHAUSTIVE: dict[str, Configuration] = {
     "rollback_reprocess": _scope((D, R, U), states=22_631),
     "rollback_concurrent_reprocess": _scope((A, B, R, U), states=128_830),
     "rollback_vacuum_wide": _scope((D, U), vacuums=1, aborts=1, states=35_931),
+    "rollback_state_wide": _scope((D, U, V), keep=1, state_vacuums=2, states=32_459),
+    "rollback_state_retry": _scope((D, U), keep=1, state_vacuums=2, crashes=1, aborts=1, states=78_791),
+    "rollback_state_two_kept": _scope((D, U, V), keep=2, state_vacuums=1, states=14_453),
     "rollback_twins": _scope((A, B, U, U), states=39_223),
     "rollback_txn_retry": _scope((D, U), (TXN,), unknown=1, crashes=1, states=19_967),
     "rollback_txn_twins": _scope((A, B, U, U), (TXN,), states=77_375),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.model.mutant import Mutant, caught_by
-from tests.model.state import ABORT, NO_STATE, NONE, Outcome, State, next_after, state_after
+from tests.model.state import ABORT, DELETED, NO_STATE, NONE, Outcome, State, next_after, state_after
 
 
 @caught_by("W28", "help")
@@ -47,3 +47,27 @@ class BaseOfOwnPlan(Mutant):
         run = s.log[n].plan.run
         own = [m for m in range(n) if s.log[m].plan.run == run]
         return state_after(s.log, own[-1]) if own else NO_STATE
+
+
+@caught_by("V7", "rollback_state")
+class VacuumCountsRolledBackVersions(Mutant):
+    """Vacuum counts versions that were rolled back. It selects the state of one of them as the oldest."""
+
+    def oldest_kept(self, s: State, closed: int) -> int:
+        return max(closed - self.configuration.keep, NONE)
+
+
+@caught_by("V7", "rollback_state")
+class VacuumDeletesSharedFiles(Mutant):
+    """Vacuum deletes all files of older states, also those that newer states share."""
+
+    def left_of_older(self, s: State, state: tuple[int, int], kept_states: list[tuple[int, int]]) -> int:
+        return DELETED
+
+
+@caught_by("V7", "rollback_state")
+class RollbackToDeletedState(Mutant):
+    """A rollback does not check whether the state to which it returns is kept."""
+
+    def keeps_state(self, s: State, to: int, head: int) -> bool:
+        return True

@@ -26,8 +26,10 @@ from tests.model.state import (
     Outcome,
     State,
     committed,
+    is_loadable,
     kept,
     next_after,
+    oldest_kept,
     pointer,
     root_of,
     state_after,
@@ -253,6 +255,22 @@ def w28(s: State, _: Configuration) -> str:
     return ""
 
 
+def v7(s: State, c: Configuration) -> str:
+    """
+    Vacuum keeps the state that the next batch loads, that to which an open rollback returns, and those of the newest ``keep`` versions. An attempt at a version
+    that is closed may miss its state, because it cannot win.
+    """
+    closed = len(s.log) - 1 if s.log and s.log[-1].outcome is not None else len(s.log) - 2
+    needed = [closed]
+    if s.log and s.log[-1].outcome is None and s.log[-1].plan.kind == ROLLBACK:
+        needed.append(s.log[-1].plan.to)
+    needed += [n for n in kept(s.log, closed) if n >= oldest_kept(s.log, closed, c.keep)]
+    for n in needed:
+        if not is_loadable(s.log, state_after(s.log, n)):
+            return f"files of the state after version {n} are deleted"
+    return ""
+
+
 def newest_is_visible(log: Log) -> str:
     """Of each chain, the newest commit and no other version is visible at the head."""
     newest: dict[int, int] = {}
@@ -367,6 +385,7 @@ STORED: dict[str, Predicate] = {
     "I20": i20,
     "I21": i21,
     "W28": w28,
+    "V7": v7,
 }
 RETURNED: dict[str, Predicate] = {"I12": i12}
 STEPS: dict[str, Callable[[State, State, Configuration], str]] = {"I1": i1, "I15": i15}

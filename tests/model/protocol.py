@@ -18,6 +18,7 @@ from tests.model.state import (
     LIST_HEAD,
     LOCATE,
     MANIFEST,
+    NO_STATE,
     NOBODY,
     NONE,
     OPERATOR,
@@ -41,6 +42,7 @@ from tests.model.state import (
     Version,
     committed,
     next_after,
+    oldest_kept,
     spend,
     state_after,
     with_late,
@@ -100,7 +102,7 @@ class Protocol(Publisher):
             if s.budget.crashes and process.at not in (LIST_HEAD, COMPLETED):
                 label = (name, "crashes at:", process.at, process.n)
                 moves.append((NONE, label, self.normalize(self.crash(s, i, process))))
-        for move in (self.apply_late, self.abort, self.skip, self.vacuum):
+        for move in (self.apply_late, self.abort, self.skip, self.vacuum, self.vacuum_state):
             moves.extend((NONE, label, self.normalize(after)) for label, after in move(s))
         return moves
 
@@ -208,6 +210,20 @@ class Protocol(Publisher):
                     with_version(spend(s, "vacuums"), n, version._replace(attempts=attempts)),
                 )
 
+    def vacuum_state(self, s: State) -> Steps:
+        """Select the oldest state that is kept. The files of older ones are deleted at any later time (V7)."""
+        closed = len(s.log) - 1 if s.log and s.log[-1].outcome is not None else len(s.log) - 2
+        if not s.budget.state_vacuums or closed < 0:
+            return
+        oldest = state_after(s.log, self.oldest_kept(s, closed))
+        if oldest != NO_STATE:
+            label = ("vacuum selects the state of version", oldest[0], "as the oldest")
+            yield label, with_late(spend(s, "state_vacuums"), ("vacuum", oldest))
+
+    def oldest_kept(self, s: State, closed: int) -> int:
+        """The version whose state is the oldest that vacuum keeps (V7)."""
+        return oldest_kept(s.log, closed, self.configuration.keep)
+
     def may_vacuum(self, version: Version) -> bool:
         """Whether vacuum may delete attempts of a version: only if it is closed (V1)."""
         return version.outcome is not None
@@ -286,7 +302,12 @@ class Protocol(Publisher):
             )
             for v in s.log
         )
-        late = frozenset((*r[:2], renamed(r[2])) if r[0] == "outcome" else r for r in s.late)  # type: ignore[arg-type]
+        late = frozenset(
+            (*r[:2], renamed(r[2])) if r[0] == "outcome"  # type: ignore[arg-type]
+            else ("vacuum", new.get(r[1], r[1])) if r[0] == "vacuum"  # type: ignore[call-overload]
+            else r
+            for r in s.late
+        )  # fmt: skip
         return s._replace(log=log, late=late)
 
     @staticmethod

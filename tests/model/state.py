@@ -74,7 +74,7 @@ class Attempt(NamedTuple):
     The objects of one attempt. Its id is its index in the version's list.
 
     ``read`` is the end of the range that the attempt read. ``entries`` counts how often a process began to stage under this id. ``base`` is the operators' state
-    that the attempt loaded.
+    that the attempt loaded. ``state`` is the operators' state that it wrote: whole, deleted except for the files that later states share (``HALF``), or deleted.
     """
 
     files: int
@@ -83,6 +83,7 @@ class Attempt(NamedTuple):
     entries: int = 1
     owner: int = 0
     base: tuple[int, int] = NO_STATE
+    state: int = WHOLE
 
 
 class Version(NamedTuple):
@@ -126,6 +127,7 @@ class Budget(NamedTuple):
     crashes: int = 0
     aborts: int = 0
     vacuums: int = 0
+    state_vacuums: int = 0
     clears: int = 0
     skips: int = 0
 
@@ -166,6 +168,31 @@ def state_after(log: Log, n: int) -> tuple[int, int]:
     """``Outcome(n).state``; no state before version 0."""
     outcome = log[n].outcome if n >= 0 else None
     return NO_STATE if outcome is None else outcome.state
+
+
+def lineage(log: Log, state: tuple[int, int]) -> list[tuple[int, int]]:
+    """A state and all states on which it builds, newest first. A state shares files with each of them."""
+    found = []
+    while state != NO_STATE:
+        found.append(state)
+        state = log[state[0]].attempts[state[1]].base
+    return found
+
+
+def is_loadable(log: Log, state: tuple[int, int]) -> bool:
+    """Whether no file of a state is deleted: neither its snapshot nor a file that it shares with an earlier state."""
+    states = lineage(log, state)
+    kinds = [log[n].attempts[x].state for n, x in states]
+    return not kinds or (kinds[0] == WHOLE and DELETED not in kinds)
+
+
+def oldest_kept(log: Log, closed: int, keep: int) -> int:
+    """The version whose state is the oldest that vacuum keeps (V7); ``NONE`` if there are fewer versions."""
+    remaining = kept(log, closed)
+    rollbacks = [n for n in range(closed + 1) if (outcome := log[n].outcome) is not None and outcome.to != NONE]
+    histories = [remaining, *(kept(log, n - 1) for n in rollbacks)]
+    oldest = [history[-1 - keep] for history in histories if len(history) > keep]
+    return max((n for n in oldest if n in remaining), default=NONE)
 
 
 def committed(version: Version) -> bool:

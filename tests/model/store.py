@@ -13,6 +13,8 @@ from typing import Any
 from tests.model.configurations import Configuration
 from tests.model.state import (
     APPLIED,
+    DELETED,
+    HALF,
     NONE,
     REFUSED,
     REPROCESS,
@@ -26,6 +28,8 @@ from tests.model.state import (
     Request,
     State,
     Version,
+    is_loadable,
+    lineage,
     pointer,
     root_of,
     with_attempt,
@@ -46,7 +50,18 @@ class Store:
         self.stale = configuration.stale
         self._apply: dict[object, Callable[..., tuple[State, Answer]]] = {}
         self._matters: dict[object, Callable[..., bool]] = {}
-        for kind in ("plan", "manifest", "pointer", "outcome", "claim", "receipts", "transaction", "effect", "force"):
+        for kind in (
+            "plan",
+            "manifest",
+            "pointer",
+            "outcome",
+            "claim",
+            "receipts",
+            "transaction",
+            "effect",
+            "force",
+            "vacuum",
+        ):
             self._apply[kind] = getattr(self, f"apply_{kind}")
             self._matters[kind] = getattr(self, f"{kind}_matters")
 
@@ -161,6 +176,35 @@ class Store:
     def rows_kept_by_rollback(self, s: State, to: int) -> list[tuple[int, int, int]]:
         """The rows of chains that begin up to the version to which a rollback returns (P10)."""
         return [row for row in s.external.rows if row[0] <= to]
+
+    def apply_vacuum(self, s: State, oldest: tuple[int, int]) -> tuple[State, Answer]:
+        """
+        Delete the files that only states with fewer batches than ``oldest`` need, and states that began with another batch (V7).
+
+        Nothing is deleted if ``oldest`` itself is not complete. A missing snapshot names no files to keep.
+        """
+        if not is_loadable(s.log, oldest):
+            return s, False
+        kept_states = lineage(s.log, oldest)
+        for n, version in enumerate(s.log):
+            for x in range(len(version.attempts)):
+                state = lineage(s.log, (n, x))
+                if state[-1] != kept_states[-1]:
+                    left = DELETED
+                elif len(state) < len(kept_states):
+                    left = self.left_of_older(s, (n, x), kept_states)
+                else:
+                    continue
+                left = min(left, s.log[n].attempts[x].state)
+                s = with_attempt(s, n, x, s.log[n].attempts[x]._replace(state=left))
+        return s, True
+
+    def left_of_older(self, s: State, state: tuple[int, int], kept_states: list[tuple[int, int]]) -> int:
+        """What vacuum leaves of an older state: the files that the oldest kept state shares with it."""
+        return HALF if state in kept_states else DELETED
+
+    def vacuum_matters(self, s: State, oldest: tuple[int, int]) -> bool:
+        return self.apply_vacuum(s, oldest)[0] != s
 
     def apply_effect(self, s: State, n: int) -> tuple[State, Answer]:
         """Perform the effect of the at-most-once sink."""

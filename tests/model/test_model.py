@@ -126,7 +126,7 @@ def test_counterexample_is_the_shortest_and_readable() -> None:
 
 def test_small_scopes_cover_all_faults_runs_and_sinks() -> None:
     """Every kind of fault, run and sink occurs in a small scope. No two scopes are the same."""
-    for field in ("unknown", "crashes", "aborts", "vacuums", "clears", "skips"):
+    for field in ("unknown", "crashes", "aborts", "vacuums", "state_vacuums", "clears", "skips"):
         assert any(getattr(scope.budget, field) for scope in SMALL.values()), field
     assert {sink for scope in SMALL.values() for sink in scope.sinks} == {
         "transactional",
@@ -142,4 +142,4 @@ def test_small_scopes_cover_all_faults_runs_and_sinks() -> None:
     scopes: list[Configuration] = list(CONFIGURATIONS.values())
     for scope in scopes:
         assert len({actor.run for actor in scope.actors}) == len(set(scope.actors)), "a run key belongs to one run"
-    assert len({(c.actors, c.budget, c.sinks, c.stale, c.poison) for c in scopes}) == len(scopes)
+    assert len({(c.actors, c.budget, c.sinks, c.stale, c.poison, c.keep) for c in scopes}) == len(scopes)

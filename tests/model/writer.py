@@ -39,9 +39,11 @@ from tests.model.state import (
     State,
     Steps,
     committed,
+    is_loadable,
     kept,
     newest_of,
     next_after,
+    oldest_kept,
     pointer,
     root_of,
     spend,
@@ -162,7 +164,7 @@ class Writer(Store):
         """Cut the plan of a rollback from the log at ``head``. If there is nothing that it may remove, list the head again."""
         commits = self.commits(s, head)
         to = commits[self.actors[i].of] if self.actors[i].of < len(commits) else NONE
-        if to == NONE or commits[-1] == to or self.is_corrected(s, to, head):
+        if to == NONE or commits[-1] == to or self.is_corrected(s, to, head) or not self.keeps_state(s, to, head):
             return Process(LIST_HEAD)
         at = next_after(s.log, to)
         return Process(PLAN, head + 1, memory=(Plan(ROLLBACK, at, at, self.run_key(s, i), j, to=to),))
@@ -170,6 +172,11 @@ class Writer(Store):
     def is_corrected(self, s: State, to: int, head: int) -> bool:
         """Whether a version after ``to`` has reprocessed a version up to ``to``. Such a rollback is refused (W31)."""
         return any(s.log[n].plan.replaces in range(to + 1) and committed(s.log[n]) for n in range(to + 1, head + 1))
+
+    def keeps_state(self, s: State, to: int, head: int) -> bool:
+        """Whether the state after ``to`` exists, and no vacuum may delete it. Otherwise the rollback is refused (W32)."""
+        keep = self.configuration.keep
+        return not keep or (to >= oldest_kept(s.log, head, keep) and is_loadable(s.log, state_after(s.log, to)))
 
     def replaced(self, s: State, i: int, k: int, head: int) -> int:
         """The commit that holds the rows of ``k`` at ``head`` (W25)."""
