@@ -29,10 +29,10 @@ def test_killed_executors_workers_and_clusters_duplicate_and_lose_no_records() -
 @pytest.mark.parametrize(
     ("name", "faults"),
     [
-        ("streamsem_join", ["driver killed", "JVM killed", "runner doubled", "S3 killed", "everything killed"]),
-        ("streamsem_windows", ["driver killed", "executor killed", "worker killed", "S3 frozen", "everything killed"]),
+        ("streamsem_join", ["driver killed", "JVM killed", "runner doubled", "broker killed", "S3 killed", "everything killed"]),
+        ("streamsem_windows", ["driver killed", "executor killed", "worker killed", "broker frozen", "S3 frozen", "everything killed"]),
     ],
-)
+)  # fmt: skip
 def test_faults_duplicate_and_lose_no_records_of_transforms_with_state(name: str, faults: list[str]) -> None:
     result = run_clean_trial(name, faults)
     assert result.commits >= 10, "too few versions: the faults may not have hit a batch"
