@@ -38,6 +38,7 @@ from airflow_provider_streamsem.readers.lag import lag
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import Crash
+from tests.integration.parts import certificates
 from tests.integration.parts.pulsar import PulsarServer
 
 pytestmark = pytest.mark.integration
@@ -294,6 +295,34 @@ def test_wrong_token_is_refused_and_no_token_is_stored_or_shown(
     assert wrong not in str(caught.value)
     assert topic.ids(spark) == Counter(range(3))
     assert all(b"eyJ" not in file.read_bytes() for file in topic.root.rglob("*") if file.is_file())
+
+
+def test_messages_are_read_over_tls_from_a_server_with_a_trusted_certificate(
+    topic: Topic, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    topic.put(range(9))
+    monkeypatch.setenv("AIRFLOW_CONN_MY_PULSAR", topic.server.tls_connection(topic.server.certificates.authority))
+    topic.run("a")
+    assert topic.ids(spark) == Counter(range(9))
+    other = certificates.make(tmp_path / "other").authority
+    for authority in (None, other):
+        monkeypatch.setenv("AIRFLOW_CONN_MY_PULSAR", topic.server.tls_connection(authority))
+        with pytest.raises(UnavailableError, match="admin API did not respond") as caught:
+            topic.run("b")
+        assert caught.value.fields["error"] == "SSLError"
+
+
+def test_broker_with_an_unknown_certificate_gets_no_token(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The admin API has no TLS here, so that only the client of the brokers checks a certificate."""
+    monkeypatch.setattr(reading, "OPERATION_TIMEOUT_S", 3)
+    topic.put(range(1))
+    changed = json.loads(topic.server.tls_connection(certificates.make(tmp_path / "other").authority))
+    changed["extra"]["admin_url"] = topic.server.admin_url
+    monkeypatch.setenv("AIRFLOW_CONN_MY_PULSAR", json.dumps(changed))
+    with pytest.raises(UnavailableError, match="no Pulsar broker responded"):
+        topic.source().open(CommitLog(MemoryStore()), None).minimum_clock({})
 
 
 def test_server_that_does_not_respond_is_named(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import jwt
 import pulsar
 import requests
 
-from tests.integration.parts import install
+from tests.integration.parts import certificates, install
 from tests.integration.parts.server import Server, free_port
 
 _KEY = b"a key of 32 bytes for the tests."
@@ -25,6 +25,11 @@ listeningInterface=lo
 clusterName=standalone
 brokerServicePort={port}
 webServicePort={admin_port}
+brokerServicePortTls={tls_port}
+webServicePortTls={tls_admin_port}
+tlsCertificateFilePath=server.crt
+tlsKeyFilePath=server.key
+tlsTrustCertsFilePath={authority}
 numIOThreads=2
 numHttpServerThreads=8
 managedLedgerDefaultEnsembleSize=1
@@ -56,19 +61,29 @@ _OPENED = (
 
 class PulsarServer(Server):
     """
-    A server at ``service_url``, with its admin API at ``admin_url``. A ledger has at most 20 entries.
+    A server at ``service_url``, with its admin API at ``admin_url``, and on other ports the same with TLS. A ledger has at most 20 entries.
 
     Every request needs a token that the server has signed.
     """
 
     def __init__(self, home: Path) -> None:
         home.mkdir(parents=True, exist_ok=True)
-        port, admin_port = free_port(), free_port()
+        port, admin_port, self.tls_port, self.tls_admin_port = (free_port() for _ in range(4))
+        self.certificates = certificates.make(home / "certificates")
         self.service_url, self.admin_url = f"pulsar://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}"
         key = base64.b64encode(_KEY).decode()
+        ports = {
+            "port": port,
+            "admin_port": admin_port,
+            "tls_port": self.tls_port,
+            "tls_admin_port": self.tls_admin_port,
+        }
         (home / "standalone.conf").write_text(
-            _CONFIGURATION.format(port=port, admin_port=admin_port, key=key, token=self.token())
+            _CONFIGURATION.format(**ports, authority=self.certificates.authority, key=key, token=self.token())
         )
+        private, begin, certificate = self.certificates.server.read_text().partition("-----BEGIN CERTIFICATE")
+        (home / "server.key").write_text(private)
+        (home / "server.crt").write_text(begin + certificate)
         opens = [text for package in _OPENED for text in ("--add-opens", f"{package}=ALL-UNNAMED")]
         memory = ["-Xmx384m", "-XX:MaxDirectMemorySize=384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
         main = ["-cp", install.classpath("pulsar"), "org.apache.pulsar.PulsarStandaloneStarter"]
@@ -100,6 +115,17 @@ class PulsarServer(Server):
         host, _, port = self.service_url.removeprefix("pulsar://").partition(":")
         secret, extra = self.token() if token is None else token, {"admin_url": self.admin_url}
         return json.dumps({"conn_type": "pulsar", "host": host, "port": int(port), "password": secret, "extra": extra})
+
+    def tls_connection(self, authority: Path | None) -> str:
+        """
+        Return an Airflow connection to the server with TLS, as JSON.
+
+        :param authority: the file with certificates of authorities; ``None``: those of the package certifi
+        """
+        extra = {"admin_url": f"https://127.0.0.1:{self.tls_admin_port}", "tls": True}
+        if authority is not None:
+            extra["tls_ca_file"] = str(authority)
+        return json.dumps({**json.loads(self.connection()), "port": self.tls_port, "extra": extra})
 
     @property
     def _headers(self) -> dict[str, str]:
