@@ -35,7 +35,7 @@ numHttpServerThreads=8
 managedLedgerDefaultEnsembleSize=1
 managedLedgerDefaultWriteQuorum=1
 managedLedgerDefaultAckQuorum=1
-managedLedgerMaxEntriesPerLedger=20
+managedLedgerMaxEntriesPerLedger={ledger_entries}
 maxMessageSize=1048576
 managedLedgerMinLedgerRolloverTimeMinutes=0
 defaultRetentionTimeInMinutes=-1
@@ -61,12 +61,12 @@ _OPENED = (
 
 class PulsarServer(Server):
     """
-    A server at ``service_url``, with its admin API at ``admin_url``, and on other ports the same with TLS. A ledger has at most 20 entries.
+    A server at ``service_url``, with its admin API at ``admin_url``, and on other ports the same with TLS. Every request needs a token that the server has signed.
 
-    Every request needs a token that the server has signed.
+    :param ledger_entries: maximum number of entries of a ledger
     """
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, *, ledger_entries: int = 20) -> None:
         home.mkdir(parents=True, exist_ok=True)
         port, admin_port, self.tls_port, self.tls_admin_port = (free_port() for _ in range(4))
         self.certificates = certificates.make(home / "certificates")
@@ -79,7 +79,13 @@ class PulsarServer(Server):
             "tls_admin_port": self.tls_admin_port,
         }
         (home / "standalone.conf").write_text(
-            _CONFIGURATION.format(**ports, authority=self.certificates.authority, key=key, token=self.token())
+            _CONFIGURATION.format(
+                **ports,
+                ledger_entries=ledger_entries,
+                authority=self.certificates.authority,
+                key=key,
+                token=self.token(),
+            )
         )
         private, begin, certificate = self.certificates.server.read_text().partition("-----BEGIN CERTIFICATE")
         (home / "server.key").write_text(private)
