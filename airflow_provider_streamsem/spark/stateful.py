@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 from airflow_provider_streamsem.errors import DataError, InvalidError, StageError
 from airflow_provider_streamsem.spark.late_rows import (
@@ -107,10 +106,13 @@ class MicroBatch:
 
         :param aggregates: the aggregates, each with an alias
         """
+        from pyspark.sql import functions as F
+
         # Spark adds the result of a task again if it repeats the task. The number of tasks that read a first record is then above that of partitions.
-        first = f"CASE WHEN {_RECORD_ID} & {(1 << 33) - 1} = 0 THEN {_RECORD_ID} END"
-        tasks = (F.expr(f"count({first}) AS {_TASKS}"), F.expr(f"size(collect_set({first})) AS {_PARTITIONS}"))
-        counted = records.selectExpr("*", f"monotonically_increasing_id() AS {_RECORD_ID}")
+        id = F.col(_RECORD_ID)
+        first = F.when(id.bitwiseAND((1 << 33) - 1) == 0, id)
+        counted = records.withColumn(_RECORD_ID, F.monotonically_increasing_id())
+        tasks = [F.count(first).alias(_TASKS), F.size(F.collect_set(first)).alias(_PARTITIONS)]
         return counted.observe(_OBSERVATION, *aggregates, *tasks).drop(_RECORD_ID)
 
     def streaming(self, records: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
