@@ -2,8 +2,7 @@
 Functions that access the JVM of a classic Spark session. They discard a session whose JVM has ended, clone sessions, and read observations.
 
 This module imports pyspark. It uses non-public names of classic PySpark, as do :mod:`airflow_provider_streamsem.connectors.data_files.direct_commit`,
-:mod:`airflow_provider_streamsem.spark.stateful`, :mod:`airflow_provider_streamsem.spark.late_rows` and
-:mod:`airflow_provider_streamsem.spark.streaming_plans`.
+:mod:`airflow_provider_streamsem.spark.stateful` and :mod:`airflow_provider_streamsem.spark.late_rows`.
 :data:`airflow_provider_streamsem.spark.versions.TESTED` lists the versions of Spark that have them.
 """
 

@@ -10,7 +10,7 @@ This module imports pyspark, and uses non-public names of classic PySpark 4.1 an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -18,13 +18,18 @@ from pyspark.sql import functions as F
 
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.identifiers import quoted
-from airflow_provider_streamsem.spark.streaming_plans import (
-    AGGREGATES,
-    elements,
-    stateful_operators,
-    streaming_inputs,
-)
 
+_AGGREGATES = ("Aggregate", "Distinct")
+_STATEFUL = (
+    *_AGGREGATES,
+    "Deduplicate",
+    "DeduplicateWithinWatermark",
+    "FlatMapGroupsInPandasWithState",
+    "FlatMapGroupsWithState",
+    "TransformWithState",
+    "TransformWithStateInPySpark",
+)
+"""Names of the nodes of logical plans that keep state. A join keeps state only if both sides are streams."""
 _EVENT_TIME = "spark.watermarkDelayMs"
 """The key in the metadata of a column that ``withWatermark`` has marked."""
 MERGES_SESSIONS = "spark.sql.streaming.sessionWindow.merge.sessions.in.local.partition"
@@ -41,13 +46,13 @@ def check_late_rows_can_be_found(plan: Any, *, merges_sessions: bool) -> None:
     :param merges_sessions: whether Spark merges the session windows of a batch before it drops late rows (:data:`MERGES_SESSIONS`)
     :raises InvalidError: a stateful operator reads the result of another one, or groups by session windows that Spark merges before it drops rows
     """
-    for operator in stateful_operators(plan):
-        inputs = streaming_inputs(operator)
+    for operator in _operators(plan):
+        inputs = _inputs(operator)
         reason = None
-        if any(True for child in inputs for _ in stateful_operators(child)):
+        if any(True for child in inputs for _ in _operators(child)):
             reason = "a stateful operator reads the result of another one"
         elif merges_sessions and any(
-            column.metadata().contains(_SESSION) for child in inputs for column in elements(child.output())
+            column.metadata().contains(_SESSION) for child in inputs for column in _elements(child.output())
         ):
             reason = f"the transform uses session windows, which Spark merges before it drops late rows, because {MERGES_SESSIONS} is true"
         if reason is not None:
@@ -66,8 +71,8 @@ def late_rows(plan: Any, frame_of: Callable[[Any], DataFrame], watermark_ms: int
     :param watermark_ms: a row is late if its event time, or the end of its window, is not after this time, in milliseconds since the epoch
     """
     frames = []
-    for operator in stateful_operators(plan):
-        for child in streaming_inputs(operator):
+    for operator in _operators(plan):
+        for child in _inputs(operator):
             time = _event_time(operator, child)
             if time is not None:
                 frame = _with_unique_names(frame_of(child))
@@ -77,18 +82,37 @@ def late_rows(plan: Any, frame_of: Callable[[Any], DataFrame], watermark_ms: int
 
 def combines_rows(plan: Any) -> bool:
     """Return whether an operator combines the rows of a group before it drops late ones. Spark's count of late rows is then smaller than their number."""
-    return any(operator.nodeName() in AGGREGATES for operator in stateful_operators(plan))
+    return any(operator.nodeName() in _AGGREGATES for operator in _operators(plan))
+
+
+def _operators(plan: Any) -> Iterator[Any]:
+    """Yield the stateful operators of a plan."""
+    if plan.isStreaming():
+        if _keeps_state(plan):
+            yield plan
+        for child in _elements(plan.children()):
+            yield from _operators(child)
+
+
+def _keeps_state(plan: Any) -> bool:
+    if plan.nodeName() == "Join":
+        return all(child.isStreaming() for child in _elements(plan.children()))
+    return plan.nodeName() in _STATEFUL
+
+
+def _inputs(operator: Any) -> list[Any]:
+    return [child for child in _elements(operator.children()) if child.isStreaming()]
 
 
 def _event_time(operator: Any, child: Any) -> int | None:
     """Return the index of the column of an input that the operator compares with the watermark: the first one with an event time. ``None``: there is none."""
-    output = elements(child.output())
+    output = _elements(child.output())
     keys = None
     if operator.nodeName() == "Aggregate":
         keys = {
             attribute.exprId().id()
-            for key in elements(operator.groupingExpressions())
-            for attribute in elements(key.references().toSeq())
+            for key in _elements(operator.groupingExpressions())
+            for attribute in _elements(key.references().toSeq())
         }
     for index, column in enumerate(output):
         if column.metadata().contains(_EVENT_TIME) and (keys is None or column.exprId().id() in keys):
@@ -110,3 +134,8 @@ def _late(frame: DataFrame, time: str, watermark_ms: int) -> DataFrame:
     late = frame.where(F.unix_micros(end.cast("timestamp")) <= F.lit(watermark_ms * 1000))
     options = {"timeZone": "UTC", "ignoreNullFields": "false"}
     return late.select(F.to_json(F.struct(*map(quoted, frame.columns)), options).alias("raw"))
+
+
+def _elements(sequence: Any) -> list[Any]:
+    """Return the elements of a Scala ``Seq``."""
+    return [sequence.apply(index) for index in range(sequence.length())]

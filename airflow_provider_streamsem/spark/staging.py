@@ -149,8 +149,8 @@ class Staging:
             outputs = {name: self._fitted(name, frame) for name, frame in self._outputs(good).items()}
             counts_once = len(inputs) == 1 and self._counts_once(outputs.values(), observation)
             passed_to_writer = {name: self._write(name, outputs[name], observation) for name in self.job.sinks}
-            counts = self._counts_of_inputs(inputs, observation if counts_once else None)
             state = self._state_after_batch()
+            counts = self._counts_of_inputs(inputs, observation if counts_once else None)
         finally:
             self._release()
         for item in inputs:
@@ -181,9 +181,9 @@ class Staging:
         """Prepare the stateful operators and the deduplication, if the pipeline has them."""
         if self.job.state_settings is not None:
             self._micro_batch = self._stateful(self.job.state_settings)
-            if self.job.dedup is not None:  # it reads the records several times
-                for item in inputs:
-                    item.marked = self._persist(item.marked)
+            # An observation does not count rows in a streaming plan, so the records are counted from the cache.
+            for item in inputs:
+                item.marked = self._persist(item.marked)
         # A reprocessing run without pins removes ids from the deduplication state (W27).
         if self.job.dedup is not None and (self.job.pins or self.job.chain is not None):
             self._dedup = Deduplication(
@@ -199,9 +199,7 @@ class Staging:
             frame.unpersist()
 
     def _records(self, item: _Input, inputs: Sequence[_Input], observation: Observation) -> DataFrame:
-        """Return the records of a source. With state, the micro-batch counts them. Otherwise, attach the observation if it is the only source."""
-        if self._micro_batch is not None:
-            return self._micro_batch.observed(item.marked, item.aggregates)
+        """Return the records of a source. If it is the only source, attach the observation."""
         return self.inspect.observe(item.marked, observation, *item.aggregates) if len(inputs) == 1 else item.marked
 
     def _counts_once(self, outputs: Iterable[DataFrame], observation: Observation) -> bool:
@@ -217,15 +215,10 @@ class Staging:
 
         :param observation: has counted the only source; ``None``: count every source in a separate pass
         """
-        counts: dict[str, Mapping[str, int]] = {}
-        for item in inputs:
-            observed = None
-            if self._micro_batch is not None:
-                observed = self._micro_batch.counts(item.name, _COUNTS)
-            elif observation is not None:
-                observed = self.inspect.observed(observation, self.session, _COUNTS)
-            counts[item.name] = self._count(item.marked, item.aggregates) if observed is None else observed
-        return counts
+        observed = None if observation is None else self.inspect.observed(observation, self.session, _COUNTS)
+        return {
+            item.name: self._count(item.marked, item.aggregates) if observed is None else observed for item in inputs
+        }
 
     def _counts(self, by_source: Mapping[str, Mapping[str, int]], sinks: Mapping[str, Committable]) -> dict[str, int]:
         """

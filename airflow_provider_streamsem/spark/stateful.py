@@ -13,12 +13,12 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_streamsem.errors import DataError, InvalidError, StageError
 from airflow_provider_streamsem.spark.late_rows import (
@@ -28,7 +28,6 @@ from airflow_provider_streamsem.spark.late_rows import (
     late_rows,
 )
 from airflow_provider_streamsem.spark.state_metadata import StateMetadata
-from airflow_provider_streamsem.spark.streaming_plans import reads_all_records
 from airflow_provider_streamsem.state import (
     Operator,
     OperatorState,
@@ -59,9 +58,6 @@ SETTINGS = {
     "spark.sql.streaming.checkpointFileManagerClass": f"{_STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager",
 }
 
-_OBSERVATION, _TASKS, _PARTITIONS = "streamsem", "__streamsem_tasks", "__streamsem_partitions"
-_RECORD_ID = "__streamsem_record_id"
-"""The column with Spark's id of a record: the number of its partition in the upper 31 bits, and its number in the partition, from 0, in the lower 33 bits."""
 _OPERATOR_NAME = re.compile(r"OperatorName: (\w+)")
 """Matches the operators in Spark's error about operators that do not match those of the state."""
 
@@ -71,8 +67,7 @@ class MicroBatch:
     """
     One micro-batch of one attempt.
 
-    Create a new instance for each attempt, and call :meth:`observed`, :meth:`streaming`, :meth:`result`, :meth:`counts`, :meth:`after` and :meth:`close` in
-    this order.
+    Create a new instance for each attempt, and call :meth:`streaming`, :meth:`result`, :meth:`after` and :meth:`close` in this order.
 
     :param session: the clone of the session in which the attempt runs
     :param state: the settings of the state
@@ -93,27 +88,11 @@ class MicroBatch:
     watermark_ms: int | None = None
     definition: str = ""
     _columns: dict[str, str] = field(default_factory=dict)
-    _executions: dict[str, Any] = field(default_factory=dict)
     _logical: Any = None
     _planned: Any = None
     _partitions: int = 0
     _settings: dict[str, str] = field(default_factory=dict)
     _metadata: dict[int, str] = field(default_factory=dict)
-
-    def observed(self, records: DataFrame, aggregates: Sequence[Column]) -> DataFrame:
-        """
-        Return the records, with aggregates that are computed while the micro-batch reads them; see :meth:`counts`.
-
-        :param aggregates: the aggregates, each with an alias
-        """
-        from pyspark.sql import functions as F
-
-        # Spark adds the result of a task again if it repeats the task. The number of tasks that read a first record is then above that of partitions.
-        id = F.col(_RECORD_ID)
-        first = F.when(id.bitwiseAND((1 << 33) - 1) == 0, id)
-        counted = records.withColumn(_RECORD_ID, F.monotonically_increasing_id())
-        tasks = [F.count(first).alias(_TASKS), F.size(F.collect_set(first)).alias(_PARTITIONS)]
-        return counted.observe(_OBSERVATION, *aggregates, *tasks).drop(_RECORD_ID)
 
     def streaming(self, records: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
         """
@@ -127,12 +106,11 @@ class MicroBatch:
         check_same_definition(self.base, self.definition)
         self._configure()
         self._columns = {name: frame.schema.json() for name, frame in records.items()}
-        return {name: self._stream(name, frame) for name, frame in records.items()}
+        return {name: self._stream(frame) for name, frame in records.items()}
 
-    def _stream(self, name: str, records: DataFrame) -> DataFrame:
+    def _stream(self, records: DataFrame) -> DataFrame:
         inner: Any = records
-        self._executions[name] = inner._jdf.queryExecution()
-        rows = self._executions[name].toRdd()
+        rows = inner._jdf.queryExecution().toRdd()
         return DataFrame(self._jsession.internalCreateDataFrame(rows, inner._jdf.schema(), True), self.session)
 
     def result(self, streaming: DataFrame) -> DataFrame:
@@ -179,24 +157,6 @@ class MicroBatch:
     def _rows(self, execution: Any) -> DataFrame:
         rows, schema = execution.toRdd(), execution.analyzed().schema()
         return DataFrame(self._jsession.internalCreateDataFrame(rows, schema, False), self.session)
-
-    def counts(self, source: str, names: Sequence[str]) -> dict[str, int] | None:
-        """
-        Return the values of aggregates of :meth:`observed`. Call this method after the rows of the result were written, and before :meth:`late_rows`.
-
-        :param source: the name of a source
-        :param names: the aliases of the aggregates. Those that were not given to :meth:`observed` are left out
-        :returns: ``None`` if it is not certain that each record was counted exactly once
-        """
-        metrics = self._executions[source].observedMetrics()
-        if not reads_all_records(self._logical) or not metrics.contains(_OBSERVATION):
-            return None
-        row = metrics.apply(_OBSERVATION)
-        values = {field: row.get(index) for index, field in enumerate(row.schema().fieldNames())}
-        # Spark may have removed the records from the plan, for example if a predicate is always false. Then it has observed none.
-        if not values[_TASKS] or values[_TASKS] != values[_PARTITIONS]:
-            return None
-        return {name: values[name] for name in names if name in values}
 
     def after(self) -> tuple[OperatorState, int]:
         """
