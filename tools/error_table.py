@@ -86,6 +86,12 @@ TABLES: dict[str, list[Row]] = {
     ],
     "Pipeline and connections": [
         Row(
+            "the run key of a call belongs to another run: a batch, or the reprocessing of another version",
+            InvalidError,
+            "use another run key",
+            "pipeline/test_reprocess.py::test_run_key_of_another_request_is_refused",
+        ),
+        Row(
             "an argument of a pipeline, source or sink is wrong",
             InvalidError,
             "correct the value that is named",
@@ -173,12 +179,6 @@ TABLES: dict[str, list[Row]] = {
         ),
     ],
     "State": [
-        Row(
-            "the run key of a call belongs to another run: a batch, or the reprocessing of another version",
-            InvalidError,
-            "use another run key",
-            "pipeline/test_reprocess.py::test_run_key_of_another_request_is_refused",
-        ),
         Row(
             "stateful operators or watermarks were added, removed or replaced",
             InvalidError,
@@ -363,7 +363,8 @@ what to do. Every message says what happened, what is true now and, after `Do:`,
 hosts and settings, but no values of records and no secrets.
 
 - **Retried: no.** A retry cannot help. The task fails at once, even if it has `retries` left.
-- **Retried: yes.** The task fails, and Airflow tries it again according to its `retries`. A retry duplicates no rows.
+- **Retried: yes.** The task fails, and Airflow tries it again according to its `retries`. A retry never
+  weakens the guarantee of the pipeline.
 
 In both cases the failed batch commits no rows, unless the message says that its version is committed. Earlier batches
 of the same run stay committed. Remove the cause. Then clear the task, or wait for the next run.

@@ -80,8 +80,8 @@ def comparable(row: dict[str, Any]) -> dict[str, Any]:
 def test_rows_of_every_type_and_unusual_partition_are_equal_in_spark_delta_rs_and_duckdb(
     spark: SparkSession, s3_server: S3Server, lake: str, table: str, arrivals: Path
 ) -> None:
-    for first in range(0, 90, 30):
-        arrive(arrivals, range(first, first + 30))
+    for first in range(0, 36, 12):
+        arrive(arrivals, range(first, first + 12))
     pipeline = pipeline_to(table, f"{lake}/log", arrivals)
     assert run_batch(pipeline, run_key="all", drain=True).batches == 3
     expected = spark.read.schema(SCHEMA).json(str(arrivals)).orderBy("id").collect()
@@ -105,16 +105,16 @@ def test_rows_merged_by_key_are_equal_in_spark_and_delta_rs(
 ) -> None:
     """The rows have every type and unusual partition values. A third of them is written twice, with another partition and price."""
     partitions = [part for part in PARTS if part != "__HIVE_DEFAULT_PARTITION__"]
-    first = [{**record(n), "p": partitions[n % len(partitions)]} for n in range(60)]
+    first = [{**record(n), "p": partitions[n % len(partitions)]} for n in range(24)]
     (arrivals / "first.json").write_text("".join(json.dumps(row) + "\n" for row in first))
-    again = [{**record(n), "p": partitions[(n + 1) % len(partitions)], "price": "1.0000"} for n in range(40, 80)]
+    again = [{**record(n), "p": partitions[(n + 1) % len(partitions)], "price": "1.0000"} for n in range(16, 32)]
     (arrivals / "again.json").write_text("".join(json.dumps(row) + "\n" for row in again))
     sink = DeltaSink(table, partition_by=["p", "day"], mode="upsert", keys=["id"])
     pipeline = pipeline_to(table, f"{lake}/log", arrivals, sinks={"table": sink})
     assert run_batch(pipeline, run_key="all", drain=True).batches == 2
-    arrive(arrivals, range(80, 83))
+    arrive(arrivals, range(32, 35))
     assert run_batch(pipeline.replace(where="id < 0"), run_key="none").counts["written.table"] == 0
-    unchanged = spark.read.schema(SCHEMA).json(str(arrivals / "first.json")).where("id < 40")
+    unchanged = spark.read.schema(SCHEMA).json(str(arrivals / "first.json")).where("id < 16")
     expected = unchanged.union(spark.read.schema(SCHEMA).json(str(arrivals / "again.json"))).orderBy("id").collect()
     assert spark_rows(spark, table) == expected
     read = DeltaTable(table, storage_options=s3_server.deltalake_options()).to_pyarrow_table().sort_by("id").to_pylist()
