@@ -26,30 +26,36 @@ class PerSession(PerKey):
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
         """Apply the rows of a key, and set the timers of its sessions. Yield nothing."""
         sessions = self._open_sessions()
-        timers = {timer_ms(session.end_us) for session in sessions}
+        timers = {session.timer_ms for session in sessions}
         while part := list(islice(rows, ROWS)):
-            sessions = _merged([*sessions, *self._sessions_of(part)])
+            sessions = self._merged([*sessions, *self._sessions_of(part)])
         self._store(sessions)
-        changed = timers ^ {timer_ms(session.end_us) for session in sessions}
-        for timer in sorted(changed):
+        for timer in sorted(timers ^ {session.timer_ms for session in sessions}):
             (self._handle.deleteTimer if timer in timers else self._handle.registerTimer)(timer)
         yield from ()
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
-        """Yield the rows of the sessions that end at the time of the timer, and delete their state."""
-        timer = expiredTimerInfo.getExpiryTimeInMs()
+        """
+        Yield the rows of all sessions that the watermark has passed, and delete their state.
+
+        The timers of these sessions expire in the same batch. For the later ones of them, there is nothing left to do.
+        """
+        passed_ms = max(expiredTimerInfo.getExpiryTimeInMs(), timerValues.getCurrentWatermarkInMs())
         sessions = self._open_sessions()
-        self._store([session for session in sessions if timer_ms(session.end_us) != timer])
+        self._store([session for session in sessions if session.timer_ms > passed_ms])
         for session in sessions:
-            if timer_ms(session.end_us) == timer:
-                yield self._row((*key, session.start_us, session.end_us), session.state)
+            if session.timer_ms <= passed_ms:
+                yield self._row((*key, session.start_us, session.end_us), self._state_of(session))
 
     def _open_sessions(self) -> list[_Session]:
         stored = json.loads(self._snapshot.get()[0]) if self._snapshot.exists() else []
-        return [_Session(start_us, end_us, self._restored(snapshot)) for start_us, end_us, snapshot in stored]
+        return [_Session(start_us, end_us, snapshot=snapshot) for start_us, end_us, snapshot in stored]
 
     def _store(self, sessions: Iterable[_Session]) -> None:
-        stored = [[session.start_us, session.end_us, session.state.snapshot()] for session in sessions]
+        stored = [
+            [session.start_us, session.end_us, session.snapshot if session.state is None else session.state.snapshot()]
+            for session in sessions
+        ]
         if stored:
             self._snapshot.update((as_text(stored),))
         else:
@@ -58,29 +64,46 @@ class PerSession(PerKey):
     def _sessions_of(self, rows: list[Row]) -> Iterator[_Session]:
         """Yield the sessions of some rows, as if there were no others."""
         rows.sort(key=lambda row: row[WINDOW_START])
-        first = 0
+        first, end_us = 0, 0
         for index, row in enumerate(rows):
-            if index + 1 == len(rows) or rows[index + 1][WINDOW_START] > row[WINDOW_END]:
+            end_us = max(end_us, row[WINDOW_END])
+            if index + 1 == len(rows) or rows[index + 1][WINDOW_START] > end_us:
                 state = self._create()
                 state.update(self._frame(rows[first : index + 1]))
-                yield _Session(rows[first][WINDOW_START], row[WINDOW_END], state)
-                first = index + 1
+                yield _Session(rows[first][WINDOW_START], end_us, state=state)
+                first, end_us = index + 1, 0
+
+    def _merged(self, sessions: list[_Session]) -> list[_Session]:
+        """Join sessions that overlap, and those of which one starts at the end of the other, as Spark's ``session_window`` does."""
+        merged: list[_Session] = []
+        for session in sorted(sessions, key=lambda session: session.start_us):
+            if merged and session.start_us <= merged[-1].end_us:
+                self._state_of(merged[-1]).merge(self._state_of(session))
+                merged[-1].end_us = max(merged[-1].end_us, session.end_us)
+            else:
+                merged.append(session)
+        return merged
+
+    def _state_of(self, session: _Session) -> Any:
+        if session.state is None:
+            session.state = self._restored(session.snapshot)
+        return session.state
 
 
 @dataclass(slots=True)
 class _Session:
+    """
+    An open session.
+
+    :param state: its state object; ``None`` while it is not restored
+    :param snapshot: the stored snapshot; only valid while ``state`` is ``None``
+    """
+
     start_us: int
     end_us: int
-    state: Any
+    state: Any = None
+    snapshot: Any = None
 
-
-def _merged(sessions: list[_Session]) -> list[_Session]:
-    """Join sessions that overlap, and those of which one starts at the end of the other, as Spark's ``session_window`` does."""
-    merged: list[_Session] = []
-    for session in sorted(sessions, key=lambda session: session.start_us):
-        if merged and session.start_us <= merged[-1].end_us:
-            merged[-1].state.merge(session.state)
-            merged[-1].end_us = max(merged[-1].end_us, session.end_us)
-        else:
-            merged.append(session)
-    return merged
+    @property
+    def timer_ms(self) -> int:
+        return timer_ms(self.end_us)

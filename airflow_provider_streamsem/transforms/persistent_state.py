@@ -24,8 +24,12 @@ class PersistentState(ABC):
     The state of one key.
 
     For each key of a batch, Spark creates an object and calls :meth:`restore` with the last committed snapshot, except for a new key. Then it calls
-    :meth:`update`, and stores the value that :meth:`snapshot` returns. Spark may run these calls several times for one batch, and commits the result of one
-    run. So the methods must have no other effects, and must give the same result for the same rows in any order.
+    :meth:`update`, and stores the value that :meth:`snapshot` returns. When a window is closed, Spark calls :meth:`restore` and :meth:`value`.
+
+    Session windows are different: new rows are applied to a new object, and the object of an open session that the rows extend merges it (:meth:`merge`).
+
+    Spark may run these calls several times for one batch, and commits the result of one run. So the methods must have no other effects, and must give the same
+    result for the same rows in any order.
     """
 
     @abstractmethod
@@ -54,7 +58,8 @@ class PersistentState(ABC):
         """
         Apply the rows of another state of this class. Only session windows need this method.
 
-        If a record joins two sessions of a key, the state of the earlier one merges that of the later one, which is then discarded.
+        It is called whenever new rows extend an open session, or join two. The rows of the two states may interleave in time. The result must equal that of
+        :meth:`update` with all rows in any order. The other state is discarded afterwards.
         """
         raise NotImplementedError
 
@@ -121,7 +126,9 @@ class StatePerKey:
             records = self.window.watermarked(records).withColumn(WINDOW, self.window.column())
             # The bounds are integers. Spark's Python workers would convert timestamps to local times, and one hour a year is ambiguous there.
             bounds = [f"unix_micros({WINDOW}.{bound}) AS {WINDOW}_{bound}" for bound in ("start", "end")]
-            records = records.selectExpr("*", *bounds).drop(WINDOW)
+            # Spark compares the watermark with the first column that has its metadata. The end of the window must decide whether a row is late, as in Spark's
+            # own windows, so this column is the window.
+            records = records.selectExpr("*", *bounds).withMetadata(self.window.time, {})
             keys += [] if self._has_sessions else [WINDOW_START, WINDOW_END]
         schema = StructType([*key_fields])
         for bound in () if self.window is None else ("start", "end"):

@@ -270,6 +270,26 @@ def test_sessions_of_python_monoids_equal_those_of_spark(
     assert [row[1].minute for row in found[1] if row[0] == "b"] == [2, 9], "a record at the end of a session extends it"
 
 
+@pytest.mark.prove
+@pytest.mark.spark
+@pytest.mark.parametrize("window", [{"size": "5 minutes"}, {"gap": "5 minutes"}], ids=["windows", "sessions"])
+def test_python_monoids_and_spark_functions_drop_the_same_late_records(
+    spark: SparkSession, tmp_path: Path, window: dict[str, str]
+) -> None:
+    """The watermark is at minute 21 when the last records arrive. Some of them are before it, in windows that are open."""
+    found = []
+    for name, values in (("Spark", {"total": m.sum("n")}), ("Python", {"total": SumOf("n")})):
+        aggregate = Aggregate(by=["k"], window=Window(time="t", delay="0 minutes", **window), values=values)
+        spec, late = pipeline(tmp_path / name, aggregate, "append"), 0
+        for number, minutes in enumerate(([10, 20], [21], [22], [14, 16, 17, 20, 21, 23], [60], [61])):
+            records = [{**RECORDS[minute % 2], "minute": minute, "n": minute} for minute in minutes]
+            arrive(tmp_path / name, number, records)
+            late += run_batch(spec, run_key=f"run {number}").counts["late"]
+        found.append((late > 0, rows(spark, tmp_path / name)))
+    assert found[0] == found[1]
+    assert found[0][0], "no record was late"
+
+
 @pytest.mark.spark
 @pytest.mark.parametrize(
     "values",

@@ -1,4 +1,4 @@
-"""Sessions of a key: for any batches, with records out of order and late ones, they are those of one pass over the accepted records."""
+"""Sessions of a key: for any batches, with records out of order and late ones, each closed session has all open records that belong to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ from airflow_provider_streamsem import PersistentState
 from airflow_provider_streamsem.transforms import per_session
 from airflow_provider_streamsem.transforms.window import WINDOW_END, WINDOW_START
 
-GAP_US = 5_000
+
+def end_of(time: int) -> int:
+    """Return the end of a session with one record: 5 ms later, but 1 ms later in the second half, as when a gap of days contains a change of the clock."""
+    return time + (5_000 if time < 15_000 else 1_000)
+
+
 MINUTES = st.lists(st.integers(0, 60).map(lambda tick: tick * 500), max_size=12)
 """event times in microseconds. Timers have milliseconds, so several sessions may share a timer"""
 
@@ -68,39 +73,42 @@ class Store:
         self.timers.remove(timer)
 
     def expire(self, processor: Any, watermark_ms: int) -> Iterator[Any]:
-        for timer in sorted(timer for timer in self.timers if timer < watermark_ms):
+        times = SimpleNamespace(getCurrentWatermarkInMs=lambda: watermark_ms)
+        for timer in sorted(timer for timer in self.timers if timer <= watermark_ms):
             info = SimpleNamespace(getExpiryTimeInMs=lambda timer=timer: timer)
-            yield from processor.handleExpiredTimer(("k",), None, info)
+            yield from processor.handleExpiredTimer(("k",), times, info)
             self.timers.remove(timer)
 
 
 @given(st.lists(MINUTES, max_size=6), st.integers(0, 10), st.integers(1, 4))
-def test_sessions_of_any_batches_equal_those_of_one_pass(batches: list[list[int]], delay_ms: int, chunk: int) -> None:
-    store, accepted, found = Store(), [], []
+def test_sessions_of_any_batches_equal_those_of_all_open_records(
+    batches: list[list[int]], delay_ms: int, chunk: int
+) -> None:
+    store, open_times, newest_us = Store(), list[int](), 0
     late_ms = watermark_ms = 0
     processor = per_session.PerSession(Times, {"t": "Int64"}, ["k", "start", "end", "times"], closes_windows=True)
     processor.init(store)
     with mock.patch.object(per_session, "ROWS", chunk):
-        for batch in [*batches, []]:
-            times = [time for time in batch if time > late_ms * 1000 or late_ms == 0]
-            accepted += times
-            rows = iter([{"t": time, WINDOW_START: time, WINDOW_END: time + GAP_US} for time in times])
+        for batch in [*batches, [], [10**6], []]:
+            times = [time for time in batch if end_of(time) > late_ms * 1000]
+            open_times += times
+            rows = iter([{"t": time, WINDOW_START: time, WINDOW_END: end_of(time)} for time in times])
             if times:
                 assert list(processor.handleInputRows(("k",), rows, None)) == []
-            late_ms, newest = watermark_ms, max([0, *accepted]) // 1000 - delay_ms
-            found += store.expire(processor, watermark_ms)
-            watermark_ms = max(watermark_ms, newest)
-    found += store.expire(processor, 10**9)
-    assert sorted(tuple(row) for row in found) == one_pass(accepted)
-    assert store.value is None
-    assert not store.timers
+            found = sorted(tuple(row) for row in store.expire(processor, watermark_ms))
+            closed = [session for session in sessions_of(open_times) if session[2] <= watermark_ms * 1000]
+            assert found == closed
+            open_times = [time for time in open_times if not any(time in session[3] for session in closed)]
+            newest_us = max([newest_us, *batch])
+            late_ms, watermark_ms = watermark_ms, max(watermark_ms, newest_us // 1000 - delay_ms)
+    assert len(store.timers) == 1, "only the last session is open"
 
 
-def one_pass(times: list[int]) -> list[tuple[Any, ...]]:
+def sessions_of(times: list[int]) -> list[tuple[Any, ...]]:
     sessions: list[list[int]] = []
     for time in sorted(times):
-        if sessions and time <= sessions[-1][-1] + GAP_US:
+        if sessions and time <= max(map(end_of, sessions[-1])):
             sessions[-1].append(time)
         else:
             sessions.append([time])
-    return [("k", session[0], session[-1] + GAP_US, session) for session in sessions]
+    return [("k", session[0], max(map(end_of, session)), session) for session in sessions]
