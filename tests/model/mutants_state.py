@@ -71,3 +71,11 @@ class RollbackToDeletedState(Mutant):
 
     def keeps_state(self, s: State, to: int, head: int) -> bool:
         return True
+
+
+@caught_by("V7", "rollback_state")
+class VacuumKeepsOneVersionLess(Mutant):
+    """Vacuum selects the state of the version after the one whose state it must keep."""
+
+    def oldest_kept(self, s: State, closed: int) -> int:
+        return min(super().oldest_kept(s, closed) + 1, closed)

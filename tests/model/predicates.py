@@ -29,7 +29,6 @@ from tests.model.state import (
     is_loadable,
     kept,
     next_after,
-    oldest_kept,
     pointer,
     root_of,
     state_after,
@@ -257,14 +256,16 @@ def w28(s: State, _: Configuration) -> str:
 
 def v7(s: State, c: Configuration) -> str:
     """
-    Vacuum keeps the state that the next batch loads, that to which an open rollback returns, and those of the newest ``keep`` versions. An attempt at a version
-    that is closed may miss its state, because it cannot win.
+    Vacuum keeps the state that the next batch loads, that to which an open rollback returns, and those before and after each of the newest ``keep`` versions,
+    now and before each rollback. An attempt at a version that is closed may miss its state, because it cannot win.
     """
     closed = len(s.log) - 1 if s.log and s.log[-1].outcome is not None else len(s.log) - 2
     needed = [closed]
     if s.log and s.log[-1].outcome is None and s.log[-1].plan.kind == ROLLBACK:
         needed.append(s.log[-1].plan.to)
-    needed += [n for n in kept(s.log, closed) if n >= oldest_kept(s.log, closed, c.keep)]
+    heads = [closed, *(n - 1 for n in range(closed + 1) if s.log[n].plan.kind == ROLLBACK and committed(s.log[n]))]
+    histories = [kept(s.log, head) for head in heads]
+    needed += [n for n in histories[0] if all(n in history[-1 - c.keep :] for history in histories if n in history)]
     for n in needed:
         if not is_loadable(s.log, state_after(s.log, n)):
             return f"files of the state after version {n} are deleted"

@@ -170,7 +170,7 @@ class Writer(Store):
         return Process(PLAN, head + 1, memory=(Plan(ROLLBACK, at, at, self.run_key(s, i), j, to=to),))
 
     def is_corrected(self, s: State, to: int, head: int) -> bool:
-        """Whether a version after ``to`` has reprocessed a version up to ``to``. Such a rollback is refused (W31)."""
+        """Whether a version after ``to`` has reprocessed a version up to ``to``. Such a rollback is refused (W32)."""
         return any(s.log[n].plan.replaces in range(to + 1) and committed(s.log[n]) for n in range(to + 1, head + 1))
 
     def keeps_state(self, s: State, to: int, head: int) -> bool:
