@@ -1,8 +1,9 @@
 """
 The exception hierarchy of this package.
 
-Each class requires a *different reaction* from the user. A message consists of a summary of the current state, ``key=value`` pairs, and the action in
-:attr:`StreamsemError.do`. Causes are chained and never quoted, because they may contain secrets.
+Each class requires a *different reaction* from the user. A message says what happened and what is true now, then ``key=value`` pairs, and then the action in
+:attr:`StreamsemError.do`. Messages of external systems are chained and not quoted, because they may contain secrets. Messages of the user's own code, and of
+parsers of the user's own text, may be quoted.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ UNREADABLE_FILE = (
     'on_data_loss="record_gap": the file becomes a gap, and the copy is read. Or correct the schema, if the file itself is correct.'
 )
 """Advice for a planned file that cannot be read."""
+OR_RECORD_GAP = 'restore the named item and run again. With on_data_loss="record_gap", what is missing is skipped and recorded as a gap.'
+"""Advice for unread items that are missing before they are planned."""
 
 
 class StreamsemError(Exception):
@@ -99,7 +102,11 @@ class LogMovingError(ConflictError):
 
 
 class UnavailableError(StreamsemError):
-    """A store, broker, queue or server did not report the result of a request within the retry limit. Whether the last request was applied is unknown."""
+    """
+    A store, broker, queue or server did not report the result of a request within the retry limit, or is not ready.
+
+    Whether the last request was applied is unknown.
+    """
 
     retryable = True
     do = "run again: the next run reads the stored state and continues from it, whether or not the last request was applied."
@@ -137,14 +144,12 @@ class SourceChangedError(StreamsemError):
     """
     An item that the source must still have was changed or is missing. The attempt was discarded. Nothing became visible.
 
-    An item is a file, a Kafka topic or a range of Kafka offsets. A planner raises this error too, before it plans such an item.
+    An item is what the source reads, such as a file, a range of offsets, a shard, a ledger, a version of a table or a row. A planner raises this error too,
+    before it plans such an item.
     """
 
     retryable = False
-    do = (
-        "restore the named item and run again. "
-        'With on_data_loss="record_gap", records that are missing are skipped and recorded as a gap.'
-    )
+    do = "restore the named item and run again."
 
 
 class RecordsMissingError(SourceChangedError):

@@ -168,7 +168,10 @@ COMMANDS = (
         "state",
         "Show the state that the transform keeps after each version, newest first.",
         "s3://lake/_streamsem/orders --limit 5",
-        (_argument("--limit", type=int, default=20, help="number of versions (default: 20)"),),
+        (
+            _argument("--limit", type=int, default=20, help="number of versions (default: 20)"),
+            _argument("--wide", action="store_true", help="show all columns, even if the terminal is too narrow"),
+        ),
     ),
     Command(
         "quarantine",

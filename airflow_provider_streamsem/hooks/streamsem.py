@@ -37,7 +37,8 @@ class StreamsemHook(BaseHook):  # type: ignore[misc]
 
     def examine(self) -> doctor.DoctorReport:
         """
-        Check whether the store has the properties that a log requires. Creates and deletes probe objects under ``<root>/_connection_test``.
+        Check whether the store has the properties that a log requires. Creates probe objects under
+        ``<root>/_connection_test``, deletes them if it may, and stores a report there.
 
         :raises InvalidError: the connection is not valid
         :raises StoreRefusedError: this process has no permission to write, read or list under ``<root>/_connection_test``

@@ -71,7 +71,7 @@ class Account:
         if isinstance(event, VersionClosed):
             self.schemas = dict(event.schemas)
             if event.mine:
-                self.outputs = {name: _sum(self.outputs.get(name), new) for name, new in event.outputs.items()}
+                self.outputs |= {name: _sum(self.outputs.get(name), new) for name, new in event.outputs.items()}
 
     def _resolve_inputs(self) -> None:
         """Resolve the inputs now, because the OpenLineage provider later runs in a process that cannot look up connections."""

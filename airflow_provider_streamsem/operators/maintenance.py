@@ -73,7 +73,7 @@ class VerifyOperator(HasPipeline, BaseOperator):  # type: ignore[misc]
 
     If it finds a violation, the task fails without a retry. The error names the first five. Run ``streamsem verify`` for the complete report.
 
-    XCom ``return_value``: the fields ``log``, ``versions``, ``commits``, ``counts``, ``files``, ``rows``, ``orphans`` and ``unchecked`` of
+    XCom ``return_value``: the fields ``log``, ``versions``, ``commits``, ``counts``, ``files``, ``rows``, ``orphans``, ``unchecked`` and ``open`` of
     :class:`airflow_provider_streamsem.readers.verify.Verdict` as JSON.
 
     :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated)

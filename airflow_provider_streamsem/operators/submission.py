@@ -139,7 +139,7 @@ class Submission:
             self._hook.submit(self._application, start_new_session=True, env={**os.environ, **environment})
         except Exception as error:
             self._failed.append(error)
-            logger.error("spark-submit failed; its output is above. The task waits until `patience` is over: %s", error)
+            logger.error("spark-submit failed; its output is above: %s", error)
 
     def _raise_failure(self) -> None:
         if self._failed:

@@ -1,6 +1,6 @@
 """
-Opens a pipeline with its log: checks that the log belongs to the pipeline, that the store is safe and that the immutable fields are unchanged, and claims
-the datasets.
+Opens a pipeline with its log: checks that the log belongs to the pipeline, that the store is safe and that the immutable fields are unchanged. Writes the
+ownership markers of the datasets of a log that has a version. Those of a new log are written before version 0 is planned.
 
 Until Plan(0) exists, the immutable fields of the log are not fixed, so a user may still correct a path or topic. The create of Plan(0) fixes the immutable
 fields of its spec (W13a).

@@ -414,7 +414,7 @@ class Run:
             raise SourceChangedError(
                 "files of the state before the version are missing or were changed, for example because vacuum deleted them; nothing became visible",
                 version=plan.replaces.version,
-            )
+            ).advising("restore the files below `state` in the log, or fork the pipeline before this version.")
         if plan.replaces is None:
             state_files.check_base(self.opened.log.store, state, plan.version)
         return Job(
@@ -460,7 +460,8 @@ class Run:
 
     def _base_state(self, head: OpenHead, plan: Plan) -> tuple[Json, int]:
         """
-        Return the deduplication state before the batch, and ``planned_at_ms`` of its plan. For reprocessing, both are of the batch at the root of the chain.
+        Return the state before the batch, of the deduplication and of the operators, and ``planned_at_ms`` of its plan. For reprocessing, both are of the batch
+        at the root of the chain.
         """
         if plan.replaces is None:
             return self._current_state(head), plan.planned_at_ms
@@ -587,4 +588,8 @@ def _check_record_count(sources: Mapping[str, Source], plan: Plan, counts: Mappi
                 "nothing became visible"
             )
             source_field = {"source": name} if name else {}
-            raise SourceChangedError(summary, version=plan.replaces.version, **source_field, read=before, found=read)
+            raise SourceChangedError(
+                summary, version=plan.replaces.version, **source_field, read=before, found=read
+            ).advising(
+                "abort the open version: the rows of the replaced version stay. To replace them, restore the records of the source first."
+            )

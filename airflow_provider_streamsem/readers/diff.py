@@ -177,10 +177,27 @@ def _rows_since(spark: SparkSession, log: CommittedLog, sink: str | None, since:
 
 
 def _comparable(frame: DataFrame, name: str) -> Any:
-    """Return a column whose JSON text is the same for equal values: a map as its sorted entries."""
+    """Return a column whose JSON text is the same for equal values: each map in it is the array of its sorted entries."""
     from pyspark.sql import functions as F
-    from pyspark.sql.types import MapType
 
-    column = F.col(f"`{name.replace('`', '``')}`")
-    is_map = isinstance(frame.schema[name].dataType, MapType)
-    return F.array_sort(F.map_entries(column)).alias(name) if is_map else column
+    return _with_sorted_maps(F.col(f"`{name.replace('`', '``')}`"), frame.schema[name].dataType).alias(name)
+
+
+def _with_sorted_maps(column: Any, kind: Any) -> Any:
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    if '"type":"map"' not in kind.json():
+        return column
+    if isinstance(kind, MapType):
+        entries = F.transform(
+            F.map_entries(column),
+            lambda entry: F.struct(entry["key"], _with_sorted_maps(entry["value"], kind.valueType).alias("value")),
+        )
+        return F.array_sort(entries)
+    if isinstance(kind, ArrayType):
+        return F.transform(column, lambda element: _with_sorted_maps(element, kind.elementType))
+    if isinstance(kind, StructType):
+        fields = [_with_sorted_maps(column[field.name], field.dataType).alias(field.name) for field in kind]
+        return F.when(column.isNotNull(), F.struct(*fields))
+    return column

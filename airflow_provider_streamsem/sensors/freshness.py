@@ -28,7 +28,7 @@ class FreshnessSensor(PipelineSensor):
     * ``before_until``: number of uncommitted items that arrived before ``until``
     * ``unit``: unit of these three numbers
     * ``watermark_ms``: milliseconds since the epoch; ``None`` without a watermark
-    * ``version_age_ms``: milliseconds since the newest version was closed
+    * ``version_age_ms``: milliseconds since the newest version was closed; ``None`` before the first version
 
     :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated)
     :param max_lag: maximum number of uncommitted items, inclusive, in the unit that ``streamsem lag`` shows, such as files, Kafka offsets or table versions

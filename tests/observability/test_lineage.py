@@ -26,7 +26,7 @@ from airflow_provider_streamsem.observability import account
 from airflow_provider_streamsem.observability.account import Account
 from airflow_provider_streamsem.observability.lineage import of_account, of_spec
 from airflow_provider_streamsem.stores.contract import lineage_name
-from airflow_provider_streamsem.telemetry import Planned, emit, listening, phase
+from airflow_provider_streamsem.telemetry import Output, Planned, VersionClosed, emit, listening, phase
 from tests.observability.openlineage_schema import as_sent, check_event, conforms
 from tests.pipeline_fixture import BeforeOutcome, PipelineFixture
 
@@ -88,6 +88,24 @@ def test_rows_of_a_version_that_another_process_committed_are_not_counted(disk_f
     (batch,) = sent["run"]["facets"]["streamsem_batches"]["batches"]
     assert (batch["version"], batch["result"], batch["lost"]) == (0, "commit", False)
     assert sent["outputs"][0].get("outputFacets", {}) == {}
+
+
+def test_abort_after_a_commit_keeps_the_outputs_of_the_commit(disk_fixture: PipelineFixture) -> None:
+    task_account = Account(disk_fixture.pipeline())
+    facts: dict[str, Any] = {
+        "attempt_id": "a",
+        "mine": True,
+        "lost": False,
+        "ranges": {},
+        "next": {},
+        "counts": {},
+        "schemas": {},
+        "duration_ms": 1,
+    }
+    written = Output(rows=3, bytes=9, files=1)
+    task_account(VersionClosed(version=0, result="commit", outputs={"out": written}, **facts))
+    task_account(VersionClosed(version=1, result="abort", outputs={}, **facts))
+    assert task_account.outputs == {"out": written}
 
 
 def test_long_drain_keeps_its_newest_batches_and_the_sum_of_all(

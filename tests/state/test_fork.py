@@ -119,7 +119,11 @@ def test_difference_compares_microseconds_and_ignores_map_order_and_older_rows(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     def rows(micros: str, *entries: str) -> Any:
-        columns = f"timestamp'2024-01-01 00:00:00.{micros}' AS at", f"map({', '.join(entries)}) AS m"
+        inner = f"map({', '.join(entries)})"
+        nested = (
+            f"array(named_struct('a', {inner}, 'b', map('x', {inner}), 'c', CAST(null AS struct<m: map<int,int>>)))"
+        )
+        columns = f"timestamp'2024-01-01 00:00:00.{micros}' AS at", f"{inner} AS m", f"{nested} AS n"
         return lambda events: events.selectExpr("k", *columns)
 
     for number, events in enumerate(BATCHES[:2]):

@@ -17,7 +17,7 @@ from airflow_provider_streamsem.connectors.delta.pins import FilePin, TablePin
 from airflow_provider_streamsem.connectors.delta.table import CachedTable, open_at_version, open_existing
 from airflow_provider_streamsem.connectors.table_files.batches import Budget, adjacent, rows_of
 from airflow_provider_streamsem.connectors.table_files.stored import missing
-from airflow_provider_streamsem.errors import SourceChangedError
+from airflow_provider_streamsem.errors import OR_RECORD_GAP, SourceChangedError
 from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.protocol.entries import Json
 from airflow_provider_streamsem.protocol.offsets import Gaps, Offsets, position
@@ -149,7 +149,7 @@ class DeltaPlanner(PlannerDefaults):
         if unread_files > len(listed):
             summary = "the initial snapshot has fewer files than when the pipeline started; nothing was written"
             facts = {"table": self._path, "version": version, "left": unread_files, "files": len(listed)}
-            raise SourceChangedError(summary, **facts)
+            raise SourceChangedError(summary, **facts).advising("start a new pipeline with a new log.")
         budget = Budget(limits)
         selected = [*takewhile(lambda pin: budget.fits([pin]), (pin for pin, _ in listed[-unread_files:]))]
         lost = self._missing(selected, on_data_loss)
@@ -254,7 +254,7 @@ class DeltaPlanner(PlannerDefaults):
         """
         if entry is None:
             summary = "unread versions of the Delta table are missing: their entries were deleted from its log. Nothing was written"
-            raise SourceChangedError(summary, table=self._path, version=version, oldest=oldest)
+            raise SourceChangedError(summary, table=self._path, version=version, oldest=oldest).advising(OR_RECORD_GAP)
         if entry.changes_rows and self._changes == "skip":
             logger.warning("skipping version %d of the Delta table %s: %s changes rows", version, self._path, entry.operation)  # fmt: skip
         committed_ms = committed_ms if entry.in_commit_ms is None else entry.in_commit_ms
@@ -288,7 +288,7 @@ class DeltaPlanner(PlannerDefaults):
         if missing_files and on_data_loss == "fail":
             summary = "an unread file of the Delta table is missing, for example because of VACUUM; nothing was written"
             facts = {"table": self._path, "version": missing_files[0].version, "file": missing_files[0].key}
-            raise SourceChangedError(summary, **facts, files=len(missing_files))
+            raise SourceChangedError(summary, **facts, files=len(missing_files)).advising(OR_RECORD_GAP)
         return {pin.path for pin in missing_files}
 
     def _committed_ms(self, version: int) -> int:

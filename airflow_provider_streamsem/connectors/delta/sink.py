@@ -418,7 +418,7 @@ class DeltaSink(TableSink[_Handle]):
                 table=self.path,
                 partition_by=list(self.partition_by),
                 found=partition_columns,
-            )
+            ).advising("set partition_by of the sink to the columns in `found`, or use another table.")
 
 
 def _app(batch: SinkCommit) -> str:

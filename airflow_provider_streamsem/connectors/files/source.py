@@ -26,6 +26,7 @@ from airflow_provider_streamsem.connectors.files import notifications, partition
 from airflow_provider_streamsem.connectors.files.ledger import Ledger
 from airflow_provider_streamsem.connectors.files.reader_options import ENCODING, ENCODINGS, OPTIONS
 from airflow_provider_streamsem.errors import (
+    OR_RECORD_GAP,
     DataError,
     InvalidError,
     RecordsMissingError,
@@ -485,7 +486,9 @@ class FilesPlanner:
             path = files[missing[0] - first].path
             if on_data_loss == "fail":
                 summary = "an unread file was changed or deleted; nothing was written"
-                raise SourceChangedError(summary, location=location, file=path, files=len(missing))
+                raise SourceChangedError(summary, location=location, file=path, files=len(missing)).advising(
+                    OR_RECORD_GAP
+                )
             logger.warning(
                 "recording %d files as gaps: they were changed or deleted; the first is %s", len(missing), path
             )

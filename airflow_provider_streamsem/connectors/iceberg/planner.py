@@ -15,7 +15,7 @@ from airflow_provider_streamsem.connectors.iceberg.history import BranchHistory
 from airflow_provider_streamsem.connectors.iceberg.pins import FilePin, TablePin
 from airflow_provider_streamsem.connectors.table_files.batches import Budget, adjacent, rows_of
 from airflow_provider_streamsem.connectors.table_files.stored import missing
-from airflow_provider_streamsem.errors import SourceChangedError
+from airflow_provider_streamsem.errors import OR_RECORD_GAP, SourceChangedError
 from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.protocol.entries import Json
 from airflow_provider_streamsem.protocol.offsets import Gaps, Offsets, position
@@ -148,7 +148,9 @@ class IcebergPlanner:
         files = self._initial[1]
         if unread_files > len(files):
             summary = "the initial snapshot has fewer files than when the pipeline started; nothing was written"
-            raise SourceChangedError(summary, sequence=number, files_left=unread_files, files=len(files))
+            raise SourceChangedError(summary, sequence=number, files_left=unread_files, files=len(files)).advising(
+                "start a new pipeline with a new log."
+            )
         budget = Budget(limits)
         selected = [*takewhile(lambda pin: budget.fits([pin]), files[-unread_files:])]
         lost = self._missing(selected, on_data_loss)
@@ -200,7 +202,9 @@ class IcebergPlanner:
         if selected.lost:
             if on_data_loss == "fail":
                 summary = "unread snapshots of the Iceberg table may have expired; nothing was written"
-                raise SourceChangedError(summary, expired=adjacent(selected.lost), oldest=lineage.oldest)
+                raise SourceChangedError(summary, expired=adjacent(selected.lost), oldest=lineage.oldest).advising(
+                    OR_RECORD_GAP
+                )
             selected.end = selected.lost[-1] + 1
         for number, snapshot in lineage.snapshots.items():
             if not first <= number < last:
@@ -252,7 +256,7 @@ class IcebergPlanner:
             summary = "an unread file of the Iceberg table is missing, for example because its snapshot was expired; nothing was written"
             raise SourceChangedError(
                 summary, sequence=missing_files[0].sequence, file=missing_files[0].key, files=len(missing_files)
-            )
+            ).advising(OR_RECORD_GAP)
         return {pin.key for pin in missing_files}
 
     def lag(self, start: Offsets, hint: Json) -> int:

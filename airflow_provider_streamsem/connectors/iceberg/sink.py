@@ -402,7 +402,7 @@ class IcebergSink(TableSink[_Handle]):
                 table=self.table,
                 partition_by=list(self.partition_by),
                 found=[f"{transform}({name})" for name, transform in partitions],
-            )
+            ).advising("set partition_by of the sink to the identity partitions of the table, or use another table.")
 
     def _check_merge(self, table: Table, columns: Schema) -> None:
         """

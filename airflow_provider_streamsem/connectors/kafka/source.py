@@ -35,7 +35,13 @@ from airflow_provider_streamsem.connectors.kafka.pins import RangePin, read_pins
 from airflow_provider_streamsem.connectors.kafka.starting import TOPIC, starting
 from airflow_provider_streamsem.connectors.parsing import decoders as decoding
 from airflow_provider_streamsem.connectors.parsing.decoders import Decoder
-from airflow_provider_streamsem.errors import DataError, InvalidError, RecordsMissingError, SourceChangedError
+from airflow_provider_streamsem.errors import (
+    OR_RECORD_GAP,
+    DataError,
+    InvalidError,
+    RecordsMissingError,
+    SourceChangedError,
+)
 from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.protocol.entries import Json
 from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges, between, length, position
@@ -54,6 +60,10 @@ OPTIONS = (
     "kafkaconsumer.polltimeoutms",
     "minpartitions",
     "maxrecordsperpartition",
+)
+_DO_TRUNCATED = (
+    "restore the records of the partition, or start a new pipeline with a new log that reads the topic as it is now. Records at and above `end` may differ "
+    "from those that were read."
 )
 
 
@@ -243,7 +253,9 @@ class KafkaSource(SourceDefaults):
             has_new_leader = end.epoch != pin.epoch >= 0
             if end.offset < pin.end or (has_new_leader and cluster.was_truncated(p, pin.end, pin.epoch)):
                 summary = "a partition was truncated below the planned end: Kafka lost records. Nothing became visible"
-                raise SourceChangedError(summary, partition=p.name, range=(pin.start, pin.end), end=end.offset)
+                raise SourceChangedError(
+                    summary, partition=p.name, range=(pin.start, pin.end), end=end.offset
+                ).advising(_DO_TRUNCATED)
         for p, pin in sorted(pinned.items()):
             if p not in existing:
                 summary = "a planned topic was deleted, or deleted and recreated; nothing became visible"
@@ -335,7 +347,7 @@ def _present(
     if p in ends and ends[p].offset < last:
         # These offsets must not become a gap: future records of the partition will have them, and would be skipped.
         summary = "a partition ends before the end offset of the run: it was truncated, or the isolation level was changed. Nothing was written"
-        raise SourceChangedError(summary, partition=p.name, range=unread, end=ends[p].offset)
+        raise SourceChangedError(summary, partition=p.name, range=unread, end=ends[p].offset).advising(_DO_TRUNCATED)
     low = min(max(lows.get(p, first), first), last)
     return low, last if p in ends else low
 
@@ -404,7 +416,9 @@ class KafkaPlanner(PlannerDefaults):
             if shares[p.name]:
                 pins.append(RangePin(p.topic, p.topic_id, p.number, low, end_of_pin, ends[p].epoch))
         if gaps and on_data_loss == "fail":
-            raise SourceChangedError("unread offsets are missing in Kafka; nothing was written", lost=gaps)
+            raise SourceChangedError("unread offsets are missing in Kafka; nothing was written", lost=gaps).advising(
+                OR_RECORD_GAP
+            )
         if gaps:
             logger.warning("recording offsets as gaps, because Kafka no longer has them: %s", gaps)
         if not ranges:
@@ -446,7 +460,11 @@ class KafkaPlanner(PlannerDefaults):
                     "a topic has another id than in the committed offsets. It was deleted and recreated, and its unread records are lost; or the cluster "
                     "started or stopped assigning topic ids. Nothing was written"
                 )
-                raise SourceChangedError(summary, topic=topic, committed=topic_id, found=current_id)
+                raise SourceChangedError(summary, topic=topic, committed=topic_id, found=current_id).advising(
+                    OR_RECORD_GAP
+                    if topic_id and current_id
+                    else "start a new pipeline with a new log. Without both topic ids, it is unknown which records were read."
+                )
             logger.warning("topic %s was deleted and recreated; reading the new topic from its beginning", topic)
 
     def _check_truncation(
@@ -471,7 +489,9 @@ class KafkaPlanner(PlannerDefaults):
                 summary = (
                     "a partition was truncated below the committed offset: Kafka lost records. Nothing was written"
                 )
-                raise SourceChangedError(summary, partition=p.name, committed=committed, end=end.offset)
+                raise SourceChangedError(summary, partition=p.name, committed=committed, end=end.offset).advising(
+                    _DO_TRUNCATED
+                )
 
     def unread_before(self, start: Offsets, at_ms: int) -> int:
         """

@@ -11,7 +11,7 @@ from airflow_provider_streamsem.clock import Clock
 from airflow_provider_streamsem.connectors.contract import SourceEnd, SourceSlice
 from airflow_provider_streamsem.connectors.kinesis.pins import ShardPin, is_time, parse_partition, refuse_other_streams
 from airflow_provider_streamsem.connectors.kinesis.stream import End, KinesisStream, Listing, Record, Shard
-from airflow_provider_streamsem.errors import SourceChangedError
+from airflow_provider_streamsem.errors import OR_RECORD_GAP, SourceChangedError
 from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.protocol.entries import Json
 from airflow_provider_streamsem.protocol.offsets import Gaps, Offsets, Ranges, between, position
@@ -271,7 +271,9 @@ class KinesisPlanner:
             return
         if on_data_loss == "fail":
             summary = "the stream was deleted and recreated, and its unread records are lost; nothing was written"
-            raise SourceChangedError(summary, stream=self._name, committed=sorted(read), created_s=listing.created_s)
+            raise SourceChangedError(
+                summary, stream=self._name, committed=sorted(read), created_s=listing.created_s
+            ).advising(OR_RECORD_GAP)
         logger.warning("stream %s was deleted and recreated; reading the new stream from its beginning", self._name)
 
     def _joined(
@@ -294,7 +296,7 @@ class KinesisPlanner:
         }
         if gaps and on_data_loss == "fail":
             summary = "unread records are missing in Kinesis, or Kinesis cannot prove that none is; nothing was written"
-            raise SourceChangedError(summary, lost=gaps, retention_h=listing.retention_h)
+            raise SourceChangedError(summary, lost=gaps, retention_h=listing.retention_h).advising(OR_RECORD_GAP)
         if gaps:
             logger.warning("recording offsets as gaps, because Kinesis no longer has their records: %s", gaps)
         ranges: Ranges = {name: (part.start, part.last + 1) for name, part in sorted(parts.items())}

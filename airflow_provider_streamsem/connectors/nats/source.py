@@ -24,7 +24,7 @@ from airflow_provider_streamsem.connectors.nats.stream import StreamState, first
 from airflow_provider_streamsem.connectors.parsing import decoders as decoding
 from airflow_provider_streamsem.connectors.parsing import registry
 from airflow_provider_streamsem.connectors.parsing.decoders import Decoder
-from airflow_provider_streamsem.errors import InvalidError, RecordsMissingError, SourceChangedError
+from airflow_provider_streamsem.errors import OR_RECORD_GAP, InvalidError, RecordsMissingError, SourceChangedError
 from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.protocol.entries import Json
 from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges, between, length, position
@@ -324,7 +324,7 @@ class NatsPlanner(PlannerDefaults):
             lost = (first, low) if low > max(first, 1) else None
             if lost is not None and on_data_loss == "fail":
                 summary = "unread sequences are missing in the stream; nothing was written"
-                raise SourceChangedError(summary, partition=state.partition, lost=lost)
+                raise SourceChangedError(summary, partition=state.partition, lost=lost).advising(OR_RECORD_GAP)
             if lost is not None:
                 logger.warning("recording sequences %s of %s as a gap: they were deleted", lost, state.partition)
             stop = last if limits.max_rows is None else min(last, low + limits.max_rows)

@@ -13,7 +13,7 @@ from airflow_provider_streamsem.connectors.pulsar import reading
 from airflow_provider_streamsem.connectors.pulsar.access import Access
 from airflow_provider_streamsem.connectors.pulsar.admin import DO_REFUSED, PulsarAdmin
 from airflow_provider_streamsem.connectors.pulsar.entries import ENTRIES, LedgerPin, Ledgers, refuse_other_topics
-from airflow_provider_streamsem.errors import SourceChangedError, StoreRefusedError, UnavailableError
+from airflow_provider_streamsem.errors import OR_RECORD_GAP, SourceChangedError, StoreRefusedError, UnavailableError
 from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.protocol.entries import Json
 from airflow_provider_streamsem.protocol.offsets import Gaps, Offsets, between, position
@@ -21,6 +21,10 @@ from airflow_provider_streamsem.stores.concurrency import in_threads
 
 logger = logging.getLogger(__name__)
 
+DO_LOST = (
+    "restore the messages of the partition, or start a new pipeline with a new log that reads the topic as it is now. Messages may differ from those that were "
+    "read."
+)
 DO_WITHOUT_MESSAGE = (
     "if the entry is part of a transaction or of a message in several chunks, or a marker of a replicated subscription, read another topic: this source does "
     "not support them. Otherwise run again."
@@ -75,7 +79,7 @@ class PulsarPlanner:
         gaps: Gaps = {name: ((unread[name][0], low),) for name, low in sorted(lost.items()) if low > unread[name][0]}
         if gaps and on_data_loss == "fail":
             summary = "unread messages are missing in Pulsar, or Pulsar cannot prove that none is; nothing was written"
-            raise SourceChangedError(summary, lost=gaps)
+            raise SourceChangedError(summary, lost=gaps).advising(OR_RECORD_GAP)
         if gaps:
             logger.warning("recording offsets as gaps, because Pulsar no longer has their messages: %s", gaps)
         share = None if limits.max_rows is None or not unread else max(1, limits.max_rows // len(unread))
@@ -109,7 +113,9 @@ class PulsarPlanner:
         for name, offset in sorted(start.items()):
             if name in ledgers and ledgers[name].end < offset:
                 summary = "a partition ends below the committed offset: Pulsar lost messages. Nothing was written"
-                raise SourceChangedError(summary, partition=name, committed=offset, end=ledgers[name].end)
+                raise SourceChangedError(summary, partition=name, committed=offset, end=ledgers[name].end).advising(
+                    DO_LOST
+                )
 
     def _within(self, pins: list[LedgerPin], most: int) -> list[LedgerPin]:
         """Return the ranges up to the entry that contains message number ``most``. Reads the messages."""

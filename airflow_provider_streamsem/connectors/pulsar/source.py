@@ -22,7 +22,7 @@ from airflow_provider_streamsem.connectors.pulsar import access as accesses
 from airflow_provider_streamsem.connectors.pulsar.access import ADMIN_URL, SERVICE_URL, Access, access_of
 from airflow_provider_streamsem.connectors.pulsar.admin import PulsarAdmin
 from airflow_provider_streamsem.connectors.pulsar.entries import LedgerPin, read_pins
-from airflow_provider_streamsem.connectors.pulsar.planner import DO_WITHOUT_MESSAGE, PulsarPlanner
+from airflow_provider_streamsem.connectors.pulsar.planner import DO_LOST, DO_WITHOUT_MESSAGE, PulsarPlanner
 from airflow_provider_streamsem.errors import DataError, InvalidError, RecordsMissingError, SourceChangedError
 from airflow_provider_streamsem.protocol.entries import Json
 from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges
@@ -176,7 +176,7 @@ class PulsarSource(SourceDefaults):
                     summary = "a ledger has fewer entries than planned: Pulsar lost messages. Nothing became visible"
                     raise SourceChangedError(
                         summary, partition=topic, ledger=pin.ledger, planned=pin.end, entries=found
-                    )
+                    ).advising(DO_LOST)
 
     def explain_failure(self, messages: Sequence[str], ranges: Ranges) -> DataError | None:
         """Return the error for an entry without a message; ``None`` for other failures."""
