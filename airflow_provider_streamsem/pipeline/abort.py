@@ -30,6 +30,8 @@ def abort(log: CommitLog, record: PipelineRecord, version: int, *, reason: str) 
             open=head.plan.version if isinstance(head, OpenHead) else None,
             newest_closed=head.closed,
             has_pending_publishes=head.has_pending_publishes,
+        ).advising(
+            "give the version in `open`. If it is None, no version is open; to skip a pending publish, use `streamsem skip`."
         )
     return log.decide(head, abort_outcome(log, head, reason=reason, initial_state=record.initial_state))[1]
 

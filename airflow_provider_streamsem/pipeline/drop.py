@@ -55,7 +55,9 @@ def drop(pipeline: Pipeline, *, dry_run: bool = False, log: CommitLog | None = N
     log = log or open_commit_log(pipeline.log)
     record = find_record(pipeline, log)
     if record is None:
-        raise InvalidError("there is no log at this location; nothing was deleted", log=pipeline.log)
+        raise InvalidError("there is no log at this location; nothing was deleted", log=pipeline.log).advising(
+            "correct the location. If an earlier drop has deleted the log, there is nothing left to do."
+        )
     if record.fork is None:
         summary = "only a fork can be dropped, and this is not the log of a fork; nothing was deleted"
         raise InvalidError(summary, log=pipeline.log, pipeline=record.name)

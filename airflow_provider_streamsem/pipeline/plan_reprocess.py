@@ -29,7 +29,7 @@ def refuse_sinks(pipeline: Pipeline) -> None:
         raise InvalidError(
             "reprocessing must replace rows, but these sinks cannot replace published rows; nothing was written",
             sinks=unable,
-        )
+        ).advising("fork the pipeline with a new log and new tables, and run the fork with the corrected code.")
 
 
 def abort_reprocessing(opened: OpenPipeline, run_key: str, error: StreamsemError) -> None:

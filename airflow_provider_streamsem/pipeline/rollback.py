@@ -95,7 +95,9 @@ def rollback(
     _refuse_sinks(pipeline, f"--at {to}" if until_ms is None else "--until TIME")
     log = log or open_commit_log(pipeline.log)
     if find_record(pipeline, log) is None:
-        raise InvalidError("there is no log at this location; nothing was written", log=pipeline.log)
+        raise InvalidError("there is no log at this location; nothing was written", log=pipeline.log).advising(
+            "correct the location."
+        )
     opened = open_pipeline(pipeline, log)
     to = newest_closed_until(log, until_ms) if until_ms is not None else to
     assert to is not None

@@ -74,7 +74,9 @@ def vacuum(
     log = log or open_commit_log(pipeline.log)
     record = find_record(pipeline, log)
     if record is None:
-        raise InvalidError("there is no log at this location", log=pipeline.log)
+        raise InvalidError("there is no log at this location; nothing was deleted", log=pipeline.log).advising(
+            "run the pipeline once, or correct the location."
+        )
     head = log.find_head()  # raises LogMovedError if the log was moved
     if head.closed < 0:  # no attempt can have lost, and the datasets may have no ownership marker yet
         return Vacuumed(attempts=(), keys=(), bytes=0)

@@ -484,7 +484,7 @@ class Staging:
                 version=self.job.plan.version,
                 first=bad,
                 second=rows,
-            )
+            ).advising("run again. If it repeats, run `streamsem doctor-spark`.")
 
     def _store_late(self, watermark_ms: int, stored: list[str]) -> None:
         """Store the late rows, and add the keys of the objects to ``stored``."""

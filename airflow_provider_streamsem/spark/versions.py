@@ -44,7 +44,7 @@ def check_state(*, remote: bool) -> None:
         raise InvalidError(
             "the installed Spark does not support pipelines with state; nothing was staged",
             given="Spark Connect" if remote else f"Spark {installed().get('pyspark', '')}",
-            accepted=f"classic Spark {' or '.join(KEEPS_STATE)}; Dedup requires neither",
+            accepted=f"classic Spark {' or '.join(KEEPS_STATE)}; `dedup` also works with Spark Connect and with Spark 4.0",
         )
 
 

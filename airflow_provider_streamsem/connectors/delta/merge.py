@@ -41,12 +41,14 @@ def check_columns(fields: Sequence[Any], partition_by: Sequence[str]) -> None:
     unsupported = [f["name"] for f in fields if f["name"] in partition_by and f["type"] not in _PARTITION_TYPES]
     if unsupported:
         summary = "columns of this type cannot partition a Delta table that is merged by key; nothing became visible"
-        raise DataError(summary, columns=unsupported, accepted=list(_PARTITION_TYPES))
+        raise DataError(summary, columns=unsupported, accepted=list(_PARTITION_TYPES)).advising(
+            "partition by columns of an accepted type: cast them in the transform, and write to a new table."
+        )
     reserved = [field["name"] for field in fields if field["name"].startswith(_OWN_COLUMNS)]
     if reserved:
         raise DataError(
             "columns have names that delta-rs reserves for merges; nothing became visible", columns=reserved
-        )
+        ).advising("rename them in the transform; then run again.")
 
 
 def unmergeable(table: Any) -> list[str]:

@@ -162,7 +162,7 @@ class FileRecords:
             files=len(differing) or len(self._footers),
             footer=self._footers[path].rows if path else sum(footer.rows for footer in self._footers.values()),
             read=rows_read.get(path, 0) if path else read,
-        )
+        ).advising("run again. If it repeats, run `streamsem doctor-spark`.")
 
     def _typed_partitions(self, pins: Sequence[FilePin]) -> dict[str, StructField]:
         """

@@ -89,8 +89,9 @@ def _refuse_code(origin: str, properties: Mapping[str, Any]) -> None:
     code = sorted(name for name in properties if _SERVER_CODE.search(name))
     if code:
         raise InvalidError(
-            f"{origin} names code for pyiceberg to load; the code was not loaded, and no row was published", given=code
-        )
+            f"{origin} names code for pyiceberg to load; the code was not loaded, and nothing was read or published",
+            given=code,
+        ).advising("remove the property there.")
 
 
 def _refuse_server_code(catalog: Catalog, configured: Mapping[str, Any]) -> None:
@@ -113,7 +114,7 @@ def opened(name: str, properties: Mapping[str, str], conn_id: str | None, locati
     """
     Open the catalog, and close it at the end of the block.
 
-    Properties of the connection override those of the sink, and both override this process's S3 access. pyiceberg adds the properties that its
+    Properties of the connection override those of the spec, and both override this process's S3 access. pyiceberg adds the properties that its
     configuration file and ``PYICEBERG_CATALOG__<NAME>__*`` set for this catalog name.
 
     :param location: location of the staged files. On S3, the table's files are accessed with this process's S3 access
@@ -135,7 +136,13 @@ def opened(name: str, properties: Mapping[str, str], conn_id: str | None, locati
     except InvalidError:
         raise
     except (ImportError, NotInstalledError) as error:
-        raise InvalidError("this kind of catalog needs a library that is not installed", catalog=name) from error
+        raise InvalidError(
+            "this kind of catalog needs a library that is not installed",
+            catalog=name,
+            library=getattr(error, "name", None) or "",
+        ).advising(
+            "install the library that pyiceberg names in the cause above, for example `pip install 'pyiceberg[glue]'`."
+        ) from error
     except (ValueError, NoSuchPropertyException) as error:
         # The cause is not chained, because pyiceberg's message contains all properties.
         raise InvalidError(

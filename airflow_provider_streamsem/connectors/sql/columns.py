@@ -232,13 +232,15 @@ def _check_keys(target: Target, keys: Collection[str]) -> None:
             keys=sorted(keys),
             found=sorted(sorted(unique) for unique in target.uniques),
             **({"prefixes_only": sorted(map(sorted, target.prefix_indexes))} if target.prefix_indexes else {}),
+        ).advising(
+            "create a unique constraint over exactly the keys, or change the keys of a new sink; then run again."
         )
     if target.dialect in _MYSQL and len(target.uniques) + len(target.prefix_indexes) > 1:
         raise DataError(
             "MySQL would replace rows that are equal in any unique index, not only in the keys; nothing became visible",
             table=target.name,
             found=sorted(sorted(unique) for unique in (*target.uniques, *target.prefix_indexes)),
-        )
+        ).advising("drop the other unique indexes, or write to another table; then run again.")
 
 
 def check_engine(connection: sa.Connection, *tables: str) -> None:
@@ -257,7 +259,7 @@ def check_engine(connection: sa.Connection, *tables: str) -> None:
         if str(engine).lower() != "innodb":
             raise DataError(
                 "a table is not transactional; nothing became visible", table=table, engine=engine, accepted="InnoDB"
-            )
+            ).advising("convert it with ALTER TABLE ... ENGINE=InnoDB; then run again.")
 
 
 def columns_with_nulls(parquet: Any) -> str:

@@ -74,7 +74,7 @@ def check(connection: sa.Connection, schema: str | None, name: str) -> None:
                 table=name,
                 schema=schema,
                 found=relname,
-            )
+            ).advising("drop the rule, or write to another table; then run again.")
 
 
 def has_child_tables(connection: sa.Connection, schema: str | None, name: str) -> bool:

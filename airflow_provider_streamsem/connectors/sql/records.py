@@ -47,7 +47,7 @@ class CountedRecords(ParsedRecords):
                 "nothing became visible",
                 planned=self.planned,
                 read=read,
-            )
+            ).advising("run again.")
 
 
 def load(

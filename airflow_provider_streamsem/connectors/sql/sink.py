@@ -227,11 +227,11 @@ class JdbcSink(TransactionalSink[_Handle]):
                     raise DataError(
                         "other tables inherit from the table, and the unique constraint of the keys does not cover their rows; nothing became visible",
                         table=self.table,
-                    )
+                    ).advising("write to a table without child tables, or use a partitioned table; then run again.")
                 if self.keys and postgres_copy.has_deferrable(connection, target.table([]), self.keys):
                     raise DataError(
                         "the unique constraint of the keys is deferrable; nothing became visible", table=self.table
-                    )
+                    ).advising("create it as NOT DEFERRABLE; then run again.")
         if target.dialect in ("mysql", "mariadb"):
             sql_columns.check_engine(connection, self.table, self.markers)
 

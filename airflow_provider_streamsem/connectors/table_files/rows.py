@@ -71,4 +71,6 @@ def check_read(location: str, files: Sequence[PlannedFile], read: int, **facts: 
             "the number of rows that Spark read differs from that in the metadata of the table; nothing became visible"
         )
         first = files[0].key if files else None
-        raise DataError(summary, **facts, files=len(files), first_file=first, stated=stated, read=read)
+        raise DataError(summary, **facts, files=len(files), first_file=first, stated=stated, read=read).advising(
+            "run again. If it repeats, run `streamsem doctor-spark`."
+        )
