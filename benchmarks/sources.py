@@ -188,7 +188,7 @@ def kinesis(spark: Any, root: Path) -> Iterator[tuple[Source, Callable[[], None]
 
 @contextmanager
 def jdbc(spark: Any, root: Path) -> Iterator[tuple[Source, Callable[[], None]]]:
-    """A table of Postgres. The peer is Spark's JDBC reader with as many partitions."""
+    """A table of Postgres. The peer is psycopg, which the executors use too, in a thread for each task."""
     import psycopg
 
     server = Postgres(root)
@@ -208,12 +208,19 @@ def jdbc(spark: Any, root: Path) -> Iterator[tuple[Source, Callable[[], None]]]:
             "login": "postgres",
         }
         os.environ["AIRFLOW_CONN_DB"] = json.dumps(connection_fields)
-        options = {
-            "url": f"jdbc:postgresql://{host}:{port}/postgres", "user": "postgres", "driver": "org.postgresql.Driver", "dbtable": "records",
-            "partitionColumn": "id", "lowerBound": "1", "upperBound": str(ROWS + 1), "numPartitions": str(PARTITIONS), "fetchsize": "10000",
-        }  # fmt: skip
-        source = JdbcSource(conn_id="db", table="records", cursor="id", wait_s=0, rows_per_task=-(-ROWS // PARTITIONS))
-        yield source, lambda: read_in_spark(spark.read.format("jdbc").options(**options).load())
+        size = -(-ROWS // PARTITIONS)
+
+        def read(partition: int) -> int:
+            bounds = (partition * size, (partition + 1) * size)
+            with psycopg.connect(server.dsn) as client, client.cursor("reader") as cursor:
+                cursor.itersize = 10_000
+                cursor.execute("SELECT id, data FROM records WHERE id > %s AND id <= %s", bounds)
+                return sum(len(data) == SIZE for _, data in cursor)
+
+        def peer() -> None:
+            assert threads(read) == ROWS
+
+        yield JdbcSource(conn_id="db", table="records", cursor="id", wait_s=0, rows_per_task=size), peer
 
 
 @contextmanager

@@ -67,6 +67,7 @@ def messages(connected: Any, pin: Mapping[str, Any]) -> Iterator[Any]:
     reader = connected.create_reader(pin["topic"], before)
     try:
         expected = (pin["start"], 0)
+        entry, size = -1, 1
         while expected < (pin["end"], 0) and reader.has_message_available():
             message = _next(reader, pin, expected)
             id = message.message_id()
@@ -76,8 +77,9 @@ def messages(connected: Any, pin: Mapping[str, Any]) -> Iterator[Any]:
             if (id.ledger_id(), *found) != (pin["ledger"], *expected):
                 raise RangeChangedError(_without_message(pin, expected))
             yield message
-            is_last = found[1] + 1 >= _batch_size(id.serialize())
-            expected = (found[0] + 1, 0) if is_last else (found[0], found[1] + 1)
+            if found[0] != entry:
+                entry, size = found[0], _batch_size(id.serialize())
+            expected = (found[0] + 1, 0) if found[1] + 1 >= size else (found[0], found[1] + 1)
         if expected != (pin["end"], 0):
             raise RangeChangedError(_without_message(pin, expected))
     finally:
