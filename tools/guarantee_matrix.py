@@ -306,7 +306,7 @@ This page names tests of each source and each sink. Each test fails if the pipel
 """
 
 REFUSED_TEXT = (
-    "A label holds for every table, file and value that is accepted. Data that would break it is refused before the commit, and the "
+    "With Spark 4.1 or newer, a label holds for every table, file and value that is accepted. Data that would break it is refused before the commit, and the "
     "error names it. Or the record is quarantined."
 )
 
