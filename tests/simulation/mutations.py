@@ -276,7 +276,7 @@ NO_POINTER = f"I16|{RESULT}|more than once|not numbered"
 DUPLICATES = "duplicate id|as a duplicate|missing or duplicated|id twice"
 
 MUTATIONS = (
-    Mutation(request_trusts_a_listing, "has not reprocessed a version"),
+    Mutation(request_trusts_a_listing, "has not reprocessed a version", first=308),
     Mutation(outcome_is_created_before_its_pointer, f"{NO_POINTER}|no run pointer"),
     Mutation(writer_returns_its_own_outcome_after_a_lost_create, RESULT),
     Mutation(plans_are_overwritten, "I3|I4|sha256 of its plan"),
@@ -296,7 +296,7 @@ MUTATIONS = (
     Mutation(vacuum_deletes_files_that_reprocessing_runs_replaced, "I6|visible file is missing"),
     Mutation(files_missing_from_a_listing_are_forgotten, "D1|duplicated", first=121),
     Mutation(discovery_is_used_after_a_lost_create, ".", first=122),
-    Mutation(abort_drops_the_state, DUPLICATES, "dedup", first=381),
+    Mutation(abort_drops_the_state, DUPLICATES, "dedup", first=1933),
     Mutation(reprocess_uses_the_current_deduplication_state, "other ids|missing or duplicated", "dedup"),
     Mutation(reprocess_ignores_ids_after_its_root, DUPLICATES, "dedup"),
     Mutation(
