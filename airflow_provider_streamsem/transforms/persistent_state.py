@@ -127,8 +127,9 @@ class StatePerKey:
             # The bounds are integers. Spark's Python workers would convert timestamps to local times, and one hour a year is ambiguous there.
             bounds = [f"unix_micros({WINDOW}.{bound}) AS {WINDOW}_{bound}" for bound in ("start", "end")]
             # Spark compares the watermark with the first column that has its metadata. The end of the window must decide whether a row is late, as in Spark's
-            # own windows, so this column is the window.
-            records = records.selectExpr("*", *bounds).withMetadata(self.window.time, {})
+            # own windows, so this column is the window. PySpark ignores empty metadata in an alias.
+            without_watermark = [F.col(quoted(name)).alias(name, metadata={"comment": ""}) for name in columns]
+            records = records.select(*without_watermark, WINDOW, *map(F.expr, bounds))
             keys += [] if self._has_sessions else [WINDOW_START, WINDOW_END]
         schema = StructType([*key_fields])
         for bound in () if self.window is None else ("start", "end"):

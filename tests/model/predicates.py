@@ -28,6 +28,7 @@ from tests.model.state import (
     committed,
     is_loadable,
     kept,
+    newest_closed,
     next_after,
     pointer,
     root_of,
@@ -259,7 +260,7 @@ def v7(s: State, c: Configuration) -> str:
     Vacuum keeps the state that the next batch loads, that to which an open rollback returns, and those before and after each of the newest ``keep`` versions,
     now and before each rollback. An attempt at a version that is closed may miss its state, because it cannot win.
     """
-    closed = len(s.log) - 1 if s.log and s.log[-1].outcome is not None else len(s.log) - 2
+    closed = newest_closed(s.log)
     needed = [closed]
     if s.log and s.log[-1].outcome is None and s.log[-1].plan.kind == ROLLBACK:
         needed.append(s.log[-1].plan.to)

@@ -41,6 +41,7 @@ from tests.model.state import (
     Steps,
     Version,
     committed,
+    newest_closed,
     next_after,
     oldest_kept,
     spend,
@@ -212,7 +213,7 @@ class Protocol(Publisher):
 
     def vacuum_state(self, s: State) -> Steps:
         """Select the oldest state that is kept. The files of older ones are deleted at any later time (V7)."""
-        closed = len(s.log) - 1 if s.log and s.log[-1].outcome is not None else len(s.log) - 2
+        closed = newest_closed(s.log)
         if not s.budget.state_vacuums or closed < 0:
             return
         oldest = state_after(s.log, self.oldest_kept(s, closed))

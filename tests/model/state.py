@@ -170,6 +170,11 @@ def state_after(log: Log, n: int) -> tuple[int, int]:
     return NO_STATE if outcome is None else outcome.state
 
 
+def newest_closed(log: Log) -> int:
+    """The newest version that has an outcome, or ``NONE``. Only the newest version can be open."""
+    return len(log) - 1 if log and log[-1].outcome is not None else len(log) - 2 if log else NONE
+
+
 def lineage(log: Log, state: tuple[int, int]) -> list[tuple[int, int]]:
     """A state and all states on which it builds, newest first. A state shares files with each of them."""
     found = []

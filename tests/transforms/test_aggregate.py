@@ -280,6 +280,19 @@ def test_sessions_of_python_monoids_equal_those_of_one_pass(
 
 @pytest.mark.prove
 @pytest.mark.spark
+@pytest.mark.parametrize("column", ["t", "a time"])
+def test_time_column_of_a_python_state_may_have_any_name_and_case(
+    spark: SparkSession, tmp_path: Path, column: str
+) -> None:
+    window = Window(time=column.upper(), size="5 minutes", delay="5 minutes")
+    aggregate = Aggregate(by=["k"], window=window, values={"n": SumOf("n"), "top": m.Top("n", 9, "array<bigint>")})
+    spec = pipeline(tmp_path, lambda records: aggregate(records.withColumnRenamed("t", column)), "append")
+    run_cut(tmp_path, spec, (12,), then_close=True)
+    assert sum(row[3] for row in rows(spark, tmp_path)) == sum(record["n"] for record in RECORDS)
+
+
+@pytest.mark.prove
+@pytest.mark.spark
 @pytest.mark.parametrize("window", [{"size": "5 minutes"}, {"gap": "5 minutes"}], ids=["windows", "sessions"])
 def test_python_monoids_and_spark_functions_have_the_same_windows_and_late_records(
     spark: SparkSession, tmp_path: Path, window: dict[str, str]
