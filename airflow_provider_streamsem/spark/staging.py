@@ -266,7 +266,7 @@ class Staging:
         return MicroBatch(
             session=self.session, state=state, base=base,
             location=f"{hadoop_location(self.log.store.url)}/{LOCATION}",
-            attempt_id=self.job.attempt_id, now_ms=self.job.batch_time_ms, watermark_ms=self.job.plan.watermark_ms,
+            attempt_id=self.job.attempt_id, transform=self.job.transform, now_ms=self.job.batch_time_ms, watermark_ms=self.job.plan.watermark_ms,
             definition=getattr(self.job.transform, "definition", ""),
         )  # fmt: skip
 

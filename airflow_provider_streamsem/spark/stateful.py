@@ -3,7 +3,8 @@ Runs the transform of one attempt as one micro-batch of Structured Streaming. Th
 
 Spark's ``IncrementalExecution`` plans a micro-batch. This module passes it the records of the batch as a streaming relation. The base state, the watermark and
 the batch id come from the log instead of a checkpoint directory. Spark's RocksDB state store with checkpoint format 2 writes each state under a unique id, and
-loads the state with the ids of the base. Each attempt has a new run id, so it never uses a state store that another attempt has loaded.
+loads the state with the ids of the base. An attempt has a new run id, so it does not use a state store that another attempt has loaded, unless
+:mod:`airflow_provider_streamsem.spark.loaded_state` allows it.
 
 This module imports pyspark, and uses non-public names of classic PySpark 4.1 and newer.
 """
@@ -13,14 +14,14 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_streamsem.errors import DataError, InvalidError, StageError
+from airflow_provider_streamsem.spark import loaded_state
 from airflow_provider_streamsem.spark.late_rows import (
     MERGES_SESSIONS,
     check_late_rows_can_be_found,
@@ -74,6 +75,7 @@ class MicroBatch:
     :param location: path of the directory of the state files, for Spark
     :param base: the state before the batch; ``None`` for the first batch
     :param attempt_id: id of the attempt; the name of the root directory of a new state
+    :param transform: the function that returns the result
     :param now_ms: processing time of the batch, which is when it was planned, in milliseconds since the epoch
     :param watermark_ms: the watermark of a no-data batch, in milliseconds since the epoch; ``None``: the watermark of the base
     :param definition: the definition of a ready-made transform, as in :class:`OperatorState`
@@ -84,12 +86,15 @@ class MicroBatch:
     location: str
     base: OperatorState | None
     attempt_id: str
+    transform: Callable[..., Any]
     now_ms: int
     watermark_ms: int | None = None
     definition: str = ""
     _columns: dict[str, str] = field(default_factory=dict)
     _logical: Any = None
     _planned: Any = None
+    _run_id: str = ""
+    _after: OperatorState | None = None
     _partitions: int = 0
     _settings: dict[str, str] = field(default_factory=dict)
     _metadata: dict[int, str] = field(default_factory=dict)
@@ -135,6 +140,8 @@ class MicroBatch:
             merges_sessions = self.session.conf.get(MERGES_SESSIONS, "false") == "true"
             check_late_rows_can_be_found(logical, merges_sessions=merges_sessions)
         metadata = self._prepare_metadata(logical)
+        loaded = self.base and loaded_state.take(self.session, self.location, self.base, self.transform)
+        self._run_id = loaded or _new_run_id()
         try:
             self._check_supported(logical)
             execution = self._execution(logical)
@@ -211,6 +218,7 @@ class MicroBatch:
             definition=self.definition or ("" if self.base is None else self.base.definition),
         )
         check_same_operators(self.base, after)
+        self._after = after
         return after, late
 
     def late_rows(self, late: int, most: int) -> list[str]:
@@ -237,10 +245,11 @@ class MicroBatch:
         return rows
 
     def close(self) -> None:
-        """Unload the state stores of this attempt from the executors. Best effort: correctness does not depend on it."""
-        with suppress(Exception):
-            manager = self._jsession.sessionState().streamingQueryManager()
-            manager.stateStoreCoordinator().deactivateInstances(self._planned.runId())
+        """Leave the state that the attempt wrote loaded in Spark. If it wrote none, unload the state stores that it used."""
+        if self._after is not None and self._after.operators:
+            loaded_state.keep(self.session, self._run_id, self.location, self._after, self.transform)
+        elif self._run_id:
+            loaded_state.unload(self.session, self._run_id)
 
     @property
     def late_watermark_ms(self) -> int:
@@ -325,7 +334,7 @@ class MicroBatch:
         now = metadata.apply(self._watermark_ms, self.now_ms, conf)
         self._settings = json.loads(now.json())["conf"]
         before = self._base_metadata(self.base) if has_state and self.base is not None else None
-        run_id = self._jvm("java.util.UUID").fromString(str(uuid.uuid4()))  # noqa: TID251  this id is not stored in the log
+        run_id = self._jvm("java.util.UUID").fromString(self._run_id if has_state else _new_run_id())
         empty = self._jvm("scala.collection.mutable.HashMap")
         execution = self._jvm(f"{_STREAMING}.runtime.IncrementalExecution")
         arguments = [
@@ -404,6 +413,10 @@ class MicroBatch:
         nodes = [node for node in _nodes(self._planned.executedPlan()) if writer.isInstance(node)]
         names = {node.stateInfo().get().operatorId(): node.shortName() for node in nodes}
         return {number: name for number, name in names.items() if name.startswith("transformWithState")}
+
+
+def _new_run_id() -> str:
+    return str(uuid.uuid4())  # noqa: TID251  this id is not stored in the log
 
 
 def _nodes(plan: Any) -> Iterator[Any]:

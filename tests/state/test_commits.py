@@ -39,7 +39,7 @@ from airflow_provider_streamsem.spark.stateful import MicroBatch
 from airflow_provider_streamsem.state import operator_state
 from airflow_provider_streamsem.stores import dataset
 from tests.connectors.sql.test_sink import database_at
-from tests.state.test_operators import arrive, keyed, outcome, pipeline, windowed
+from tests.state.test_operators import arrive, keyed, outcome, pipeline, start_new_process, windowed
 
 pytestmark = pytest.mark.spark
 
@@ -409,6 +409,7 @@ def test_transform_that_streaming_does_not_support_is_refused_with_sparks_reason
 def test_lost_state_file_stops_the_next_batch(tmp_path: Path, damage: str) -> None:
     arrive(tmp_path, 0, [(1, "a"), (1, "b"), (1, "c")])
     run_batch(pipeline(tmp_path, keyed, "update"), run_key="first")
+    start_new_process()
     for file in (tmp_path / "log" / "state").rglob("*.sst" if "SST" in damage else "*.zip"):
         if damage != "truncated":
             file.unlink()

@@ -19,7 +19,7 @@ from airflow_provider_streamsem.testing.steps import StepReportingStore, Steps
 from airflow_provider_streamsem.testing.stores import Crash
 from tests.prepared_directory import PreparedDirectory
 from tests.state.test_commits import counts
-from tests.state.test_operators import arrive, keyed, pipeline
+from tests.state.test_operators import arrive, keyed, pipeline, start_new_process
 from tests.step_by_step import step_by_step
 
 pytestmark = [pytest.mark.spark, pytest.mark.prove]
@@ -100,6 +100,7 @@ def test_batch_on_any_damaged_state_file_is_right_or_changes_nothing(
     for file in files:
         others = [other for other in files if other.suffix == file.suffix and other != file]
         root = prepared.restore()
+        start_new_process()
         damage(root / file, root / (others[-1] if others else file))
         try:
             run(root, PREPARED)

@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 from airflow_provider_streamsem import FilesSink, FilesSource, Pipeline, State, read_committed, run_batch
 from airflow_provider_streamsem.protocol.entries import Outcome
 from airflow_provider_streamsem.readers.files import open_log
+from airflow_provider_streamsem.spark import loaded_state
 
 pytestmark = pytest.mark.spark
 
@@ -104,6 +105,11 @@ def arrive(root: Path, number: int, events: Sequence[tuple[int | None, str]], **
     pq.write_table(pa.table({**columns, **others}), root / "in" / f"{number}.parquet")
 
 
+def start_new_process() -> None:
+    """Make the next attempt load its state, as the first attempt of a process does."""
+    loaded_state._loaded = None
+
+
 def outcome(root: Path, version: int) -> Outcome:
     stored = open_log(str(root / "log")).log.outcome(version)
     assert stored is not None
@@ -160,6 +166,8 @@ def test_each_batch_gives_the_rows_of_a_streaming_micro_batch(
     found = []
     for number, events in enumerate(CUTS):
         arrive(tmp_path, number, events)
+        if number == 2:
+            start_new_process()
         result = run_batch(pipeline(tmp_path, transform, mode), run_key=f"run {number}")
         frame = read_committed(spark, str(tmp_path / "log"), version=number, since=number - 1)
         found.append((rows_of(frame) if frame.columns else [], result.counts["late"]))

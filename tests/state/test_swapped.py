@@ -20,7 +20,7 @@ from airflow_provider_streamsem.readers.files import open_log
 from airflow_provider_streamsem.stores.local import LocalStore
 from tests.prepared_directory import PreparedDirectory
 from tests.state.test_commits import Crash, counts, crash_at, run_and_crash_after_state_write
-from tests.state.test_operators import arrive, joined, keyed, outcome, pipeline
+from tests.state.test_operators import arrive, joined, keyed, outcome, pipeline, start_new_process
 
 pytestmark = pytest.mark.spark
 
@@ -50,7 +50,8 @@ def prepared(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture
 def root(prepared: PreparedDirectory) -> Path:
-    """The directory after BATCHES."""
+    """The directory after BATCHES, in a new process."""
+    start_new_process()
     return prepared.restore()
 
 

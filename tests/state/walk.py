@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from airflow_provider_streamsem.spark import gateway
@@ -45,6 +45,11 @@ class Known:
         return Known(operator_state(state), dict(sums))
 
 
+def sums_of(records: DataFrame) -> DataFrame:
+    """Sum the values of each key."""
+    return records.groupBy("key").agg(F.sum("value").alias("sum"))
+
+
 def step(session: SparkSession, location: str, base: Known, rows: list[tuple[int, int]]) -> Known:
     """Run one attempt, check the rows of its result, and return the state that it wrote."""
     sums = dict(base.sums)
@@ -52,10 +57,10 @@ def step(session: SparkSession, location: str, base: Known, rows: list[tuple[int
         sums[key] = sums.get(key, 0) + value
     with gateway.cloned(session, SETTINGS) as clone:
         batch = MicroBatch(
-            session=clone, state=SUMS, location=location, base=base.state, attempt_id=uuid.uuid4().hex, now_ms=0
-        )
+            session=clone, state=SUMS, location=location, base=base.state, attempt_id=uuid.uuid4().hex, transform=sums_of, now_ms=0
+        )  # fmt: skip
         records = clone.createDataFrame(rows, "key int, value int")
-        result = batch.result(batch.streaming({"": records})[""].groupBy("key").agg(F.sum("value").alias("sum")))
+        result = batch.result(sums_of(batch.streaming({"": records})[""]))
         found = {row["key"]: row["sum"] for row in result.collect()}
         after, _ = batch.after()
         batch.close()
