@@ -8,6 +8,7 @@ pickled function contains the password of the connection. Spark's plans, event l
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,16 +45,17 @@ def reader(
     :param rows_per_batch: maximum number of rows of a batch
     """
     url, options, settings = access.url, access.options, access.settings
-    to_batch, problem_of = _to_batch(list(names), list(types)), _problem_of()
+    to_batch, problem_of, streaming_cursor = _to_batch(list(names), list(types)), _problem_of(), _streaming_cursor()
 
     def rows_of(engine: Any, query: str, parameters: Any) -> Iterator[Any]:
         with engine.connect() as connection, connection.begin():
             for statement in settings:
                 connection.exec_driver_sql(statement)
-            streaming = connection.execution_options(stream_results=True, max_row_buffer=rows_per_batch)
-            result = streaming.exec_driver_sql(query, parameters)
-            while rows := result.fetchmany(rows_per_batch):
-                yield rows
+            # SQLAlchemy's result would build an object for each row, which takes longer than the read.
+            with closing(streaming_cursor(connection.connection.driver_connection)) as cursor:
+                cursor.execute(query, parameters)
+                while rows := cursor.fetchmany(rows_per_batch):
+                    yield rows
 
     def read_table(numbers: Iterator[Any]) -> Iterator[Any]:
         missing = ""
@@ -72,7 +74,7 @@ def reader(
                 try:
                     for rows in rows_of(engine, *queries[number]):
                         yield to_batch(rows)
-                except sa.exc.DBAPIError as error:
+                except (sa.exc.DBAPIError, engine.dialect.loaded_dbapi.Error) as error:
                     problem = problem_of(error)
                 if problem:
                     raise ValueError(f"streamsem-read {problem}")
@@ -87,12 +89,12 @@ def _to_batch(names: list[str], types: list[Any]) -> Callable[[Any], Any]:
         import pyarrow as pa
 
         arrays = []
-        for name, kind, column in zip(names, types, zip(*rows, strict=True), strict=True):
-            values: Any = column
+        for at, (name, kind) in enumerate(zip(names, types, strict=True)):
+            values: Any = [row[at] for row in rows]
             problem = ""
             try:
                 if pa.types.is_boolean(kind):  # SQLite stores 0 and 1
-                    values = [bool(value) if value in (0, 1) else value for value in column]
+                    values = [bool(value) if value in (0, 1) else value for value in values]
                 arrays.append(pa.array(values, kind))
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 problem = type(error).__name__
@@ -104,11 +106,27 @@ def _to_batch(names: list[str], types: list[Any]) -> Callable[[Any], Any]:
     return to_batch
 
 
+def _streaming_cursor() -> Callable[[Any], Any]:
+    """Return a function that opens a cursor of a driver's connection. Drivers that would fetch the whole result at once get a server-side cursor."""
+
+    def streaming_cursor(connection: Any) -> Any:
+        from importlib import import_module
+
+        module = type(connection).__module__.partition(".")[0]
+        if module in ("psycopg", "psycopg2"):
+            return connection.cursor(name="streamsem")
+        if module in ("pymysql", "MySQLdb"):
+            return connection.cursor(import_module(f"{module}.cursors").SSCursor)
+        return connection.cursor()
+
+    return streaming_cursor
+
+
 def _problem_of() -> Callable[[Any], str]:
     """Return a function that describes an error of the driver by its kind, type and code."""
 
     def problem_of(error: Any) -> str:
-        cause = error.orig
+        cause = getattr(error, "orig", error)  # SQLAlchemy's error has the driver's
         codes = (getattr(cause, "sqlstate", None), getattr(cause, "sqlite_errorname", None), *cause.args[:1])
         code = next((str(code) for code in codes if code and len(str(code)) <= 20), "")
         # A driver raises DataError for a value that Python cannot hold, such as a date after 9999.
