@@ -257,7 +257,7 @@ def test_topic_that_is_unloaded_during_the_read_has_each_message_once(topic: Top
     read: list[bytes] = []
     with reading.client(**source.access().for_executors()) as connected:
         for pin in planned.pins:
-            for message in reading.messages(connected, dataclasses.asdict(pin)):
+            for _, message in reading.messages(connected, dataclasses.asdict(pin)):
                 if len(read) % 500 == 250:
                     topic.server.close_ledger(topic.partition(0))
                 read.append(message.data())

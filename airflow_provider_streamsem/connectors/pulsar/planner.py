@@ -122,8 +122,7 @@ class PulsarPlanner:
         within: list[LedgerPin] = []
         with self._connected() as connected:
             for pin in pins:
-                for message in reading.messages(connected, dataclasses.asdict(pin)):
-                    entry = message.message_id().entry_id()
+                for (entry, _), _ in reading.messages(connected, dataclasses.asdict(pin)):
                     if most <= 0 and (not within or within[-1].ledger != pin.ledger or within[-1].end != entry + 1):
                         return within
                     most -= 1
@@ -159,7 +158,8 @@ class PulsarPlanner:
                 pins = ledgers.between(name, position(start, name), ledgers.end)
                 if pins:
                     pin = dataclasses.asdict(dataclasses.replace(pins[0], end=pins[0].start + 1))
-                    found[name] = next(reading.messages(connected, pin)).publish_timestamp()
+                    _, message = next(reading.messages(connected, pin))
+                    found[name] = message.publish_timestamp()
         return found
 
     def _connected(self) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ _BATCH_MESSAGES = 5_000
 _BATCH_BYTES = 8 << 20
 OPERATION_TIMEOUT_S = 30
 _TIMEOUT_MS = 30_000
+_Found = tuple[int, int, Any, bytes]
+"""The id of a message's entry, its index in the entry, the message, and its data."""
 
 
 class RangeChangedError(Exception):
@@ -51,9 +54,9 @@ def client(*, service_url: str, token: str, ca: str) -> Iterator[Any]:
             connected.close()
 
 
-def messages(connected: Any, pin: Mapping[str, Any]) -> Iterator[Any]:
+def messages(connected: Any, pin: Mapping[str, Any]) -> Iterator[tuple[tuple[int, int], Any]]:
     """
-    Yield the messages of a planned range, in the order of the topic.
+    Yield the messages of a planned range, in the order of the topic, each with the id of its entry and its index in the entry.
 
     :param pin: the fields of a ``LedgerPin``
     :raises RangeChangedError: an entry of the range has no message. It was deleted; or it is part of a transaction or of a message in several chunks, or a
@@ -68,15 +71,16 @@ def messages(connected: Any, pin: Mapping[str, Any]) -> Iterator[Any]:
     try:
         expected = (pin["start"], 0)
         entry, size = -1, 1
-        while expected < (pin["end"], 0) and reader.has_message_available():
+        # The broker delivers the messages of an entry together. So the reader is asked for each entry, because this takes longer than reading a message.
+        while expected < (pin["end"], 0) and (expected[1] > 0 or reader.has_message_available()):
             message = _next(reader, pin, expected)
             id = message.message_id()
-            found = (id.entry_id(), max(id.batch_index(), 0))
-            if (id.ledger_id(), *found) < (pin["ledger"], *expected):
+            ledger, found = id.ledger_id(), (id.entry_id(), max(id.batch_index(), 0))
+            if (ledger, *found) < (pin["ledger"], *expected):
                 continue  # The client repeats messages after it has connected again.
-            if (id.ledger_id(), *found) != (pin["ledger"], *expected):
+            if (ledger, *found) != (pin["ledger"], *expected):
                 raise RangeChangedError(_without_message(pin, expected))
-            yield message
+            yield found, message
             if found[0] != entry:
                 entry, size = found[0], _batch_size(id.serialize())
             expected = (found[0] + 1, 0) if found[1] + 1 >= size else (found[0], found[1] + 1)
@@ -137,34 +141,37 @@ def batches(
     for part in parts:
         for position in part.column(0).to_pylist():
             with client(**access) as connected:
-                found: list[Any] = []
+                found: list[_Found] = []
                 size = 0
-                for message in messages(connected, pins[position]):
-                    found.append(message)
-                    size += len(message.data())
+                for at, message in messages(connected, pins[position]):
+                    data = message.data()
+                    found.append((*at, message, data))
+                    size += len(data)
                     if len(found) == _BATCH_MESSAGES or size > _BATCH_BYTES:
-                        yield _batch(found, pins[position]["topic"])
+                        yield _batch(found, pins[position])
                         found, size = [], 0
                 if found:
-                    yield _batch(found, pins[position]["topic"])
+                    yield _batch(found, pins[position])
 
 
-def _batch(found: Sequence[Any], topic: str) -> pa.RecordBatch:
+def _batch(found: Sequence[_Found], pin: Mapping[str, Any]) -> pa.RecordBatch:
     import pyarrow as pa
 
-    ids = [message.message_id() for message in found]
     times = pa.timestamp("us", tz="UTC")
+    properties = [message.properties() for _, _, message, _ in found]
+    names = pa.array([name for each in properties for name in each], pa.string())
+    values = pa.array([value for each in properties for value in each.values()], pa.string())
     return pa.RecordBatch.from_arrays(
         [
-            pa.array([topic] * len(found), pa.string()),
-            pa.array([id.ledger_id() for id in ids], pa.int64()),
-            pa.array([id.entry_id() for id in ids], pa.int64()),
-            pa.array([max(id.batch_index(), 0) for id in ids], pa.int32()),
-            pa.array([message.publish_timestamp() * 1000 for message in found], times),
-            pa.array([message.event_timestamp() * 1000 or None for message in found], times),
-            pa.array([message.partition_key() or None for message in found], pa.string()),
-            pa.array([[*message.properties().items()] for message in found], pa.map_(pa.string(), pa.string())),
-            pa.array([None if message.has_null_value() else message.data() for message in found], pa.binary()),
+            pa.repeat(pin["topic"], len(found)),
+            pa.repeat(pa.scalar(pin["ledger"], pa.int64()), len(found)),
+            pa.array([entry for entry, _, _, _ in found], pa.int64()),
+            pa.array([index for _, index, _, _ in found], pa.int32()),
+            pa.array([message.publish_timestamp() * 1000 for _, _, message, _ in found], times),
+            pa.array([message.event_timestamp() * 1000 or None for _, _, message, _ in found], times),
+            pa.array([message.partition_key() or None for _, _, message, _ in found], pa.string()),
+            pa.MapArray.from_arrays([0, *accumulate(map(len, properties))], names, values),
+            pa.array([data or (None if message.has_null_value() else data) for _, _, message, data in found], pa.binary()),
         ],
         names=["topic", "ledger_id", "entry_id", "batch_index", "publish_timestamp", "event_timestamp", "key", "properties", "data"],
     )  # fmt: skip
