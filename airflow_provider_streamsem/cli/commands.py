@@ -15,7 +15,6 @@ import runpy
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -30,13 +29,11 @@ from airflow_provider_streamsem.commitlog import doctor as doctor_
 from airflow_provider_streamsem.commitlog import move
 from airflow_provider_streamsem.commitlog.log import open_commit_log
 from airflow_provider_streamsem.connections import connection
-from airflow_provider_streamsem.connectors.contract import Sink
 from airflow_provider_streamsem.connectors.upstreams import ReadsPipeline
 from airflow_provider_streamsem.dedup import stored_layers
 from airflow_provider_streamsem.errors import InvalidError, StreamsemError
 from airflow_provider_streamsem.pipeline import report
 from airflow_provider_streamsem.pipeline.abort import abort as abort_version
-from airflow_provider_streamsem.pipeline.changes import changed_fields
 from airflow_provider_streamsem.pipeline.drop import drop as drop_
 from airflow_provider_streamsem.pipeline.fork import fork as fork_
 from airflow_provider_streamsem.pipeline.guarantee import guarantee, warnings
@@ -52,11 +49,11 @@ from airflow_provider_streamsem.pipeline.templates import holds_templates
 from airflow_provider_streamsem.pipeline.vacuum import attempts_of
 from airflow_provider_streamsem.pipeline.vacuum import vacuum as vacuum_log
 from airflow_provider_streamsem.protocol.codec import plain
-from airflow_provider_streamsem.protocol.entries import Json, Outcome, Receipts
+from airflow_provider_streamsem.protocol.entries import Json, Outcome
 from airflow_provider_streamsem.protocol.keys import N
 from airflow_provider_streamsem.protocol.offsets import Ranges
-from airflow_provider_streamsem.protocol.specs import stored_spec
-from airflow_provider_streamsem.readers.files import CommittedLog, Version, open_log
+from airflow_provider_streamsem.readers.files import open_log
+from airflow_provider_streamsem.readers.history import History
 from airflow_provider_streamsem.readers.lag import lag as lag_of
 from airflow_provider_streamsem.readers.verify import verify as verify_
 from airflow_provider_streamsem.spark import packages
@@ -281,69 +278,14 @@ def log(args: argparse.Namespace) -> CommandResult:
     opened = open_log(args.log)
     # An attempt that ended before it wrote its manifest has left files only in the datasets. Only the user's pipeline names their locations.
     sinks = {} if args.pipeline is None else args.pipeline.sinks
-    versions = [*opened.versions(limit=args.limit + 1)]
-    spec = cache(lambda digest: stored_spec(opened.log.read_spec(digest)))
-    removed = opened.rolled_back()
     rows = [
-        {
-            **_version_row(opened, sinks, version, is_rolled_back=version.version in removed),
-            "changed": _changed_fields(spec, version, versions[n + 1 :]),
-        }
-        for n, version in enumerate(versions[: args.limit])
+        {**plain(summary), "attempts": len(attempts_of(opened.log, sinks, summary.version))}
+        for summary in History(opened).summaries(limit=args.limit)
     ]
     return CommandResult(
         document={"log": opened.log.store.url, "pipeline": opened.record.name, "versions": rows},
         tables=[log_table(opened.record.name, rows, now_ms=SYSTEM_CLOCK.now_ms())],
     )
-
-
-def _version_row(opened: CommittedLog, sinks: Mapping[str, Sink], version: Version, *, is_rolled_back: bool) -> Json:
-    outcome = version.outcome
-    return {
-        "version": version.version,
-        "result": _result(version),
-        "replaces": None if version.plan.replaces is None else version.plan.replaces.version,
-        "rolls_back_to": None if version.plan.rolled_back is None else version.plan.rolled_back.to,
-        "is_rolled_back": is_rolled_back,
-        "ranges": plain(version.plan.ranges),
-        "files": 0 if outcome is None else sum(len(c.files) for c in outcome.sinks.values()),
-        "counts": {} if outcome is None else plain(outcome.counts),
-        "watermark_ms": None if outcome is None else outcome.watermark_ms,
-        "attempts": len(attempts_of(opened.log, sinks, version.version)),
-        "duration_ms": None if outcome is None else outcome.duration_ms,
-        "planned_at_ms": version.plan.planned_at_ms,
-        "decided_at_ms": None if outcome is None else outcome.decided_at_ms,
-        "sinks": {} if outcome is None else _sinks(outcome, version.receipts),
-        "run_key": version.plan.run_key,
-        "reason": "" if outcome is None else outcome.reason,
-    }
-
-
-def _changed_fields(spec: Callable[[str], Json], version: Version, earlier: Sequence[Version]) -> list[str]:
-    """Return the spec fields in which a version differs from the newest of the earlier versions. Rollbacks do not count, because they use no spec."""
-    specs = [each.plan.spec for each in (version, *earlier) if each.plan.kind != "rollback"][:2]
-    if version.plan.kind == "rollback" or len({*specs}) < 2:
-        return []
-    return changed_fields(spec(specs[1]), spec(specs[0]))
-
-
-def _result(version: Version) -> str:
-    """Return ``open``, ``commit`` or ``abort``, or ``publishing`` for a commit whose receipts are not stored yet."""
-    if version.outcome is None:
-        return "open"
-    return "publishing" if version.outcome.requires_receipts and version.receipts is None else version.outcome.result
-
-
-def _sinks(outcome: Outcome, receipts: Receipts | None) -> dict[str, str]:
-    """
-    Return sink → state.
-
-    The state is ``committed`` if the outcome makes the rows visible. For a sink outside the log, it is the result in its receipt, or ``waiting`` if there are
-    no receipts yet.
-    """
-    initial_states = dict.fromkeys(outcome.publish, "waiting")
-    results = {} if receipts is None else {name: receipt.result for name, receipt in receipts.sinks.items()}
-    return {name: {**initial_states, **results}.get(name, "committed") for name in [*outcome.sinks, *outcome.publish]}
 
 
 def _ranges(ranges: Ranges) -> str:

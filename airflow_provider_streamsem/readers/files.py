@@ -275,11 +275,17 @@ class CommittedLog:
         newest = head.plan.version if isinstance(head, OpenHead) else head.closed
         numbers = range(newest, -1, -1) if newest_first else range(newest + 1)
         for number in list(numbers)[:limit]:
-            plan, outcome = self.log.plan(number), self.log.outcome(number)
-            receipts = self.log.receipts(number) if outcome is not None and outcome[0].requires_receipts else None
-            if plan is not None:
-                closed = None if outcome is None else outcome[0]
-                yield Version(version=number, plan=plan[0], outcome=closed, receipts=receipts)
+            if (version := self.version(number)) is not None:
+                yield version
+
+    def version(self, number: int) -> Version | None:
+        """Return a version with its stored entries; ``None`` if it does not exist."""
+        plan, outcome = self.log.plan(number), self.log.outcome(number)
+        if plan is None:
+            return None
+        receipts = self.log.receipts(number) if outcome is not None and outcome[0].requires_receipts else None
+        closed = None if outcome is None else outcome[0]
+        return Version(version=number, plan=plan[0], outcome=closed, receipts=receipts)
 
 
 def _joined(location: str, key: str) -> str:

@@ -1,0 +1,167 @@
+"""The versions of a log, as ``streamsem log`` and the web view show them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+
+from airflow_provider_streamsem.pipeline.changes import changed_fields
+from airflow_provider_streamsem.protocol.entries import Json, Outcome, Receipts
+from airflow_provider_streamsem.protocol.offsets import Gaps, Ranges
+from airflow_provider_streamsem.protocol.specs import stored_spec
+from airflow_provider_streamsem.protocol.view import OpenHead
+from airflow_provider_streamsem.readers.files import CommittedLog, Version
+from airflow_provider_streamsem.stores.concurrency import in_threads
+
+_CACHED = 20_000
+"""The number of versions that :class:`History` keeps. A version needs a few kilobytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionSummary:
+    """
+    A version without its files, pins and state.
+
+    :param kind: ``batch``, ``reprocess`` or ``rollback``
+    :param result: ``open``, ``commit`` or ``abort``; or ``publishing`` for a commit whose receipts are not stored yet
+    :param replaces: the version whose rows a reprocessing run replaces
+    :param rolls_back_to: the version to which a rollback returns
+    :param is_rolled_back: whether a later rollback has removed the rows of the version
+    :param ranges: partition → start offset (inclusive) and end offset (exclusive)
+    :param gaps: partition → ranges of records that the source has lost
+    :param files: number of committed files
+    :param bytes: their size in bytes
+    :param counts: name → number of records, such as ``read`` and ``written.<sink>``; empty while the version is open
+    :param watermark_ms: the watermark after the version, in milliseconds since the epoch
+    :param planned_at_ms: when the version was planned, in milliseconds since the epoch
+    :param decided_at_ms: when it was closed; ``None`` while it is open
+    :param published_at_ms: when its receipts were stored; ``None`` without receipts
+    :param duration_ms: milliseconds from the start of the attempt to the outcome
+    :param sinks: sink → ``committed``; for a sink outside the log, ``waiting`` or the result in its receipt: ``applied``, ``skipped`` or ``unknown``
+    :param reason: why the version was aborted; ``""`` if it was not
+    :param changed: the fields of the spec that differ from those of the version before
+    """
+
+    version: int
+    kind: str
+    result: str
+    replaces: int | None
+    rolls_back_to: int | None
+    is_rolled_back: bool
+    ranges: Ranges
+    gaps: Gaps
+    files: int
+    bytes: int
+    counts: Mapping[str, int]
+    watermark_ms: int | None
+    planned_at_ms: int
+    decided_at_ms: int | None
+    published_at_ms: int | None
+    duration_ms: int | None
+    sinks: Mapping[str, str]
+    run_key: str
+    reason: str
+    changed: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class History:
+    """
+    Reads the versions of a log, and keeps those that can no longer change: closed ones whose receipts are stored, if they require any.
+
+    Several threads may use an instance.
+    """
+
+    opened: CommittedLog
+    _closed: OrderedDict[int, Version] = field(default_factory=OrderedDict)
+    _specs: dict[str, Json] = field(default_factory=dict)
+    _lock: Lock = field(default_factory=Lock)
+
+    def summaries(self, *, before: int | None = None, limit: int) -> list[VersionSummary]:
+        """
+        Return the newest versions below ``before`` in descending order, including an open one.
+
+        :param before: exclusive; default: all versions
+        :param limit: maximum number of versions
+        :raises LogDamagedError: an entry of the log is missing or damaged
+        """
+        head = self.opened.log.find_head()
+        newest = head.plan.version if isinstance(head, OpenHead) else head.closed
+        end = newest + 1 if before is None else min(before, newest + 1)
+        # One version more, whose spec is compared with that of the last version.
+        numbers = range(end - 1, max(-1, end - 2 - limit), -1)
+        versions = [version for version in in_threads(self.version, numbers) if version is not None]
+        removed = self.opened.rolled_back()
+        return [
+            self._summary(version, versions[at + 1 :], is_rolled_back=version.version in removed)
+            for at, version in enumerate(versions[:limit])
+        ]
+
+    def version(self, number: int) -> Version | None:
+        """Return a version with its entries; ``None`` if it does not exist."""
+        with self._lock:
+            if number in self._closed:
+                return self._closed[number]
+        version = self.opened.version(number)
+        outcome = None if version is None else version.outcome
+        if version is not None and outcome is not None and (version.receipts or not outcome.requires_receipts):
+            with self._lock:
+                self._closed[number] = version
+                while len(self._closed) > _CACHED:
+                    self._closed.popitem(last=False)
+        return version
+
+    def spec(self, digest: str) -> Json:
+        """Return a stored spec as JSON."""
+        if digest not in self._specs:
+            self._specs[digest] = stored_spec(self.opened.log.read_spec(digest))
+        return self._specs[digest]
+
+    def _summary(self, version: Version, earlier: Sequence[Version], *, is_rolled_back: bool) -> VersionSummary:
+        plan, outcome, receipts = version.plan, version.outcome, version.receipts
+        files = [] if outcome is None else [file for sink in outcome.sinks.values() for file in sink.files]
+        return VersionSummary(
+            version=version.version,
+            kind=plan.kind,
+            result=result_of(version),
+            replaces=None if plan.replaces is None else plan.replaces.version,
+            rolls_back_to=None if plan.rolled_back is None else plan.rolled_back.to,
+            is_rolled_back=is_rolled_back,
+            ranges=plan.ranges,
+            gaps=plan.gaps if outcome is None else outcome.gaps,
+            files=len(files),
+            bytes=sum(file.bytes for file in files),
+            counts={} if outcome is None else outcome.counts,
+            watermark_ms=None if outcome is None else outcome.watermark_ms,
+            planned_at_ms=plan.planned_at_ms,
+            decided_at_ms=None if outcome is None else outcome.decided_at_ms,
+            published_at_ms=None if receipts is None else receipts.published_at_ms,
+            duration_ms=None if outcome is None else outcome.duration_ms,
+            sinks={} if outcome is None else _sinks(outcome, receipts),
+            run_key=plan.run_key,
+            reason="" if outcome is None else outcome.reason,
+            changed=self._changed(version, earlier),
+        )
+
+    def _changed(self, version: Version, earlier: Sequence[Version]) -> tuple[str, ...]:
+        """Return the spec fields in which a version differs from the newest of the earlier versions. Rollbacks do not count, because they use no spec."""
+        specs = [each.plan.spec for each in (version, *earlier) if each.plan.kind != "rollback"][:2]
+        if version.plan.kind == "rollback" or len({*specs}) < 2:
+            return ()
+        return tuple(changed_fields(self.spec(specs[1]), self.spec(specs[0])))
+
+
+def result_of(version: Version) -> str:
+    """Return ``open``, ``commit`` or ``abort``, or ``publishing`` for a commit whose receipts are not stored yet."""
+    if version.outcome is None:
+        return "open"
+    return "publishing" if version.outcome.requires_receipts and version.receipts is None else version.outcome.result
+
+
+def _sinks(outcome: Outcome, receipts: Receipts | None) -> dict[str, str]:
+    """Return sink → state; see :class:`VersionSummary`."""
+    initial_states = dict.fromkeys(outcome.publish, "waiting")
+    results = {} if receipts is None else {name: receipt.result for name, receipt in receipts.sinks.items()}
+    return {name: {**initial_states, **results}.get(name, "committed") for name in [*outcome.sinks, *outcome.publish]}
