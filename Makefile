@@ -24,7 +24,7 @@ RACES = in_every_round or two_concurrent_publish or late_publisher or killed_and
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow check docs integration prove chaos bench release clean
+.PHONY: help demo test slow check page docs integration prove chaos bench release clean
 
 help:  ## list the targets
 	@grep -E '^[a-z.]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -61,6 +61,14 @@ check: .venv/ready  ## format, lint, types, layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+ui/node_modules/ready: ui/package.json ui/package-lock.json
+	cd ui && npm ci --silent
+	touch ui/node_modules/ready
+
+page: .venv/ready ui/node_modules/ready  ## check, test and build the page of the web view; needs Node.js 20.19 or newer
+	$(BIN)/python -m tools.api_description
+	cd ui && npm run --silent client && npm run --silent check && npm run --silent test && npm run --silent build
+
 integration: .venv/spark.jsa  ## tests on real servers: Kafka, an S3 server (S3=minio selects MinIO), databases, queues, a Spark cluster, Spark Connect
 	$(RUN) -m tests.integration.parts.install $${S3:-versitygw}
 	$(BY_FILE) -m 'integration and not prove' --durations 15 $(INTEGRATION) $(ARGS)
@@ -88,4 +96,4 @@ release: .venv/ready  ## build the distributions, check their contents and metad
 	$(RUN) -m tools.release
 
 clean:  ## remove all files that the targets created
-	rm -rf .venv .parts .demo build dist *.egg-info .coverage* .hypothesis .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .parts .demo ui/node_modules build dist *.egg-info .coverage* .hypothesis .pytest_cache .mypy_cache .ruff_cache

@@ -36,7 +36,11 @@ def wrong_contents(names: set[str]) -> list[str]:
     :param names: paths in the wheel
     """
     shared = next((name.partition("/docs/")[0] for name in names if name.endswith("/docs/index.md")), "share")
-    required = {f"{PACKAGE}py.typed", *(path.relative_to(ROOT).as_posix() for path in (ROOT / PACKAGE).rglob("*.py"))}
+    required = {
+        f"{PACKAGE}py.typed",
+        f"{PACKAGE}web/page/index.html",
+        *(path.relative_to(ROOT).as_posix() for path in (ROOT / PACKAGE).rglob("*.py")),
+    }
     for data_file in [*(ROOT / "docs").rglob("*.md"), *(ROOT / "dags").glob("*.py")]:
         required.add(f"{shared}/{data_file.relative_to(ROOT).as_posix()}")
     allowed = (PACKAGE, f"{shared}/")
@@ -53,6 +57,7 @@ def main() -> None:
         sys.exit(f"The work tree has changes that the tag would not have. Do: commit or discard them.\n{changed}")
     for location in (DIST, ROOT / "build"):
         shutil.rmtree(location, ignore_errors=True)
+    run("make", "page")
     run(sys.executable, "-m", "build")
     run(BIN / "uv", "tool", "run", "twine", "check", "--strict", *DIST.iterdir())
     (wheel,) = DIST.glob("*.whl")

@@ -291,6 +291,19 @@ COMMANDS = (
         builds="the sinks",
     ),
     Command(
+        "ui",
+        "Show logs in a browser, on this machine only, until the command is interrupted.",
+        "s3://lake/_streamsem/orders s3://lake/_streamsem/payments",
+        (
+            _argument("logs", metavar="LOG", nargs="+", help="URL or path of a commit log"),
+            _argument("--port", type=int, default=0, help="port of the page (default: any free port)"),
+            _argument(
+                "--show-records", action="store_true", help="also show the contents of quarantined records on the page"
+            ),
+        ),
+        takes_target=False,
+    ),
+    Command(
         "explain",
         "Show the guarantee of the pipeline and its reasons.",
         "orders.toml",

@@ -14,6 +14,7 @@ import re
 import runpy
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -606,6 +607,27 @@ def _upstream(pipeline: Pipeline, source: ReadsPipeline) -> tuple[dict[str, Any]
     return plain(upstream), f"{text}: {upstream.label.replace('_', '-')}{conditions}"
 
 
+def ui(args: argparse.Namespace) -> CommandResult:
+    """Serve the page until the command is interrupted (``streamsem ui``)."""
+    from airflow_provider_streamsem.web.server import serve
+
+    integer("--port", args.port, least=0, most=65_535)
+    logs = [_url(log) for log in args.logs]
+    try:
+        with suppress(KeyboardInterrupt):
+            serve(logs, port=args.port, shows_records=args.show_records, on_start=_show_address)
+    except OSError as error:
+        summary = "the page cannot be served at this port"
+        raise InvalidError(summary, port=args.port, reason=error.strerror or "").advising(
+            "choose another port, or leave out --port."
+        ) from error
+    return CommandResult(document={"logs": logs}, lines=["stopped"])
+
+
+def _show_address(url: str) -> None:
+    print(f"{url}  (Ctrl-C stops it)", file=sys.stderr, flush=True)
+
+
 def vacuum(args: argparse.Namespace) -> CommandResult:
     """Delete files that no reader and no run needs (``streamsem vacuum``)."""
     vacuumed = vacuum_log(args.pipeline, dry_run=args.dry_run, all_versions=args.all)
@@ -637,6 +659,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], CommandResult]] = {
     "skip": skip,
     "move-log": move_log,
     "explain": explain,
+    "ui": ui,
     "vacuum": vacuum,
 }
 """Name on the command line → function."""

@@ -258,10 +258,13 @@ class CommittedLog:
                     raise LogDamagedError("quarantined records are missing", invariant="I6", key=key)
                 yield from ({**record, "version": outcome.version} for record in lines(key, data))
 
-    def rolled_back(self) -> set[int]:
-        """Return the closed versions whose rows a rollback has removed."""
-        found = self.log.outcome(self.head) if self.head >= 0 else None
-        kept = [] if found is None else self.log.remaining_versions(found[0])
+    def rolled_back(self, newest: Outcome | None) -> set[int]:
+        """
+        Return the closed versions whose rows a rollback has removed.
+
+        :param newest: the outcome of the newest closed version; ``None`` if there is none
+        """
+        kept = [] if newest is None else self.log.remaining_versions(newest)
         return {version for before, after in pairwise(kept) for version in range(before.stop, after.start)}
 
     def versions(self, *, newest_first: bool = True, limit: int | None = None) -> Iterator[Version]:

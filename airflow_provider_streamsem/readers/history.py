@@ -93,7 +93,7 @@ class History:
         # One version more, whose spec is compared with that of the last version.
         numbers = range(end - 1, max(-1, end - 2 - limit), -1)
         versions = [version for version in in_threads(self.version, numbers) if version is not None]
-        removed = self.opened.rolled_back()
+        removed = self.opened.rolled_back(head.outcome)
         return [
             self._summary(version, versions[at + 1 :], is_rolled_back=version.version in removed)
             for at, version in enumerate(versions[:limit])

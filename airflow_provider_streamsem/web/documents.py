@@ -1,0 +1,248 @@
+"""
+The JSON documents of the HTTP API. The page's client is generated from their OpenAPI description.
+
+Times are milliseconds since the epoch, and sizes are bytes. Offsets are text, because they may be greater than the integers that JavaScript holds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from airflow_provider_streamsem.protocol.entries import Receipts
+from airflow_provider_streamsem.protocol.offsets import Gaps, Ranges
+from airflow_provider_streamsem.readers.history import VersionSummary
+from airflow_provider_streamsem.state import OperatorState
+
+
+class Gap(BaseModel):
+    """Offsets ``[start, end)`` of records that the source has lost."""
+
+    start: str
+    end: str
+
+
+class OffsetRange(BaseModel):
+    """Offsets ``[start, end)`` of a partition, and the gaps in it."""
+
+    partition: str
+    start: str
+    end: str
+    count: str
+    gaps: list[Gap]
+
+
+class VersionRow(BaseModel):
+    """A version in the batch grid and the timeline; see :class:`airflow_provider_streamsem.readers.history.VersionSummary`."""
+
+    version: int
+    kind: str
+    result: str
+    replaces: int | None
+    rolls_back_to: int | None
+    is_rolled_back: bool
+    has_gaps: bool
+    partitions: int
+    files: int
+    bytes: int
+    counts: dict[str, int]
+    watermark_ms: int | None
+    planned_at_ms: int
+    decided_at_ms: int | None
+    published_at_ms: int | None
+    duration_ms: int | None
+    sinks: dict[str, str]
+    run_key: str
+    reason: str
+    changed: list[str]
+
+
+class VersionPage(BaseModel):
+    """Versions in descending order. ``before`` is the parameter of the next page; ``None`` if there are no earlier versions."""
+
+    versions: list[VersionRow]
+    before: int | None
+    now_ms: int
+
+
+class Problem(BaseModel):
+    """An error of this package: what happened, what is true now, and what to do."""
+
+    error: str
+    message: str
+
+
+class PipelineSummary(BaseModel):
+    """
+    A pipeline.
+
+    :param id: identifies the pipeline in the API
+    :param guarantee: sink → the label that the newest version records
+    :param conditions: the condition of the labels; ``""`` if they are unconditional
+    :param newest: the newest versions, in descending order
+    :param rows_per_minute: rows written by the newest versions, for each minute from the first plan to the last outcome
+    :param problem: why the log cannot be read
+    """
+
+    id: str
+    name: str
+    log: str
+    guarantee: dict[str, str]
+    conditions: str
+    newest: list[VersionRow]
+    rows_per_minute: float | None
+    now_ms: int
+    problem: Problem | None = None
+
+
+class FileRow(BaseModel):
+    """A committed file. ``path`` is relative to the dataset."""
+
+    sink: str
+    path: str
+    bytes: int
+    rows: int
+    partition: dict[str, str | None]
+
+
+class Attempt(BaseModel):
+    """
+    An attempt of a version.
+
+    :param result: ``committed``; ``discarded``: the outcome names another attempt, or the version was aborted; ``staged``: the version is open; ``incomplete``:
+        it has no manifest
+    """
+
+    attempt_id: str
+    result: str
+    staged_ms: int | None
+    rows: dict[str, int]
+
+
+class SinkState(BaseModel):
+    """A sink of a version."""
+
+    sink: str
+    state: str
+    rows: int | None
+    published_rows: int | None
+    detail: Any = None
+
+
+class StateRow(BaseModel):
+    """A stateful operator of the transform after a version."""
+
+    operator: str
+    rows: int
+    bytes: int
+    partitions: int
+
+
+class VersionDetail(BaseModel):
+    """One version. ``files`` has at most 500 of the files."""
+
+    row: VersionRow
+    ranges: list[OffsetRange]
+    attempts: list[Attempt]
+    files: list[FileRow]
+    sinks: list[SinkState]
+    state: list[StateRow]
+    lookups: dict[str, Any]
+    transform: str
+    settings: dict[str, Any]
+    guarantee: dict[str, str]
+    conditions: str
+    quarantined: int
+    schemas: dict[str, str]
+
+
+class QuarantinedRecord(BaseModel):
+    """A quarantined record."""
+
+    position: dict[str, Any]
+    error: str
+    raw: str
+    encoding: str
+
+
+class Comparison(BaseModel):
+    """Two versions of a pipeline. ``changed`` are the fields of the spec that differ."""
+
+    older: VersionRow
+    newer: VersionRow
+    changed: list[str]
+    added_files: int
+    removed_files: int
+    added_rows: int
+    removed_rows: int
+
+
+class Settings(BaseModel):
+    """Settings of the page."""
+
+    version: str
+    shows_records: bool
+
+
+def row_of(summary: VersionSummary) -> VersionRow:
+    """Return the document of a version."""
+    return VersionRow(
+        version=summary.version,
+        kind=summary.kind,
+        result=summary.result,
+        replaces=summary.replaces,
+        rolls_back_to=summary.rolls_back_to,
+        is_rolled_back=summary.is_rolled_back,
+        has_gaps=bool(summary.gaps),
+        partitions=len(summary.ranges),
+        files=summary.files,
+        bytes=summary.bytes,
+        counts=dict(summary.counts),
+        watermark_ms=summary.watermark_ms,
+        planned_at_ms=summary.planned_at_ms,
+        decided_at_ms=summary.decided_at_ms,
+        published_at_ms=summary.published_at_ms,
+        duration_ms=summary.duration_ms,
+        sinks=dict(summary.sinks),
+        run_key=summary.run_key,
+        reason=summary.reason,
+        changed=list(summary.changed),
+    )
+
+
+def ranges_of(ranges: Ranges, gaps: Gaps) -> list[OffsetRange]:
+    """Return the documents of ranges, in the order of the partitions."""
+    return [
+        OffsetRange(
+            partition=partition,
+            start=str(start),
+            end=str(end),
+            count=str(end - start),
+            gaps=[Gap(start=str(first), end=str(last)) for first, last in gaps.get(partition, ())],
+        )
+        for partition, (start, end) in sorted(ranges.items())
+    ]
+
+
+def sinks_of(summary: VersionSummary, receipts: Receipts | None) -> list[SinkState]:
+    """Return the documents of the sinks of a version."""
+    by_sink = {} if receipts is None else receipts.sinks
+    return [
+        SinkState(
+            sink=name,
+            state=state,
+            rows=summary.counts.get(f"written.{name}"),
+            published_rows=by_sink[name].rows if name in by_sink else None,
+            detail=by_sink[name].detail if name in by_sink else None,
+        )
+        for name, state in sorted(summary.sinks.items())
+    ]
+
+
+def state_of(state: OperatorState | None) -> list[StateRow]:
+    """Return the documents of the stateful operators."""
+    return [
+        StateRow(operator=operator.name, rows=operator.rows, bytes=operator.bytes, partitions=len(operator.ids))
+        for operator in (() if state is None else state.operators)
+    ]

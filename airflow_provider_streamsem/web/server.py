@@ -1,0 +1,49 @@
+"""Serves the page for the logs of one user, on this machine only."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from fastapi import Request
+
+from airflow_provider_streamsem.web.app import create_app
+from airflow_provider_streamsem.web.pipelines import LoggedPipeline
+
+HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class GivenLogs:
+    """The logs that the user named. Every request may read them, because the server accepts connections from this machine only."""
+
+    found: tuple[LoggedPipeline, ...]
+
+    def pipelines(self, request: Request) -> Sequence[LoggedPipeline]:
+        """Return all logs."""
+        return self.found
+
+
+def serve(logs: Sequence[str], *, port: int, shows_records: bool, on_start: Callable[[str], None]) -> None:
+    """
+    Serve the page until the process is interrupted.
+
+    :param logs: URLs of logs
+    :param port: 0: any free port
+    :param on_start: called with the URL of the page, once the server accepts connections
+    :raises OSError: the port is in use
+    """
+    import uvicorn
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+    catalog = GivenLogs(tuple(LoggedPipeline(str(number), log) for number, log in enumerate(logs)))
+    app = create_app(catalog, shows_records=shows_records)
+    # Otherwise, a web site whose name resolves to this machine could read the API with the browser of the user.
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=["localhost", HOST])
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((HOST, port))
+    listener.listen()
+    on_start(f"http://{HOST}:{listener.getsockname()[1]}/")
+    uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])

@@ -1,0 +1,92 @@
+import { Box, Flex, Stack, Text } from "@chakra-ui/react";
+import { Link } from "react-router-dom";
+import type { VersionRow } from "../api/client";
+import { type CellState, COLORS, LABELS, sinkState, versionState } from "../state";
+import { duration } from "../text";
+
+const CELL = "16px";
+const BARS = 48;
+
+/** A column for each version, oldest first: the duration as a bar, the state of the version, and the state of each sink. */
+export function Grid({ id, versions }: { id: string; versions: VersionRow[] }) {
+  const sinks = [...new Set(versions.flatMap((row) => Object.keys(row.sinks)))].sort();
+  const longest = Math.max(1, ...versions.map((row) => row.duration_ms ?? 0));
+  return (
+    <Flex gap="3">
+      <Stack gap="1" pt={`${BARS + 4}px`} flexShrink={0} maxW="40%">
+        {["version", ...sinks].map((name) => (
+          <Text key={name} fontSize="xs" h={CELL} lineHeight={CELL} truncate title={name}>
+            {name}
+          </Text>
+        ))}
+      </Stack>
+      {/* In this direction, the area first shows the newest version, which also comes first for the keyboard. */}
+      <Flex
+        direction="row-reverse"
+        justify="flex-end"
+        gap="2px"
+        overflowX="auto"
+        pb="2"
+        tabIndex={0}
+        role="region"
+        aria-label="batch grid, newest version first"
+      >
+        {versions.map((row) => (
+          <Column key={row.version} id={id} row={row} sinks={sinks} longest={longest} />
+        ))}
+      </Flex>
+    </Flex>
+  );
+}
+
+function Column({ id, row, sinks, longest }: { id: string; row: VersionRow; sinks: string[]; longest: number }) {
+  const state = versionState(row);
+  const states: [string, CellState][] = [
+    ["version", state],
+    ...sinks.map((sink): [string, CellState] => [sink, sinkState(row, sink)]),
+  ];
+  const quarantined = row.counts.quarantined ?? 0;
+  const marks = [...(row.has_gaps ? ["gap"] : []), ...(quarantined > 0 ? [`${quarantined} quarantined`] : [])];
+  const label = [`version ${row.version}`, LABELS[state], duration(row.duration_ms), ...marks]
+    .filter(Boolean)
+    .join(", ");
+  return (
+    <Link to={`/pipelines/${id}/versions/${row.version}`} aria-label={label} title={label}>
+      <Stack gap="1" align="center" _hover={{ opacity: 0.7 }}>
+        <Flex h={`${BARS}px`} align="flex-end">
+          <Box
+            w="8px"
+            rounded="sm"
+            bg={COLORS[state]}
+            h={`${Math.max(2, ((row.duration_ms ?? 0) / longest) * BARS)}px`}
+          />
+        </Flex>
+        {states.map(([name, each]) => (
+          <Flex key={name} w={CELL} h={CELL} rounded="sm" bg={COLORS[each]} align="center" justify="center">
+            {name === "version" && marks.length > 0 ? (
+              <Box w="6px" h="6px" rounded="full" bg="white" borderWidth="1px" borderColor="black" />
+            ) : null}
+          </Flex>
+        ))}
+      </Stack>
+    </Link>
+  );
+}
+
+export function Legend() {
+  const shown: CellState[] = ["committed", "reprocessed", "rollback", "replaced", "aborted", "open", "pending"];
+  return (
+    <Flex gap="4" wrap="wrap" fontSize="xs">
+      {shown.map((state) => (
+        <Flex key={state} gap="1" align="center">
+          <Box w="10px" h="10px" rounded="sm" bg={COLORS[state]} />
+          {LABELS[state]}
+        </Flex>
+      ))}
+      <Flex gap="1" align="center">
+        <Box w="8px" h="8px" rounded="full" bg="white" borderWidth="1px" borderColor="black" />
+        with a gap or quarantined records
+      </Flex>
+    </Flex>
+  );
+}

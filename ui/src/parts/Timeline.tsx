@@ -1,0 +1,95 @@
+import { Box, SimpleGrid, Text } from "@chakra-ui/react";
+import {
+  BarElement,
+  CategoryScale,
+  Chart,
+  type ChartData,
+  Legend,
+  LinearScale,
+  LineElement,
+  PointElement,
+  Tooltip,
+} from "chart.js";
+import { useTheme } from "next-themes";
+import { Bar, Line } from "react-chartjs-2";
+import type { VersionRow } from "../api/client";
+import { written } from "../state";
+import { age } from "../text";
+
+Chart.register(BarElement, CategoryScale, Legend, LinearScale, LineElement, PointElement, Tooltip);
+
+/** The rows and the durations of the versions, oldest first. */
+export function Timeline({ versions }: { versions: VersionRow[] }) {
+  const { resolvedTheme } = useTheme();
+  const ink = resolvedTheme === "dark" ? "#d4d4d8" : "#3f3f46";
+  const lines = resolvedTheme === "dark" ? "#3f3f46" : "#e4e4e7";
+  const closed = [...versions].reverse().filter((row) => row.decided_at_ms !== null);
+  const labels = closed.map((row) => String(row.version));
+  const options = (title: string) => ({
+    animation: false as const,
+    maintainAspectRatio: false,
+    scales: {
+      x: { ticks: { color: ink, maxTicksLimit: 12 }, grid: { color: lines } },
+      y: {
+        beginAtZero: true,
+        ticks: { color: ink },
+        grid: { color: lines },
+        title: { display: true, text: title, color: ink },
+      },
+    },
+    plugins: { legend: { labels: { color: ink } } },
+  });
+  const rows: ChartData<"bar"> = {
+    labels,
+    datasets: [
+      { label: "read", data: closed.map((row) => row.counts.read ?? 0), backgroundColor: "#3b82f6" },
+      { label: "written", data: closed.map(written), backgroundColor: "#16a34a" },
+    ],
+  };
+  const seconds: ChartData<"line"> = {
+    labels,
+    datasets: [
+      {
+        label: "attempt to outcome",
+        data: closed.map((row) => (row.duration_ms ?? 0) / 1000),
+        borderColor: "#9333ea",
+        backgroundColor: "#9333ea",
+      },
+      {
+        label: "outcome to receipts",
+        data: closed.map((row) => ((row.published_at_ms ?? row.decided_at_ms ?? 0) - (row.decided_at_ms ?? 0)) / 1000),
+        borderColor: "#ea580c",
+        backgroundColor: "#ea580c",
+      },
+    ],
+  };
+  const slowest = closed.reduce<VersionRow | undefined>(
+    (found, row) => ((row.duration_ms ?? 0) > (found?.duration_ms ?? -1) ? row : found),
+    undefined,
+  );
+  return (
+    <SimpleGrid columns={{ base: 1, lg: 2 }} gap="6">
+      <Box h="64">
+        <Bar
+          data={rows}
+          options={options("records")}
+          aria-label={`records read and written by ${closed.length} versions`}
+          role="img"
+        />
+      </Box>
+      <Box h="64">
+        <Line
+          data={seconds}
+          options={options("seconds")}
+          aria-label={`duration of ${closed.length} versions; the slowest is version ${slowest?.version ?? "none"}`}
+          role="img"
+        />
+      </Box>
+      {slowest === undefined ? null : (
+        <Text fontSize="sm" color="fg.muted">
+          The slowest of these versions is {slowest.version}, with {age(slowest.duration_ms ?? 0)}.
+        </Text>
+      )}
+    </SimpleGrid>
+  );
+}

@@ -1,0 +1,60 @@
+import { Flex, Link, Stack } from "@chakra-ui/react";
+import { Link as RouterLink } from "react-router-dom";
+import type { VersionRow } from "../api/client";
+import { LABELS, versionState, written } from "../state";
+import { count, duration, size, utc } from "../text";
+import { Rows } from "./Rows";
+
+const COLUMNS = [
+  "Version",
+  "State",
+  "Closed (UTC)",
+  "Read",
+  "Written",
+  "Quarantined",
+  "Files",
+  "Duration",
+  "Changed",
+  "Compare",
+];
+
+export function VersionTable({ id, versions }: { id: string; versions: VersionRow[] }) {
+  return (
+    <Rows
+      caption="versions"
+      columns={COLUMNS}
+      rows={versions.map((row) => ({ id: String(row.version), cells: cells(id, row) }))}
+    />
+  );
+}
+
+function cells(id: string, row: VersionRow) {
+  const earlier = row.version - 1;
+  return [
+    <Link asChild variant="underline" colorPalette="blue" key="version">
+      <RouterLink to={`/pipelines/${id}/versions/${row.version}`}>{row.version}</RouterLink>
+    </Link>,
+    <Stack key="state" gap="0">
+      {LABELS[versionState(row)]}
+      {row.replaces === null ? null : <span>replaces version {row.replaces}</span>}
+      {row.rolls_back_to === null ? null : <span>to version {row.rolls_back_to}</span>}
+      {row.reason === "" ? null : <span>{row.reason}</span>}
+    </Stack>,
+    utc(row.decided_at_ms),
+    count(row.counts.read),
+    count(written(row)),
+    count(row.counts.quarantined),
+    row.files === 0 ? "" : `${row.files}, ${size(row.bytes)}`,
+    duration(row.duration_ms),
+    row.changed.join(", "),
+    earlier < 0 || row.decided_at_ms === null ? (
+      ""
+    ) : (
+      <Flex key="compare">
+        <Link asChild variant="underline" colorPalette="blue">
+          <RouterLink to={`/pipelines/${id}/compare?older=${earlier}&newer=${row.version}`}>with {earlier}</RouterLink>
+        </Link>
+      </Flex>
+    ),
+  ];
+}

@@ -1,0 +1,54 @@
+import { describe, expect, it } from "vitest";
+import type { VersionRow } from "./api/client";
+import { sinkState, versionState, written } from "./state";
+
+const COMMITTED: VersionRow = {
+  version: 3,
+  kind: "batch",
+  result: "commit",
+  replaces: null,
+  rolls_back_to: null,
+  is_rolled_back: false,
+  has_gaps: false,
+  partitions: 1,
+  files: 1,
+  bytes: 10,
+  counts: { read: 7, "written.a": 2, "written.b": 3 },
+  watermark_ms: null,
+  planned_at_ms: 0,
+  decided_at_ms: 1,
+  published_at_ms: null,
+  duration_ms: 1,
+  sinks: { a: "committed" },
+  run_key: "run",
+  reason: "",
+  changed: [],
+};
+
+const row = (changes: Partial<VersionRow>): VersionRow => ({ ...COMMITTED, ...changes });
+
+describe("the state of a version", () => {
+  it("is that of its entries", () => {
+    expect(versionState(COMMITTED)).toBe("committed");
+    expect(versionState(row({ result: "open", decided_at_ms: null }))).toBe("open");
+    expect(versionState(row({ result: "abort" }))).toBe("aborted");
+    expect(versionState(row({ result: "publishing" }))).toBe("pending");
+    expect(versionState(row({ kind: "reprocess", replaces: 1 }))).toBe("reprocessed");
+    expect(versionState(row({ kind: "rollback", rolls_back_to: 1 }))).toBe("rollback");
+    expect(versionState(row({ kind: "reprocess", is_rolled_back: true }))).toBe("replaced");
+  });
+
+  it("is pending only for the sinks without a receipt", () => {
+    const publishing = row({ result: "publishing", sinks: { files: "committed", table: "waiting" } });
+    expect(sinkState(publishing, "table")).toBe("pending");
+    expect(sinkState(publishing, "files")).toBe("committed");
+    expect(sinkState(row({ sinks: { table: "applied" } }), "table")).toBe("committed");
+    expect(sinkState(row({ sinks: { table: "skipped" } }), "table")).toBe("skipped");
+    expect(sinkState(row({ sinks: { http: "unknown" } }), "http")).toBe("unknown");
+    expect(sinkState(COMMITTED, "another")).toBe("none");
+  });
+
+  it("counts the rows of all sinks", () => {
+    expect(written(COMMITTED)).toBe(5);
+  });
+});

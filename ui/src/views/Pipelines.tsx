@@ -1,0 +1,53 @@
+import { Heading, Link, Stack, Text } from "@chakra-ui/react";
+import { useQuery } from "@tanstack/react-query";
+import { Link as RouterLink } from "react-router-dom";
+import { api, type PipelineSummary } from "../api/client";
+import { Fetched } from "../parts/Fetched";
+import { Rows } from "../parts/Rows";
+import { LABELS, versionState } from "../state";
+import { age, count, guarantee } from "../text";
+
+export function Pipelines() {
+  const query = useQuery({ queryKey: ["pipelines"], queryFn: api.pipelines });
+  return (
+    <Stack gap="4">
+      <Heading size="lg" as="h1">
+        Pipelines
+      </Heading>
+      <Fetched query={query}>
+        {(pipelines) =>
+          pipelines.length === 0 ? (
+            <Text>
+              There are no pipelines that you may read. A pipeline appears here when its first run has started.
+            </Text>
+          ) : (
+            <Rows
+              caption="pipelines"
+              columns={["Pipeline", "Guarantee", "Newest version", "State", "Closed", "Rows a minute"]}
+              rows={pipelines.map((pipeline) => ({ id: pipeline.id, cells: cells(pipeline) }))}
+            />
+          )
+        }
+      </Fetched>
+    </Stack>
+  );
+}
+
+function cells(pipeline: PipelineSummary) {
+  const newest = pipeline.newest[0];
+  const closed = pipeline.newest.find((row) => row.decided_at_ms !== null);
+  const name = (
+    <Link asChild variant="underline" colorPalette="blue" fontWeight="medium">
+      <RouterLink to={`/pipelines/${pipeline.id}`}>{pipeline.name}</RouterLink>
+    </Link>
+  );
+  if (pipeline.problem) return [name, "", "", pipeline.problem.message, "", ""];
+  return [
+    name,
+    guarantee(pipeline.guarantee, pipeline.conditions),
+    newest === undefined ? "none" : newest.version,
+    newest === undefined ? "no run yet" : LABELS[versionState(newest)],
+    closed?.decided_at_ms ? `${age(pipeline.now_ms - closed.decided_at_ms)} ago` : "",
+    count(pipeline.rows_per_minute),
+  ];
+}

@@ -1,0 +1,201 @@
+import { Box, Button, Code, Heading, Link, Stack, Text } from "@chakra-ui/react";
+import { useQuery } from "@tanstack/react-query";
+import { useState } from "react";
+import { Link as RouterLink, useParams } from "react-router-dom";
+import { api, type VersionDetail } from "../api/client";
+import { Facts } from "../parts/Facts";
+import { Fetched } from "../parts/Fetched";
+import { Rows } from "../parts/Rows";
+import { LABELS, versionState } from "../state";
+import { count, duration, guarantee, size, utc } from "../text";
+
+export function Version() {
+  const { id = "", version = "" } = useParams();
+  const query = useQuery({
+    queryKey: ["version", id, Number(version)],
+    queryFn: () => api.version(id, Number(version)),
+  });
+  return (
+    <Stack gap="6">
+      <Heading size="lg" as="h1">
+        Version {version}
+      </Heading>
+      <Text>
+        <Link asChild variant="underline" colorPalette="blue">
+          <RouterLink to={`/pipelines/${id}`}>All versions of the pipeline</RouterLink>
+        </Link>
+      </Text>
+      <Fetched query={query}>{(detail) => <Detail id={id} detail={detail} />}</Fetched>
+    </Stack>
+  );
+}
+
+function Detail({ id, detail }: { id: string; detail: VersionDetail }) {
+  const { row } = detail;
+  return (
+    <Stack gap="6">
+      <Facts
+        facts={[
+          ["State", LABELS[versionState(row)]],
+          ["Reason", row.reason],
+          ["Replaces", row.replaces === null ? "" : `version ${row.replaces}`],
+          ["Rolls back to", row.rolls_back_to === null ? "" : `version ${row.rolls_back_to}`],
+          ["Planned (UTC)", utc(row.planned_at_ms)],
+          ["Closed (UTC)", utc(row.decided_at_ms)],
+          ["Published (UTC)", utc(row.published_at_ms)],
+          ["Duration", duration(row.duration_ms)],
+          ["Guarantee", guarantee(detail.guarantee, detail.conditions)],
+          ["Transform", detail.transform],
+          ["Run", row.run_key],
+          ["Watermark (UTC)", utc(row.watermark_ms)],
+          ["Changed in the spec", row.changed.join(", ")],
+        ]}
+      />
+      <Section title="Counts">
+        <Facts facts={Object.entries(row.counts).map(([name, value]) => [name, count(value)])} />
+      </Section>
+      <Section title="Ranges">
+        <Rows
+          caption="offset ranges"
+          columns={["Partition", "Start (inclusive)", "End (exclusive)", "Count", "Gaps"]}
+          rows={detail.ranges.map((range) => ({
+            id: range.partition,
+            cells: [
+              range.partition,
+              range.start,
+              range.end,
+              range.count,
+              range.gaps.map((gap) => `[${gap.start}, ${gap.end})`).join(", "),
+            ],
+          }))}
+        />
+      </Section>
+      <Section title="Sinks">
+        <Rows
+          caption="sinks"
+          columns={["Sink", "State", "Rows", "Published rows", "Receipt"]}
+          rows={detail.sinks.map((sink) => ({
+            id: sink.sink,
+            cells: [
+              sink.sink,
+              sink.state,
+              count(sink.rows),
+              count(sink.published_rows),
+              sink.detail === null || sink.detail === undefined ? (
+                ""
+              ) : (
+                <Code key="detail">{JSON.stringify(sink.detail)}</Code>
+              ),
+            ],
+          }))}
+        />
+      </Section>
+      <Section title="Attempts">
+        <Rows
+          caption="attempts"
+          columns={["Attempt", "Result", "Staged (UTC)", "Rows"]}
+          rows={detail.attempts.map((attempt) => ({
+            id: attempt.attempt_id,
+            cells: [
+              attempt.attempt_id,
+              attempt.result,
+              utc(attempt.staged_ms),
+              Object.entries(attempt.rows)
+                .map(([sink, rows]) => `${sink} ${count(rows)}`)
+                .join(", "),
+            ],
+          }))}
+        />
+      </Section>
+      <Section title={detail.files.length < row.files ? `Files (${detail.files.length} of ${row.files})` : "Files"}>
+        <Rows
+          caption="files"
+          columns={["Sink", "File", "Rows", "Size", "Partition"]}
+          rows={detail.files.map((file) => ({
+            id: `${file.sink}/${file.path}`,
+            cells: [
+              file.sink,
+              file.path,
+              count(file.rows),
+              size(file.bytes),
+              Object.entries(file.partition)
+                .map(([name, value]) => `${name}=${value ?? "null"}`)
+                .join(", "),
+            ],
+          }))}
+        />
+      </Section>
+      {detail.state.length === 0 ? null : (
+        <Section title="State">
+          <Rows
+            caption="state"
+            columns={["Operator", "Rows", "Size", "Partitions"]}
+            rows={detail.state.map((state, at) => ({
+              id: String(at),
+              cells: [state.operator, count(state.rows), size(state.bytes), state.partitions],
+            }))}
+          />
+        </Section>
+      )}
+      {detail.quarantined === 0 ? null : <Quarantine id={id} version={row.version} total={detail.quarantined} />}
+      <Section title="Settings">
+        <Box as="pre" fontSize="xs" overflowX="auto" borderWidth="1px" rounded="md" p="3" tabIndex={0}>
+          {JSON.stringify(detail.settings, null, 2)}
+        </Box>
+      </Section>
+    </Stack>
+  );
+}
+
+function Section({ title, children }: { title: string; children: React.ReactNode }) {
+  return (
+    <Stack as="section" gap="2">
+      <Heading size="md" as="h2">
+        {title}
+      </Heading>
+      {children}
+    </Stack>
+  );
+}
+
+function Quarantine({ id, version, total }: { id: string; version: number; total: number }) {
+  const [isOpen, open] = useState(false);
+  const settings = useQuery({ queryKey: ["settings"], queryFn: api.settings, refetchInterval: false });
+  const query = useQuery({
+    queryKey: ["quarantine", id, version],
+    queryFn: () => api.quarantine(id, version),
+    enabled: isOpen,
+    refetchInterval: false,
+  });
+  if (settings.data?.shows_records !== true) {
+    return (
+      <Section title="Quarantine">
+        <Text>{count(total)} records are quarantined. This deployment does not show the contents of records.</Text>
+      </Section>
+    );
+  }
+  return (
+    <Section title="Quarantine">
+      {isOpen ? (
+        <Fetched query={query}>
+          {(records) => (
+            <Rows
+              caption="quarantined records"
+              columns={["Position", "Error", "Record"]}
+              rows={records.map((record, at) => ({
+                id: String(at),
+                cells: [JSON.stringify(record.position), record.error, <Code key="raw">{record.raw}</Code>],
+              }))}
+            />
+          )}
+        </Fetched>
+      ) : (
+        <Box>
+          <Button size="sm" variant="outline" onClick={() => open(true)}>
+            Show the first of {count(total)} quarantined records
+          </Button>
+        </Box>
+      )}
+    </Section>
+  );
+}
