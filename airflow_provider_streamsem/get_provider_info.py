@@ -114,6 +114,13 @@ def _configuration() -> dict[str, Any]:
                 "example": "https://s3.console.aws.amazon.com/s3/object/{bucket}?prefix={key}",
                 "default": None,
             },
+            "show_records": {
+                "description": "Whether the web view shows the contents of quarantined records to users who may read the DAG.",
+                "version_added": "0.1.0",
+                "type": "boolean",
+                "example": None,
+                "default": "False",
+            },
             "spark_history_url": {
                 "description": "URL of the Spark history server, for the Spark UI link of a task instance that has ended. If empty: no link.",
                 "version_added": "0.1.0",

@@ -33,10 +33,12 @@ class HasPipeline:
 
     :ivar pipeline: the Pipeline that was given, or ``None``
     :ivar pipeline_file: the path of the TOML file that was given, or ``None``; a template field
+    :ivar log_conn_id: the connection of the log, once the pipeline is rendered; ``None`` without one
     """
 
     pipeline: Pipeline | None
     pipeline_file: str | None
+    log_conn_id: str | None = None
     task_id: str
     get_template_env: Callable[[], Any]
     get_dag: Callable[[], Any]
@@ -73,7 +75,9 @@ class HasPipeline:
         """
         pipeline = load_pipeline(self.pipeline_file) if self.pipeline_file else self.pipeline
         assert pipeline is not None
-        return rendered(pipeline, text_templates(self), context, where=f"the pipeline of task {self.task_id}")
+        found = rendered(pipeline, text_templates(self), context, where=f"the pipeline of task {self.task_id}")
+        self.log_conn_id = found.log_conn_id
+        return found
 
     @contextmanager
     def resolved_pipeline(self, context: Any) -> Iterator[Pipeline]:

@@ -33,6 +33,12 @@ def spark_history_url() -> str:
     return _get("spark_history_url")
 
 
+def shows_records() -> bool:
+    """Return whether the web view shows the contents of quarantined records. Default: no."""
+    enabled: bool = _configuration().getboolean(SECTION, "show_records", fallback=False)
+    return enabled
+
+
 def default_deferrable() -> bool:
     """Return Airflow's ``[operators] default_deferrable``: whether tasks wait in the triggerer if their ``deferrable`` is not set."""
     enabled: bool = _configuration().getboolean("operators", "default_deferrable", fallback=False)

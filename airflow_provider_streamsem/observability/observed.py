@@ -13,8 +13,14 @@ from airflow_provider_streamsem.observability.links import BatchLink, SparkUiLin
 from airflow_provider_streamsem.observability.logs import LogFieldsListener
 from airflow_provider_streamsem.observability.spans import SpansListener
 from airflow_provider_streamsem.observability.stats import StatsListener
+from airflow_provider_streamsem.pipeline.location import located
 from airflow_provider_streamsem.pipeline.spec import Pipeline, load_pipeline
-from airflow_provider_streamsem.telemetry import listening
+from airflow_provider_streamsem.telemetry import listening, log_of
+
+logger = log_of(__name__)
+
+LOG_KEY = "streamsem_log"
+"""Key of the XCom with which a run names its log, so that the web view finds the pipelines of a DAG."""
 
 
 class Observed:
@@ -22,12 +28,14 @@ class Observed:
     A mixin for operators that run a pipeline. It provides links and lineage, and :meth:`observed` reports the run.
 
     :attr pipeline: the pipeline of the operator; ``None`` if the operator has a ``pipeline_file``
+    :attr log_conn_id: the connection of the log, once the pipeline is rendered; ``None`` without one
     :attr account: the record of this try; ``None`` before the run starts
     """
 
     operator_extra_links: ClassVar[tuple[Any, ...]] = (BatchLink(), SparkUiLink())
     pipeline: Pipeline | None
     pipeline_file: str | None
+    log_conn_id: str | None
     account: Account | None = None
 
     @contextmanager
@@ -38,6 +46,7 @@ class Observed:
         The operator keeps the account, from which the other methods return the lineage.
         """
         account = self.account = Account(pipeline)
+        self._name_log(ti, pipeline)
         tags = {"dag_id": ti.dag_id, "task_id": ti.task_id, **getattr(ti, "stats_tags", {}), "pipeline": pipeline.name}
         listeners = (
             account,
@@ -48,6 +57,15 @@ class Observed:
         )
         with listening(*listeners):
             yield account
+
+    def _name_log(self, ti: Any, pipeline: Pipeline) -> None:
+        """Push the location of the log for the web view. A failure does not affect the run."""
+        try:
+            with located(pipeline) as found:
+                value = {"pipeline": found.name, "log": found.log, "conn_id": self.log_conn_id or ""}
+                ti.xcom_push(key=LOG_KEY, value=value)
+        except Exception:
+            logger.warning("the web view may not show this pipeline, because its XCom was not stored", exc_info=True)
 
     def get_openlineage_facets_on_start(self) -> Any:
         """Return the inputs and outputs that the spec names; ``None`` without the OpenLineage provider."""

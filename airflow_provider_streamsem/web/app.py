@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
@@ -37,24 +37,17 @@ _HEADERS = {
 }
 
 
-class Catalog(Protocol):
-    """The pipelines that a request may see."""
-
-    def pipelines(self, request: Request) -> Sequence[LoggedPipeline]:
-        """
-        Return the pipelines that the user of the request may read.
-
-        :raises HTTPException: nobody is logged in
-        """
-        ...
-
-
 router = APIRouter(prefix="/api")
 
 
-def _readable(request: Request) -> Sequence[LoggedPipeline]:
-    catalog: Catalog = request.app.state.catalog
-    return catalog.pipelines(request)
+def _authenticated() -> None:
+    """Refuse a request that nobody has authenticated. :func:`create_app` replaces this function."""
+    raise HTTPException(500, "the application has no authentication")
+
+
+def _readable() -> Sequence[LoggedPipeline]:
+    """Return the pipelines that a request may read. :func:`create_app` replaces this function."""
+    raise HTTPException(500, "the application has no authorization")
 
 
 Readable = Annotated[Sequence[LoggedPipeline], Depends(_readable)]
@@ -123,19 +116,34 @@ def comparison(
     return pipeline.comparison(older, newer)
 
 
-def create_app(catalog: Catalog, *, shows_records: bool) -> FastAPI:
+def create_app(
+    *,
+    authenticated: Callable[..., None],
+    readable: Callable[..., Sequence[LoggedPipeline]],
+    shows_records: bool,
+) -> FastAPI:
     """
-    Return the application.
+    Return the application. Every route requires authentication.
 
-    :param catalog: decides which pipelines a request may see
+    :param authenticated: a dependency of FastAPI that raises an ``HTTPException`` if nobody is logged in
+    :param readable: a dependency of FastAPI that returns the pipelines that the user of the request may read
     :param shows_records: whether the API returns the contents of quarantined records
     """
-    app = FastAPI(title="Streamsem", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.catalog, app.state.shows_records = catalog, shows_records
+    app = FastAPI(
+        title="Streamsem", version=__version__, docs_url=None, redoc_url=None, openapi_url=None,
+        dependencies=[Depends(_authenticated)],
+    )  # fmt: skip
+    app.dependency_overrides = {_authenticated: authenticated, _readable: readable}
+    app.state.shows_records = shows_records
     app.include_router(router)
     app.middleware("http")(_protected)
     app.add_exception_handler(StreamsemError, _reported)
-    app.mount("/", StaticFiles(directory=PAGE, html=True, check_dir=False))
+    files = StaticFiles(directory=PAGE, html=True, check_dir=False)
+
+    @app.get("/{path:path}", include_in_schema=False)
+    async def page(request: Request, path: str) -> Response:
+        return await files.get_response(path or ".", request.scope)
+
     return app
 
 

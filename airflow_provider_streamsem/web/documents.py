@@ -73,11 +73,19 @@ class Problem(BaseModel):
     message: str
 
 
+class Task(BaseModel):
+    """A task of Airflow that runs a pipeline."""
+
+    dag_id: str
+    task_id: str
+
+
 class PipelineSummary(BaseModel):
     """
     A pipeline.
 
     :param id: identifies the pipeline in the API
+    :param tasks: the tasks of Airflow that run the pipeline
     :param guarantee: sink → the label that the newest version records
     :param conditions: the condition of the labels; ``""`` if they are unconditional
     :param newest: the newest versions, in descending order
@@ -88,6 +96,7 @@ class PipelineSummary(BaseModel):
     id: str
     name: str
     log: str
+    tasks: list[Task]
     guarantee: dict[str, str]
     conditions: str
     newest: list[VersionRow]

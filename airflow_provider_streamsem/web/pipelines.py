@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -24,6 +25,7 @@ from airflow_provider_streamsem.web.documents import (
     PipelineSummary,
     Problem,
     QuarantinedRecord,
+    Task,
     VersionDetail,
     VersionPage,
     ranges_of,
@@ -39,28 +41,48 @@ _FILES = 500
 
 
 @dataclass(slots=True)
-class LoggedPipeline:
+class OpenedLog:
     """
-    A pipeline, read from its log.
+    A log that is opened at first use. All requests share it, and so the versions that were read.
 
-    :param id: identifies the pipeline in the API
     :param location: URL of the log
+    :param store_access: returns a context manager within which the log is opened
     """
 
-    id: str
     location: str
+    store_access: Callable[[], AbstractContextManager[None]] = nullcontext
     _history: History | None = field(default=None)
 
     @property
     def history(self) -> History:
         """
-        The versions of the log, which is opened at first use.
+        The versions of the log.
 
         :raises InvalidError: there is no log at the location
         """
         if self._history is None:
-            self._history = History(open_log(self.location))
+            with self.store_access():
+                self._history = History(open_log(self.location))
         return self._history
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedPipeline:
+    """
+    A pipeline, read from its log.
+
+    :param id: identifies the pipeline in the API
+    :param tasks: the tasks of Airflow that run the pipeline
+    """
+
+    id: str
+    log: OpenedLog
+    tasks: tuple[Task, ...] = ()
+
+    @property
+    def history(self) -> History:
+        """The versions of the log; see :class:`OpenedLog`."""
+        return self.log.history
 
     @property
     def _opened(self) -> CommittedLog:
@@ -74,6 +96,7 @@ class LoggedPipeline:
             id=self.id,
             name=self._opened.record.name,
             log=self._opened.log.store.url,
+            tasks=list(self.tasks),
             guarantee=guarantee,
             conditions=conditions,
             newest=[row_of(summary) for summary in newest],
@@ -84,7 +107,7 @@ class LoggedPipeline:
     def unreadable(self, problem: Problem) -> PipelineSummary:
         """Return the document of a pipeline whose log cannot be read."""
         return PipelineSummary(
-            id=self.id, name=self.location, log=self.location, guarantee={}, conditions="", newest=[],
+            id=self.id, name=self.log.location, log=self.log.location, tasks=list(self.tasks), guarantee={}, conditions="", newest=[],
             rows_per_minute=None, now_ms=0, problem=problem,
         )  # fmt: skip
 

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from fastapi import Request
+from fastapi import FastAPI
 
 from airflow_provider_streamsem.web.app import create_app
-from airflow_provider_streamsem.web.pipelines import LoggedPipeline
+from airflow_provider_streamsem.web.pipelines import LoggedPipeline, OpenedLog
 
 HOST = "127.0.0.1"
 
 
-@dataclass(frozen=True, slots=True)
-class GivenLogs:
-    """The logs that the user named. Every request may read them, because the server accepts connections from this machine only."""
-
-    found: tuple[LoggedPipeline, ...]
-
-    def pipelines(self, request: Request) -> Sequence[LoggedPipeline]:
-        """Return all logs."""
-        return self.found
+def app_of(logs: Sequence[str], *, shows_records: bool) -> FastAPI:
+    """Return the application for some logs. It requires no authentication, because it is for one user."""
+    pipelines = [LoggedPipeline(str(number), OpenedLog(log)) for number, log in enumerate(logs)]
+    return create_app(authenticated=lambda: None, readable=lambda: pipelines, shows_records=shows_records)
 
 
 def serve(logs: Sequence[str], *, port: int, shows_records: bool, on_start: Callable[[str], None]) -> None:
@@ -37,8 +31,7 @@ def serve(logs: Sequence[str], *, port: int, shows_records: bool, on_start: Call
     import uvicorn
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-    catalog = GivenLogs(tuple(LoggedPipeline(str(number), log) for number, log in enumerate(logs)))
-    app = create_app(catalog, shows_records=shows_records)
+    app = app_of(logs, shows_records=shows_records)
     # Otherwise, a web site whose name resolves to this machine could read the API with the browser of the user.
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=["localhost", HOST])
     listener = socket.socket()

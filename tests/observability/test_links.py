@@ -11,6 +11,7 @@ import pytest
 from airflow_provider_streamsem import MicroBatchOperator
 from airflow_provider_streamsem.get_provider_info import get_provider_info
 from airflow_provider_streamsem.observability.links import BatchLink, SparkUiLink
+from airflow_provider_streamsem.observability.observed import LOG_KEY
 from tests.observability.conftest import Ti
 from tests.pipeline_fixture import PipelineFixture
 from tests.releases import serialization
@@ -55,8 +56,16 @@ def test_spark_link_points_to_the_spark_ui_during_the_task_and_to_the_history_se
 ) -> None:
     monkeypatch.setenv("AIRFLOW__STREAMSEM__SPARK_HISTORY_URL", "http://history:18080/")
     executed, ti = execute()
-    assert ti.pushed == [(SparkUiLink().xcom_key, "http://worker:4040")]
+    assert ti.pushed[1:] == [(SparkUiLink().xcom_key, "http://worker:4040")]
     assert link(SparkUiLink, executed) == "http://history:18080/history/local-1/jobs/"
+
+
+def test_run_names_its_log_for_the_web_view(disk_fixture: PipelineFixture, execute: Callable[..., Any]) -> None:
+    _, ti = execute()
+    assert ti.pushed[0] == (
+        LOG_KEY,
+        {"pipeline": "world", "log": disk_fixture.store.url, "conn_id": ""},
+    )
 
 
 def test_operators_that_did_not_run_have_no_links(

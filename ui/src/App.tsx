@@ -21,6 +21,7 @@ export function App() {
       <Container as="main" maxW="7xl" py="6">
         <Routes>
           <Route path="/" element={<Pipelines />} />
+          <Route path="/dags/:dag" element={<Pipelines />} />
           <Route path="/pipelines/:id" element={<Pipeline />} />
           <Route path="/pipelines/:id/versions/:version" element={<Version />} />
           <Route path="/pipelines/:id/compare" element={<Compare />} />

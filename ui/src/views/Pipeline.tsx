@@ -85,6 +85,7 @@ function facts(pipeline: PipelineSummary): [string, string][] {
     ["Closed", closed?.decided_at_ms ? `${age(pipeline.now_ms - closed.decided_at_ms)} ago` : ""],
     ["Rows a minute", count(pipeline.rows_per_minute)],
     ["Last abort", aborted === undefined ? "" : `version ${aborted.version}: ${aborted.reason}`],
+    ["Tasks", pipeline.tasks.map((task) => `${task.dag_id}.${task.task_id}`).join(", ")],
     ["Log", pipeline.log],
   ];
 }

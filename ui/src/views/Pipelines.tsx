@@ -1,13 +1,15 @@
 import { Heading, Link, Stack, Text } from "@chakra-ui/react";
 import { useQuery } from "@tanstack/react-query";
-import { Link as RouterLink } from "react-router-dom";
+import { Link as RouterLink, useParams } from "react-router-dom";
 import { api, type PipelineSummary } from "../api/client";
 import { Fetched } from "../parts/Fetched";
 import { Rows } from "../parts/Rows";
 import { LABELS, versionState } from "../state";
 import { age, count, guarantee } from "../text";
 
+/** The pipelines that the user may read. Below the route of a DAG: those that its tasks run. */
 export function Pipelines() {
+  const { dag } = useParams();
   const query = useQuery({ queryKey: ["pipelines"], queryFn: api.pipelines });
   return (
     <Stack gap="4">
@@ -15,10 +17,11 @@ export function Pipelines() {
         Pipelines
       </Heading>
       <Fetched query={query}>
-        {(pipelines) =>
-          pipelines.length === 0 ? (
+        {(all) => {
+          const pipelines = all.filter((each) => dag === undefined || each.tasks.some((task) => task.dag_id === dag));
+          return pipelines.length === 0 ? (
             <Text>
-              There are no pipelines that you may read. A pipeline appears here when its first run has started.
+              There are no pipelines here that you may read. A pipeline appears when its first run has started.
             </Text>
           ) : (
             <Rows
@@ -26,8 +29,8 @@ export function Pipelines() {
               columns={["Pipeline", "Guarantee", "Newest version", "State", "Closed", "Rows a minute"]}
               rows={pipelines.map((pipeline) => ({ id: pipeline.id, cells: cells(pipeline) }))}
             />
-          )
-        }
+          );
+        }}
       </Fetched>
     </Stack>
   );

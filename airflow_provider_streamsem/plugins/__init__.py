@@ -1,0 +1,1 @@
+"""The plugin that adds the web view to Airflow's UI."""

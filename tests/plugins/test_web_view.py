@@ -1,0 +1,153 @@
+"""The web view in Airflow's API server: users see the pipelines of the DAGs that they may read, and nobody else sees anything."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
+from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
+from airflow.sdk import DAG, BaseOperator
+from fastapi.testclient import TestClient
+
+from airflow_provider_streamsem import FilesSink, FilesSource, Pipeline, run_batch
+from airflow_provider_streamsem.hooks.pipelines import HasPipeline
+from airflow_provider_streamsem.observability.observed import Observed
+from airflow_provider_streamsem.testing.dag_runs import initialise_airflow, run_dag
+from airflow_provider_streamsem.testing.rows import RowsEngine
+from tests.releases import dag_files
+
+pytestmark = pytest.mark.airflow
+
+
+class RunsRows(HasPipeline, Observed, BaseOperator):
+    """Runs a pipeline without Spark, as ``MicroBatchOperator`` runs it with Spark."""
+
+    def __init__(self, *, pipeline: Pipeline, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.set_pipeline(pipeline)
+
+    def execute(self, context: Any) -> None:
+        with self.resolved_pipeline(context) as pipeline, self.observed(context["ti"], pipeline) as account:
+            account.result = run_batch(pipeline, run_key=context["run_id"], engine=RowsEngine())
+
+
+class PerDagAuthManager(SimpleAuthManager):
+    """Users named ``orders`` may read only the DAG ``orders``, and so on. Users named ``all`` may read every DAG."""
+
+    def is_authorized_dag(self, *, user: Any, details: Any = None, **others: Any) -> bool:
+        is_own = user.username == "all" or (details is not None and details.id == user.username)
+        return is_own and super().is_authorized_dag(user=user, details=details, **others)
+
+
+@pytest.fixture(scope="module")
+def dags(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two DAGs, ``orders`` and ``payments``, have run a pipeline each."""
+    from airflow.dag_processing.bundles.manager import DagBundlesManager
+
+    initialise_airflow()
+    root = tmp_path_factory.mktemp("dags")
+    for name in ("orders", "payments"):
+        (root / name / "in").mkdir(parents=True)
+        (root / name / "in" / "a.json").write_text('{"id": 1}\n')
+        pipeline = Pipeline(
+            name=name, log=str(root / name / "log"), source=FilesSource(path=str(root / name / "in"), format="json", schema="id long"),
+            sinks={"out": FilesSink(path=str(root / name / "out"), format="json")},
+        )  # fmt: skip
+        with DAG(name, schedule=None) as dag:
+            RunsRows(task_id="load", pipeline=pipeline)
+        dag.fileloc = __file__
+        DagBundlesManager().sync_bundles_to_db()
+        bag = dag_files().DagBag(dag_folder=os.devnull, bundle_path=None)
+        bag.bag_dag(dag)
+        dag_files().sync_bag_to_db(bag, "dags-folder", None)
+        assert run_dag(dag, "first").state == "success"
+    return root
+
+
+@pytest.fixture
+def server(dags: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Airflow's API server with this provider."""
+    from airflow.api_fastapi.app import create_app, purge_cached_app
+
+    monkeypatch.setenv("AIRFLOW__API_AUTH__JWT_SECRET", "0" * 64)
+    monkeypatch.setenv("AIRFLOW__CORE__AUTH_MANAGER", f"{__name__}.PerDagAuthManager")
+    purge_cached_app()
+    yield create_app(apps="core")
+    purge_cached_app()
+
+
+def client_of(server: Any, user: str | None, role: str | None = "VIEWER") -> TestClient:
+    from airflow.api_fastapi.app import get_auth_manager
+
+    client = TestClient(server)
+    if user is not None:
+        token = get_auth_manager().generate_jwt(SimpleAuthManagerUser(username=user, role=role))
+        client.cookies.set("_token", token)
+    return client
+
+
+def names(client: TestClient) -> list[str]:
+    response = client.get("/streamsem/api/pipelines")
+    assert response.status_code == 200, response.text
+    return [pipeline["name"] for pipeline in response.json()]
+
+
+def test_users_see_the_pipelines_of_the_dags_that_they_may_read(server: Any) -> None:
+    assert names(client_of(server, "all")) == ["orders", "payments"]
+    orders = client_of(server, "orders")
+    (pipeline,) = orders.get("/streamsem/api/pipelines").json()
+    assert (pipeline["name"], pipeline["tasks"]) == ("orders", [{"dag_id": "orders", "task_id": "load"}])
+    assert pipeline["newest"][0]["counts"]["written.out"] == 1
+    assert names(client_of(server, "another")) == []
+
+
+@pytest.mark.parametrize(
+    "path", ["", "/versions", "/versions/0", "/versions/0/quarantine", "/comparison?older=0&newer=0"]
+)
+def test_pipeline_of_another_dag_is_not_found(server: Any, path: str) -> None:
+    every = {p["name"]: p["id"] for p in client_of(server, "all").get("/streamsem/api/pipelines").json()}
+    orders = client_of(server, "orders")
+    own = orders.get(f"/streamsem/api/pipelines/{every['orders']}{path}").status_code
+    assert own == (403 if "quarantine" in path else 200), "records are hidden by default"
+    assert orders.get(f"/streamsem/api/pipelines/{every['payments']}{path}").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/index.html", "/none", "/api/settings", "/api/pipelines", "/api/pipelines/x", "/api/pipelines/x/versions"],
+)
+def test_nobody_gets_anything_without_a_valid_token(server: Any, path: str) -> None:
+    assert client_of(server, None).get(f"/streamsem{path}").status_code == 401
+    forged = client_of(server, None)
+    forged.cookies.set("_token", "forged")
+    assert forged.get(f"/streamsem{path}").status_code == 403
+
+
+def test_user_without_a_role_sees_no_pipeline(server: Any) -> None:
+    assert names(client_of(server, "all", role=None)) == []
+
+
+def test_airflow_shows_the_view_in_its_navigation_and_on_each_dag(server: Any) -> None:
+    plugins = client_of(server, "all", role="ADMIN").get("/api/v2/plugins").json()["plugins"]
+    (plugin,) = [plugin for plugin in plugins if plugin["name"] == "streamsem"]
+    assert {view["destination"]: view["href"] for view in plugin["external_views"]} == {
+        "nav": "streamsem/",
+        "dag": "streamsem/#/dags/{DAG_ID}",
+        "dag_run": "streamsem/#/dags/{DAG_ID}",
+        "task_instance": "streamsem/#/dags/{DAG_ID}",
+    }
+
+
+def test_loading_the_plugin_imports_neither_the_application_nor_its_libraries() -> None:
+    code = (
+        "import sys; import airflow.plugins_manager; before = {*sys.modules}; import airflow_provider_streamsem.plugins.web_view; "
+        "print(sorted(name for name in {*sys.modules} - before if name.split('.')[0] in ('boto3', 'pyspark', 'uvicorn') or '.web.' in name))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
