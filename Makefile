@@ -75,7 +75,7 @@ integration: .venv/spark.jsa  ## tests on real servers: Kafka, an S3 server (S3=
 
 prove: .venv/spark.jsa  ## the long tests: real Spark killed at random, a real scheduler, new random examples for the property tests
 	$(RUN) -m tests.integration.parts.install
-	$(PYTEST) -m 'prove and not integration' tests $(ALONE:%=--ignore=%)
+	$(PYTEST) -m 'prove and not integration' tests/simulation tests $(ALONE:%=--ignore=%)
 	$(BY_FILE) -m 'prove and integration' tests/integration
 	$(RUN) -m pytest -m prove $(ALONE)
 	STREAMSEM_ROUNDS=50 $(BY_FILE) -m 'not prove' -k '$(RACES)' tests/connectors tests/processes tests/integration

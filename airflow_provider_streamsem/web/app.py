@@ -142,6 +142,8 @@ def create_app(
 
     @app.get("/{path:path}", include_in_schema=False)
     async def page(request: Request, path: str) -> Response:
+        if not PAGE.is_dir():
+            raise HTTPException(404, "the page is not built in this checkout; run `make page`")
         return await files.get_response(path or ".", request.scope)
 
     return app

@@ -1,4 +1,5 @@
 import { Box, Flex, Stack, Text } from "@chakra-ui/react";
+import { useEffect, useRef } from "react";
 import { Link } from "react-router-dom";
 import type { VersionRow } from "../api/client";
 import { type CellState, COLORS, LABELS, sinkState, versionState } from "../state";
@@ -9,6 +10,12 @@ const BARS = 48;
 
 /** A column for each version, oldest first: the duration as a bar, the state of the version, and the state of each sink. */
 export function Grid({ id, versions }: { id: string; versions: VersionRow[] }) {
+  const area = useRef<HTMLDivElement>(null);
+  const isEmpty = versions.length === 0;
+  // Show the newest versions first, also if all versions do not fit.
+  useEffect(() => {
+    if (!isEmpty && area.current !== null) area.current.scrollLeft = area.current.scrollWidth;
+  }, [isEmpty]);
   const sinks = [...new Set(versions.flatMap((row) => Object.keys(row.sinks)))].sort();
   const longest = Math.max(1, ...versions.map((row) => row.duration_ms ?? 0));
   return (
@@ -20,18 +27,17 @@ export function Grid({ id, versions }: { id: string; versions: VersionRow[] }) {
           </Text>
         ))}
       </Stack>
-      {/* In this direction, the area first shows the newest version, which also comes first for the keyboard. */}
       <Flex
-        direction="row-reverse"
-        justify="flex-end"
+        ref={area}
+        minW="0"
         gap="2px"
         overflowX="auto"
         pb="2"
         tabIndex={0}
         role="region"
-        aria-label="batch grid, newest version first"
+        aria-label="batch grid, oldest version first"
       >
-        {versions.map((row) => (
+        {[...versions].reverse().map((row) => (
           <Column key={row.version} id={id} row={row} sinks={sinks} longest={longest} />
         ))}
       </Flex>

@@ -55,7 +55,7 @@ function Differences({ found }: { found: Comparison }) {
       />
       <Rows
         caption="comparison"
-        columns={["", `version ${older.version}`, `version ${newer.version}`]}
+        columns={["Field", `version ${older.version}`, `version ${newer.version}`]}
         rows={[...fields, ...counts].map(([name, value]) => ({ id: name, cells: [name, value(older), value(newer)] }))}
       />
     </Stack>
