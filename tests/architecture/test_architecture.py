@@ -133,6 +133,7 @@ def test_every_raised_error_is_public_or_marked_as_internal() -> None:
         "TimeoutError",  # fails a task of Spark, which is repeated
         "MessageError",  # becomes the reason of a quarantined record
         "DescriptorsError",  # becomes an InvalidError
+        "HTTPException",  # the response of a request of the web view
         "Crash",
         "TypeError",
         "ValueError",
