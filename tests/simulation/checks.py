@@ -88,6 +88,16 @@ class RawLog:
             files[version] = self.files(version)
         return [key for version in sorted(files) for key in files[version]]
 
+    def is_below_target(self, run_key: str) -> bool:
+        """Whether a rollback has returned to offsets below the target of a drain, so that the drain continues. It may have removed versions of other runs."""
+        versions = self.versions_of_run(run_key)
+        target = self.plans[versions[0]]["target"] if versions else {}
+        return any(
+            version > versions[0] and any(back["next"].get(partition, 0) < end for partition, end in target.items())
+            for version, outcome in self.outcomes.items()
+            if versions and (back := outcome.get("rolled_back")) is not None
+        )
+
     def newest_of_chain(self, version: int) -> int:
         """The commit that now holds the rows of a version."""
         for later in self.committed:
