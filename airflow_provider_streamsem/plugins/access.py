@@ -1,15 +1,18 @@
 """
-Decides which pipelines a user of Airflow may read: those of the DAGs that the user may read.
+Selects the pipelines that a user of Airflow may read: those of the DAGs that the user may read.
 
-A pipeline belongs to each DAG with a task that has run it. When a run starts, its operator pushes the location of the log as XCom (:data:`LOG_KEY`).
+A pipeline belongs to a DAG if the newest run of one of its tasks has named the log (:data:`LOG_KEY`), and if the log has versions that the DAG has planned. The
+second condition is checked when the log is read, because a task could name any log.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from threading import Lock
 from typing import Annotated, Any
 
 from airflow.api_fastapi.app import get_auth_manager
@@ -17,24 +20,30 @@ from airflow.api_fastapi.core_api.security import get_user
 from fastapi import Depends
 
 from airflow_provider_streamsem.connections import connection, use_resolver
+from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.hooks.connections import airflow_connection
 from airflow_provider_streamsem.observability.observed import LOG_KEY
-from airflow_provider_streamsem.pipeline.location import access
+from airflow_provider_streamsem.pipeline.location import access, root
 from airflow_provider_streamsem.stores.s3 import use_s3_access
 from airflow_provider_streamsem.web.documents import Task
 from airflow_provider_streamsem.web.pipelines import LoggedPipeline, OpenedLog
 
 User = Annotated[Any, Depends(get_user)]
 
-_opened: dict[tuple[str, str], OpenedLog] = {}
-"""URL of a log and id of its connection → the log"""
+_KEPT = 64
+"""The number of logs that a process keeps open."""
+_XCOMS = 2_000
+"""The maximum number of XComs that a request reads."""
+_opened: OrderedDict[tuple[str, str], OpenedLog] = OrderedDict()
+"""URL of a log and id of its connection → the log, in the order of their last use"""
+_lock = Lock()
 
 
 def authenticated(user: User) -> None:
     """
     Refuse a request without a valid token of Airflow.
 
-    :raises HTTPException: nobody is logged in
+    :raises HTTPException: the request has no valid token
     """
 
 
@@ -42,26 +51,32 @@ def readable(user: User) -> Sequence[LoggedPipeline]:
     """
     Return the pipelines of the DAGs that the user may read, in the order of their names.
 
-    :raises HTTPException: nobody is logged in
+    :raises HTTPException: the request has no valid token
     """
     dag_ids = get_auth_manager().get_authorized_dag_ids(user=user, method="GET")
-    tasks: dict[str, list[Task]] = {}
-    logs: dict[str, dict[str, str]] = {}
+    tasks: dict[tuple[str, str], dict[Task, None]] = {}
+    names: dict[tuple[str, str], str] = {}
     for dag_id, task_id, found in _newest_logs(dag_ids):
-        tasks.setdefault(found["log"], []).append(Task(dag_id=dag_id, task_id=task_id))
-        logs[found["log"]] = found
+        key = (found["log"], found["conn_id"])
+        tasks.setdefault(key, {})[Task(dag_id=dag_id, task_id=task_id)] = None
+        names[key] = found["pipeline"]
     return [
-        LoggedPipeline(_id(log), _opened_log(log, found["conn_id"]), tuple(tasks[log]))
-        for log, found in sorted(logs.items(), key=lambda item: item[1]["pipeline"])
+        LoggedPipeline(_id(*key), _opened_log(*key), tuple(tasks[key]))
+        for key in sorted(names, key=lambda key: (names[key], key))
     ]
 
 
-def _id(log: str) -> str:
-    return hashlib.sha256(log.encode()).hexdigest()[:16]
+def _id(log: str, conn_id: str) -> str:
+    return hashlib.sha256(f"{conn_id} {log}".encode()).hexdigest()[:16]
 
 
 def _opened_log(log: str, conn_id: str) -> OpenedLog:
-    return _opened.setdefault((log, conn_id), OpenedLog(log, _store_access(conn_id)))
+    with _lock:
+        opened = _opened.pop((log, conn_id), None) or OpenedLog(log, _store_access(log, conn_id))
+        _opened[log, conn_id] = opened
+        while len(_opened) > _KEPT:
+            _opened.popitem(last=False)
+        return opened
 
 
 def _newest_logs(dag_ids: set[str]) -> Iterator[tuple[str, str, dict[str, str]]]:
@@ -70,27 +85,20 @@ def _newest_logs(dag_ids: set[str]) -> Iterator[tuple[str, str, dict[str, str]]]
     from airflow.utils.session import create_session
     from sqlalchemy import and_, func, select
 
-    group = (XComModel.dag_id, XComModel.task_id, XComModel.map_index)
+    is_log = and_(XComModel.key == LOG_KEY, XComModel.dag_id.in_(dag_ids))
     newest = (
-        select(*group, func.max(XComModel.dag_run_id).label("dag_run_id"))
-        .where(XComModel.key == LOG_KEY)
-        .group_by(*group)
+        select(XComModel.task_id, func.max(XComModel.dag_run_id).label("dag_run_id"))
+        .where(is_log)
+        .group_by(XComModel.dag_id, XComModel.task_id)
         .subquery()
     )
-    query = select(XComModel.dag_id, XComModel.task_id, XComModel.value).join(
-        newest,
-        and_(
-            XComModel.dag_run_id == newest.c.dag_run_id,
-            XComModel.task_id == newest.c.task_id,
-            XComModel.map_index == newest.c.map_index,
-            XComModel.key == LOG_KEY,
-        ),
-    )
+    is_newest = and_(XComModel.dag_run_id == newest.c.dag_run_id, XComModel.task_id == newest.c.task_id)
+    query = select(XComModel.dag_id, XComModel.task_id, XComModel.value).join(newest, is_newest).where(is_log)
     with create_session() as session:
-        found = session.execute(query).all()
+        found = session.execute(query.limit(_XCOMS)).all()
     for dag_id, task_id, value in found:
         parsed = _parsed(value)
-        if dag_id in dag_ids and parsed is not None:
+        if parsed is not None:
             yield dag_id, task_id, parsed
 
 
@@ -98,19 +106,27 @@ def _parsed(value: Any) -> dict[str, str] | None:
     """Return the value of an XCom; ``None`` if an XCom backend has stored it in another form."""
     try:
         found = json.loads(value) if isinstance(value, str) else value
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     names = ("log", "pipeline", "conn_id")
     is_valid = isinstance(found, dict) and all(isinstance(found.get(name), str) for name in names)
     return {name: found[name] for name in names} if is_valid else None
 
 
-def _store_access(conn_id: str) -> Any:
-    """Return a context manager within which a log is opened with the S3 access of a connection of type ``streamsem``."""
+def _store_access(log: str, conn_id: str) -> Any:
+    """
+    Return a context manager within which a log is opened with the S3 access of a connection of type ``streamsem``.
+
+    It refuses a log that is not below the root of the connection, so that a task cannot use the credentials of a connection for another location.
+    """
 
     @contextmanager
     def with_connection() -> Iterator[None]:
-        with use_resolver(airflow_connection), use_s3_access(access(connection(conn_id))):
-            yield
+        with use_resolver(airflow_connection):
+            conn = connection(conn_id)
+            if not log.startswith(f"{root(conn)}/"):
+                raise InvalidError("the log is not below the root of its connection", log=log, conn_id=conn_id)
+            with use_s3_access(access(conn)):
+                yield
 
     return with_connection if conn_id else nullcontext

@@ -1,7 +1,7 @@
 """
-The web view in Airflow's UI: an entry of the navigation, and a tab of each DAG and task instance.
+The web view in Airflow's UI: an entry of the navigation, and a tab of each DAG, DAG run and task instance.
 
-Airflow loads plugins in all of its components, and only the API server needs the application. So the application is created by its first request.
+Airflow loads plugins in all of its components, and only the API server needs the application. So the first request creates it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from functools import cached_property
 from typing import Any, ClassVar
 
+import airflow
 from airflow.plugins_manager import AirflowPlugin
+from anyio import to_thread
+from packaging.version import Version
 
 PREFIX = "/streamsem"
 
@@ -32,11 +35,12 @@ class WebView:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request."""
-        await self._app(scope, receive, send)
+        app = await to_thread.run_sync(lambda: self._app)  # the imports take a second
+        await app(scope, receive, send)
 
 
 def _view(destination: str, route: str) -> dict[str, str]:
-    """Return a page of Airflow's UI that shows the web view, with the pipelines of a DAG if it is a tab of a DAG or a task instance."""
+    """Return a page of Airflow's UI that shows the web view. A tab of a DAG, of a DAG run or of a task instance shows all pipelines of the DAG."""
     fragment = "" if destination == "nav" else "#/dags/{DAG_ID}"
     return {
         "name": "Streamsem",
@@ -51,14 +55,19 @@ class StreamsemPlugin(AirflowPlugin):  # type: ignore[misc]
     """
     The plugin. The distribution's entry point ``airflow.plugins`` names it.
 
-    The provider metadata does not: Airflow loads its plugins only without ``[core] lazy_discover_providers``, and would then load this one twice.
+    The provider metadata does not name it. Without ``[core] lazy_discover_providers``, Airflow also loads plugins from there, and would load this one twice.
     """
 
     name = "streamsem"
     fastapi_apps: ClassVar[list[dict[str, Any]]] = [{"app": WebView(), "url_prefix": PREFIX, "name": "Streamsem"}]
-    external_views: ClassVar[list[dict[str, str]]] = [
-        _view("nav", "streamsem"),
-        _view("dag", "streamsem_dag"),
-        _view("dag_run", "streamsem_dag_run"),
-        _view("task_instance", "streamsem_task_instance"),
-    ]
+    # Before Airflow 3.1.8, the API server does not read the user's token from the cookie, so no page of a plugin could be shown.
+    external_views: ClassVar[list[dict[str, str]]] = (
+        []
+        if Version(airflow.__version__) < Version("3.1.8")
+        else [
+            _view("nav", "streamsem"),
+            _view("dag", "streamsem_dag"),
+            _view("dag_run", "streamsem_dag_run"),
+            _view("task_instance", "streamsem_task_instance"),
+        ]
+    )

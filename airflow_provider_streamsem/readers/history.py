@@ -16,7 +16,9 @@ from airflow_provider_streamsem.readers.files import CommittedLog, Version
 from airflow_provider_streamsem.stores.concurrency import in_threads
 
 _CACHED = 20_000
-"""The number of versions that :class:`History` keeps. A version needs a few kilobytes."""
+"""The number of versions and files that a :class:`History` keeps in memory. Each needs up to a kilobyte."""
+_EXTRA = 3
+"""The number of versions before the last one of a page that are read, to find the spec before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +29,7 @@ class VersionSummary:
     :param kind: ``batch``, ``reprocess`` or ``rollback``
     :param result: ``open``, ``commit`` or ``abort``; or ``publishing`` for a commit whose receipts are not stored yet
     :param replaces: the version whose rows a reprocessing run replaces
+    :param replaced_by: the reprocessing run that has replaced the rows of the version, if it was read
     :param rolls_back_to: the version to which a rollback returns
     :param is_rolled_back: whether a later rollback has removed the rows of the version
     :param ranges: partition → start offset (inclusive) and end offset (exclusive)
@@ -38,7 +41,7 @@ class VersionSummary:
     :param planned_at_ms: when the version was planned, in milliseconds since the epoch
     :param decided_at_ms: when it was closed; ``None`` while it is open
     :param published_at_ms: when its receipts were stored; ``None`` without receipts
-    :param duration_ms: milliseconds from the start of the attempt to the outcome
+    :param duration_ms: milliseconds from the plan to the outcome, including the time between attempts
     :param sinks: sink → ``committed``; for a sink outside the log, ``waiting`` or the result in its receipt: ``applied``, ``skipped`` or ``unknown``
     :param reason: why the version was aborted; ``""`` if it was not
     :param changed: the fields of the spec that differ from those of the version before
@@ -48,6 +51,7 @@ class VersionSummary:
     kind: str
     result: str
     replaces: int | None
+    replaced_by: int | None
     rolls_back_to: int | None
     is_rolled_back: bool
     ranges: Ranges
@@ -76,6 +80,8 @@ class History:
 
     opened: CommittedLog
     _closed: OrderedDict[int, Version] = field(default_factory=OrderedDict)
+    _size: int = 0
+    _replaced_by: dict[int, int] = field(default_factory=dict)
     _specs: dict[str, Json] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
 
@@ -90,28 +96,45 @@ class History:
         head = self.opened.log.find_head()
         newest = head.plan.version if isinstance(head, OpenHead) else head.closed
         end = newest + 1 if before is None else min(before, newest + 1)
-        # One version more, whose spec is compared with that of the last version.
-        numbers = range(end - 1, max(-1, end - 2 - limit), -1)
-        versions = [version for version in in_threads(self.version, numbers) if version is not None]
+        versions = self.versions(range(end - 1, max(-1, end - 1 - limit - _EXTRA), -1))
         removed = self.opened.rolled_back(head.outcome)
         return [
             self._summary(version, versions[at + 1 :], is_rolled_back=version.version in removed)
             for at, version in enumerate(versions[:limit])
         ]
 
+    def summary(self, version: Version) -> VersionSummary:
+        """Return the summary of one version."""
+        earlier = self.versions(range(version.version - 1, max(-1, version.version - 1 - _EXTRA), -1))
+        removed = self.opened.rolled_back(self.opened.log.find_head().outcome)
+        return self._summary(version, earlier, is_rolled_back=version.version in removed)
+
+    def versions(self, numbers: Sequence[int]) -> list[Version]:
+        """Return versions with their entries, in the given order. Versions that do not exist are left out."""
+        return [version for version in in_threads(self.version, numbers) if version is not None]
+
     def version(self, number: int) -> Version | None:
         """Return a version with its entries; ``None`` if it does not exist."""
         with self._lock:
             if number in self._closed:
+                self._closed.move_to_end(number)
                 return self._closed[number]
         version = self.opened.version(number)
         outcome = None if version is None else version.outcome
         if version is not None and outcome is not None and (version.receipts or not outcome.requires_receipts):
-            with self._lock:
-                self._closed[number] = version
-                while len(self._closed) > _CACHED:
-                    self._closed.popitem(last=False)
+            self._keep(version, outcome)
         return version
+
+    def _keep(self, version: Version, outcome: Outcome) -> None:
+        with self._lock:
+            if version.version not in self._closed:
+                self._closed[version.version] = version
+                self._size += _size(version)
+            if outcome.committed and outcome.replaces is not None:
+                self._replaced_by[outcome.replaces.version] = version.version
+            while self._size > _CACHED and len(self._closed) > 1:
+                _, oldest = self._closed.popitem(last=False)
+                self._size -= _size(oldest)
 
     def spec(self, digest: str) -> Json:
         """Return a stored spec as JSON."""
@@ -127,6 +150,7 @@ class History:
             kind=plan.kind,
             result=result_of(version),
             replaces=None if plan.replaces is None else plan.replaces.version,
+            replaced_by=self._replaced_by.get(version.version),
             rolls_back_to=None if plan.rolled_back is None else plan.rolled_back.to,
             is_rolled_back=is_rolled_back,
             ranges=plan.ranges,
@@ -146,11 +170,16 @@ class History:
         )
 
     def _changed(self, version: Version, earlier: Sequence[Version]) -> tuple[str, ...]:
-        """Return the spec fields in which a version differs from the newest of the earlier versions. Rollbacks do not count, because they use no spec."""
+        """Return the spec fields in which a version differs from the newest of the earlier versions. Rollbacks are ignored, because they run no transform."""
         specs = [each.plan.spec for each in (version, *earlier) if each.plan.kind != "rollback"][:2]
         if version.plan.kind == "rollback" or len({*specs}) < 2:
             return ()
         return tuple(changed_fields(self.spec(specs[1]), self.spec(specs[0])))
+
+
+def _size(version: Version) -> int:
+    """Return the number of the version and its files."""
+    return 1 + (0 if version.outcome is None else sum(len(sink.files) for sink in version.outcome.sinks.values()))
 
 
 def result_of(version: Version) -> str:

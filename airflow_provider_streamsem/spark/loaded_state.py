@@ -1,14 +1,14 @@
 """
 The state stores that the last attempt of this process left loaded in Spark. If the next attempt continues their state, it need not load it from the log.
 
-Spark identifies loaded state stores by a run id. A state store of Spark 4.1 that had to continue another state than the one that it had loaded was seen to
-continue a wrong state without an error. So :func:`take` returns a run id only if all of these conditions hold (W28). Otherwise the attempt loads its state with
-a new run id:
+Spark identifies loaded state stores by a run id. In Spark 4.1, a loaded state store that must continue another state may silently continue a wrong one. So
+:func:`take` returns a run id only if all of these conditions hold (W28). Otherwise the attempt loads its state with a new run id:
 
 - The stores have loaded the state that the attempt continues: the unique ids are equal.
 - No other attempt has received the run id, not even one that failed.
 - Spark runs in local mode, where one executor has all stores. On a cluster, tasks move between executors, so an executor may have an older state loaded.
 - The attempt calls the same function as the attempt that loaded the stores, because loaded stores keep the types of their keys and values.
+- Fewer than 20 batches have continued the stores. So a lost SST file is detected by then, and what Spark keeps in memory for each batch does not grow.
 
 The module keeps the stores of one log only, so that a process with many pipelines does not keep the state of each of them in memory.
 
@@ -28,6 +28,21 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_streamsem.state import OperatorState
 
+_MOST_BATCHES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """
+    State stores of an attempt.
+
+    :param run_id: Spark's run id
+    :param batches: number of earlier batches that have used the stores
+    """
+
+    run_id: str
+    batches: int = 0
+
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
@@ -36,15 +51,14 @@ class _Loaded:
 
     :param process: id of the process that loaded them
     :param application: id of the Spark application
-    :param run_id: Spark's run id of the attempt that loaded them
     :param location: path of the directory of the state files, for Spark
-    :param state: the state that they have loaded
+    :param state: the state that the attempt wrote, which the stores have in memory
     :param transform: the function that the attempt called
     """
 
     process: int
     application: str
-    run_id: str
+    stores: Stores
     location: str
     state: OperatorState
     transform: Callable[..., Any]
@@ -54,43 +68,43 @@ _lock = Lock()
 _loaded: _Loaded | None = None
 
 
-def take(session: SparkSession, location: str, state: OperatorState, transform: Callable[..., Any]) -> str | None:
+def take(session: SparkSession, location: str, state: OperatorState, transform: Callable[..., Any]) -> Stores | None:
     """
-    Return the run id of the loaded state stores if the attempt can continue them; otherwise unload them, and return ``None``.
+    Return the loaded state stores if the attempt can continue them; otherwise unload them, and return ``None``.
 
     :param location: path of the directory of the state files, for Spark
     :param state: the state that the attempt continues
     :param transform: the function that the attempt calls
     """
-    loaded = _forget(session)
+    loaded = _replace(session, None)
     if loaded is None:
         return None
-    if (loaded.location, _ids(loaded.state)) == (location, _ids(state)) and loaded.transform is transform:
-        return loaded.run_id
-    unload(session, loaded.run_id)
+    is_same_state = (loaded.location, _ids(loaded.state)) == (location, _ids(state))
+    if is_same_state and loaded.transform is transform and loaded.stores.batches < _MOST_BATCHES:
+        return loaded.stores
+    unload(session, loaded.stores.run_id)
     return None
 
 
 def keep(
-    session: SparkSession, run_id: str, location: str, state: OperatorState, transform: Callable[..., Any]
+    session: SparkSession, stores: Stores, location: str, state: OperatorState, transform: Callable[..., Any]
 ) -> None:
     """
     Keep the state stores of an attempt loaded for the next one. On a cluster, unload them.
 
-    :param run_id: Spark's run id of the attempt
     :param location: path of the directory of the state files, for Spark
     :param state: the state that the attempt wrote
     :param transform: the function that the attempt called
     """
-    global _loaded
-    if (before := _forget(session)) is not None:
-        unload(session, before.run_id)
     inner: Any = session
     if not inner._jsparkSession.sparkContext().isLocal():
-        unload(session, run_id)
+        unload(session, stores.run_id)
         return
-    with _lock:
-        _loaded = _Loaded(os.getpid(), session.sparkContext.applicationId, run_id, location, state, transform)
+    used = Stores(stores.run_id, stores.batches + 1)
+    application = session.sparkContext.applicationId
+    before = _replace(session, _Loaded(os.getpid(), application, used, location, state, transform))
+    if before is not None:
+        unload(session, before.stores.run_id)
 
 
 def unload(session: SparkSession, run_id: str) -> None:
@@ -101,11 +115,11 @@ def unload(session: SparkSession, run_id: str) -> None:
         inner._jsparkSession.sessionState().streamingQueryManager().stateStoreCoordinator().deactivateInstances(uuid)
 
 
-def _forget(session: SparkSession) -> _Loaded | None:
-    """Return the loaded state stores, and forget them; ``None`` if there are none in this process and this Spark application."""
+def _replace(session: SparkSession, new: _Loaded | None) -> _Loaded | None:
+    """Replace the loaded state stores, and return the old ones; ``None`` if there are none in this process and this Spark application."""
     global _loaded
     with _lock:
-        loaded, _loaded = _loaded, None
+        loaded, _loaded = _loaded, new
     here = (os.getpid(), session.sparkContext.applicationId)
     return loaded if loaded is not None and (loaded.process, loaded.application) == here else None
 

@@ -93,7 +93,7 @@ class MicroBatch:
     _columns: dict[str, str] = field(default_factory=dict)
     _logical: Any = None
     _planned: Any = None
-    _run_id: str = ""
+    _stores: loaded_state.Stores | None = None
     _after: OperatorState | None = None
     _partitions: int = 0
     _settings: dict[str, str] = field(default_factory=dict)
@@ -141,7 +141,7 @@ class MicroBatch:
             check_late_rows_can_be_found(logical, merges_sessions=merges_sessions)
         metadata = self._prepare_metadata(logical)
         loaded = self.base and loaded_state.take(self.session, self.location, self.base, self.transform)
-        self._run_id = loaded or _new_run_id()
+        self._stores = loaded or loaded_state.Stores(_new_run_id())
         try:
             self._check_supported(logical)
             execution = self._execution(logical)
@@ -246,10 +246,12 @@ class MicroBatch:
 
     def close(self) -> None:
         """Leave the state that the attempt wrote loaded in Spark. If it wrote none, unload the state stores that it used."""
+        if self._stores is None:
+            return
         if self._after is not None and self._after.operators:
-            loaded_state.keep(self.session, self._run_id, self.location, self._after, self.transform)
-        elif self._run_id:
-            loaded_state.unload(self.session, self._run_id)
+            loaded_state.keep(self.session, self._stores, self.location, self._after, self.transform)
+        else:
+            loaded_state.unload(self.session, self._stores.run_id)
 
     @property
     def late_watermark_ms(self) -> int:
@@ -334,7 +336,8 @@ class MicroBatch:
         now = metadata.apply(self._watermark_ms, self.now_ms, conf)
         self._settings = json.loads(now.json())["conf"]
         before = self._base_metadata(self.base) if has_state and self.base is not None else None
-        run_id = self._jvm("java.util.UUID").fromString(self._run_id if has_state else _new_run_id())
+        stores = self._stores if has_state else None
+        run_id = self._jvm("java.util.UUID").fromString(_new_run_id() if stores is None else stores.run_id)
         empty = self._jvm("scala.collection.mutable.HashMap")
         execution = self._jvm(f"{_STREAMING}.runtime.IncrementalExecution")
         arguments = [

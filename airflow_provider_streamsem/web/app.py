@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated, Any, TypeVar
 
+from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.staticfiles import StaticFiles
 
 from airflow_provider_streamsem.errors import InvalidError, StreamsemError
 from airflow_provider_streamsem.protocol.keys import N
-from airflow_provider_streamsem.stores.concurrency import in_threads
+from airflow_provider_streamsem.telemetry import log_of
 from airflow_provider_streamsem.version import __version__
 from airflow_provider_streamsem.web.documents import (
     Comparison,
@@ -27,6 +29,12 @@ from airflow_provider_streamsem.web.pipelines import LoggedPipeline
 
 PAGE = pathlib.Path(__file__).parent / "page"
 """The files of the page. ``make page`` builds them."""
+_THREADS = 8
+"""The number of requests that read logs at a time."""
+_WAITING = 64
+"""The number of requests that may wait for a thread."""
+logger = log_of(__name__)
+T = TypeVar("T")
 _HEADERS = {
     # Chakra adds style elements. Scripts come only from this server.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; font-src 'self'; "
@@ -41,79 +49,97 @@ router = APIRouter(prefix="/api")
 
 
 def _authenticated() -> None:
-    """Refuse a request that nobody has authenticated. :func:`create_app` replaces this function."""
-    raise HTTPException(500, "the application has no authentication")
+    """Refuse an unauthenticated request. :func:`create_app` replaces this function."""
+    raise HTTPException(500, "the application has no authentication. Do: create it with create_app.")
 
 
 def _readable() -> Sequence[LoggedPipeline]:
     """Return the pipelines that a request may read. :func:`create_app` replaces this function."""
-    raise HTTPException(500, "the application has no authorization")
+    raise HTTPException(500, "the application has no authorization. Do: create it with create_app.")
 
 
 Readable = Annotated[Sequence[LoggedPipeline], Depends(_readable)]
 
 
-def _requested(id: str, pipelines: Readable) -> LoggedPipeline:
+async def _in_thread(request: Request, call: Callable[..., T], *arguments: Any) -> T:
+    """
+    Run a function that reads a log, in one of a few threads. Airflow's API server has threads of its own, which a store that does not respond must not occupy.
+
+    :raises HTTPException: too many requests wait for a thread
+    """
+    limiter: CapacityLimiter = request.app.state.limiter
+    if limiter.statistics().tasks_waiting >= _WAITING:
+        raise HTTPException(503, "the server is reading too many logs. Do: try again later.")
+    return await to_thread.run_sync(partial(call, *arguments), limiter=limiter)
+
+
+async def _requested(request: Request, id: str, pipelines: Readable) -> LoggedPipeline:
     found = next((pipeline for pipeline in pipelines if pipeline.id == id), None)
     if found is None:
-        raise HTTPException(404, "there is no such pipeline, or you may not read it")
-    return found
+        summary = f"there is no pipeline with the id {id!r}, or you may not read its DAGs"
+        raise HTTPException(404, f"{summary}. Do: open the list of pipelines, or ask for access to the DAG.")
+    return await _in_thread(request, found.checked)
 
 
 Number = Annotated[int, Path(ge=0, lt=N)]
+Compared = Annotated[int, Query(ge=0, lt=N)]
 Requested = Annotated[LoggedPipeline, Depends(_requested)]
 
 
 @router.get("/settings", operation_id="settings")
-def settings(request: Request, pipelines: Readable) -> Settings:
+async def settings(request: Request) -> Settings:
     """Return the settings of the page."""
     return Settings(version=__version__, shows_records=request.app.state.shows_records)
 
 
 @router.get("/pipelines", operation_id="pipelines")
-def summaries(pipelines: Readable) -> list[PipelineSummary]:
+async def summaries(request: Request, pipelines: Readable) -> list[PipelineSummary]:
     """Return the pipelines that the user may read. A log that cannot be read has a ``problem``."""
-    return in_threads(_summary, pipelines)
+    return [await _in_thread(request, _summary, pipeline) for pipeline in pipelines]
 
 
 @router.get("/pipelines/{id}", operation_id="pipeline")
-def summary(pipeline: Requested) -> PipelineSummary:
+async def summary(request: Request, pipeline: Requested) -> PipelineSummary:
     """Return one pipeline."""
-    return pipeline.summary()
+    return await _in_thread(request, pipeline.summary)
 
 
 @router.get("/pipelines/{id}/versions", operation_id="versions")
-def versions(
+async def versions(
+    request: Request,
     pipeline: Requested,
     before: Annotated[int | None, Query(ge=0, le=N)] = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 100,
 ) -> VersionPage:
     """Return versions in descending order."""
-    return pipeline.page(before=before, limit=limit)
+    return await _in_thread(request, partial(pipeline.page, before=before, limit=limit))
 
 
 @router.get("/pipelines/{id}/versions/{version}", operation_id="version")
-def version(pipeline: Requested, version: Number) -> VersionDetail:
+async def version(request: Request, pipeline: Requested, version: Number) -> VersionDetail:
     """Return one version."""
-    return pipeline.detail(version)
+    shows_records = request.app.state.shows_records
+    return await _in_thread(request, partial(pipeline.detail, version, shows_records=shows_records))
 
 
 @router.get("/pipelines/{id}/versions/{version}/quarantine", operation_id="quarantine")
-def quarantine(
+async def quarantine(
     request: Request, pipeline: Requested, version: Number, limit: Annotated[int, Query(ge=1, le=100)] = 20
 ) -> list[QuarantinedRecord]:
     """Return the first quarantined records of a version, if the deployment shows the contents of records."""
     if not request.app.state.shows_records:
-        raise HTTPException(403, "this deployment does not show the contents of records")
-    return pipeline.quarantined(version, limit=limit)
+        raise HTTPException(
+            403,
+            "the contents of quarantined records are hidden. Do: set [streamsem] show_records, start `streamsem ui` with --show-records, "
+            "or run `streamsem quarantine`.",
+        )
+    return await _in_thread(request, partial(pipeline.quarantined, version, limit=limit))
 
 
 @router.get("/pipelines/{id}/comparison", operation_id="comparison")
-def comparison(
-    pipeline: Requested, older: Annotated[int, Query(ge=0, lt=N)], newer: Annotated[int, Query(ge=0, lt=N)]
-) -> Comparison:
+async def comparison(request: Request, pipeline: Requested, older: Compared, newer: Compared) -> Comparison:
     """Compare two closed versions."""
-    return pipeline.comparison(older, newer)
+    return await _in_thread(request, pipeline.comparison, older, newer)
 
 
 def create_app(
@@ -134,7 +160,7 @@ def create_app(
         dependencies=[Depends(_authenticated)],
     )  # fmt: skip
     app.dependency_overrides = {_authenticated: authenticated, _readable: readable}
-    app.state.shows_records = shows_records
+    app.state.shows_records, app.state.limiter = shows_records, CapacityLimiter(_THREADS)
     app.include_router(router)
     app.middleware("http")(_protected)
     app.add_exception_handler(StreamsemError, _reported)
@@ -143,7 +169,8 @@ def create_app(
     @app.get("/{path:path}", include_in_schema=False)
     async def page(request: Request, path: str) -> Response:
         if not PAGE.is_dir():
-            raise HTTPException(404, "the page is not built in this checkout; run `make page`")
+            summary = "the files of the page are missing. Do: run `make page` in a checkout, otherwise install the package again."
+            raise HTTPException(404, summary)
         return await files.get_response(path or ".", request.scope)
 
     return app
@@ -165,10 +192,15 @@ def _reported(request: Request, error: Exception) -> JSONResponse:
 
 
 def _summary(pipeline: LoggedPipeline) -> PipelineSummary:
+    """Return the document of a pipeline. Any error affects only this pipeline."""
     try:
-        return pipeline.summary()
+        return pipeline.checked().summary()
     except StreamsemError as error:
         return pipeline.unreadable(_problem(error))
+    except Exception as error:
+        logger.warning("the log of pipeline %s cannot be read", pipeline.id, exc_info=True)
+        message = "the log cannot be read. Do: read the log of the server."
+        return pipeline.unreadable(Problem(error=type(error).__name__, message=message))
 
 
 def _problem(error: StreamsemError) -> Problem:

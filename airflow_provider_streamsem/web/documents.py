@@ -40,6 +40,7 @@ class VersionRow(BaseModel):
     kind: str
     result: str
     replaces: int | None
+    replaced_by: int | None
     rolls_back_to: int | None
     is_rolled_back: bool
     has_gaps: bool
@@ -73,7 +74,7 @@ class Problem(BaseModel):
     message: str
 
 
-class Task(BaseModel):
+class Task(BaseModel, frozen=True):
     """A task of Airflow that runs a pipeline."""
 
     dag_id: str
@@ -89,7 +90,7 @@ class PipelineSummary(BaseModel):
     :param guarantee: sink → the label that the newest version records
     :param conditions: the condition of the labels; ``""`` if they are unconditional
     :param newest: the newest versions, in descending order
-    :param rows_per_minute: rows written by the newest versions, for each minute from the first plan to the last outcome
+    :param rows_per_minute: average rows per minute of the newest 30 versions in their largest sink, from the first plan to the last outcome
     :param problem: why the log cannot be read
     """
 
@@ -117,20 +118,26 @@ class FileRow(BaseModel):
 
 class Attempt(BaseModel):
     """
-    An attempt of a version.
+    An attempt of a version that has a manifest.
 
-    :param result: ``committed``; ``discarded``: the outcome names another attempt, or the version was aborted; ``staged``: the version is open; ``incomplete``:
-        it has no manifest
+    :param result: ``committed``; ``discarded``: the outcome names another attempt, or the version was aborted; ``staged``: the version is open
+    :param rows: sink → number of rows
     """
 
     attempt_id: str
     result: str
-    staged_ms: int | None
+    staged_ms: int
     rows: dict[str, int]
 
 
 class SinkState(BaseModel):
-    """A sink of a version."""
+    """
+    The state of a sink after a version; see ``sinks`` of :class:`airflow_provider_streamsem.readers.history.VersionSummary`.
+
+    :param rows: number of rows that the version wrote for the sink
+    :param published_rows: number of rows in the receipt of a sink outside the log
+    :param detail: details in the receipt
+    """
 
     sink: str
     state: str
@@ -149,7 +156,17 @@ class StateRow(BaseModel):
 
 
 class VersionDetail(BaseModel):
-    """One version. ``files`` has at most 500 of the files."""
+    """
+    One version.
+
+    :param attempts: at most 100
+    :param files: at most 500. Without ``shows_records``, they have no values of partition columns
+    :param lookups: name → what the plan pins of the lookup
+    :param transform: name of the transform; ``""`` without one
+    :param settings: the stored spec of the pipeline
+    :param quarantined: number of quarantined records
+    :param schemas: sink → its columns as Spark's schema JSON
+    """
 
     row: VersionRow
     ranges: list[OffsetRange]
@@ -167,7 +184,7 @@ class VersionDetail(BaseModel):
 
 
 class QuarantinedRecord(BaseModel):
-    """A quarantined record."""
+    """A quarantined record. ``raw`` has at most 2,000 characters; ``encoding`` is ``base64`` if the bytes are not UTF-8."""
 
     position: dict[str, Any]
     error: str
@@ -176,7 +193,13 @@ class QuarantinedRecord(BaseModel):
 
 
 class Comparison(BaseModel):
-    """Two versions of a pipeline. ``changed`` are the fields of the spec that differ."""
+    """
+    Two versions of a pipeline.
+
+    :param changed: the fields of the spec that differ
+    :param added_files: files of datasets that became visible after the older version
+    :param removed_files: files that were visible at the older version and are no longer at the newer one
+    """
 
     older: VersionRow
     newer: VersionRow
@@ -188,7 +211,7 @@ class Comparison(BaseModel):
 
 
 class Settings(BaseModel):
-    """Settings of the page."""
+    """Settings of the page: the version of the package, and whether the contents of records are shown."""
 
     version: str
     shows_records: bool
@@ -201,6 +224,7 @@ def row_of(summary: VersionSummary) -> VersionRow:
         kind=summary.kind,
         result=summary.result,
         replaces=summary.replaces,
+        replaced_by=summary.replaced_by,
         rolls_back_to=summary.rolls_back_to,
         is_rolled_back=summary.is_rolled_back,
         has_gaps=bool(summary.gaps),

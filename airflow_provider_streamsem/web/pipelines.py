@@ -1,23 +1,27 @@
-"""Reads what the page shows of one pipeline from its log. Entries that cannot change are read once in a process."""
+"""Reads the documents of one pipeline from its log. A process reads the entries of a closed version once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.clock import SYSTEM_CLOCK
+from airflow_provider_streamsem.commitlog.log import RetryPolicy, open_commit_log
+from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
 from airflow_provider_streamsem.pipeline.changes import changed_fields
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import lines, plain
-from airflow_provider_streamsem.protocol.entries import StagedManifest
+from airflow_provider_streamsem.protocol.entries import DataFile, StagedManifest
 from airflow_provider_streamsem.protocol.procedures import read_entry
 from airflow_provider_streamsem.readers.files import CommittedLog, Version, open_log
 from airflow_provider_streamsem.readers.history import History, VersionSummary
 from airflow_provider_streamsem.state import operator_state
 from airflow_provider_streamsem.stores.concurrency import in_threads
+from airflow_provider_streamsem.telemetry import log_of
 from airflow_provider_streamsem.web.documents import (
     Attempt,
     Comparison,
@@ -38,6 +42,20 @@ _NEWEST = 30
 """The number of versions in a :class:`PipelineSummary`."""
 _FILES = 500
 """The number of files in a :class:`VersionDetail`."""
+_ATTEMPTS = 100
+"""The number of attempts in a :class:`VersionDetail`."""
+_RAW = 2_000
+"""The number of characters of a quarantined record."""
+_COMPARED = 1_000
+"""The maximum distance of two versions that are compared."""
+_SEARCHED = 100
+"""The number of the newest versions of which a DAG must have planned one."""
+_AIRFLOW = "airflow:"
+"""Prefix of the run keys of tasks; see :func:`airflow_provider_streamsem.hooks.runs.run_key`."""
+_EXPIRES_MS = 300_000
+_FAILED_MS = 30_000
+
+logger = log_of(__name__)
 
 
 @dataclass(slots=True)
@@ -45,13 +63,21 @@ class OpenedLog:
     """
     A log that is opened at first use. All requests share it, and so the versions that were read.
 
+    After five minutes it is opened again, because its credentials may have changed, or another log may have replaced it. If it cannot be opened, all requests
+    get the same error for half a minute, so that a store that does not respond does not block the server.
+
     :param location: URL of the log
     :param store_access: returns a context manager within which the log is opened
+    :attr dag_ids: DAGs that have planned a version of the log
     """
 
     location: str
     store_access: Callable[[], AbstractContextManager[None]] = nullcontext
-    _history: History | None = field(default=None)
+    dag_ids: set[str] = field(default_factory=set)
+    _history: History | None = None
+    _opened_ms: int = 0
+    _error: Exception | None = None
+    _failed_ms: int = 0
 
     @property
     def history(self) -> History:
@@ -60,10 +86,27 @@ class OpenedLog:
 
         :raises InvalidError: there is no log at the location
         """
-        if self._history is None:
-            with self.store_access():
-                self._history = History(open_log(self.location))
+        now_ms = SYSTEM_CLOCK.now_ms()
+        if self._error is not None and now_ms - self._failed_ms < _FAILED_MS:
+            raise self._error.with_traceback(None)
+        if self._history is None or now_ms - self._opened_ms > _EXPIRES_MS:
+            try:
+                self._open()
+            except Exception as error:
+                self._error, self._failed_ms = error, now_ms
+                raise
+            self._error, self._opened_ms = None, now_ms
+        assert self._history is not None
         return self._history
+
+    def _open(self) -> None:
+        with self.store_access():
+            # A writer waits for a store that does not respond. A page reports it.
+            opened = open_log(open_commit_log(self.location, retry_policy=RetryPolicy(tries=1)))
+        if self._history is not None and self._history.opened.record == opened.record:
+            self._history.opened = opened
+        else:
+            self._history = History(opened)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +115,35 @@ class LoggedPipeline:
     A pipeline, read from its log.
 
     :param id: identifies the pipeline in the API
-    :param tasks: the tasks of Airflow that run the pipeline
+    :param tasks: the tasks of Airflow whose newest runs have named the log. Without tasks, the pipeline is that of a user who has named the log
     """
 
     id: str
     log: OpenedLog
     tasks: tuple[Task, ...] = ()
+
+    def checked(self) -> LoggedPipeline:
+        """
+        Return the pipeline, if a DAG of its tasks has planned a version of the log.
+
+        A task may name any log, also that of another team. It cannot write versions into that log.
+
+        :raises InvalidError: no DAG of the tasks has planned one of the newest versions, or the log cannot be read. The error does not tell which
+        """
+        dag_ids = {task.dag_id for task in self.tasks}
+        if not dag_ids or dag_ids & self.log.dag_ids:
+            return self
+        try:
+            found = {_dag_id(row.run_key) for row in self.history.summaries(limit=_SEARCHED)}
+        except Exception:
+            logger.warning("the log of pipeline %s cannot be read", self.id, exc_info=True)
+            found = set()
+        self.log.dag_ids.update(found - {""})
+        if not dag_ids & found:
+            raise InvalidError(
+                "the API server cannot read the log of this pipeline, or the newest versions of the log are not those of this DAG"
+            ).advising("read the log of the API server, and give it access to the log.")
+        return self
 
     @property
     def history(self) -> History:
@@ -106,8 +172,9 @@ class LoggedPipeline:
 
     def unreadable(self, problem: Problem) -> PipelineSummary:
         """Return the document of a pipeline whose log cannot be read."""
+        name = self.log.location.rstrip("/").rpartition("/")[2]
         return PipelineSummary(
-            id=self.id, name=self.log.location, log=self.log.location, tasks=list(self.tasks), guarantee={}, conditions="", newest=[],
+            id=self.id, name=name, log=self.log.location, tasks=list(self.tasks), guarantee={}, conditions="", newest=[],
             rows_per_minute=None, now_ms=0, problem=problem,
         )  # fmt: skip
 
@@ -125,10 +192,11 @@ class LoggedPipeline:
             now_ms=self._opened.log.clock.now_ms(),
         )
 
-    def detail(self, number: int) -> VersionDetail:
+    def detail(self, number: int, *, shows_records: bool) -> VersionDetail:
         """
         Return one version.
 
+        :param shows_records: whether to return the values of partition columns, which come from records
         :raises InvalidError: the log has no such version
         """
         version, summary = self._version(number)
@@ -139,7 +207,7 @@ class LoggedPipeline:
             row=row_of(summary),
             ranges=ranges_of(summary.ranges, summary.gaps),
             attempts=self._attempts(version),
-            files=[*islice(_files(version), _FILES)],
+            files=[*islice(_files(version, shows_records=shows_records), _FILES)],
             sinks=sinks_of(summary, version.receipts),
             state=state_of(None if outcome is None else operator_state(outcome.state)),
             lookups=plain(version.plan.lookups),
@@ -159,28 +227,42 @@ class LoggedPipeline:
         """
         version, _ = self._version(number)
         object_keys = () if version.outcome is None else version.outcome.quarantine.keys
-        records = (record for key in object_keys for record in lines(key, self._opened.log.read(key) or b""))
+        records = (record for key in object_keys for record in self._records(key))
         return [_quarantined(record) for record in islice(records, limit)]
+
+    def _records(self, key: str) -> list[Any]:
+        data = self._opened.log.read(key)
+        if data is None:
+            raise LogDamagedError("quarantined records are missing", invariant="I6", key=key)
+        return lines(key, data)
 
     def comparison(self, older: int, newer: int) -> Comparison:
         """
         Compare two closed versions.
 
-        :raises InvalidError: a version does not exist or is not closed
+        :param older: the earlier version
+        :param newer: the later version, at most 1,000 versions later
+        :raises InvalidError: a version does not exist or is open, or the versions are too far apart
         """
+        if not older < newer <= older + _COMPARED:
+            accepted = f"an earlier and a later version, at most {_COMPARED} versions apart"
+            raise InvalidError("these versions cannot be compared", older=older, newer=newer, accepted=accepted)
         (before, before_summary), (after, after_summary) = self._version(older), self._version(newer)
-        view, previous = self._opened.view(version=newer), self._opened.view(version=older)
-        visible = {(file.version, file.sink, file.file.key): file.file.rows for file in view.files}
-        was_visible = {(file.version, file.sink, file.file.key): file.file.rows for file in previous.files}
-        added, removed = visible.keys() - was_visible.keys(), was_visible.keys() - visible.keys()
+        if after.outcome is None:
+            raise InvalidError("the version is open, so it cannot be compared", given=newer)
+        between = self.history.versions(range(older + 1, newer + 1))
+        removed = _removed(between)
+        gone = self.history.versions(sorted(number for number in removed if number <= older)[-_COMPARED:])
+        added = [file for version in between if version.version not in removed for file in _dataset_files(version)]
+        lost = [file for version in gone for file in _dataset_files(version)]
         return Comparison(
             older=row_of(before_summary),
             newer=row_of(after_summary),
             changed=changed_fields(self.history.spec(before.plan.spec), self.history.spec(after.plan.spec)),
             added_files=len(added),
-            removed_files=len(removed),
-            added_rows=sum(visible[key] for key in added),
-            removed_rows=sum(was_visible[key] for key in removed),
+            removed_files=len(lost),
+            added_rows=sum(file.rows for file in added),
+            removed_rows=sum(file.rows for file in lost),
         )
 
     def _version(self, number: int) -> tuple[Version, VersionSummary]:
@@ -188,7 +270,7 @@ class LoggedPipeline:
         if version is None:
             summary = "the log has no such version"
             raise InvalidError(summary, given=number, newest_closed=self._opened.head)
-        return version, self.history.summaries(before=number + 1, limit=1)[0]
+        return version, self.history.summary(version)
 
     def _guarantee(self, number: int) -> tuple[dict[str, str], str]:
         """Return sink → label and the condition of the labels, as the spec of a version records them."""
@@ -199,11 +281,10 @@ class LoggedPipeline:
         return dict(found.get("sinks", {})), str(found.get("conditions", ""))
 
     def _attempts(self, version: Version) -> list[Attempt]:
-        """Return the attempts of a version that have a manifest, in the order of their times."""
+        """Return at most 100 attempts of a version that have a manifest, in the order of their times."""
         log = self._opened.log
-        found = in_threads(
-            lambda key: log.perform(read_entry(StagedManifest, key)), log.list_keys(keys.attempts(version.version))
-        )
+        listed = log.list_keys(keys.attempts(version.version))[:_ATTEMPTS]
+        found = in_threads(lambda key: log.perform(read_entry(StagedManifest, key)), listed)
         manifests = sorted((entry[0] for entry in found if entry is not None), key=lambda each: each.staged_ms)
         return [
             Attempt(
@@ -222,23 +303,65 @@ def _result_of_attempt(version: Version, attempt_id: str) -> str:
     return "committed" if version.outcome.attempt_id == attempt_id else "discarded"
 
 
-def _files(version: Version) -> Iterator[FileRow]:
+def _files(version: Version, *, shows_records: bool) -> Iterator[FileRow]:
+    """Yield the files. The directories of a file may contain values of partition columns, as ``partition`` does."""
     for name, sink in sorted({} if version.outcome is None else version.outcome.sinks.items()):
         for file in sink.files:
-            yield FileRow(sink=name, path=file.key, bytes=file.bytes, rows=file.rows, partition=dict(file.partition))
+            path = file.key if shows_records or not file.partition else file.key.rpartition("/")[2]
+            partition = dict(file.partition) if shows_records else {}
+            yield FileRow(sink=name, path=path, bytes=file.bytes, rows=file.rows, partition=partition)
+
+
+def _dataset_files(version: Version) -> list[DataFile]:
+    """Return the files that become visible through the log: not those that are published to sinks outside the log."""
+    outcome = version.outcome
+    if outcome is None or not outcome.committed:
+        return []
+    return [file for name, sink in outcome.sinks.items() if name not in outcome.publish for file in sink.files]
+
+
+def _removed(versions: Sequence[Version]) -> set[int]:
+    """Return the versions whose rows the given ones have replaced or rolled back."""
+    found: set[int] = set()
+    for version in versions:
+        outcome = version.outcome
+        if outcome is None or not outcome.committed:
+            continue
+        if outcome.replaces is not None:
+            found.add(outcome.replaces.version)
+        if outcome.rolled_back is not None:
+            found |= {*range(outcome.rolled_back.to + 1, version.version)}
+    return found
+
+
+def _dag_id(run_key: str) -> str:
+    """Return the DAG that has planned a version; ``""`` if no task of Airflow has."""
+    if not run_key.startswith(_AIRFLOW):
+        return ""
+    try:
+        found, _ = json.JSONDecoder().raw_decode(run_key, len(_AIRFLOW))
+    except (ValueError, RecursionError):
+        return ""
+    return found[0] if isinstance(found, list) and found and isinstance(found[0], str) else ""
 
 
 def _quarantined(record: Mapping[str, Any]) -> QuarantinedRecord:
     fields = {name: value for name, value in record.items() if name not in ("raw", "encoding", "error")}
-    texts = {name: str(record.get(name, "")) for name in ("raw", "encoding", "error")}
+    texts = {name: str(record.get(name, ""))[:_RAW] for name in ("raw", "encoding", "error")}
     return QuarantinedRecord(position=fields, **texts)
 
 
 def _rows_per_minute(newest: list[VersionSummary]) -> float | None:
-    """Return the rows that some versions wrote, for each minute from the first plan to the last outcome; ``None`` if none of them is closed."""
-    closed = [summary for summary in newest if summary.decided_at_ms is not None]
+    """
+    Return the average number of rows per minute that some versions wrote to their largest sink, from the first plan to the last outcome.
+
+    ``None`` if none of the versions is closed.
+    """
+    closed = [summary for summary in newest if summary.decided_at_ms is not None and not summary.is_rolled_back]
     if not closed:
         return None
-    rows = sum(count for summary in closed for name, count in summary.counts.items() if name.startswith("written."))
+    rows = sum(
+        max((n for name, n in summary.counts.items() if name.startswith("written.")), default=0) for summary in closed
+    )
     began, ended = min(each.planned_at_ms for each in closed), max(each.decided_at_ms or 0 for each in closed)
     return round(rows * 60_000 / max(1, ended - began), 1)

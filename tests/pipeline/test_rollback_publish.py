@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_streamsem import rollback
-from airflow_provider_streamsem.cli import commands
 from airflow_provider_streamsem.errors import ConflictError, InvalidError, StreamsemError
 from airflow_provider_streamsem.pipeline.publish import skip
 from airflow_provider_streamsem.pipeline.rollback import Rollback
+from airflow_provider_streamsem.readers.history import History
 from airflow_provider_streamsem.stores.contract import Store
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.steps import StepReportingStore, Steps
@@ -181,9 +181,8 @@ def test_skip_of_a_rollback_names_a_table_to_which_it_is_published(tmp_path: Pat
 
 def states_of(fixture: PublishingFixture, version: int) -> dict[str, str]:
     """The states of sinks that ``streamsem log`` shows."""
-    outcome = fixture.log().outcome(version)
-    assert outcome is not None
-    return commands._sinks(outcome[0], fixture.log().receipts(version))
+    (summary,) = History(fixture.opened()).summaries(before=version + 1, limit=1)
+    return dict(summary.sinks)
 
 
 def test_unpublished_rollback_to_another_version_is_not_the_result_of_its_run_key(fixture: PublishingFixture) -> None:

@@ -17,7 +17,8 @@ from fastapi.testclient import TestClient
 
 from airflow_provider_streamsem import FilesSink, FilesSource, Pipeline, run_batch
 from airflow_provider_streamsem.hooks.pipelines import HasPipeline
-from airflow_provider_streamsem.observability.observed import Observed
+from airflow_provider_streamsem.hooks.runs import run_key
+from airflow_provider_streamsem.observability.observed import LOG_KEY, Observed
 from airflow_provider_streamsem.testing.dag_runs import initialise_airflow, run_dag
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from tests.releases import dag_files
@@ -34,7 +35,18 @@ class RunsRows(HasPipeline, Observed, BaseOperator):
 
     def execute(self, context: Any) -> None:
         with self.resolved_pipeline(context) as pipeline, self.observed(context["ti"], pipeline) as account:
-            account.result = run_batch(pipeline, run_key=context["run_id"], engine=RowsEngine())
+            account.result = run_batch(pipeline, run_key=run_key(context["ti"]), engine=RowsEngine())
+
+
+class NamesLog(BaseOperator):
+    """Pushes a value as the name of its log."""
+
+    def __init__(self, *, value: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.value = value
+
+    def execute(self, context: Any) -> None:
+        context["ti"].xcom_push(key=LOG_KEY, value=self.value)
 
 
 class PerDagAuthManager(SimpleAuthManager):
@@ -45,11 +57,20 @@ class PerDagAuthManager(SimpleAuthManager):
         return is_own and super().is_authorized_dag(user=user, details=details, **others)
 
 
-@pytest.fixture(scope="module")
-def dags(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two DAGs, ``orders`` and ``payments``, have run a pipeline each."""
+def run(dag: Any) -> None:
     from airflow.dag_processing.bundles.manager import DagBundlesManager
 
+    dag.fileloc = __file__
+    DagBundlesManager().sync_bundles_to_db()
+    bag = dag_files().DagBag(dag_folder=os.devnull, bundle_path=None)
+    bag.bag_dag(dag)
+    dag_files().sync_bag_to_db(bag, "dags-folder", None)
+    assert run_dag(dag, "first").state == "success"
+
+
+@pytest.fixture(scope="module")
+def dags(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The DAGs ``orders`` and ``payments`` have run a pipeline each. The DAG ``forger`` has named their logs, and other values."""
     initialise_airflow()
     root = tmp_path_factory.mktemp("dags")
     for name in ("orders", "payments"):
@@ -61,12 +82,20 @@ def dags(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )  # fmt: skip
         with DAG(name, schedule=None) as dag:
             RunsRows(task_id="load", pipeline=pipeline)
-        dag.fileloc = __file__
-        DagBundlesManager().sync_bundles_to_db()
-        bag = dag_files().DagBag(dag_folder=os.devnull, bundle_path=None)
-        bag.bag_dag(dag)
-        dag_files().sync_bag_to_db(bag, "dags-folder", None)
-        assert run_dag(dag, "first").state == "success"
+        run(dag)
+    named = {"pipeline": "own", "conn_id": ""}
+    values = [
+        {**named, "log": str(root / "payments" / "log")},
+        {**named, "log": str(root / "no-log")},
+        {**named, "log": "s3://a b/c"},
+        {**named, "log": str(root / "orders" / "log"), "conn_id": "no-connection"},
+        {**named, "log": 1},
+        "[" * 100_000,
+    ]
+    with DAG("forger", schedule=None) as dag:
+        for number, value in enumerate(values):
+            NamesLog(task_id=f"t{number}", value=value)
+    run(dag)
     return root
 
 
@@ -92,10 +121,14 @@ def client_of(server: Any, user: str | None, role: str | None = "VIEWER") -> Tes
     return client
 
 
-def names(client: TestClient) -> list[str]:
+def pipelines(client: TestClient) -> list[dict[str, Any]]:
     response = client.get("/streamsem/api/pipelines")
     assert response.status_code == 200, response.text
-    return [pipeline["name"] for pipeline in response.json()]
+    return response.json()
+
+
+def names(client: TestClient) -> list[str]:
+    return [pipeline["name"] for pipeline in pipelines(client) if pipeline["problem"] is None]
 
 
 def test_users_see_the_pipelines_of_the_dags_that_they_may_read(server: Any) -> None:
@@ -108,13 +141,15 @@ def test_users_see_the_pipelines_of_the_dags_that_they_may_read(server: Any) -> 
 
 
 @pytest.mark.parametrize(
-    "path", ["", "/versions", "/versions/0", "/versions/0/quarantine", "/comparison?older=0&newer=0"]
+    "path", ["", "/versions", "/versions/0", "/versions/0/quarantine", "/comparison?older=0&newer=1"]
 )
 def test_pipeline_of_another_dag_is_not_found(server: Any, path: str) -> None:
-    every = {p["name"]: p["id"] for p in client_of(server, "all").get("/streamsem/api/pipelines").json()}
+    every = {p["name"]: p["id"] for p in pipelines(client_of(server, "all")) if p["problem"] is None}
     orders = client_of(server, "orders")
     own = orders.get(f"/streamsem/api/pipelines/{every['orders']}{path}").status_code
-    assert own == (403 if "quarantine" in path else 200), "records are hidden by default"
+    assert own == {"/versions/0/quarantine": 403, "/comparison?older=0&newer=1": 404}.get(path, 200), (
+        "records are hidden"
+    )
     assert orders.get(f"/streamsem/api/pipelines/{every['payments']}{path}").status_code == 404
 
 
@@ -122,7 +157,7 @@ def test_pipeline_of_another_dag_is_not_found(server: Any, path: str) -> None:
     "path",
     ["/", "/index.html", "/none", "/api/settings", "/api/pipelines", "/api/pipelines/x", "/api/pipelines/x/versions"],
 )
-def test_nobody_gets_anything_without_a_valid_token(server: Any, path: str) -> None:
+def test_request_without_a_valid_token_is_refused(server: Any, path: str) -> None:
     assert client_of(server, None).get(f"/streamsem{path}").status_code == 401
     forged = client_of(server, None)
     forged.cookies.set("_token", "forged")

@@ -23,9 +23,9 @@ def reused(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For each attempt that continues a state: whether it continued loaded state stores."""
     real, found = loaded_state.take, []
 
-    def take(*given: Any) -> str | None:
-        found.append((run_id := real(*given)) is not None)
-        return run_id
+    def take(*given: Any) -> loaded_state.Stores | None:
+        found.append((stores := real(*given)) is not None)
+        return stores
 
     monkeypatch.setattr(loaded_state, "take", take)
     return found
@@ -66,6 +66,16 @@ def test_batch_loads_its_state_after_an_attempt_that_was_not_committed(
     run(tmp_path, 2)
     assert reused == [True, False, True]
     assert counts(spark, tmp_path) == {"a": 3, "k0": 1, "k1": 1, "k2": 1}
+
+
+def test_batch_loads_its_state_after_some_batches_that_continued_the_loaded_one(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reused: list[bool]
+) -> None:
+    monkeypatch.setattr(loaded_state, "_MOST_BATCHES", 2)
+    for number in range(6):
+        run(tmp_path, number)
+    assert reused == [True, False, True, False, True]
+    assert counts(spark, tmp_path) == {"a": 6, **{f"k{number}": 1 for number in range(6)}}
 
 
 def test_batch_loads_its_state_after_a_reprocessed_version(

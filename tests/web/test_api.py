@@ -127,7 +127,9 @@ def test_comparison_names_the_files_that_a_version_replaced(client: TestClient) 
     found = get(client, "/0/comparison?older=2&newer=3")
     assert (found["older"]["version"], found["newer"]["version"], found["changed"]) == (2, 3, [])
     assert (found["added_files"], found["added_rows"]) == (found["removed_files"], found["removed_rows"])
-    assert found["added_rows"] == 18, "six rows for each of three sinks"
+    assert found["added_rows"] == 6, "rows of tables outside the log are not files that become visible"
+    replaced = get(client, "/0/versions/0")["row"]
+    assert replaced["replaced_by"] == 3
 
 
 def test_contents_of_records_are_shown_only_if_the_deployment_allows_it(fixture: PublishingFixture) -> None:
@@ -150,14 +152,16 @@ def test_contents_of_records_are_shown_only_if_the_deployment_allows_it(fixture:
         ("/0/versions?limit=0", 422),
         ("/0/versions?limit=501", 422),
         ("/0/comparison?older=0&newer=99", 404),
+        ("/0/comparison?older=2&newer=1", 404),
+        ("/0/comparison?older=0&newer=1001", 404),
         ("/../../etc/passwd", 404),
     ],
 )
-def test_invalid_request_gets_an_error_that_names_it(client: TestClient, path: str, status: int) -> None:
+def test_invalid_request_gets_status_404_or_422(client: TestClient, path: str, status: int) -> None:
     assert client.get(f"/api/pipelines{path}").status_code == status
 
 
-def test_every_response_forbids_scripts_of_others(client: TestClient) -> None:
+def test_every_response_forbids_scripts_from_other_hosts(client: TestClient) -> None:
     for path in ("/api/pipelines", "/api/pipelines/none", "/", "/none"):
         headers = client.get(path).headers
         assert "script-src 'self'" in headers["content-security-policy"]
@@ -190,6 +194,6 @@ def test_closed_versions_are_read_once(fixture: PublishingFixture, monkeypatch: 
     assert requests("/0/versions") == requests("/0/versions?limit=1") < first / 2, "only the head is read again"
 
 
-def test_client_of_the_page_has_the_description_of_this_api() -> None:
+def test_stored_description_matches_the_api() -> None:
     stored = Path(__file__).parents[2] / "ui" / "openapi.json"
     assert json.loads(stored.read_text()) == openapi(), "run `make page`, and commit ui/openapi.json"

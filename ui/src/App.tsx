@@ -25,7 +25,10 @@ export function App() {
           <Route path="/pipelines/:id" element={<Pipeline />} />
           <Route path="/pipelines/:id/versions/:version" element={<Version />} />
           <Route path="/pipelines/:id/compare" element={<Compare />} />
-          <Route path="*" element={<Heading size="md">There is no such page.</Heading>} />
+          <Route
+            path="*"
+            element={<Heading size="md">This page does not exist. Open the list of pipelines above.</Heading>}
+          />
         </Routes>
       </Container>
     </Box>

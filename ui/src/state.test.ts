@@ -7,6 +7,7 @@ const COMMITTED: VersionRow = {
   kind: "batch",
   result: "commit",
   replaces: null,
+  replaced_by: null,
   rolls_back_to: null,
   is_rolled_back: false,
   has_gaps: false,
@@ -28,14 +29,16 @@ const COMMITTED: VersionRow = {
 const row = (changes: Partial<VersionRow>): VersionRow => ({ ...COMMITTED, ...changes });
 
 describe("the state of a version", () => {
-  it("is that of its entries", () => {
+  it("follows from its result and its kind", () => {
     expect(versionState(COMMITTED)).toBe("committed");
     expect(versionState(row({ result: "open", decided_at_ms: null }))).toBe("open");
     expect(versionState(row({ result: "abort" }))).toBe("aborted");
     expect(versionState(row({ result: "publishing" }))).toBe("pending");
-    expect(versionState(row({ kind: "reprocess", replaces: 1 }))).toBe("reprocessed");
+    expect(versionState(row({ kind: "reprocess", replaces: 1 }))).toBe("reprocessing");
     expect(versionState(row({ kind: "rollback", rolls_back_to: 1 }))).toBe("rollback");
-    expect(versionState(row({ kind: "reprocess", is_rolled_back: true }))).toBe("replaced");
+    expect(versionState(row({ kind: "reprocess", is_rolled_back: true }))).toBe("rolled_back");
+    expect(versionState(row({ result: "abort", is_rolled_back: true }))).toBe("aborted");
+    expect(versionState(row({ replaced_by: 7 }))).toBe("replaced");
   });
 
   it("is pending only for the sinks without a receipt", () => {

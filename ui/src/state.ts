@@ -1,11 +1,12 @@
 import type { VersionRow } from "./api/client";
 
-/** What the batch grid shows of a version or of one of its sinks. */
+/** The state of a cell in the batch grid: of a version, or of one of its sinks. */
 export type CellState =
   | "committed"
-  | "reprocessed"
+  | "reprocessing"
   | "rollback"
   | "replaced"
+  | "rolled_back"
   | "aborted"
   | "open"
   | "pending"
@@ -15,13 +16,14 @@ export type CellState =
 
 export const LABELS: Record<CellState, string> = {
   committed: "committed",
-  reprocessed: "reprocessed: replaces an earlier version",
-  rollback: "rollback to an earlier version",
-  replaced: "rolled back",
+  reprocessing: "reprocessing run",
+  rollback: "rollback",
+  replaced: "replaced by a reprocessing run",
+  rolled_back: "rolled back",
   aborted: "aborted",
-  open: "open: planned, not committed yet",
-  pending: "committed, publishing is pending",
-  skipped: "skipped",
+  open: "open",
+  pending: "committed, not published yet",
+  skipped: "publishing was skipped",
   unknown: "unknown whether all effects were performed",
   none: "no output",
 };
@@ -29,24 +31,26 @@ export const LABELS: Record<CellState, string> = {
 /** Chakra colour of each state. */
 export const COLORS: Record<CellState, string> = {
   committed: "green.solid",
-  reprocessed: "blue.solid",
+  reprocessing: "blue.solid",
   rollback: "purple.solid",
-  replaced: "gray.emphasized",
+  replaced: "green.emphasized",
+  rolled_back: "gray.emphasized",
   aborted: "red.solid",
   open: "yellow.solid",
   pending: "orange.solid",
   skipped: "pink.solid",
-  unknown: "red.solid",
+  unknown: "teal.solid",
   none: "bg.muted",
 };
 
 export function versionState(row: VersionRow): CellState {
-  if (row.is_rolled_back) return "replaced";
   if (row.result === "open") return "open";
   if (row.result === "abort") return "aborted";
+  if (row.is_rolled_back) return "rolled_back";
+  if (row.replaced_by !== null) return "replaced";
   if (row.result === "publishing") return "pending";
   if (row.kind === "rollback") return "rollback";
-  return row.kind === "reprocess" ? "reprocessed" : "committed";
+  return row.kind === "reprocess" ? "reprocessing" : "committed";
 }
 
 export function sinkState(row: VersionRow, sink: string): CellState {
@@ -54,7 +58,7 @@ export function sinkState(row: VersionRow, sink: string): CellState {
   if (state === undefined) return "none";
   if (state === "waiting") return "pending";
   if (state === "skipped" || state === "unknown") return state;
-  // The version may wait for another sink.
+  // Another sink may have the pending publish.
   const whole = versionState(row);
   return whole === "pending" ? "committed" : whole;
 }

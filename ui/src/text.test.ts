@@ -2,7 +2,7 @@ import { describe, expect, it } from "vitest";
 import { age, count, duration, guarantee, size, utc } from "./text";
 
 describe("texts", () => {
-  it("show an age in its largest unit of which there are at least two", () => {
+  it("show an age in the largest unit that gives a value of at least 2", () => {
     expect([0, 119_000, 120_000, 7_199_000, 7_200_000, 172_800_000].map(age)).toEqual([
       "0 s",
       "119 s",

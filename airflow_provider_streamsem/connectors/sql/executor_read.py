@@ -8,7 +8,7 @@ pickled function contains the password of the connection. Spark's plans, event l
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,10 +52,14 @@ def reader(
             for statement in settings:
                 connection.exec_driver_sql(statement)
             # SQLAlchemy's result would build an object for each row, which takes longer than the read.
-            with closing(streaming_cursor(connection.connection.driver_connection)) as cursor:
+            cursor = streaming_cursor(connection.connection.driver_connection)
+            try:
                 cursor.execute(query, parameters)
                 while rows := cursor.fetchmany(rows_per_batch):
                     yield rows
+            finally:
+                with suppress(Exception):  # an error of a lost connection is raised by the read
+                    cursor.close()
 
     def read_table(numbers: Iterator[Any]) -> Iterator[Any]:
         missing = ""
@@ -130,7 +134,7 @@ def _problem_of() -> Callable[[Any], str]:
         codes = (getattr(cause, "sqlstate", None), getattr(cause, "sqlite_errorname", None), *cause.args[:1])
         code = next((str(code) for code in codes if code and len(str(code)) <= 20), "")
         # A driver raises DataError for a value that Python cannot hold, such as a date after 9999.
-        if type(error).__name__ == "DataError":
+        if any(each.__name__ == "DataError" for each in type(error).__mro__):
             return f"data: the driver cannot read a value: {type(cause).__name__} {code}".strip()
         return f"database: the database did not answer: {type(cause).__name__} {code}".strip()
 

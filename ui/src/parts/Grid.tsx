@@ -12,7 +12,7 @@ const BARS = 48;
 export function Grid({ id, versions }: { id: string; versions: VersionRow[] }) {
   const area = useRef<HTMLDivElement>(null);
   const isEmpty = versions.length === 0;
-  // Show the newest versions first, also if all versions do not fit.
+  // Show the newest versions first, even if not all versions fit.
   useEffect(() => {
     if (!isEmpty && area.current !== null) area.current.scrollLeft = area.current.scrollWidth;
   }, [isEmpty]);
@@ -53,7 +53,8 @@ function Column({ id, row, sinks, longest }: { id: string; row: VersionRow; sink
   ];
   const quarantined = row.counts.quarantined ?? 0;
   const marks = [...(row.has_gaps ? ["gap"] : []), ...(quarantined > 0 ? [`${quarantined} quarantined`] : [])];
-  const label = [`version ${row.version}`, LABELS[state], duration(row.duration_ms), ...marks]
+  const ofSinks = sinks.map((sink) => `${sink}: ${LABELS[sinkState(row, sink)]}`);
+  const label = [`version ${row.version}: ${LABELS[state]}`, duration(row.duration_ms), ...marks, ...ofSinks]
     .filter(Boolean)
     .join(", ");
   return (
@@ -80,7 +81,7 @@ function Column({ id, row, sinks, longest }: { id: string; row: VersionRow; sink
 }
 
 export function Legend() {
-  const shown: CellState[] = ["committed", "reprocessed", "rollback", "replaced", "aborted", "open", "pending"];
+  const shown = (Object.keys(LABELS) as CellState[]).filter((state) => state !== "none");
   return (
     <Flex gap="4" wrap="wrap" fontSize="xs">
       {shown.map((state) => (

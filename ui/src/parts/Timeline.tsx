@@ -50,7 +50,7 @@ export function Timeline({ versions }: { versions: VersionRow[] }) {
     labels,
     datasets: [
       {
-        label: "attempt to outcome",
+        label: "plan to outcome",
         data: closed.map((row) => (row.duration_ms ?? 0) / 1000),
         borderColor: "#9333ea",
         backgroundColor: "#9333ea",

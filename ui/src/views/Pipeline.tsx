@@ -83,7 +83,7 @@ function facts(pipeline: PipelineSummary): [string, string][] {
     ["Guarantee", guarantee(pipeline.guarantee, pipeline.conditions)],
     ["Newest version", newest === undefined ? "none" : `${newest.version}: ${LABELS[versionState(newest)]}`],
     ["Closed", closed?.decided_at_ms ? `${age(pipeline.now_ms - closed.decided_at_ms)} ago` : ""],
-    ["Rows a minute", count(pipeline.rows_per_minute)],
+    ["Rows per minute", count(pipeline.rows_per_minute)],
     ["Last abort", aborted === undefined ? "" : `version ${aborted.version}: ${aborted.reason}`],
     ["Tasks", pipeline.tasks.map((task) => `${task.dag_id}.${task.task_id}`).join(", ")],
     ["Log", pipeline.log],

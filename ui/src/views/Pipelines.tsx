@@ -21,12 +21,14 @@ export function Pipelines() {
           const pipelines = all.filter((each) => dag === undefined || each.tasks.some((task) => task.dag_id === dag));
           return pipelines.length === 0 ? (
             <Text>
-              There are no pipelines here that you may read. A pipeline appears when its first run has started.
+              {dag === undefined
+                ? "There are no pipelines. A pipeline appears after the first run of its task, if you may read the DAG."
+                : "No task of this DAG has run a pipeline yet."}
             </Text>
           ) : (
             <Rows
               caption="pipelines"
-              columns={["Pipeline", "Guarantee", "Newest version", "State", "Closed", "Rows a minute"]}
+              columns={["Pipeline", "Guarantee", "Newest version", "State", "Closed", "Rows per minute"]}
               rows={pipelines.map((pipeline) => ({ id: pipeline.id, cells: cells(pipeline) }))}
             />
           );

@@ -14,6 +14,7 @@ export function Version() {
   const query = useQuery({
     queryKey: ["version", id, Number(version)],
     queryFn: () => api.version(id, Number(version)),
+    refetchInterval: (running) => (isFinal(running.state.data) ? false : 10_000),
   });
   return (
     <Stack gap="6">
@@ -30,6 +31,11 @@ export function Version() {
   );
 }
 
+/** Whether a version can no longer change. */
+function isFinal(detail: VersionDetail | undefined): boolean {
+  return detail !== undefined && detail.row.result !== "open" && detail.row.result !== "publishing";
+}
+
 function Detail({ id, detail }: { id: string; detail: VersionDetail }) {
   const { row } = detail;
   return (
@@ -38,6 +44,7 @@ function Detail({ id, detail }: { id: string; detail: VersionDetail }) {
         facts={[
           ["State", LABELS[versionState(row)]],
           ["Reason", row.reason],
+          ["Replaced by", row.replaced_by === null ? "" : `version ${row.replaced_by}`],
           ["Replaces", row.replaces === null ? "" : `version ${row.replaces}`],
           ["Rolls back to", row.rolls_back_to === null ? "" : `version ${row.rolls_back_to}`],
           ["Planned (UTC)", utc(row.planned_at_ms)],
@@ -57,7 +64,7 @@ function Detail({ id, detail }: { id: string; detail: VersionDetail }) {
       <Section title="Ranges">
         <Rows
           caption="offset ranges"
-          columns={["Partition", "Start (inclusive)", "End (exclusive)", "Count", "Gaps"]}
+          columns={["Partition", "Start (inclusive)", "End (exclusive)", "Offsets (including gaps)", "Gaps"]}
           rows={detail.ranges.map((range) => ({
             id: range.partition,
             cells: [
@@ -170,7 +177,7 @@ function Quarantine({ id, version, total }: { id: string; version: number; total
   if (settings.data?.shows_records !== true) {
     return (
       <Section title="Quarantine">
-        <Text>{count(total)} records are quarantined. This deployment does not show the contents of records.</Text>
+        <Text>{count(total)} records are quarantined. Their contents are hidden: see the setting show_records.</Text>
       </Section>
     );
   }
