@@ -108,7 +108,7 @@ def _configuration() -> dict[str, Any]:
             },
             "batch_url": {
                 "description": "URL pattern of the Batch link of a task instance, with the fields {pipeline}, {version}, {log}, {bucket} and {key}. "
-                "If empty: no link.",
+                "If empty: the page of the version in the web view.",
                 "version_added": "0.1.0",
                 "type": "string",
                 "example": "https://s3.console.aws.amazon.com/s3/object/{bucket}?prefix={key}",

@@ -1,4 +1,4 @@
-"""Options of the ``[streamsem]`` section of Airflow's configuration, and ``[operators] default_deferrable``."""
+"""Options of the ``[streamsem]`` section of Airflow's configuration, ``[operators] default_deferrable`` and ``[api] base_url``."""
 
 from __future__ import annotations
 
@@ -24,8 +24,13 @@ def poll_interval_s() -> float:
 
 
 def batch_url() -> str:
-    """Return the URL pattern of the Batch link; ``""`` if the option is empty."""
+    """Return the URL pattern of the Batch link; ``""`` if the option is empty, which means the web view."""
     return _get("batch_url")
+
+
+def airflow_url() -> str:
+    """Return Airflow's ``[api] base_url``, the URL of its UI; ``""`` if the option is empty."""
+    return str(_configuration().get("api", "base_url", fallback="") or "").strip()
 
 
 def spark_history_url() -> str:

@@ -1,7 +1,7 @@
 """
 Links of a task instance to its batch and to the Spark UI.
 
-A commit log has no web pages, so a deployment sets the URL pattern of the batch link. Without the pattern, there is no batch link.
+The batch link leads to the page of the version in the web view, or to the page that the deployment sets.
 
 The driver is the process of the task, so the Spark UI exists only while the task runs. Afterwards, the link leads to the Spark history server, if the
 deployment sets its URL.
@@ -18,6 +18,7 @@ from airflow_provider_streamsem.hooks import settings
 from airflow_provider_streamsem.observability.account import Account
 from airflow_provider_streamsem.stores.contract import split_url
 from airflow_provider_streamsem.telemetry import Event, SparkStarted
+from airflow_provider_streamsem.web.addresses import version_page
 
 
 def _account(operator: Any) -> Account | None:
@@ -25,16 +26,23 @@ def _account(operator: Any) -> Account | None:
 
 
 class BatchLink(BaseOperatorLink):  # type: ignore[misc]
-    """Link to the deployment's page for a batch. The URL is ``[streamsem] batch_url``, filled with the fields of the run's last version."""
+    """
+    Link to the page of a batch: ``[streamsem] batch_url``, filled with the fields of the run's last version.
+
+    Without this option, the link leads to the page of the version in the web view.
+    """
 
     name = "Batch"
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
-        """Return the URL; ``""`` if no pattern is set, the run failed, or it has no version."""
+        """Return the URL; ``""`` if the run failed or has no version."""
         account, pattern = _account(operator), settings.batch_url()
-        if account is None or account.result is None or account.result.version < 0 or not pattern:
+        if account is None or account.result is None or account.result.version < 0:
             return ""
         result = account.result
+        if not pattern:
+            conn_id = getattr(operator, "log_conn_id", None) or ""
+            return version_page(settings.airflow_url(), result.log, conn_id, result.version)
         scheme, rest = split_url(result.log)
         bucket, _, prefix = rest.partition("/") if scheme != "file" else ("", "", rest)
         key = "/".join(filter(None, [prefix, result.outcome]))

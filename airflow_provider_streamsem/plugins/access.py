@@ -7,7 +7,6 @@ second condition is checked when the log is read, because a task could name any 
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -25,6 +24,7 @@ from airflow_provider_streamsem.hooks.connections import airflow_connection
 from airflow_provider_streamsem.observability.observed import LOG_KEY
 from airflow_provider_streamsem.pipeline.location import access, root
 from airflow_provider_streamsem.stores.s3 import use_s3_access
+from airflow_provider_streamsem.web.addresses import pipeline_id
 from airflow_provider_streamsem.web.documents import Task
 from airflow_provider_streamsem.web.pipelines import LoggedPipeline, OpenedLog
 
@@ -61,13 +61,9 @@ def readable(user: User) -> Sequence[LoggedPipeline]:
         tasks.setdefault(key, {})[Task(dag_id=dag_id, task_id=task_id)] = None
         names[key] = found["pipeline"]
     return [
-        LoggedPipeline(_id(*key), _opened_log(*key), tuple(tasks[key]))
+        LoggedPipeline(pipeline_id(*key), _opened_log(*key), tuple(tasks[key]))
         for key in sorted(names, key=lambda key: (names[key], key))
     ]
-
-
-def _id(log: str, conn_id: str) -> str:
-    return hashlib.sha256(f"{conn_id} {log}".encode()).hexdigest()[:16]
 
 
 def _opened_log(log: str, conn_id: str) -> OpenedLog:

@@ -15,7 +15,7 @@ from airflow.plugins_manager import AirflowPlugin
 from anyio import to_thread
 from packaging.version import Version
 
-PREFIX = "/streamsem"
+from airflow_provider_streamsem.web.addresses import PREFIX
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

@@ -12,6 +12,7 @@ from airflow_provider_streamsem import MicroBatchOperator
 from airflow_provider_streamsem.get_provider_info import get_provider_info
 from airflow_provider_streamsem.observability.links import BatchLink, SparkUiLink
 from airflow_provider_streamsem.observability.observed import LOG_KEY
+from airflow_provider_streamsem.web.addresses import pipeline_id
 from tests.observability.conftest import Ti
 from tests.pipeline_fixture import PipelineFixture
 from tests.releases import serialization
@@ -24,9 +25,15 @@ def link(cls: Any, operator: Any) -> str:
     return url
 
 
-def test_links_are_empty_if_the_deployment_configures_no_pages(execute: Callable[..., Any]) -> None:
+def test_batch_link_is_the_page_of_the_web_view_if_the_deployment_sets_no_page(
+    disk_fixture: PipelineFixture, execute: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     executed, _ = execute()
-    assert (link(BatchLink, executed), link(SparkUiLink, executed)) == ("", "")
+    page = f"/streamsem/#/pipelines/{pipeline_id(disk_fixture.store.url, '')}/versions/1"
+    assert link(BatchLink, executed) == page
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", "https://airflow.example/team/")
+    assert link(BatchLink, executed) == f"https://airflow.example/team{page}"
+    assert link(SparkUiLink, executed) == ""
 
 
 def test_batch_link_is_the_pattern_filled_with_the_last_version(
