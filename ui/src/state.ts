@@ -1,4 +1,5 @@
-import type { VersionRow } from "./api/client";
+import type { PipelineSummary, VersionRow } from "./api/client";
+import { age } from "./text";
 
 /** The state of a cell in the batch grid: of a version, or of one of its sinks. */
 export type CellState =
@@ -61,6 +62,12 @@ export function sinkState(row: VersionRow, sink: string): CellState {
   // Another sink may have the pending publish.
   const whole = versionState(row);
   return whole === "pending" ? "committed" : whole;
+}
+
+/** How long ago the newest closed version of a pipeline was closed. */
+export function closed(pipeline: PipelineSummary): string {
+  const at = pipeline.newest.find((row) => row.decided_at_ms !== null)?.decided_at_ms;
+  return at ? `${age(pipeline.now_ms - at)} ago` : "";
 }
 
 /** The rows that a version wrote, over all sinks. */

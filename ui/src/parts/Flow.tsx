@@ -88,7 +88,7 @@ function typeOf(spec: unknown): string {
 }
 
 /** Name → type of the sources of a spec. The only source has the name "". */
-export function sourcesOf(settings: Record<string, unknown>): [string, string][] {
+function sourcesOf(settings: Record<string, unknown>): [string, string][] {
   const several = settings.sources as Record<string, unknown> | undefined;
   if (several !== undefined) return Object.entries(several).map(([name, spec]) => [name, typeOf(spec)]);
   return [["", typeOf(settings.source)]];

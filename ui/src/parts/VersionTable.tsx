@@ -1,8 +1,8 @@
-import { Flex, Link, Stack } from "@chakra-ui/react";
-import { Link as RouterLink } from "react-router-dom";
+import { Stack } from "@chakra-ui/react";
 import type { VersionRow } from "../api/client";
 import { LABELS, versionState, written } from "../state";
 import { count, duration, size, utc } from "../text";
+import { PageLink } from "./PageLink";
 import { Rows } from "./Rows";
 
 const COLUMNS = [
@@ -31,9 +31,9 @@ export function VersionTable({ id, versions }: { id: string; versions: VersionRo
 function cells(id: string, row: VersionRow) {
   const earlier = row.version - 1;
   return [
-    <Link asChild variant="underline" colorPalette="blue" key="version">
-      <RouterLink to={`/pipelines/${id}/versions/${row.version}`}>{row.version}</RouterLink>
-    </Link>,
+    <PageLink key="version" to={`/pipelines/${id}/versions/${row.version}`}>
+      {row.version}
+    </PageLink>,
     <Stack key="state" gap="0">
       {LABELS[versionState(row)]}
       {row.replaces === null ? null : <span>replaces version {row.replaces}</span>}
@@ -50,11 +50,9 @@ function cells(id: string, row: VersionRow) {
     earlier < 0 || row.decided_at_ms === null ? (
       ""
     ) : (
-      <Flex key="compare">
-        <Link asChild variant="underline" colorPalette="blue">
-          <RouterLink to={`/pipelines/${id}/compare?older=${earlier}&newer=${row.version}`}>with {earlier}</RouterLink>
-        </Link>
-      </Flex>
+      <PageLink key="compare" to={`/pipelines/${id}/compare?older=${earlier}&newer=${row.version}`}>
+        with {earlier}
+      </PageLink>
     ),
   ];
 }

@@ -1,9 +1,9 @@
-import { Heading, Link, Stack, Text } from "@chakra-ui/react";
+import { Stack } from "@chakra-ui/react";
 import { useQuery } from "@tanstack/react-query";
-import { Link as RouterLink, useParams, useSearchParams } from "react-router-dom";
+import { useParams, useSearchParams } from "react-router-dom";
 import { api, type Comparison, type VersionRow } from "../api/client";
 import { Facts } from "../parts/Facts";
-import { Fetched } from "../parts/Fetched";
+import { OfPipeline } from "../parts/OfPipeline";
 import { Rows } from "../parts/Rows";
 import { LABELS, versionState } from "../state";
 import { count, duration, utc } from "../text";
@@ -19,17 +19,9 @@ export function Compare() {
     refetchInterval: false,
   });
   return (
-    <Stack gap="6">
-      <Heading size="lg" as="h1">
-        Versions {older} and {newer}
-      </Heading>
-      <Text>
-        <Link asChild variant="underline" colorPalette="blue">
-          <RouterLink to={`/pipelines/${id}`}>All versions of the pipeline</RouterLink>
-        </Link>
-      </Text>
-      <Fetched query={query}>{(found) => <Differences found={found} />}</Fetched>
-    </Stack>
+    <OfPipeline id={id} title={`Versions ${older} and ${newer}`} query={query}>
+      {(found) => <Differences found={found} />}
+    </OfPipeline>
   );
 }
 

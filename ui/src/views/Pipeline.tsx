@@ -8,8 +8,8 @@ import { Flow } from "../parts/Flow";
 import { Grid, Legend } from "../parts/Grid";
 import { Timeline } from "../parts/Timeline";
 import { VersionTable } from "../parts/VersionTable";
-import { LABELS, versionState } from "../state";
-import { age, count, guarantee } from "../text";
+import { closed, LABELS, versionState } from "../state";
+import { count, guarantee } from "../text";
 
 export function Pipeline() {
   const { id = "" } = useParams();
@@ -77,12 +77,11 @@ export function Pipeline() {
 
 function facts(pipeline: PipelineSummary): [string, string][] {
   const newest = pipeline.newest[0];
-  const closed = pipeline.newest.find((row) => row.decided_at_ms !== null);
   const aborted = pipeline.newest.find((row) => row.reason !== "");
   return [
     ["Guarantee", guarantee(pipeline.guarantee, pipeline.conditions)],
     ["Newest version", newest === undefined ? "none" : `${newest.version}: ${LABELS[versionState(newest)]}`],
-    ["Closed", closed?.decided_at_ms ? `${age(pipeline.now_ms - closed.decided_at_ms)} ago` : ""],
+    ["Closed", closed(pipeline)],
     ["Rows per minute", count(pipeline.rows_per_minute)],
     ["Last abort", aborted === undefined ? "" : `version ${aborted.version}: ${aborted.reason}`],
     ["Tasks", pipeline.tasks.map((task) => `${task.dag_id}.${task.task_id}`).join(", ")],

@@ -1,11 +1,12 @@
-import { Heading, Link, Stack, Text } from "@chakra-ui/react";
+import { Heading, Stack, Text } from "@chakra-ui/react";
 import { useQuery } from "@tanstack/react-query";
-import { Link as RouterLink, useParams } from "react-router-dom";
+import { useParams } from "react-router-dom";
 import { api, type PipelineSummary } from "../api/client";
 import { Fetched } from "../parts/Fetched";
+import { PageLink } from "../parts/PageLink";
 import { Rows } from "../parts/Rows";
-import { LABELS, versionState } from "../state";
-import { age, count, guarantee } from "../text";
+import { closed, LABELS, versionState } from "../state";
+import { count, guarantee } from "../text";
 
 /** The pipelines that the user may read. Below the route of a DAG: those that its tasks run. */
 export function Pipelines() {
@@ -40,11 +41,10 @@ export function Pipelines() {
 
 function cells(pipeline: PipelineSummary) {
   const newest = pipeline.newest[0];
-  const closed = pipeline.newest.find((row) => row.decided_at_ms !== null);
   const name = (
-    <Link asChild variant="underline" colorPalette="blue" fontWeight="medium">
-      <RouterLink to={`/pipelines/${pipeline.id}`}>{pipeline.name}</RouterLink>
-    </Link>
+    <PageLink key="name" to={`/pipelines/${pipeline.id}`}>
+      {pipeline.name}
+    </PageLink>
   );
   if (pipeline.problem) return [name, "", "", pipeline.problem.message, "", ""];
   return [
@@ -52,7 +52,7 @@ function cells(pipeline: PipelineSummary) {
     guarantee(pipeline.guarantee, pipeline.conditions),
     newest === undefined ? "none" : newest.version,
     newest === undefined ? "no run yet" : LABELS[versionState(newest)],
-    closed?.decided_at_ms ? `${age(pipeline.now_ms - closed.decided_at_ms)} ago` : "",
+    closed(pipeline),
     count(pipeline.rows_per_minute),
   ];
 }

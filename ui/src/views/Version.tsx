@@ -1,10 +1,11 @@
-import { Box, Button, Code, Heading, Link, Stack, Text } from "@chakra-ui/react";
+import { Box, Button, Code, Heading, Stack, Text } from "@chakra-ui/react";
 import { useQuery } from "@tanstack/react-query";
 import { useState } from "react";
-import { Link as RouterLink, useParams } from "react-router-dom";
+import { useParams } from "react-router-dom";
 import { api, type VersionDetail } from "../api/client";
 import { Facts } from "../parts/Facts";
 import { Fetched } from "../parts/Fetched";
+import { OfPipeline } from "../parts/OfPipeline";
 import { Rows } from "../parts/Rows";
 import { LABELS, versionState } from "../state";
 import { count, duration, guarantee, size, utc } from "../text";
@@ -17,17 +18,9 @@ export function Version() {
     refetchInterval: (running) => (isFinal(running.state.data) ? false : 10_000),
   });
   return (
-    <Stack gap="6">
-      <Heading size="lg" as="h1">
-        Version {version}
-      </Heading>
-      <Text>
-        <Link asChild variant="underline" colorPalette="blue">
-          <RouterLink to={`/pipelines/${id}`}>All versions of the pipeline</RouterLink>
-        </Link>
-      </Text>
-      <Fetched query={query}>{(detail) => <Detail id={id} detail={detail} />}</Fetched>
-    </Stack>
+    <OfPipeline id={id} title={`Version ${version}`} query={query}>
+      {(detail) => <Detail id={id} detail={detail} />}
+    </OfPipeline>
   );
 }
 
