@@ -7,7 +7,6 @@ Airflow loads plugins in all of its components, and only the API server needs th
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, MutableMapping
-from functools import cached_property
 from typing import Any, ClassVar
 
 import airflow
@@ -25,8 +24,9 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 class WebView:
     """The application of the web view, as an ASGI callable."""
 
-    @cached_property
-    def _app(self) -> Any:
+    _app: Any = None
+
+    def _create(self) -> Any:
         from airflow_provider_streamsem.hooks import settings
         from airflow_provider_streamsem.plugins.access import authenticated, readable
         from airflow_provider_streamsem.web.app import create_app
@@ -35,8 +35,9 @@ class WebView:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request."""
-        app = await to_thread.run_sync(lambda: self._app)  # the imports take a second
-        await app(scope, receive, send)
+        if self._app is None:
+            self._app = await to_thread.run_sync(self._create)  # the imports take a second
+        await self._app(scope, receive, send)
 
 
 def _view(destination: str, route: str) -> dict[str, str]:
