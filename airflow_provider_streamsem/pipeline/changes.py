@@ -43,6 +43,12 @@ def describe_run(run_key: str) -> str:
     return run_key if parts is None else f"DAG {parts[0]}, task {parts[1]}"
 
 
+def dag_id(run_key: str) -> str:
+    """Return the DAG of a run key that an Airflow operator built; ``""`` for any other run key."""
+    parts = _airflow_parts(run_key)
+    return "" if parts is None else parts[0]
+
+
 def run_id(run_key: str) -> str:
     """Return the name of a run for the log of its own task: Airflow's run id if an Airflow operator built the run key, else the run key."""
     parts = _airflow_parts(run_key)
@@ -56,7 +62,7 @@ def _airflow_parts(run_key: str) -> list[str] | None:
         return None
     try:
         parts, _ = json.JSONDecoder().raw_decode(rest)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return [str(part) for part in parts[:3]] if isinstance(parts, list) and len(parts) >= 3 else None
 

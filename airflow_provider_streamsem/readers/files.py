@@ -252,11 +252,20 @@ class CommittedLog:
         outcomes = [entry[0] for entry in stored if entry is not None]
         hidden = not_visible(outcomes)
         for outcome in outcomes:
-            for key in () if outcome.version in hidden else outcome.quarantine.keys:
-                data = self.log.read(key)
-                if data is None:
-                    raise LogDamagedError("quarantined records are missing", invariant="I6", key=key)
-                yield from ({**record, "version": outcome.version} for record in lines(key, data))
+            records = () if outcome.version in hidden else self.quarantined_of(outcome)
+            yield from ({**record, "version": outcome.version} for record in records)
+
+    def quarantined_of(self, outcome: Outcome) -> Iterator[dict[str, Any]]:
+        """
+        Yield the quarantined records of one version, as :meth:`quarantined` does, but without the field ``version``.
+
+        :raises LogDamagedError: an object with quarantined records is missing
+        """
+        for key in outcome.quarantine.keys:
+            data = self.log.read(key)
+            if data is None:
+                raise LogDamagedError("quarantined records are missing", invariant="I6", key=key)
+            yield from lines(key, data)
 
     def rolled_back(self, newest: Outcome | None) -> set[int]:
         """

@@ -69,6 +69,16 @@ class VersionSummary:
     reason: str
     changed: tuple[str, ...]
 
+    @property
+    def has_gaps(self) -> bool:
+        """Whether the source has lost records of the ranges."""
+        return bool(self.gaps)
+
+    @property
+    def partitions(self) -> int:
+        """The number of partitions of the ranges."""
+        return len(self.ranges)
+
 
 @dataclass(slots=True)
 class History:
@@ -148,7 +158,7 @@ class History:
         return VersionSummary(
             version=version.version,
             kind=plan.kind,
-            result=result_of(version),
+            result=_result(version),
             replaces=None if plan.replaces is None else plan.replaces.version,
             replaced_by=self._replaced_by.get(version.version),
             rolls_back_to=None if plan.rolled_back is None else plan.rolled_back.to,
@@ -182,7 +192,7 @@ def _size(version: Version) -> int:
     return 1 + (0 if version.outcome is None else sum(len(sink.files) for sink in version.outcome.sinks.values()))
 
 
-def result_of(version: Version) -> str:
+def _result(version: Version) -> str:
     """Return ``open``, ``commit`` or ``abort``, or ``publishing`` for a commit whose receipts are not stored yet."""
     if version.outcome is None:
         return "open"

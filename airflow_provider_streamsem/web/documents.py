@@ -33,7 +33,7 @@ class OffsetRange(BaseModel):
     gaps: list[Gap]
 
 
-class VersionRow(BaseModel):
+class VersionRow(BaseModel, from_attributes=True):
     """A version in the batch grid and the timeline; see :class:`airflow_provider_streamsem.readers.history.VersionSummary`."""
 
     version: int
@@ -215,33 +215,6 @@ class Settings(BaseModel):
 
     version: str
     shows_records: bool
-
-
-def row_of(summary: VersionSummary) -> VersionRow:
-    """Return the document of a version."""
-    return VersionRow(
-        version=summary.version,
-        kind=summary.kind,
-        result=summary.result,
-        replaces=summary.replaces,
-        replaced_by=summary.replaced_by,
-        rolls_back_to=summary.rolls_back_to,
-        is_rolled_back=summary.is_rolled_back,
-        has_gaps=bool(summary.gaps),
-        partitions=len(summary.ranges),
-        files=summary.files,
-        bytes=summary.bytes,
-        counts=dict(summary.counts),
-        watermark_ms=summary.watermark_ms,
-        planned_at_ms=summary.planned_at_ms,
-        decided_at_ms=summary.decided_at_ms,
-        published_at_ms=summary.published_at_ms,
-        duration_ms=summary.duration_ms,
-        sinks=dict(summary.sinks),
-        run_key=summary.run_key,
-        reason=summary.reason,
-        changed=list(summary.changed),
-    )
 
 
 def ranges_of(ranges: Ranges, gaps: Gaps) -> list[OffsetRange]:

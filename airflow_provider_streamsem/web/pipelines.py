@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -11,10 +10,10 @@ from typing import Any
 
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.commitlog.log import RetryPolicy, open_commit_log
-from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
-from airflow_provider_streamsem.pipeline.changes import changed_fields
+from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.pipeline.changes import changed_fields, dag_id
 from airflow_provider_streamsem.protocol import keys
-from airflow_provider_streamsem.protocol.codec import lines, plain
+from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import DataFile, StagedManifest
 from airflow_provider_streamsem.protocol.procedures import read_entry
 from airflow_provider_streamsem.readers.files import CommittedLog, Version, open_log
@@ -32,8 +31,8 @@ from airflow_provider_streamsem.web.documents import (
     Task,
     VersionDetail,
     VersionPage,
+    VersionRow,
     ranges_of,
-    row_of,
     sinks_of,
     state_of,
 )
@@ -50,8 +49,6 @@ _COMPARED = 1_000
 """The maximum distance of two versions that are compared."""
 _SEARCHED = 100
 """The number of the newest versions of which a DAG must have planned one."""
-_AIRFLOW = "airflow:"
-"""Prefix of the run keys of tasks; see :func:`airflow_provider_streamsem.hooks.runs.run_key`."""
 _EXPIRES_MS = 300_000
 _FAILED_MS = 30_000
 
@@ -131,15 +128,14 @@ class LoggedPipeline:
         :raises InvalidError: no DAG of the tasks has planned one of the newest versions, or the log cannot be read. The error does not tell which
         """
         dag_ids = {task.dag_id for task in self.tasks}
-        if not dag_ids or dag_ids & self.log.dag_ids:
+        if not dag_ids:
             return self
         try:
-            found = {_dag_id(row.run_key) for row in self.history.summaries(limit=_SEARCHED)}
+            if not dag_ids & self.log.dag_ids:
+                self.log.dag_ids |= {dag_id(row.run_key) for row in self.history.summaries(limit=_SEARCHED)} - {""}
         except Exception:
             logger.warning("the log of pipeline %s cannot be read", self.id, exc_info=True)
-            found = set()
-        self.log.dag_ids.update(found - {""})
-        if not dag_ids & found:
+        if not dag_ids & self.log.dag_ids:
             raise InvalidError(
                 "the API server cannot read the log of this pipeline, or the newest versions of the log are not those of this DAG"
             ).advising("read the log of the API server, and give it access to the log.")
@@ -157,7 +153,8 @@ class LoggedPipeline:
     def summary(self) -> PipelineSummary:
         """Return the newest versions and the guarantee of the pipeline."""
         newest = self.history.summaries(limit=_NEWEST)
-        guarantee, conditions = self._guarantee(newest[0].version) if newest else ({}, "")
+        spec = self.history.spec(self._version(newest[0].version).plan.spec) if newest else {}
+        guarantee, conditions = _guarantee(spec)
         return PipelineSummary(
             id=self.id,
             name=self._opened.record.name,
@@ -165,7 +162,7 @@ class LoggedPipeline:
             tasks=list(self.tasks),
             guarantee=guarantee,
             conditions=conditions,
-            newest=[row_of(summary) for summary in newest],
+            newest=[VersionRow.model_validate(summary) for summary in newest],
             rows_per_minute=_rows_per_minute(newest),
             now_ms=self._opened.log.clock.now_ms(),
         )
@@ -187,7 +184,7 @@ class LoggedPipeline:
         found = self.history.summaries(before=before, limit=limit)
         has_more = bool(found) and found[-1].version > 0
         return VersionPage(
-            versions=[row_of(summary) for summary in found],
+            versions=[VersionRow.model_validate(summary) for summary in found],
             before=found[-1].version if has_more else None,
             now_ms=self._opened.log.clock.now_ms(),
         )
@@ -199,12 +196,11 @@ class LoggedPipeline:
         :param shows_records: whether to return the values of partition columns, which come from records
         :raises InvalidError: the log has no such version
         """
-        version, summary = self._version(number)
-        outcome = version.outcome
-        spec = self.history.spec(version.plan.spec)
-        guarantee, conditions = self._guarantee(number)
+        version = self._version(number)
+        summary, outcome, spec = self.history.summary(version), version.outcome, self.history.spec(version.plan.spec)
+        guarantee, conditions = _guarantee(spec)
         return VersionDetail(
-            row=row_of(summary),
+            row=VersionRow.model_validate(summary),
             ranges=ranges_of(summary.ranges, summary.gaps),
             attempts=self._attempts(version),
             files=[*islice(_files(version, shows_records=shows_records), _FILES)],
@@ -225,16 +221,9 @@ class LoggedPipeline:
 
         :raises InvalidError: the log has no such version
         """
-        version, _ = self._version(number)
-        object_keys = () if version.outcome is None else version.outcome.quarantine.keys
-        records = (record for key in object_keys for record in self._records(key))
+        outcome = self._version(number).outcome
+        records = () if outcome is None else self._opened.quarantined_of(outcome)
         return [_quarantined(record) for record in islice(records, limit)]
-
-    def _records(self, key: str) -> list[Any]:
-        data = self._opened.log.read(key)
-        if data is None:
-            raise LogDamagedError("quarantined records are missing", invariant="I6", key=key)
-        return lines(key, data)
 
     def comparison(self, older: int, newer: int) -> Comparison:
         """
@@ -247,7 +236,7 @@ class LoggedPipeline:
         if not older < newer <= older + _COMPARED:
             accepted = f"an earlier and a later version, at most {_COMPARED} versions apart"
             raise InvalidError("these versions cannot be compared", older=older, newer=newer, accepted=accepted)
-        (before, before_summary), (after, after_summary) = self._version(older), self._version(newer)
+        before, after = self._version(older), self._version(newer)
         if after.outcome is None:
             raise InvalidError("the version is open, so it cannot be compared", given=newer)
         between = self.history.versions(range(older + 1, newer + 1))
@@ -256,8 +245,8 @@ class LoggedPipeline:
         added = [file for version in between if version.version not in removed for file in _dataset_files(version)]
         lost = [file for version in gone for file in _dataset_files(version)]
         return Comparison(
-            older=row_of(before_summary),
-            newer=row_of(after_summary),
+            older=VersionRow.model_validate(self.history.summary(before)),
+            newer=VersionRow.model_validate(self.history.summary(after)),
             changed=changed_fields(self.history.spec(before.plan.spec), self.history.spec(after.plan.spec)),
             added_files=len(added),
             removed_files=len(lost),
@@ -265,20 +254,12 @@ class LoggedPipeline:
             removed_rows=sum(file.rows for file in lost),
         )
 
-    def _version(self, number: int) -> tuple[Version, VersionSummary]:
+    def _version(self, number: int) -> Version:
         version = self.history.version(number)
         if version is None:
             summary = "the log has no such version"
             raise InvalidError(summary, given=number, newest_closed=self._opened.head)
-        return version, self.history.summary(version)
-
-    def _guarantee(self, number: int) -> tuple[dict[str, str], str]:
-        """Return sink → label and the condition of the labels, as the spec of a version records them."""
-        version = self.history.version(number)
-        assert version is not None
-        recorded = self.history.spec(version.plan.spec).get("guarantee") if version.plan.spec else None
-        found = recorded if isinstance(recorded, dict) else {}
-        return dict(found.get("sinks", {})), str(found.get("conditions", ""))
+        return version
 
     def _attempts(self, version: Version) -> list[Attempt]:
         """Return at most 100 attempts of a version that have a manifest, in the order of their times."""
@@ -334,15 +315,11 @@ def _removed(versions: Sequence[Version]) -> set[int]:
     return found
 
 
-def _dag_id(run_key: str) -> str:
-    """Return the DAG that has planned a version; ``""`` if no task of Airflow has."""
-    if not run_key.startswith(_AIRFLOW):
-        return ""
-    try:
-        found, _ = json.JSONDecoder().raw_decode(run_key, len(_AIRFLOW))
-    except (ValueError, RecursionError):
-        return ""
-    return found[0] if isinstance(found, list) and found and isinstance(found[0], str) else ""
+def _guarantee(spec: Mapping[str, Any]) -> tuple[dict[str, str], str]:
+    """Return sink → label and the condition of the labels, as a stored spec records them; empty if it records none."""
+    recorded = spec.get("guarantee")
+    found = recorded if isinstance(recorded, dict) else {}
+    return dict(found.get("sinks", {})), str(found.get("conditions", ""))
 
 
 def _quarantined(record: Mapping[str, Any]) -> QuarantinedRecord:
