@@ -103,7 +103,7 @@ class OpenedLog:
         if self._history is not None and self._history.opened.record == opened.record:
             self._history.opened = opened
         else:
-            self._history = History(opened)
+            self._history, self.dag_ids = History(opened), set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +131,9 @@ class LoggedPipeline:
         if not dag_ids:
             return self
         try:
+            history = self.history  # another log may have replaced the one of which the DAGs are known
             if not dag_ids & self.log.dag_ids:
-                self.log.dag_ids |= {dag_id(row.run_key) for row in self.history.summaries(limit=_SEARCHED)} - {""}
+                self.log.dag_ids |= {dag_id(row.run_key) for row in history.summaries(limit=_SEARCHED)} - {""}
         except Exception:
             logger.warning("the log of pipeline %s cannot be read", self.id, exc_info=True)
         if not dag_ids & self.log.dag_ids:

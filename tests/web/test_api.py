@@ -10,14 +10,19 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.pipeline.abort import abort
 from airflow_provider_streamsem.stores.contract import Store
 from airflow_provider_streamsem.stores.memory import open_memory_store
 from airflow_provider_streamsem.testing.stores import CountingStore
+from airflow_provider_streamsem.web import pipelines
 from airflow_provider_streamsem.web.app import openapi
+from airflow_provider_streamsem.web.documents import Task
+from airflow_provider_streamsem.web.pipelines import LoggedPipeline, OpenedLog
 from airflow_provider_streamsem.web.server import app_of
 from tests.external_systems import PublishingFixture
 from tests.pipeline.test_publish import run_with_refused_publish
+from tests.pipeline_fixture import PipelineFixture
 
 _NAMES = count()
 
@@ -192,6 +197,25 @@ def test_closed_versions_are_read_once(fixture: PublishingFixture, monkeypatch: 
 
     first = requests("/0/versions")
     assert requests("/0/versions") == requests("/0/versions?limit=1") < first / 2, "only the head is read again"
+
+
+def test_log_that_replaced_another_one_is_shown_only_to_the_dags_that_planned_its_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_memory_store(f"web-{next(_NAMES)}")
+    first = PipelineFixture(tmp_path / "first", store=store)
+    first.arrive(1)
+    first.run('airflow:["first","load","run",-1]')
+    pipeline = LoggedPipeline("0", OpenedLog(store.url), (Task(dag_id="first", task_id="load"),))
+    assert pipeline.checked().summary().newest[0].version == 0
+    for stat in [*store.list("")]:
+        store.delete(stat.key)
+    second = PipelineFixture(tmp_path / "second", store=store)
+    second.arrive(1)
+    second.run('airflow:["second","load","run",-1]')
+    monkeypatch.setattr(pipelines, "_EXPIRES_MS", -1)
+    with pytest.raises(InvalidError, match="not those of this DAG"):
+        pipeline.checked()
 
 
 def test_stored_description_matches_the_api() -> None:
