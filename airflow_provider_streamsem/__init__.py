@@ -63,6 +63,7 @@ _NAMES = {
     "VacuumOperator": "airflow_provider_streamsem.operators.maintenance",
     "VerifyOperator": "airflow_provider_streamsem.operators.maintenance",
     "Window": "airflow_provider_streamsem.transforms.window",
+    "alter": "airflow_provider_streamsem.pipeline.alter",
     "diff": "airflow_provider_streamsem.readers.diff",
     "drop": "airflow_provider_streamsem.pipeline.drop",
     "diff_state": "airflow_provider_streamsem.readers.diff_state",
@@ -132,6 +133,7 @@ __all__ = [
     "VerifyOperator",
     "Window",
     "__version__",
+    "alter",
     "diff",
     "diff_state",
     "drop",
@@ -183,6 +185,7 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.operators.maintenance import VacuumOperator, VerifyOperator
     from airflow_provider_streamsem.operators.micro_batch import MicroBatchOperator
     from airflow_provider_streamsem.operators.reprocess import ReprocessOperator
+    from airflow_provider_streamsem.pipeline.alter import alter
     from airflow_provider_streamsem.pipeline.drop import drop
     from airflow_provider_streamsem.pipeline.fork import fork
     from airflow_provider_streamsem.pipeline.guarantee import Guarantee, guarantee

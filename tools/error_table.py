@@ -124,8 +124,26 @@ TABLES: dict[str, list[Row]] = {
         Row(
             "the source, sink or key columns were changed under an existing log",
             ConflictError,
-            "give the changed pipeline a new log and dataset, or undo the change",
+            "see the effects with `streamsem alter PIPELINE.toml --dry-run`, then alter it; or undo the change; or use a new log and dataset",
             "pipeline/test_opening.py::test_spec_with_changed_immutable_fields_is_refused_and_the_fields_are_reported",
+        ),
+        Row(
+            "an altered source reads other records than that of the log",
+            InvalidError,
+            "start a new pipeline, or fork it from a time: `streamsem fork NEW.toml LOG --from TIME`",
+            "pipeline/test_alter.py::test_other_source_is_refused",
+        ),
+        Row(
+            "an alter removes a sink to which a commit is not published yet",
+            ConflictError,
+            "run the pipeline with the former spec, or skip the version for the sink; then alter it",
+            "pipeline/test_alter.py::test_pending_publish_to_a_removed_table_is_refused_until_it_is_published_or_skipped",
+        ),
+        Row(
+            "a rollback to a version before an alter",
+            InvalidError,
+            "roll back to the alter or a newer version, or fork the pipeline at the version",
+            "pipeline/test_alter.py::test_rollback_to_a_version_before_an_alter_is_refused",
         ),
         Row(
             "two pipelines write to one dataset",

@@ -122,8 +122,27 @@ COMMANDS = (
         "Reprocess a committed version from the same ranges, and replace its rows.",
         "orders.toml 41",
         (
-            _argument("version", type=int, metavar="N", nargs="?", help="the version, unless --quarantined is given"),
+            _argument("version", metavar="N", nargs="?", help="the version, or the versions N-M, both inclusive"),
             _argument("--quarantined", action="store_true", help="reprocess every version with quarantined records"),
+            _argument("--since", metavar="TIME", help="select the batches that were committed at or after this time"),
+            _argument("--until", metavar="TIME", help="select the batches that were committed at or before this time"),
+            _argument(
+                "--offsets",
+                metavar="PARTITION=START:END",
+                action="append",
+                default=[],
+                help="select the batches that have read one of the offsets [START, END); may be repeated",
+            ),
+            _argument(
+                "--dry-run", action="store_true", help="show what would be replaced, but read and write no record"
+            ),
+            _argument(
+                "--downstream",
+                metavar="LOG",
+                action="append",
+                default=[],
+                help="with --dry-run: also count the affected batches of a pipeline that reads this one; may be repeated",
+            ),
             _argument(
                 "--current-lookups",
                 action="store_true",
@@ -141,6 +160,27 @@ COMMANDS = (
             _argument("version", type=int, nargs="?", metavar="N", help="the newest version to keep"),
             _argument("--until", metavar="TIME", help="the newest version that was closed at or before this time"),
             _argument("--run-key", help="identifies the request: a command with the same key rolls back once"),
+        ),
+        builds="the source and the sinks",
+    ),
+    Command(
+        "alter",
+        "Continue the log with the given spec, although its sinks, source, deduplication or state differ from those in the log.",
+        "orders.toml --dry-run",
+        (
+            _argument("--dry-run", action="store_true", help="show the differences, but write nothing"),
+            _argument(
+                "--alter-from",
+                metavar="CONFIG",
+                help="replace only a spec with this config, which the dry run and the error of a run show",
+            ),
+            _argument(
+                "--moved",
+                action="append",
+                metavar="SINK",
+                default=[],
+                help="the dataset or table of this sink was copied to the new location; may be repeated",
+            ),
         ),
         builds="the source and the sinks",
     ),

@@ -13,9 +13,8 @@ import os
 import re
 import runpy
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +24,17 @@ from airflow_provider_streamsem.cli import first_look
 from airflow_provider_streamsem.cli.arguments import COMMANDS
 from airflow_provider_streamsem.cli.log_table import log_table
 from airflow_provider_streamsem.cli.output import CommandResult, Table, utc
+from airflow_provider_streamsem.cli.version_commands import (
+    alter,
+    engine_of_arguments,
+    reprocess,
+    rollback,
+    run,
+)
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.commitlog import doctor as doctor_
 from airflow_provider_streamsem.commitlog import move
 from airflow_provider_streamsem.commitlog.log import open_commit_log
-from airflow_provider_streamsem.connections import connection
 from airflow_provider_streamsem.connectors.upstreams import ReadsPipeline
 from airflow_provider_streamsem.dedup import stored_layers
 from airflow_provider_streamsem.errors import InvalidError, StreamsemError
@@ -40,19 +45,13 @@ from airflow_provider_streamsem.pipeline.fork import fork as fork_
 from airflow_provider_streamsem.pipeline.guarantee import guarantee, warnings
 from airflow_provider_streamsem.pipeline.location import located
 from airflow_provider_streamsem.pipeline.publish import skip as skip_
-from airflow_provider_streamsem.pipeline.reprocess import kept_versions
-from airflow_provider_streamsem.pipeline.reprocess import reprocess as reprocess_
-from airflow_provider_streamsem.pipeline.result import RunResult, with_others
-from airflow_provider_streamsem.pipeline.rollback import rollback as rollback_
-from airflow_provider_streamsem.pipeline.run import run_batch
-from airflow_provider_streamsem.pipeline.spec import Pipeline, load_pipeline, load_spark_conf
+from airflow_provider_streamsem.pipeline.spec import Pipeline, load_pipeline
 from airflow_provider_streamsem.pipeline.templates import holds_templates
 from airflow_provider_streamsem.pipeline.vacuum import attempts_of
 from airflow_provider_streamsem.pipeline.vacuum import vacuum as vacuum_log
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import Json, Outcome
 from airflow_provider_streamsem.protocol.keys import N
-from airflow_provider_streamsem.protocol.offsets import Ranges
 from airflow_provider_streamsem.readers.files import open_log
 from airflow_provider_streamsem.readers.history import History
 from airflow_provider_streamsem.readers.lag import lag as lag_of
@@ -61,7 +60,7 @@ from airflow_provider_streamsem.spark import packages
 from airflow_provider_streamsem.state import operator_state
 
 if TYPE_CHECKING:
-    from airflow_provider_streamsem.spark.engine import SparkEngine
+    pass
 
 
 def result_of_command(args: argparse.Namespace) -> CommandResult:
@@ -153,126 +152,6 @@ def _refuse_without_pipeline(args: argparse.Namespace) -> None:
         )
 
 
-def run(args: argparse.Namespace) -> CommandResult:
-    """Run one batch, or with ``--drain`` several (``streamsem run``)."""
-    pipeline, engine = args.pipeline, _engine(args, args.spark_packages)
-    run_key = f"cli:{SYSTEM_CLOCK.new_id()}" if args.run_key is None else args.run_key
-    announces = args.run_key is not None  # with a generated key, no retry could repeat the announcements
-    before = _newest_closed(pipeline.log)
-    result = run_batch(pipeline, run_key=run_key, drain=args.drain, engine=engine, announces=announces)
-    if not announces:
-        log = open_commit_log(pipeline.log)
-        result = with_others(log, result, before=before, after=_newest_closed(pipeline.log))
-    command_result = _result_of_run(pipeline, result)
-    return (
-        command_result
-        if args.source is None
-        else replace(command_result, lines=[*command_result.lines, *first_look.next_commands(args.target)])
-    )
-
-
-def _newest_closed(log: str) -> int:
-    """Return the newest closed version of a log; -1 if the log has none or does not exist."""
-    try:
-        return open_log(log).head
-    except InvalidError:
-        return -1
-
-
-def reprocess(args: argparse.Namespace) -> CommandResult:
-    """Reprocess one version, or every version with quarantined records (``streamsem reprocess``)."""
-    if args.quarantined == (args.version is not None):
-        raise InvalidError("reprocess requires either a version or --quarantined", given=args.version)
-    if args.quarantined and args.run_key is not None:
-        raise InvalidError("--run-key cannot be combined with --quarantined, which starts one run for each version")
-    pipeline, engine = args.pipeline, _engine(args, args.spark_packages)
-    if not args.quarantined:
-        result = reprocess_(
-            pipeline, args.version, run_key=args.run_key, current_lookups=args.current_lookups, engine=engine
-        )
-        ran, (kept, lines) = _result_of_run(pipeline, result), _kept_versions(pipeline, result)
-        return replace(ran, document={**ran.document, **kept}, lines=[*ran.lines, *lines])
-    records = open_log(args.log, pipeline=pipeline).quarantined()
-    versions = sorted({record["version"] for record in records if "watermark_ms" not in record})  # not the late rows
-    reprocessed, refused, lines = [], [], []
-    for version in versions:
-        try:
-            result = reprocess_(pipeline, version, current_lookups=args.current_lookups, engine=engine)
-        except StreamsemError as error:
-            if error.retryable:
-                raise
-            refused.append({"version": version, "error": type(error).__name__, "message": str(error)})
-            lines.append(f"version {version}: not reprocessed: {type(error).__name__}: {error}")
-        else:
-            kept, kept_lines = _kept_versions(pipeline, result)
-            reprocessed.append({**result.to_json(), "replaces": version, **kept})
-            remaining = result.counts["quarantined"]
-            lines += [f"version {version}: reprocessed as {result.version}, {remaining} still quarantined", *kept_lines]
-    document = {"reprocessed": reprocessed, "not_reprocessed": refused}
-    return CommandResult(
-        document=document, lines=lines or ["there are no quarantined records"], exit_code=1 if refused else 0
-    )
-
-
-def _kept_versions(pipeline: Pipeline, result: RunResult) -> tuple[dict[str, Any], list[str]]:
-    """Return the later versions that a reprocessing run has kept, as a field of the document and as lines of text."""
-    later = kept_versions(pipeline, open_commit_log(pipeline.log), result.version)
-    field = {"kept_versions": None if later is None else [later.start, later.stop]}
-    return field, [] if later is None else [report.state_kept(later)]
-
-
-def rollback(args: argparse.Namespace) -> CommandResult:
-    """Roll a pipeline back to a version (``streamsem rollback``)."""
-    until_ms = None if args.until is None else time_ms("--until", args.until)
-    if (args.version is None) == (until_ms is None):
-        raise InvalidError("give either the version N to keep, or --until TIME", given=args.version, until=args.until)
-    result = rollback_(args.pipeline, args.version, until_ms=until_ms, run_key=args.run_key)
-    summary = (
-        f"the pipeline is at version {result.to} already; nothing was written"
-        if result.version is None
-        else f"version {result.version} rolled the pipeline back to version {result.to}"
-    )
-    counts = [(name, f"-{count}") for name, count in report.ordered_counts(result.counts)]
-    offsets = [("next", f"{partition} {offset}") for partition, offset in sorted(result.offsets.items())]
-    return CommandResult(document=plain(result), lines=[summary, *_aligned([*counts, *offsets])])
-
-
-def _aligned(fields: Sequence[tuple[str, object]]) -> list[str]:
-    """Return a line for each name and value, with the values in one column."""
-    width = max((len(name) for name, _ in fields), default=0)
-    return [f"{name:<{width}}  {value}" for name, value in fields]
-
-
-def _engine(args: argparse.Namespace, spark_packages: str | None) -> SparkEngine:
-    from airflow_provider_streamsem.spark.engine import SparkEngine, engine_of
-
-    unnamed = [text for text in args.spark_conf if "=" not in text]
-    if unnamed:
-        raise InvalidError("--spark-conf must have the form NAME=VALUE", given=unnamed)
-    conf = load_spark_conf(args.target) if str(getattr(args, "target", "")).endswith(".toml") else {}
-    conf |= dict(text.split("=", 1) for text in args.spark_conf)
-    if args.spark_conn_id is None:
-        return SparkEngine(master=args.master, conf=conf, packages=spark_packages)
-    return engine_of(connection(args.spark_conn_id), conf, packages=spark_packages)
-
-
-def _result_of_run(pipeline: Pipeline, result: RunResult) -> CommandResult:
-    computed = guarantee(pipeline)
-    fields: list[tuple[str, object]] = [
-        ("run key", result.run_key),
-        ("guarantee", computed.named),
-        ("status", result.status),
-        ("version", result.version),
-        ("ranges", _ranges(result.ranges)),
-        *report.ordered_counts(result.counts),
-        *(
-            ("completed", f"version {other.version} of run {other.run_key}: {report.format_counts(other.counts)}")
-            for other in result.completed
-        ),
-    ]
-    return CommandResult(document={**result.to_json(), "guarantee": plain(computed)}, lines=_aligned(fields))
-
-
 def log(args: argparse.Namespace) -> CommandResult:
     """List versions (``streamsem log``)."""
     integer("--limit", args.limit, least=1)
@@ -287,10 +166,6 @@ def log(args: argparse.Namespace) -> CommandResult:
         document={"log": opened.log.store.url, "pipeline": opened.record.name, "versions": rows},
         tables=[log_table(opened.record.name, rows, now_ms=SYSTEM_CLOCK.now_ms())],
     )
-
-
-def _ranges(ranges: Ranges) -> str:
-    return ", ".join(f"{partition} [{start}, {end})" for partition, (start, end) in sorted(ranges.items()))
 
 
 def show(args: argparse.Namespace) -> CommandResult:
@@ -309,7 +184,8 @@ def show(args: argparse.Namespace) -> CommandResult:
     }
     result = "open" if outcome is None else outcome[0].result
     rolled_back = plan[0].rolled_back
-    lines = [f"version {args.version}: {result if rolled_back is None else f'rollback to {rolled_back.to}, {result}'}"]
+    kind = "alter, " if plan[0].altered else "" if rolled_back is None else f"rollback to {rolled_back.to}, "
+    lines = [f"version {args.version}: {kind}{result}"]
     hidden = {"plan": ("pins", "lookups"), "outcome": ("sinks", "schemas"), "receipts": ()}
     for title, hidden_fields in hidden.items():
         entry = document[title] or {}
@@ -449,7 +325,7 @@ def doctor_spark(args: argparse.Namespace) -> CommandResult:
     """Check the installed Spark (``streamsem doctor-spark``)."""
     from airflow_provider_streamsem.cli import spark_check
 
-    checks = tuple(spark_check.checks(_engine(args, None)))
+    checks = tuple(spark_check.checks(engine_of_arguments(args, None)))
     return _result_of_checks("doctor of Spark", {"checks": plain(checks)}, checks)
 
 
@@ -558,7 +434,7 @@ def diff(args: argparse.Namespace) -> CommandResult:
 
     integer("--limit", args.limit, least=1)
     logs = fork_comparison.opened(args.log, _url(args.original))  # refuses wrong logs before Spark starts
-    return fork_comparison.compared(_engine(args, None).session(), logs, sink=args.sink, limit=args.limit)
+    return fork_comparison.compared(engine_of_arguments(args, None).session(), logs, sink=args.sink, limit=args.limit)
 
 
 def explain(args: argparse.Namespace) -> CommandResult:
@@ -642,6 +518,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], CommandResult]] = {
     "run": run,
     "reprocess": reprocess,
     "rollback": rollback,
+    "alter": alter,
     "fork": fork,
     "diff": diff,
     "drop": drop,

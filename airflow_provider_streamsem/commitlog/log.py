@@ -50,6 +50,7 @@ from airflow_provider_streamsem.protocol.machine import (
     get,
     list_keys,
 )
+from airflow_provider_streamsem.protocol.specs import stored_spec
 from airflow_provider_streamsem.protocol.view import ClosedHead, Head, LogView, OpenHead, fold
 from airflow_provider_streamsem.stores.contract import Store, UnknownResultError, open_store
 from airflow_provider_streamsem.stores.prefix import PrefixStore
@@ -220,6 +221,15 @@ class CommitLog:
             )
         return data
 
+    def config_of(self, digest: str) -> dict[str, Json]:
+        """
+        Return the immutable fields of the pipeline spec with a sha256.
+
+        :raises LogDamagedError: as :meth:`read_spec`, or the spec is not valid
+        """
+        config: dict[str, Json] = stored_spec(self.read_spec(digest))["immutable_config"]
+        return config
+
     def initial_offsets(self, source: str) -> InitialOffsets | None:
         """Return the initial offsets of a source, or ``None`` if no run has stored them. ``source`` is the sha256 of the source's arguments."""
         entry = self.perform(procedures.read_entry(InitialOffsets, keys.initial_offsets(source)))
@@ -286,6 +296,16 @@ class CommitLog:
     def remaining_versions(self, outcome: Outcome) -> list[range]:
         """Return the versions up to an outcome that no rollback has removed, as ranges in ascending order; see :func:`procedures.remaining_versions`."""
         return self.perform(procedures.remaining_versions(outcome))
+
+    def alters(self, outcome: Outcome) -> list[Outcome]:
+        """Return the outcomes of all alters up to an outcome, newest first; see :func:`procedures.alters`."""
+        return self.perform(procedures.alters(outcome))
+
+    def removed_at(self, sink: str, outcome: Outcome) -> int:
+        """Return the newest alter up to an outcome that removed a sink, or -1. No row of this version or an earlier one is in the sink (W36)."""
+        return next(
+            (each.version for each in self.alters(outcome) if each.altered and sink in each.altered.removed), -1
+        )
 
     def reprocessing_runs_after(self, version: int, closed: int) -> list[int]:
         """Return the versions in ``(version, closed]`` that have reprocessed a version up to ``version``; see :func:`procedures.reprocessing_runs_after`."""

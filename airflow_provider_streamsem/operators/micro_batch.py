@@ -9,7 +9,7 @@ from typing import Any
 
 from airflow.sdk import BaseOperator
 
-from airflow_provider_streamsem.arguments import choice, flag, seconds
+from airflow_provider_streamsem.arguments import choice, flag, seconds, text
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.connections import use_resolver
 from airflow_provider_streamsem.errors import InvalidError, StageError
@@ -60,6 +60,9 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
     :param deferrable: with ``run_in="submit"``: wait in the triggerer and release the worker slot. Default: Airflow's ``[operators] default_deferrable``
     :param patience: with ``run_in="submit"``: how long the log may show no progress before the task treats the driver as lost. The task then fails, and its
         next try submits a new driver. Integer seconds or a ``timedelta``, 1 second or more; must be longer than one batch takes
+    :param alter_from: alter the pipeline's log before the run, if its immutable fields are those with this config. The error of a run whose immutable fields
+        differ names the config. Once the log has the fields of ``pipeline``, the argument has no effect. An earlier version of the DAG, whose argument names
+        another config, cannot change the fields back
     :param partition_key: template of the partition key of outlet events (Airflow 3.3 or newer), for example ``"{{ version }}"``. After the run, the operator
         renders it with the fields of the result: once for the run's own version, and once for each version in ``completed``. Airflow then starts one run
         per key of each partitioned DAG, and no run of a DAG with plain ``schedule=[asset]``. If nothing was committed, no key is added
@@ -84,6 +87,7 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
         run_in: str = "task",
         deferrable: bool | None = None,
         patience: timedelta | float = timedelta(hours=1),
+        alter_from: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -95,6 +99,7 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
         self.run_in = choice("run_in", run_in, ("task", "submit"))
         self.deferrable = settings.default_deferrable() if deferrable is None else flag("deferrable", deferrable)
         self.patience_s = seconds("patience", patience)
+        self.alter_from = None if alter_from is None else text("alter_from", alter_from)
         if self.run_in == "submit":
             self._check_submission()
 
@@ -165,7 +170,7 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
             refuse_unnamed_transform(pipeline, self.task_id)
             connections.need(pipeline)
             with self.observed(context["ti"], pipeline) as account:
-                account.result = plan_run(pipeline, run_key=key, drain=self.drain)
+                account.result = plan_run(pipeline, run_key=key, drain=self.drain, alter_from=self.alter_from)
                 if account.result is not None:
                     return account.result
                 self._submission = Submission(
@@ -206,4 +211,6 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
         The retries after one clear repeat one request, so they reprocess no version twice. Another clear is a new request.
         """
         cleared = last_clear_id(context["ti"], self.retries) if self.rerun == "reprocess" else 0
-        return partial(reprocess_run, request=f"clear-{cleared}") if cleared else run_batch
+        if cleared:
+            return partial(reprocess_run, request=f"clear-{cleared}", alter_from=self.alter_from)
+        return partial(run_batch, alter_from=self.alter_from)

@@ -22,7 +22,6 @@ from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol.codec import canonical, sha256
 from airflow_provider_streamsem.protocol.entries import Fork, Json, PipelineRecord
 from airflow_provider_streamsem.protocol.offsets import Offsets, advance
-from airflow_provider_streamsem.protocol.specs import stored_spec
 from airflow_provider_streamsem.protocol.view import newest_kept_before, remains
 from airflow_provider_streamsem.state import OperatorState, operator_state
 from airflow_provider_streamsem.stores.contract import normalised, overlap
@@ -187,7 +186,8 @@ def _fork_position(
         raise InvalidError("the log has no version, so nothing can be forked; nothing was written", log=old.store.url)
     outcome = old.outcome(version) if version >= 0 else None
     state = None if from_ms is not None else record.initial_state if outcome is None else outcome[0].state
-    before = forked_config(stored_spec(old.read_spec(first[0].spec))["immutable_config"], state)
+    spec = outcome[0].spec if outcome is not None else first[0].spec if from_ms is None else old.find_head().spec
+    before = forked_config(old.config_of(spec or first[0].spec), state)
     config = forked_config(pipeline.immutable_config(), state)
     _check_config(before, config, pipeline)
     operators = operator_state(state)

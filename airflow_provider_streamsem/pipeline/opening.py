@@ -21,7 +21,6 @@ from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol.codec import canonical, sha256
 from airflow_provider_streamsem.protocol.entries import FORK, PUBLISH, Fork, InitialOffsets, Json, PipelineRecord
 from airflow_provider_streamsem.protocol.offsets import Offsets
-from airflow_provider_streamsem.protocol.specs import stored_spec
 from airflow_provider_streamsem.protocol.view import ClosedHead, Head
 from airflow_provider_streamsem.stores.contract import open_store
 
@@ -62,7 +61,7 @@ def open_pipeline(pipeline: Pipeline, log: CommitLog) -> OpenPipeline:
         if pipeline.spec_sha256 != record.spec:
             log.put_spec(pipeline.spec_bytes())
         return OpenPipeline(pipeline=pipeline, log=log, record=record, head=head, spec=pipeline.spec_sha256)
-    check_and_store_spec(pipeline, log, head.spec, version=max(head.closed, 0))
+    check_and_store_spec(pipeline, log, head.binding_spec or head.spec, version=max(head.closed, 0))
     claim_datasets(pipeline, log, record, new=head.outcome is None)
     return OpenPipeline(pipeline=pipeline, log=log, record=record, head=head, spec=pipeline.spec_sha256)
 
@@ -105,8 +104,7 @@ def read_head(pipeline: Pipeline, log: CommitLog) -> Head:
         assert isinstance(head, ClosedHead)  # an open version names its spec
         record = find_record(pipeline, log)
         return _at_start(head, record, initial_offsets(pipeline, log, record, store=False))
-    if head.spec != pipeline.spec_sha256:
-        check_immutable_config(pipeline, log, head.spec, version=max(head.closed, 0))
+    check_immutable_config(pipeline, log, head.binding_spec or head.spec, version=max(head.closed, 0))
     return head
 
 
@@ -153,32 +151,43 @@ def check_and_store_spec(pipeline: Pipeline, log: CommitLog, stored: str, *, ver
     :param version: the newest closed version, or 0
     :raises ConflictError: the immutable fields differ
     """
-    if pipeline.spec_sha256 == stored:
-        return
     check_immutable_config(pipeline, log, stored, version=version)
-    log.put_spec(pipeline.spec_bytes())
+    if pipeline.spec_sha256 != stored:
+        log.put_spec(pipeline.spec_bytes())
 
 
 def check_immutable_config(pipeline: Pipeline, log: CommitLog, stored: str, *, version: int) -> None:
     """
-    Check that the pipeline's immutable fields equal those of the spec of ``version``. Writes nothing.
+    Check that the pipeline's immutable fields equal those of the spec of ``version`` (W35). Writes nothing, and sends no request if the specs are equal.
 
     :param stored: sha256 of the spec of ``version``
     :raises ConflictError: the immutable fields differ
     """
-    before, now = stored_spec(log.read_spec(stored))["immutable_config"], pipeline.immutable_config()
+    if pipeline.spec_sha256 == stored:
+        return
+    before, now = log.config_of(stored), pipeline.immutable_config()
     if before != now:
         plan = log.plan(version)
         raise ConflictError(
-            "the spec's immutable fields differ from those of the log, which were fixed when version 0 was planned; nothing was written",
+            "the spec's immutable fields differ from those of the log; nothing was written",
             log=pipeline.log,
             pipeline=pipeline.name,
             fields=changed_fields(before, now),
             stored=before,
             given=now,
+            config=config_digest(before)[:12],
             version=version,
             planned_by="" if plan is None else describe_run(plan[0].run_key),
+        ).advising(
+            "if the change is intended, see what it means with `streamsem alter PIPELINE.toml --dry-run`, then run the command without --dry-run, or set "
+            "alter_from of the operator to `config`. Otherwise make the immutable fields equal to those in the log, or give this pipeline its own log and "
+            "its own datasets."
         )
+
+
+def config_digest(immutable_config: Json) -> str:
+    """Return the sha256 of immutable fields, by which a request to alter a pipeline names the spec that it replaces."""
+    return sha256(canonical(immutable_config))
 
 
 def forked_config(immutable_config: Mapping[str, Json], state: Json) -> dict[str, Json]:

@@ -14,7 +14,7 @@ from airflow_provider_streamsem.pipeline.publish import (
 )
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import invariants, offsets
-from airflow_provider_streamsem.protocol.entries import Plan, Replaced
+from airflow_provider_streamsem.protocol.entries import Outcome, Plan, Replaced
 from airflow_provider_streamsem.protocol.procedures import Ready
 from airflow_provider_streamsem.protocol.view import Head, OpenHead
 
@@ -55,6 +55,8 @@ def plan_reprocess(opened: OpenPipeline, version: int, run_key: str, current_loo
     planned_at_ms = opened.log.now_ms(ready.head)
     current = current_commit(opened, ready.head, version)
     replaced, outcome = opened.log.closed_version(current)
+    newest = ready.head.outcome
+    assert newest is not None  # a version is committed
     reprocessed = Plan(
         version=ready.head.closed + 1,
         kind="reprocess",
@@ -82,13 +84,42 @@ def plan_reprocess(opened: OpenPipeline, version: int, run_key: str, current_loo
             version=version,
         ).advising(before_version(opened.pipeline, version))
     # Check before the plan is created: an open version blocks every other run, and so does a commit that a sink cannot publish.
-    _refuse_deleted_state(opened, current)
+    check_state(opened, current, outcome)
     source.check_pins(pins, was_read=False)
     check_lookups(opened.pipeline, reprocessed)
     for name in opened.pipeline.sinks_outside_log:
-        rows = current_output(opened.log, current, name)
+        rows = current_output(opened.log, current, name, newest)
         publishing_sink(opened.pipeline, name).check_removable([] if rows is None else rows.files)
     return reprocessed
+
+
+def check_state(opened: OpenPipeline, current: int, outcome: Outcome) -> None:
+    """
+    Check that the state before a version fits the pipeline and can be loaded.
+
+    :param current: the commit that holds the rows of the version
+    :param outcome: the outcome of this commit
+    :raises InvalidError: the deduplication or the state was altered since, or a state file is missing or was changed
+    """
+    _refuse_other_state(opened, outcome)
+    _refuse_deleted_state(opened, current)
+
+
+def _refuse_other_state(opened: OpenPipeline, outcome: Outcome) -> None:
+    """
+    Refuse a version of which the deduplication or the state was altered since, because neither of the two states fits its records.
+
+    :raises InvalidError: names the fields
+    """
+    if outcome.spec == opened.spec:
+        return
+    before, now = opened.log.config_of(outcome.spec), opened.pipeline.immutable_config()
+    if altered := [field for field in ("dedup", "state") if before.get(field) != now.get(field)]:
+        raise InvalidError(
+            "the pipeline was altered after the version, so its records cannot be reprocessed with the present deduplication or state; nothing was written",
+            version=outcome.version,
+            altered=altered,
+        ).advising(f"reprocess newer versions only, or fork the pipeline at version {outcome.version - 1}.")
 
 
 def _refuse_deleted_state(opened: OpenPipeline, current: int) -> None:
@@ -114,14 +145,14 @@ def current_commit(opened: OpenPipeline, head: Head, version: int) -> int:
     """
     Return the commit whose rows are visible for a version: the newest reprocessing run of its chain, or the version itself.
 
-    :raises InvalidError: the version is not closed, was aborted, is a rollback, or was rolled back
+    :raises InvalidError: the version is not closed, was aborted, is a rollback or an alter, or was rolled back
     """
     outcome = opened.log.outcome(version) if version <= head.closed else None
-    if outcome is None or not outcome[0].committed or outcome[0].rolled_back is not None:
+    if outcome is None or not outcome[0].committed or outcome[0].rolled_back or outcome[0].altered:
         raise InvalidError(
             "only a committed batch can be reprocessed; nothing was written",
             given=version,
-            result="not closed" if outcome is None else "rollback" if outcome[0].rolled_back else outcome[0].result,
+            result=_described(outcome),
             newest_closed=head.closed,
         )
     current = opened.log.find_current(version, head)
@@ -130,3 +161,10 @@ def current_commit(opened: OpenPipeline, head: Head, version: int) -> int:
             "the version was rolled back, so its rows are not visible; nothing was written", given=version
         ).advising("reprocess the version that has read its records since (`streamsem log`).")
     return current
+
+
+def _described(outcome: tuple[Outcome, str] | None) -> str:
+    """Return why a version cannot be reprocessed."""
+    if outcome is None:
+        return "not closed"
+    return "rollback" if outcome[0].rolled_back else "alter" if outcome[0].altered else outcome[0].result

@@ -14,7 +14,7 @@ from airflow_provider_streamsem.arguments import text, text_list
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.columns.recorded import fields
 from airflow_provider_streamsem.connectors.contract import PublishingSink, SinkCommit
-from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, MarkerConflictError
+from airflow_provider_streamsem.errors import ConflictError, InvalidError, LogDamagedError, MarkerConflictError
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import OpenPipeline, open_pipeline
 from airflow_provider_streamsem.pipeline.spec import Pipeline
@@ -103,6 +103,7 @@ def _publish_or_skip(
     """
     log = opened.log
     version, began_ms = outcome.version, log.clock.now_ms()
+    _check_sinks(opened, outcome)
     sink_receipts: dict[str, Receipt] = {}
     markers = dict(outcome.markers)
     with telemetry.phase("publish", version=version):
@@ -140,6 +141,28 @@ def _publish_or_skip(
     return published
 
 
+def _check_sinks(opened: OpenPipeline, outcome: Outcome) -> None:
+    """
+    Check that the sinks to publish to are those of the spec with which the version was committed (W35).
+
+    :raises ConflictError: the pipeline lacks one of the sinks, or has another table or topic in its place
+    """
+    if outcome.spec == opened.spec:
+        return
+    stored = opened.log.config_of(outcome.spec)["sinks"]
+    sinks = opened.pipeline.sinks
+    others = [n for n in outcome.publish if n not in sinks or sinks[n].immutable_config() != stored.get(n)]
+    if others:
+        raise ConflictError(
+            "the newest commit is not published yet to sinks that the given spec lacks, or replaces by others; nothing was changed",
+            version=outcome.version,
+            sinks=others,
+        ).advising(
+            "run the pipeline with the spec of that commit, or skip the version for these sinks with it: "
+            f"streamsem skip OLD.toml {outcome.version} --sink NAME --reason TEXT. Then repeat this call."
+        )
+
+
 def batch_of(opened: OpenPipeline, outcome: Outcome, outcome_sha: str, name: str) -> SinkCommit:
     """
     Build the part of a commit that one sink publishes.
@@ -152,7 +175,7 @@ def batch_of(opened: OpenPipeline, outcome: Outcome, outcome_sha: str, name: str
     """
     log, back = opened.log, outcome.rolled_back
     if back is None:
-        root, current_rows = _chain(log, outcome, name)
+        root, current_rows = _chain(log, outcome, name, log.removed_at(name, outcome))
         replaced = {} if current_rows is None else {root: current_rows}
     else:
         newest = _outcome(log, outcome.version - 1)
@@ -194,26 +217,32 @@ def rows_after(log: CommitLog, to: int, newest: Outcome, names: Sequence[str]) -
     return {name: {root: rows for root, rows in by_root.items() if rows.files} for name, by_root in found.items()}
 
 
-def current_output(log: CommitLog, version: int, name: str) -> Committable | None:
+def current_output(log: CommitLog, version: int, name: str, newest: Outcome) -> Committable | None:
     """
     Return the rows of a committed version's chain that one sink contains now. Reprocessing the version would replace them.
 
-    Returns ``None`` if every commit of the chain was skipped for this sink.
+    Returns ``None`` if every commit of the chain was skipped for this sink, or is older than the alter that added the sink.
+
+    :param newest: the newest outcome of the log
     """
-    outcome = _outcome(log, version)
-    return _applied(log, outcome, name) or _chain(log, outcome, name)[1]
+    outcome, removed_at = _outcome(log, version), log.removed_at(name, newest)
+    rows = _applied(log, outcome, name) if version > removed_at else None
+    return rows or _chain(log, outcome, name, removed_at)[1]
 
 
-def _chain(log: CommitLog, outcome: Outcome, name: str) -> tuple[int, Committable | None]:
+def _chain(log: CommitLog, outcome: Outcome, name: str, removed_at: int) -> tuple[int, Committable | None]:
     """
     Follow the chain of a commit backwards.
 
-    :returns: the first version of the chain, and the rows of the newest earlier commit of the chain that was applied to the sink; ``None`` if none was
+    :param removed_at: the newest alter that removed the sink, or -1
+    :returns: the first version of the chain, and the rows of the newest earlier commit of the chain that was applied to the sink; ``None`` if none was, or if
+        it is older than the alter
     """
     current_rows = None
     while outcome.replaces is not None:
         outcome = _outcome(log, outcome.replaces.version)
-        current_rows = current_rows or _applied(log, outcome, name)
+        if outcome.version > removed_at:
+            current_rows = current_rows or _applied(log, outcome, name)
     return outcome.version, current_rows
 
 

@@ -50,6 +50,8 @@ def _work(plan: Plan) -> str:
         return f"reprocessing of version {plan.replaces.version}"
     if plan.rolled_back is not None:
         return f"rollback to version {plan.rolled_back.to}"
+    if plan.kind == "alter":
+        return "alter"
     if plan.watermark_ms is not None:
         return f"no records, watermark {iso_time(plan.watermark_ms)}"
     return _ranges(plan.ranges)
@@ -59,7 +61,8 @@ def closed(outcome: Outcome, ms: int) -> str:
     """Format an outcome. Example: ``version 12 committed in 4.2 s: 5,001 rows read, 4,990 written to orders, 3 filtered, 8 quarantined``."""
     if not outcome.committed:
         return f"version {outcome.version} aborted: {outcome.reason}"
-    return f"version {outcome.version} committed in {ms / 1000:.1f} s: {format_counts(outcome.counts)}"
+    done = "the pipeline is altered" if outcome.altered is not None else format_counts(outcome.counts)
+    return f"version {outcome.version} committed in {ms / 1000:.1f} s: {done}"
 
 
 def ended(result: RunResult, *, resumed: bool, ms: int) -> str:

@@ -112,6 +112,7 @@ def reprocess_run(
     drain: bool = False,
     engine: Engine | None = None,
     log: CommitLog | None = None,
+    alter_from: str | None = None,
 ) -> RunResult:
     """
     Reprocess every version that a run committed. If the run is not complete, complete it instead.
@@ -119,6 +120,7 @@ def reprocess_run(
     :param run_key: the run whose versions are reprocessed
     :param request: identifies this request. If the request is repeated, no version is reprocessed twice
     :param drain: as in :func:`run_batch`, if the run is completed instead
+    :param alter_from: as in :func:`run_batch`
     :returns: ``version`` and ``outcome`` of the last reprocessing run, ``ranges`` of the run, and ``counts`` summed over the reprocessing runs. If the run
         was completed instead: its result
     :raises StreamsemError: as :func:`reprocess`. Versions that were reprocessed before the error keep their new output
@@ -126,7 +128,7 @@ def reprocess_run(
     refuse_sinks(pipeline)
     opened_log = log or open_commit_log(pipeline.log)
     was_complete = _is_complete(opened_log, run_key)
-    result = run_batch(pipeline, run_key=run_key, drain=drain, engine=engine, log=log)
+    result = run_batch(pipeline, run_key=run_key, drain=drain, engine=engine, log=log, alter_from=alter_from)
     if result.status == "empty" or not was_complete:  # the current transform has just produced these commits
         return result
     versions_of_run = _visible_batches(opened_log, run_key, opened_log.newest_head())

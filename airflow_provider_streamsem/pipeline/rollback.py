@@ -12,7 +12,12 @@ from airflow_provider_streamsem.connectors.contract import SinkMarker
 from airflow_provider_streamsem.errors import ConflictError, InvalidError, LogDamagedError, MarkerLostError
 from airflow_provider_streamsem.pipeline.closing_times import newest_closed_until
 from airflow_provider_streamsem.pipeline.location import with_log_location
-from airflow_provider_streamsem.pipeline.opening import OpenPipeline, find_record, open_pipeline
+from airflow_provider_streamsem.pipeline.opening import (
+    OpenPipeline,
+    check_immutable_config,
+    find_record,
+    open_pipeline,
+)
 from airflow_provider_streamsem.pipeline.publish import publish, publishing_sink, rows_after
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.pipeline.vacuum import oldest_kept
@@ -126,6 +131,8 @@ def _roll_back(opened: OpenPipeline, to: int, run_key: str | None, *, by_time: b
             continue
         if position.before is not None and position.before[0].kind != "rollback":
             raise _other_run_error(position.before[0])
+        if position.head.spec is not None:
+            check_immutable_config(opened.pipeline, log, position.head.spec, version=position.head.closed)
         wanted = _plan(opened, position, to, run_key)
         if wanted is None:
             return Rollback(log=log.store.url, version=None, to=to, offsets=position.head.next, counts={})
@@ -234,6 +241,7 @@ def rollback_outcome(log: CommitLog, head: OpenHead) -> Outcome:
         schemas=restored.schemas,
         rolled_back=plan.rolled_back,
         newest_rollback=invariants.newest_rollback(plan, before=head.outcome, committed=True),
+        newest_alter=invariants.newest_alter(plan, before=head.outcome, committed=True),
         next=invariants.next_after(plan, before=head.next, committed=True),
         hint=head.hint,
         publish=() if plan.rolled_back is None else plan.rolled_back.publish,
@@ -298,6 +306,14 @@ def _plan(opened: OpenPipeline, ready: Ready, to: int, run_key: str | None) -> P
             newest_rollback=head.outcome.newest_rollback,
             newest_kept_before=newest_kept_before(to, kept),
         ).advising("give a version that `streamsem log` does not show as rolled back, such as `newest_kept_before`.")
+    if head.outcome.newest_alter is not None and to < head.outcome.newest_alter:
+        raise InvalidError(
+            "the pipeline was altered after the version, and a rollback does not restore another spec; nothing was rolled back",
+            given=to,
+            altered=head.outcome.newest_alter,
+        ).advising(
+            f"roll back to version {head.outcome.newest_alter} or a newer one, or fork the pipeline at version {to}."
+        )
     if run_key is None and not _is_changed(log, kept, to):
         return None
     _refuse_reprocessed(log, to, head.closed)

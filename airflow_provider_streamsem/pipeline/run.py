@@ -29,12 +29,14 @@ from airflow_provider_streamsem.errors import (
 )
 from airflow_provider_streamsem.pipeline import changes, report
 from airflow_provider_streamsem.pipeline.abort import abort_outcome
+from airflow_provider_streamsem.pipeline.alter import alter, alter_outcome
 from airflow_provider_streamsem.pipeline.guarantee import guarantee
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.lookups import check_lookups
 from airflow_provider_streamsem.pipeline.opening import (
     OpenPipeline,
     check_and_store_spec,
+    check_immutable_config,
     claim_datasets,
     open_pipeline,
 )
@@ -77,6 +79,7 @@ def run_batch(
     engine: Engine | None = None,
     log: CommitLog | None = None,
     announces: bool = True,
+    alter_from: str | None = None,
 ) -> RunResult:
     """
     Run one batch of a pipeline. With ``drain``, run batches up to the end offsets that the source has when the run's first plan is created.
@@ -91,6 +94,7 @@ def run_batch(
     :param log: default: the log at ``pipeline.log``
     :param announces: whether the result lists commits of other runs that no result has listed yet (PROTOCOL.md, 4.8). ``False`` if another process returns
         the run's result, or if no process repeats the run under its key
+    :param alter_from: alter the log first if its immutable fields have this config; see :func:`airflow_provider_streamsem.pipeline.alter.alter`
     :returns: the result. It is a function of the log, so every process returns the same result (I12)
     :raises StreamsemError: see :mod:`airflow_provider_streamsem.errors`. The class attribute ``retryable`` says whether a retry may succeed
     """
@@ -98,13 +102,20 @@ def run_batch(
     flag("drain", drain)
     with telemetry.phase("run", pipeline=pipeline.name, run_key=run_key):
         logger.info("guarantee: %s (`streamsem explain` says why)", guarantee(pipeline).named)
-        run = Run(open_pipeline(pipeline, log or open_commit_log(pipeline.log)), run_key, engine, announces=announces)
+        log = log or open_commit_log(pipeline.log)
+        _alter_from(pipeline, log, alter_from)
+        run = Run(open_pipeline(pipeline, log), run_key, engine, announces=announces)
         return run.complete(partial(plan_batch, run.opened, run.planner, run_key=run_key, drain=drain))
 
 
 @with_log_location
 def plan_run(
-    pipeline: Pipeline, *, run_key: str, drain: bool = False, log: CommitLog | None = None
+    pipeline: Pipeline,
+    *,
+    run_key: str,
+    drain: bool = False,
+    log: CommitLog | None = None,
+    alter_from: str | None = None,
 ) -> RunResult | None:
     """
     Plan the next version of a run as :func:`run_batch` does, and stage nothing. A driver in another process then continues the run under ``run_key``.
@@ -112,14 +123,23 @@ def plan_run(
     :param run_key: as in :func:`run_batch`
     :param drain: as in :func:`run_batch`
     :param log: default: the log at ``pipeline.log``
+    :param alter_from: as in :func:`run_batch`
     :returns: the run's result if the run is complete or finds nothing new; ``None`` if a driver must close or publish a version
     :raises StreamsemError: as :func:`run_batch`
     """
     text("run_key", run_key)
     flag("drain", drain)
     with telemetry.phase("run", pipeline=pipeline.name, run_key=run_key):
-        run = Run(open_pipeline(pipeline, log or open_commit_log(pipeline.log)), run_key)
+        log = log or open_commit_log(pipeline.log)
+        _alter_from(pipeline, log, alter_from)
+        run = Run(open_pipeline(pipeline, log), run_key)
         return run.plan_only(partial(plan_batch, run.opened, run.planner, run_key=run_key, drain=drain))
+
+
+def _alter_from(pipeline: Pipeline, log: CommitLog, alter_from: str | None) -> None:
+    """Alter the log if the spec's immutable fields differ from those of the log, and replace those with the config ``alter_from``."""
+    if alter_from is not None and log.read_pipeline() is not None and log.find_head().closed >= 0:
+        alter(pipeline, alter_from=alter_from, log=log)
 
 
 class Run:
@@ -143,6 +163,7 @@ class Run:
         self.run_key = run_key
         self.announces = announces
         self.reprocesses = reprocesses
+        self._checked: set[str] = set()
         self.planner: Planner = opened.pipeline.source.open(
             opened.log.of_source(opened.pipeline.source.immutable_config()), opened.head.hint
         )
@@ -166,6 +187,7 @@ class Run:
         resumed = isinstance(position, RunComplete)
         while not isinstance(position, RunComplete):
             fresh = False
+            self._check_immutable_config(position)
             if isinstance(position, Ready):
                 self.opened.pipeline.load_transform()  # fail on an import error before anything is written
                 step = self._plan(position, plan_next)
@@ -184,6 +206,21 @@ class Run:
                 position = self.opened.log.locate(self.run_key, head)
         self._check_request(position.plan)
         return run_result(self.opened, position, self.run_key, resumed=resumed, announces=self.announces), resumed
+
+    def _check_immutable_config(self, position: Position) -> None:
+        """
+        Check that the pipeline has the immutable fields of the newest version, because another process may have altered them since this run was opened (W35).
+
+        Any process may close an open alter, and :func:`publish` compares the sinks that it publishes to.
+
+        :raises ConflictError: the immutable fields differ
+        """
+        head = position.head
+        is_altering = isinstance(head, OpenHead) and head.plan.kind == "alter"
+        stored = None if is_altering or isinstance(position, PendingPublish) else head.binding_spec
+        if stored is not None and stored not in self._checked:
+            check_immutable_config(self.opened.pipeline, self.opened.log, stored, version=max(head.closed, 0))
+            self._checked.add(stored)
 
     def _check_request(self, plan: Plan) -> None:
         """
@@ -213,6 +250,7 @@ class Run:
         """
         position: Position = self.opened.log.locate(self.run_key, self.opened.head)
         while isinstance(position, Ready):
+            self._check_immutable_config(position)
             step = self._plan(position, plan_next)
             if step is None:
                 return empty_result(self.opened, position.head, self.run_key)
@@ -277,11 +315,14 @@ class Run:
         telemetry.emit(telemetry.Planned.from_plan, plan)
         if not fresh:
             logger.info("%s", report.resumed(plan, self.run_key))
-        if plan.spec != self.opened.spec:
+        if plan.spec != self.opened.spec and plan.kind != "alter":
             changes.warn_of_open_version(log, plan, self.opened.pipeline.to_json(), run_key=self.run_key)
-        proposed = (
-            rollback_outcome(log, head) if plan.kind == "rollback" else self._adopt_or_stage(head, plan, fresh=fresh)
-        )
+        if plan.kind == "rollback":
+            proposed: Outcome | ClosedHead = rollback_outcome(log, head)
+        elif plan.kind == "alter":
+            proposed = alter_outcome(log, head)
+        else:
+            proposed = self._adopt_or_stage(head, plan, fresh=fresh)
         if isinstance(proposed, ClosedHead):
             return log.locate(self.run_key, proposed)
         with telemetry.phase("commit", version=plan.version, attempt_id=proposed.attempt_id or ""):
@@ -520,6 +561,7 @@ class Run:
             else {**staged.counts, "gaps": count_gaps(self.opened.pipeline.source, plan.gaps)},
             replaces=plan.replaces,
             newest_rollback=invariants.newest_rollback(plan, before=head.outcome, committed=True),
+            newest_alter=invariants.newest_alter(plan, before=head.outcome, committed=True),
             next=invariants.next_after(plan, before=head.next, committed=True),
             hint=self._hint(head, plan, staged),
             publish=staged.publish,

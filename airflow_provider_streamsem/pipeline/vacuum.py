@@ -20,6 +20,7 @@ from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import canonical
 from airflow_provider_streamsem.protocol.entries import PipelineRecord
+from airflow_provider_streamsem.state import FIELD as OPERATORS
 from airflow_provider_streamsem.state import operator_state
 from airflow_provider_streamsem.stores.contract import ObjectStat
 
@@ -145,8 +146,20 @@ def _unneeded_state(pipeline: Pipeline, log: CommitLog, record: PipelineRecord, 
     oldest = operator_state(state)
     # Without stateful operators, each attempt uses a new root directory. A later state with operators then has another root, so no file can be judged by this
     # one.
-    if oldest is not None and oldest.operators:
-        yield from state_files.unneeded(log.store, oldest)
+    if oldest is None or not oldest.operators:
+        return
+    files = list(state_files.unneeded(log.store, oldest))
+    # After an alter that dropped the state, later states have other roots. Read the alters after the listing: an attempt writes below a new root only after
+    # the outcome of the alter exists, so every listed file of a later state is found here.
+    if not _is_state_dropped_after(log, first or 0):
+        yield from files
+
+
+def _is_state_dropped_after(log: CommitLog, version: int) -> bool:
+    """Return whether an alter above a version has dropped the operators' state."""
+    newest = log.newest_head().outcome
+    alters = [] if newest is None else log.alters(newest)
+    return any(each.version > version and each.altered and OPERATORS in each.altered.state for each in alters)
 
 
 def oldest_kept(log: CommitLog, closed: int, keep_versions: int) -> int | None:

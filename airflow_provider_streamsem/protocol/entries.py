@@ -163,6 +163,21 @@ class RolledBack:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Altered:
+    """
+    What an alter changes besides the spec.
+
+    ``offsets`` are the offsets at which partitions start that the log does not have yet. ``state`` are the fields of the state that the next version starts
+    without. ``removed`` are the sinks that the pipeline no longer has, and those whose dataset or table was replaced by another one. Their rows of all versions
+    up to the alter are no longer visible through the log.
+    """
+
+    offsets: Offsets = field(default_factory=dict)
+    state: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """
     Plan(n): the work of version n. The planner creates it before any executor reads a row.
@@ -171,15 +186,24 @@ class Plan:
     """
 
     entry: ClassVar[str] = "plan"
-    spillable: ClassVar[tuple[str, ...]] = ("pins", "lookups", "ranges", "initial_offsets", "hint", "rolled_back")
+    spillable: ClassVar[tuple[str, ...]] = (
+        "pins",
+        "lookups",
+        "ranges",
+        "initial_offsets",
+        "hint",
+        "rolled_back",
+        "altered",
+    )
     version: int
-    kind: Literal["batch", "reprocess", "rollback", "move"] = "batch"
+    kind: Literal["batch", "reprocess", "rollback", "alter", "move"] = "batch"
     previous: str
     initial_offsets: Offsets | None = field(default=None, metadata=SPARSE)
     ranges: Ranges
     gaps: Gaps = field(default_factory=dict)
     replaces: Replaced | None = field(default=None, metadata=SPARSE)
     rolled_back: RolledBack | None = field(default=None, metadata=SPARSE)
+    altered: Altered | None = field(default=None, metadata=SPARSE)
     moved_to: str = field(default="", metadata=SPARSE)
     pins: Json = None
     lookups: Mapping[str, Json] = field(default_factory=dict, metadata=SPARSE)
@@ -231,7 +255,7 @@ class Outcome:
     """Outcome(n): version n was committed or aborted. The version is closed from the moment at which this single object exists."""
 
     entry: ClassVar[str] = "outcome"
-    spillable: ClassVar[tuple[str, ...]] = ("sinks", "schemas", "hint", "state", "rolled_back")
+    spillable: ClassVar[tuple[str, ...]] = ("sinks", "schemas", "hint", "state", "rolled_back", "altered")
     version: int
     result: Literal["commit", "abort"]
     plan: str
@@ -244,6 +268,9 @@ class Outcome:
     rolled_back: RolledBack | None = field(default=None, metadata=SPARSE)
     newest_rollback: int | None = field(default=None, metadata=SPARSE)
     """The newest committed rollback up to and including this version. Readers follow it to find the versions that are not rolled back."""
+    altered: Altered | None = field(default=None, metadata=SPARSE)
+    newest_alter: int | None = field(default=None, metadata=SPARSE)
+    """The newest committed alter up to and including this version. Readers follow it to find the sinks that a version wrote."""
     counts: Mapping[str, int] = field(default_factory=dict)
     next: Offsets
     hint: Json = None
@@ -282,6 +309,8 @@ class Outcome:
                 invariant="I21",
                 version=self.version,
             )
+        if self.altered is not None and (self.sinks or self.publish):
+            raise LogDamagedError("an alter has output", invariant="I22", version=self.version)
 
     @property
     def committed(self) -> bool:
@@ -441,6 +470,7 @@ class Segment:
     * ``replaced`` are the versions *before* the first of these versions whose files reprocessing runs have replaced.
     * ``rolled_back_to``: the files of versions above it and *before* the first of these versions are no longer visible. ``None`` if no rollback among these
       versions returned to an earlier version than the first.
+    * ``removed_sinks``: the files of these sinks *before* the first of these versions are no longer visible, because alters have removed the sinks.
     * ``counts`` are the counts of the commits minus the counts of the commits that they replaced.
     * ``last`` is the sha256 of the newest folded outcome, and ``next`` its offsets.
     * ``children`` holds the sha256 of each child's bytes. It is empty at level 1.
@@ -458,6 +488,7 @@ class Segment:
     files: tuple[SegmentFile, ...] = ()
     replaced: tuple[int, ...] = field(default=(), metadata=SPARSE)
     rolled_back_to: int | None = field(default=None, metadata=SPARSE)
+    removed_sinks: tuple[str, ...] = field(default=(), metadata=SPARSE)
     children: tuple[str, ...] = ()
 
 

@@ -12,8 +12,10 @@ from collections.abc import Iterable, Mapping
 from airflow_provider_streamsem.errors import DataError, LogDamagedError, StageError
 from airflow_provider_streamsem.protocol import offsets
 from airflow_provider_streamsem.protocol.entries import (
+    Altered,
     Committable,
     DataFile,
+    Json,
     Marker,
     Outcome,
     Plan,
@@ -146,6 +148,8 @@ def next_after(plan: Plan, *, before: Offsets, committed: bool) -> dict[str, int
     """
     if plan.rolled_back is not None and committed:
         return offsets.advance(before, plan.rolled_back.next)
+    if plan.altered is not None and committed:
+        return offsets.advance(before, plan.altered.offsets)
     if plan.kind != "batch":
         return offsets.advance(before, {})
     return offsets.advance(before, offsets.ends(plan.ranges) if committed else offsets.starts(plan.ranges))
@@ -156,7 +160,8 @@ def check_next(plan: Plan, outcome: Outcome, *, before: Offsets) -> None:
     Check the ``next`` offsets of an outcome (I4, I5).
 
     After a committed batch they are the ends of the plan's ranges. After an aborted batch they are the starts of these ranges. A reprocessing run does not
-    change them. A rollback returns to those after an earlier version. Partitions that are not in the plan keep their offsets.
+    change them. A rollback returns to those after an earlier version. An alter adds those of new partitions. Partitions that are not in the plan keep their
+    offsets.
     """
     expected = next_after(plan, before=before, committed=outcome.committed)
     if dict(outcome.next) != expected:
@@ -297,11 +302,12 @@ def check_i14_staged(
 
 def check_i15(outcome: Outcome, *, before: Mapping[str, Marker]) -> None:
     """
-    Check that an outcome has the markers of the newest receipts before it.
+    Check that an outcome has the markers of the newest receipts before it. An alter has those of the sinks that it does not remove.
 
     :param before: markers of the newest earlier receipts
     """
-    if dict(outcome.markers) != dict(before):
+    before = altered_markers(before, outcome.altered)
+    if dict(outcome.markers) != before:
         raise LogDamagedError(
             "an outcome carries other markers than the receipts before it",
             invariant="I15",
@@ -436,6 +442,80 @@ def check_newest_rollback(plan: Plan, outcome: Outcome, *, before: Outcome | Non
             newest_rollback=outcome.newest_rollback,
             expected=expected,
         )
+
+
+def check_i22_plan(plan: Plan, *, next: Offsets) -> None:
+    """
+    Check that a plan of kind ``alter``, and no other plan, names changes, that it has no ranges, and that its offsets are those of new partitions (I22).
+
+    :param next: the ``next`` offsets before the plan
+    """
+    found = plan.altered
+    if (plan.kind == "alter") != (found is not None):
+        raise LogDamagedError(
+            "a plan of kind `alter`, and no other plan, must name changes", invariant="I22", version=plan.version
+        )
+    if found is None:
+        return
+    if plan.ranges or plan.gaps or plan.version == 0 or found.offsets.keys() & next.keys():
+        raise LogDamagedError(
+            "an alter has ranges, is the first version, or moves the offset of a partition that the log has",
+            invariant="I22",
+            version=plan.version,
+        )
+
+
+def check_i22(plan: Plan, outcome: Outcome, *, before: Outcome | None) -> None:
+    """
+    Check that an outcome names the newest alter. A commit of an alter has the spec, the state and the columns that follow from its plan (I22).
+
+    :param before: the outcome before the plan
+    """
+    expected = newest_alter(plan, before=before, committed=outcome.committed)
+    altered = plan.altered if outcome.committed else None
+    is_same = (outcome.altered, outcome.newest_alter) == (altered, expected)
+    if altered is not None and before is not None:
+        is_same &= (
+            outcome.spec == plan.spec
+            and outcome.state == altered_state(before.state, altered)
+            and dict(outcome.schemas) == altered_schemas(before.schemas, altered)
+        )
+    if not is_same:
+        raise LogDamagedError(
+            "an outcome does not name the newest alter, or does not follow from the plan of an alter",
+            invariant="I22",
+            version=plan.version,
+            newest_alter=outcome.newest_alter,
+            expected=expected,
+        )
+
+
+def newest_alter(plan: Plan, *, before: Outcome | None, committed: bool) -> int | None:
+    """
+    Return the field ``newest_alter`` of the outcome of a plan.
+
+    :param before: the outcome before the plan
+    :param committed: whether the outcome is a commit
+    """
+    if plan.kind == "alter" and committed:
+        return plan.version
+    return None if before is None else before.newest_alter
+
+
+def altered_state(state: Json, altered: Altered) -> Json:
+    """Return a state without the fields that an alter drops; ``None`` if no field is left."""
+    kept = {name: part for name, part in (state or {}).items() if name not in altered.state}
+    return kept or None
+
+
+def altered_schemas(schemas: Mapping[str, str], altered: Altered) -> dict[str, str]:
+    """Return the columns of the sinks that an alter does not remove."""
+    return {name: schema for name, schema in schemas.items() if name not in altered.removed}
+
+
+def altered_markers(markers: Mapping[str, Marker], altered: Altered | None) -> dict[str, Marker]:
+    """Return the markers after an alter: those of the sinks that it does not remove. ``altered`` is ``None`` for any other outcome."""
+    return {name: marker for name, marker in markers.items() if altered is None or name not in altered.removed}
 
 
 def check_i19(plan: Plan) -> None:

@@ -306,6 +306,24 @@ def remaining_versions(outcome: Outcome) -> Procedure[list[range]]:
     return [range(last.version + 1), *reversed(found)]
 
 
+def alters(outcome: Outcome) -> Procedure[list[Outcome]]:
+    """
+    Return the outcomes of all alters up to ``outcome``, newest first (I22).
+
+    :param outcome: the newest outcome to consider
+    """
+    found: list[Outcome] = []
+    last = outcome
+    while last.newest_alter is not None:
+        altered = yield from _stored_outcome(last.newest_alter)
+        if altered.altered is None:
+            what = "`newest_alter` names a version that is not an alter"
+            raise LogDamagedError(what, invariant="I22", version=last.version, newest_alter=altered.version)
+        found.append(altered)
+        last = yield from _stored_outcome(altered.version - 1)
+    return found
+
+
 def find_current(version: int, head: Head) -> Procedure[int | None]:
     """
     Return the commit whose output has replaced that of ``version``, as of the head (W25); ``None`` if the version was rolled back.

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from airflow_provider_streamsem.protocol import offsets
 from airflow_provider_streamsem.protocol.codec import encode
 from airflow_provider_streamsem.protocol.entries import SEGMENT_WIDTH, Outcome, Segment
-from airflow_provider_streamsem.protocol.view import add_counts, net_counts, not_visible, visible
+from airflow_provider_streamsem.protocol.view import add_counts, hidden_sinks, net_counts, not_visible, visible
 
 
 def level_1(index: int, outcomes: Sequence[Outcome], last: str) -> Segment:
@@ -30,7 +30,7 @@ def level_1(index: int, outcomes: Sequence[Outcome], last: str) -> Segment:
         next_offsets = offsets.advance(next_offsets, outcome.next)
         counts = add_counts(counts, net_counts(outcome))
     commits = sum(o.committed for o in outcomes)
-    hidden = not_visible(outcomes)
+    hidden, hidden_in = not_visible(outcomes), hidden_sinks(outcomes)
     replaced = {o.replaces.version for o in outcomes if o.replaces is not None}
     oldest = min((o.rolled_back.to for o in outcomes if o.rolled_back is not None), default=index * SEGMENT_WIDTH)
     return Segment(
@@ -41,9 +41,16 @@ def level_1(index: int, outcomes: Sequence[Outcome], last: str) -> Segment:
         commits=commits,
         aborts=SEGMENT_WIDTH - commits,
         counts=counts,
-        files=tuple(file for o in outcomes if o.version not in hidden for file in visible(o)),
+        files=tuple(
+            file
+            for o in outcomes
+            if o.version not in hidden
+            for file in visible(o)
+            if file.sink not in hidden_in[o.version]
+        ),
         replaced=tuple(sorted(version for version in replaced if version < index * SEGMENT_WIDTH)),
         rolled_back_to=oldest if oldest < index * SEGMENT_WIDTH - 1 else None,
+        removed_sinks=tuple(sorted({name for o in outcomes if o.altered is not None for name in o.altered.removed})),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -67,9 +67,14 @@ class ClosedHead:
         """sha256 of the spec that the newest version ran with; ``None`` before the first."""
         return None if self.outcome is None else self.outcome.spec
 
+    @property
+    def binding_spec(self) -> str | None:
+        """sha256 of the spec whose immutable fields a writer must have (W35); ``None`` before the first version."""
+        return self.spec
+
     def with_plan(self, plan: Plan, sha256: str) -> OpenHead:
         """
-        Return the head after Plan(closed + 1) was stored. Checks I2, I3, I4, I20 and I21.
+        Return the head after Plan(closed + 1) was stored. Checks I2, I3, I4, I20, I21 and I22.
 
         :raises LogMovedError: the plan is of kind ``move``
         """
@@ -81,6 +86,7 @@ class ClosedHead:
         invariants.check_i3_plan(plan, after=self.outcome_sha)
         invariants.check_i4(plan, closed=self.closed, next=self.next if self.outcome is not None else initial_offsets)
         invariants.check_i21_plan(plan, next=self.next)
+        invariants.check_i22_plan(plan, next=self.next)
         return OpenHead(before=replace(self, initial_offsets=initial_offsets), plan=plan, plan_sha=sha256)
 
     def with_receipts(self, receipts: Receipts) -> ClosedHead:
@@ -135,14 +141,20 @@ class OpenHead:
         """sha256 of the spec that the newest closed version ran with, or that planned version 0."""
         return self.before.spec or self.plan.spec
 
+    @property
+    def binding_spec(self) -> str:
+        """sha256 of the spec whose immutable fields a writer must have (W35)."""
+        return self.plan.spec
+
     def with_outcome(self, outcome: Outcome, sha256: str) -> ClosedHead:
-        """Return the head after the outcome of the open plan was stored. Checks I2, I3, I4, I5, I14, I15, I20 and I21."""
+        """Return the head after the outcome of the open plan was stored. Checks I2, I3, I4, I5, I14, I15, I20, I21 and I22."""
         before = self.before
         invariants.check_i2(self.plan, outcome)
         invariants.check_i3_outcome(outcome, plan_sha=self.plan_sha)
         invariants.check_carried(self.plan, outcome)
         invariants.check_next(self.plan, outcome, before=self.next)
         invariants.check_newest_rollback(self.plan, outcome, before=before.outcome)
+        invariants.check_i22(self.plan, outcome, before=before.outcome)
         invariants.check_i14(outcome)
         invariants.check_i15(outcome, before=before.markers)
         return ClosedHead(
@@ -209,6 +221,21 @@ def not_visible(outcomes: Iterable[Outcome]) -> set[int]:
     return replaced | removed_by_rollbacks(outcomes)
 
 
+def hidden_sinks(outcomes: Iterable[Outcome]) -> dict[int, set[str]]:
+    """
+    Return version → the sinks whose rows of this version a later one of these outcomes hides, because it is an alter that removes the sinks (W36).
+
+    :param outcomes: in ascending order of versions
+    """
+    outcomes = list(outcomes)
+    hidden: dict[int, set[str]] = {}
+    removed: set[str] = set()
+    for outcome in reversed(outcomes):
+        hidden[outcome.version] = set(removed)
+        removed |= {*outcome.altered.removed} if outcome.altered is not None else set()
+    return hidden
+
+
 def removed_by_rollbacks(outcomes: Iterable[Outcome]) -> set[int]:
     """
     Return the versions of these outcomes that a later one of them has rolled back.
@@ -273,6 +300,7 @@ def fold(parts: Iterable[Segment | Outcome], *, initial_offsets: Offsets, since:
                 files.pop(replaced, None)
             if part.rolled_back_to is not None:
                 files = {at: found for at, found in files.items() if at <= part.rolled_back_to}
+            files = _without_sinks(files, part.removed_sinks)
             for file in part.files:
                 if file.version > since:
                     files.setdefault(file.version, []).append(file)
@@ -285,6 +313,8 @@ def fold(parts: Iterable[Segment | Outcome], *, initial_offsets: Offsets, since:
                 files.pop(part.replaces.version, None)
             if part.rolled_back is not None:
                 files = {at: found for at, found in files.items() if at <= part.rolled_back.to}
+            if part.altered is not None:
+                files = _without_sinks(files, part.altered.removed)
             if version > since:
                 files[version] = visible(part)
         next_offsets = offsets.advance(next_offsets, part.next)
@@ -296,3 +326,10 @@ def fold(parts: Iterable[Segment | Outcome], *, initial_offsets: Offsets, since:
         counts=counts,
         files=tuple(file for kept in files.values() for file in kept),
     )
+
+
+def _without_sinks(files: dict[int, list[SegmentFile]], removed: Sequence[str]) -> dict[int, list[SegmentFile]]:
+    """Return the files without those of some sinks."""
+    if not removed:
+        return files
+    return {version: [file for file in found if file.sink not in removed] for version, found in files.items()}

@@ -96,7 +96,7 @@ class CommittedLog:
     log: CommitLog
     record: PipelineRecord
     pipeline: Pipeline | None = None
-    _sinks: Mapping[str, Sink | str] | None = field(default=None)
+    _sinks: dict[str, Mapping[str, Sink | str]] = field(default_factory=dict)
     _owned: set[str] = field(default_factory=set)
 
     @property
@@ -114,27 +114,49 @@ class CommittedLog:
 
         :raises LogDamagedError: the stored spec is not valid
         """
-        if self._sinks is None:
-            self._sinks = self._stored_sinks() if self.pipeline is None else self.pipeline.sinks
-        return self._sinks
+        return self._sinks_of(None) if self.pipeline is None else self.pipeline.sinks
 
-    def _stored_sinks(self) -> Mapping[str, Sink | str]:
-        head = self.log.find_head()
-        return stored_sinks(stored_spec(self.log.read_spec(head.spec or self.record.spec)))
+    def _sinks_of(self, spec: str | None) -> Mapping[str, Sink | str]:
+        """Return the sinks of a stored spec; ``None``: of the newest spec, when this method was first called."""
+        if (spec or "") not in self._sinks:
+            digest = spec or self.log.find_head().spec or self.record.spec
+            self._sinks[spec or ""] = stored_sinks(stored_spec(self.log.read_spec(digest)))
+        return self._sinks[spec or ""]
 
-    def dataset(self, name: str) -> Sink:
+    def sinks_at(self, version: int) -> Mapping[str, Sink | str]:
+        """
+        Return the sinks whose rows are visible at a version, by name: those of the newest spec, and sinks that a later alter has removed.
+
+        If a later alter has replaced the dataset of a sink, the sink has its former location.
+        """
+        newest = self.log.find_head().outcome
+        alters = [] if newest is None else [o for o in self.log.alters(newest) if o.version > version]
+        present = self.sinks if newest is None or self.pipeline is not None else self._sinks_of(newest.spec)
+        removed = {name for outcome in alters if outcome.altered is not None for name in outcome.altered.removed}
+        stored = self.log.outcome(version) if removed else None
+        if stored is None:
+            return present
+        former = self._sinks_of(stored[0].spec)
+        kept = {name: sink for name, sink in present.items() if name not in removed}
+        return {**kept, **{name: sink for name, sink in former.items() if name in removed}}
+
+    def dataset(self, name: str, *, version: int | None = None) -> Sink:
         """
         Return the sink of a dataset, that is, a sink whose rows become visible through the log.
 
         The method first checks that the dataset's ownership marker names this log. So a changed stored spec cannot make readers read another location.
 
+        :param version: as of this version; default: the newest closed one
         :raises InvalidError: there is no such sink, it publishes outside the log, or another package provides its type and no pipeline was given
         :raises ConflictError: the dataset belongs to another log
         :raises LogDamagedError: the dataset has no ownership marker
         """
-        if name not in self.sinks:
-            raise InvalidError("the pipeline has no such sink", given=name, accepted=sorted(self.sinks))
-        sink = self.sinks[name]
+        sinks = self.sinks if version is None else self.sinks_at(version)
+        if name not in sinks:
+            raise InvalidError("the pipeline has no such sink", given=name, accepted=sorted(sinks))
+        return self._checked(name, sinks[name])
+
+    def _checked(self, name: str, sink: Sink | str) -> Sink:
         if isinstance(sink, str) and not registry.is_built_in("sinks", sink):
             summary = "another package provides the type of this sink, so reading it requires the pipeline"
             accepted = "PIPELINE.toml, or open_log(…, pipeline=)"
@@ -143,16 +165,10 @@ class CommittedLog:
             summary = "this sink publishes its rows outside the log, so the log has no files of it"
             kind = sink if isinstance(sink, str) else registry.name_of("sinks", sink)
             raise InvalidError(summary, sink=name, type=kind).advising("read its table, topic or endpoint directly.")
-        if name not in self._owned:
+        if sink.location not in self._owned:
             claim_dataset(name, sink, self.log, self.record, url=self.log.store.url, new=False)
-            self._owned.add(name)
+            self._owned.add(sink.location)
         return sink
-
-    def _is_published(self, name: str) -> bool:
-        sink = self.sinks.get(name)
-        return (
-            registry.is_built_in("sinks", sink) if isinstance(sink, str) else sink is not None and sink.is_outside_log
-        )
 
     def view(self, *, version: int | None = None, since: int | None = None) -> LogView:
         """
@@ -203,18 +219,20 @@ class CommittedLog:
         )
 
     def _committed_files(self, view: LogView, sink: str | None) -> list[CommittedFile]:
+        sinks = self.sinks_at(view.version)
         if sink is not None:
-            self.dataset(sink)
-        visible = [f for f in view.files if sink in (None, f.sink) and not self._is_published(f.sink)]
-        unknown = sorted({f.sink for f in visible} - {*self.sinks})
-        if unknown:
+            self.dataset(sink, version=view.version)
+        visible = [f for f in view.files if sink in (None, f.sink) and not _is_published(sinks.get(f.sink))]
+        names = {f.sink for f in visible}
+        if unknown := sorted(names - {*sinks}):
             raise LogDamagedError("an outcome names sinks that the spec does not have", invariant="I8", sinks=unknown)
+        datasets = {name: self._checked(name, sinks[name]) for name in names}
         return [
             CommittedFile(
                 version=f.version,
                 sink=f.sink,
-                path=_joined(self.dataset(f.sink).location, f.file.key),
-                format=self.dataset(f.sink).format,
+                path=_joined(datasets[f.sink].location, f.file.key),
+                format=datasets[f.sink].format,
                 bytes=f.file.bytes,
                 rows=f.file.rows,
                 partition=f.file.partition,
@@ -298,6 +316,10 @@ class CommittedLog:
         receipts = self.log.receipts(number) if outcome is not None and outcome[0].requires_receipts else None
         closed = None if outcome is None else outcome[0]
         return Version(version=number, plan=plan[0], outcome=closed, receipts=receipts)
+
+
+def _is_published(sink: Sink | str | None) -> bool:
+    return registry.is_built_in("sinks", sink) if isinstance(sink, str) else sink is not None and sink.is_outside_log
 
 
 def _joined(location: str, key: str) -> str:

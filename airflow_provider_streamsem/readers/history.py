@@ -26,7 +26,7 @@ class VersionSummary:
     """
     A version without its files, pins and state.
 
-    :param kind: ``batch``, ``reprocess`` or ``rollback``
+    :param kind: ``batch``, ``reprocess``, ``rollback`` or ``alter``
     :param result: ``open``, ``commit`` or ``abort``; or ``publishing`` for a commit whose receipts are not stored yet
     :param replaces: the version whose rows a reprocessing run replaces
     :param replaced_by: the reprocessing run that has replaced the rows of the version, if it was read

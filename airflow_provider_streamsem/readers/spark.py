@@ -36,22 +36,26 @@ def read_committed(
     :raises LogDamagedError: an entry of the log is damaged, the dataset has no ownership marker, or this Spark version cannot parse the recorded schema
     """
     opened = open_log(log) if isinstance(log, str) else log
-    name = sink_of(opened, sink)
     at = opened.head if version is None else version
+    name = sink_of(opened, sink, version=at)
     return rows_of(spark, opened, name, opened.files(version=at, since=since, sink=name), version=at)
 
 
-def sink_of(opened: CommittedLog, sink: str | None) -> str:
+def sink_of(opened: CommittedLog, sink: str | None, *, version: int | None = None) -> str:
     """
     Return the name of the sink to read: the given one, or the only one.
 
+    :param version: as of this version; default: the newest closed one
     :raises InvalidError: the pipeline has several sinks, and none is given
     """
-    if sink is None and len(opened.sinks) > 1:
-        raise InvalidError(
-            "the pipeline has several sinks, and none was named", accepted=sorted(opened.sinks)
-        ).advising("name one of the accepted sinks.")
-    return sink or next(iter(opened.sinks))
+    if sink is not None:
+        return sink
+    sinks = opened.sinks if version is None else opened.sinks_at(version)
+    if len(sinks) > 1:
+        raise InvalidError("the pipeline has several sinks, and none was named", accepted=sorted(sinks)).advising(
+            "name one of the accepted sinks."
+        )
+    return next(iter(sinks))
 
 
 def rows_of(

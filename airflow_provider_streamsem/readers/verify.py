@@ -41,6 +41,7 @@ from airflow_provider_streamsem.protocol.view import (
     ClosedHead,
     OpenHead,
     add_counts,
+    hidden_sinks,
     net_counts,
     not_visible,
     removed_by_rollbacks,
@@ -155,6 +156,7 @@ class _Verification:
     opened: CommittedLog
     verdict: Verdict
     _published: dict[int, Receipts] = field(default_factory=dict)
+    _configs: dict[str, Json] = field(default_factory=dict)
 
     def run(self, files: bool) -> None:
         outcomes = self._versions()
@@ -212,10 +214,13 @@ class _Verification:
                 )
             if plan is not None:
                 self._version(head, plan, outcome)
+                self._immutable_config(plan[0], head)
             if plan is not None and plan[0].rolled_back is not None:
                 self._rollback(plan[0], None if outcome is None else outcome[0], outcomes)
             if plan is not None and outcome is not None and outcome[0].committed:
-                if plan[0].rolled_back is not None:
+                if plan[0].altered is not None:
+                    initial_offsets |= plan[0].altered.offsets
+                elif plan[0].rolled_back is not None:
                     to = plan[0].rolled_back.to
                     ranges = {at: found for at, found in ranges.items() if at <= to}
                     visible = {at for at in visible if at <= to}
@@ -256,12 +261,15 @@ class _Verification:
     def _markers(self, pipeline: Pipeline, stored: list[tuple[Outcome, str]]) -> None:
         """Check that each transactional sink's marker names the newest commit published to it (I15, I18)."""
         outcomes = [outcome for outcome, _ in stored]
+        hidden_in = hidden_sinks(outcomes)
         shas = {outcome.version: sha for outcome, sha in stored}
         by_version = {outcome.version: outcome for outcome in outcomes}
         for name in pipeline.sinks_outside_log:
             sink = publishing_sink(pipeline, name)
             publishing_versions = [
-                o.version for o in outcomes if name in o.publish and self._needs_marker(by_version, o, name)
+                o.version
+                for o in outcomes
+                if name in o.publish and name not in hidden_in[o.version] and self._needs_marker(by_version, o, name)
             ]
             published = [version for version in publishing_versions if version in self._published]
             try:
@@ -374,6 +382,22 @@ class _Verification:
         else:
             self._try(partial(invariants.check_i16, pointer[0], plan[0]), version=version)
 
+    def _immutable_config(self, plan: Plan, head: ClosedHead) -> None:
+        """Check that a plan has the immutable fields of the outcome before it, unless it is an alter (I22)."""
+        before = head.spec
+        if before is None or plan.kind == "alter" or plan.spec == before:
+            return
+        configs = [self._config_of(spec, plan.version) for spec in (before, plan.spec)]
+        if None not in configs and configs[0] != configs[1]:
+            what = "a version has other immutable fields than the version before it, and is not an alter"
+            self._report("I22", what, version=plan.version)
+
+    def _config_of(self, spec: str, version: int) -> Json:
+        """Return the immutable fields of a stored spec; ``None`` if it cannot be read."""
+        if spec not in self._configs and keys.is_digest(spec):
+            self._configs[spec] = self._try(partial(self.opened.log.config_of, spec), version=version)
+        return self._configs.get(spec)
+
     def _segments(self, outcomes: list[tuple[Outcome, str]]) -> None:
         """Check that every stored segment equals the segment that its versions determine. A missing segment is not a violation (R5)."""
         children: dict[int, Segment] = {}
@@ -456,12 +480,14 @@ class _Verification:
         self._dedup_state(outcomes[-1] if outcomes else None)
         self._operator_states(outcomes)
         named: set[tuple[str, str]] = set()
-        hidden = not_visible(outcomes)
+        hidden, hidden_in = not_visible(outcomes), hidden_sinks(outcomes)
         sinks = self._own_sinks(is_marked=bool(outcomes))
         for outcome in outcomes:
             if outcome.version % _PROGRESS_EACH == 0:
                 logger.info("checking files: version %d of %d", outcome.version, outcomes[-1].version)
             for name, committable in outcome.sinks.items():
+                if name in hidden_in[outcome.version]:
+                    continue  # a later alter removed the sink, so its rows are no longer visible
                 if name not in self.opened.sinks:
                     self._report("I8", "an outcome names a sink that the spec does not have", version=outcome.version)
                 for file in committable.files if name in sinks else ():

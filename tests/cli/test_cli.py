@@ -19,7 +19,7 @@ from rich.console import Console
 
 from airflow_provider_streamsem import FilesSource, Limits, load_pipeline, open_log, run_batch
 from airflow_provider_streamsem.cli import commands as commands_
-from airflow_provider_streamsem.cli import first_look, output
+from airflow_provider_streamsem.cli import first_look, output, version_commands
 from airflow_provider_streamsem.cli.arguments import COMMANDS, Command, parser
 from airflow_provider_streamsem.cli.log_table import log_table
 from airflow_provider_streamsem.cli.main import main
@@ -647,6 +647,79 @@ def test_rollback_removes_later_versions_and_log_shows_it(
     rows = json.loads(run(capsys, "log", log, "--json")[1])["versions"]
     assert [row["changed"] for row in rows[:2]] == [["limits.max_files"], []], "a rollback uses no spec"
     assert run(capsys, "verify", toml)[0] == 0
+
+
+def test_several_versions_are_reprocessed_by_one_command_after_a_dry_run(
+    fixture: PipelineFixture, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toml = str(fixture.root / "p.toml")
+    Path(toml).write_text(Path(toml).read_text().replace('where = "id >= 0"\n', ""))  # only Spark evaluates it
+    fixture.arrive(2)
+    fixture.run("more")
+    head = fixture.opened().head
+    monkeypatch.setattr(version_commands, "engine_of_arguments", lambda args, packages: RowsEngine())
+    code, out, _ = run(capsys, "reprocess", toml, "0-1", "--dry-run")
+    assert (code, out.splitlines()[:2]) == (0, ["2 batches are selected: 0-1", "nothing was written"])
+    assert "replaced in out: " in out
+    document = json.loads(run(capsys, "reprocess", toml, "0-9", "--offsets", "files=0:1", "--dry-run", "--json")[1])
+    assert document["versions"] == [0]
+    assert fixture.opened().head == head
+    code, out, _ = run(capsys, "reprocess", toml, "0-1")
+    assert (code, [line.partition(",")[0] for line in out.splitlines()]) == (
+        0,
+        [f"version {version}: reprocessed as {head + 1 + version}" for version in (0, 1)],
+    )
+    assert run(capsys, "reprocess", toml, "--until", "2001-01-01T00:00:00Z")[1] == "no committed batch is selected\n"
+    for given in (
+        ["--dry-run", "--quarantined"],
+        ["0", "--downstream", "log"],
+        ["0-1", "--run-key", "k"],
+        ["one"],
+        ["0", "--offsets", "files=0"],
+        ["0", "--quarantined"],
+        [],
+    ):
+        assert run(capsys, "reprocess", toml, *given)[0] == 2, given
+    assert run(capsys, "verify", toml)[0] == 0
+
+
+def test_alter_shows_the_differences_and_records_them_as_a_version(
+    fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    toml, log = fixture.root / "p.toml", str(fixture.root / "log")
+    head = fixture.opened().head
+    toml.write_text(f'{toml.read_text()}\n[sinks.more]\ntype = "files"\npath = "{fixture.root}/more"\n')
+    refused = run(capsys, "lag", str(toml))
+    assert (refused[0], "alter PIPELINE.toml --dry-run" in refused[2]) == (4, True)
+    code, out, _ = run(capsys, "alter", str(toml), "--dry-run")
+    first, *_, last = out.splitlines()
+    assert (code, first) == (0, "these differences require an alter; nothing was written")
+    config = last.removeprefix("config of the log: ")
+    assert f"config='{config}'" in refused[2]
+    assert run(capsys, "alter", str(toml), "--alter-from", "0" * 12)[0] == 4
+    code, out, _ = run(capsys, "alter", str(toml), "--alter-from", config)
+    assert (code, out.splitlines()[0]) == (0, f"version {head + 1} altered the pipeline")
+    assert "  sinks.more: added: it gets the rows of later versions only" in out
+    assert "  guarantee of more: none before, exactly-once now" in out
+    code, out, _ = run(capsys, "alter", str(toml), "--json")
+    assert (code, json.loads(out)["version"]) == (0, None)
+    assert run(capsys, "alter", str(toml))[1].startswith("the log has the same immutable fields")
+    assert "alter, commit" in run(capsys, "log", log)[1]
+    assert run(capsys, "show", log, str(head + 1))[1].startswith(f"version {head + 1}: alter, commit\n")
+    assert run(capsys, "verify", str(toml))[0] == 0
+
+
+def test_alter_names_the_version_that_it_aborted(fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]) -> None:
+    toml = fixture.root / "p.toml"
+    fixture.arrive(1)
+    fixture.dies("dead")
+    toml.write_text(f'{toml.read_text()}\n[sinks.more]\ntype = "files"\npath = "{fixture.root}/more"\n')
+    code, out, _ = run(capsys, "alter", str(toml))
+    open_version = fixture.opened().head - 1
+    assert (code, out.splitlines()[-1]) == (
+        0,
+        f"version {open_version} was open and is closed as an abort; the next run reads its records",
+    )
 
 
 def test_rollback_accepts_a_time_in_place_of_a_version(

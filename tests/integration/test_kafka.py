@@ -14,9 +14,16 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from airflow_provider_streamsem import Limits, Pipeline, open_log, reprocess, run_batch
+from airflow_provider_streamsem import Limits, Pipeline, alter, open_log, reprocess, run_batch
 from airflow_provider_streamsem.connectors.kafka.pins import RangePin
-from airflow_provider_streamsem.errors import DataError, InvalidError, SourceChangedError, StageError, UnavailableError
+from airflow_provider_streamsem.errors import (
+    ConflictError,
+    DataError,
+    InvalidError,
+    SourceChangedError,
+    StageError,
+    UnavailableError,
+)
 from airflow_provider_streamsem.readers.lag import lag
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import Crash
@@ -69,6 +76,34 @@ def test_drain_reads_every_record_of_every_partition_once_up_to_its_frozen_end(t
     assert lag(spec).lag == 50
     assert topics.run(spec, "second").counts["read"] == 50
     topics.check(count_of(0, 350))
+
+
+@pytest.mark.parametrize("starting", ["earliest", "latest"])
+def test_topics_that_an_alter_adds_are_read_from_the_start_of_its_time(topics: Topics, starting: str) -> None:
+    """An added topic starts at the time of the alter, and the former topic continues, with the partitions that it has got since."""
+    for topic in ("a", "b", "c"):
+        topics.create(topic, 1)
+        topics.put(topic, numbers(0, 10))
+    one = topics.pipeline("a")
+    topics.run(one, "first")
+    topics.grow("a", 2)
+    topics.put("a", numbers(10, 20), partition=1)
+    two = topics.pipeline("a", "b", source={"starting": starting})
+    with pytest.raises(ConflictError, match="streamsem alter"):
+        topics.run(two, "second")
+    assert alter(two).version == 1
+    topics.put("b", numbers(20, 30))
+    topics.run(two, "second")
+    seen = count_of(0, 30) + (count_of(0, 10) if starting == "earliest" else Counter())
+    topics.check(seen)
+    pattern = topics.pipeline(source={"topics": [], "topic_pattern": f"{topics.prefix}.*", "starting": starting})
+    assert alter(pattern).version == 3
+    topics.put("c", numbers(30, 40))
+    topics.run(pattern, "third")
+    topics.check(seen + count_of(30, 40) + (count_of(0, 10) if starting == "earliest" else Counter()))
+    for spec in (one, topics.pipeline("b", source={"starting": starting})):
+        with pytest.raises(InvalidError, match="cannot continue after the committed offsets"):
+            alter(spec)
 
 
 def test_kafka_columns_match_the_record(topics: Topics) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tests.model.state import Budget
 
-SINGLE, DRAIN, REPROCESS_RUN, ROLLBACK_RUN = "single", "drain", "reprocess", "rollback"
+SINGLE, DRAIN, REPROCESS_RUN, ROLLBACK_RUN, ALTER_RUN = "single", "drain", "reprocess", "rollback", "alter"
 TXN, ALO, AMO = "transactional", "at-least-once", "at-most-once"
 DRAIN_LENGTH = 5  # three batches of two offsets each, the last truncated by the target
 
@@ -20,6 +20,7 @@ class Actor:
     :param kind: the kind of the run
     :param size: offsets per batch
     :param of: the index of the commit that a reprocessing run reprocesses, or to which a rollback returns
+    :param config: the immutable fields of its spec: 0 before the alter, 1 after it
     """
 
     name: str
@@ -27,6 +28,7 @@ class Actor:
     kind: str = SINGLE
     size: int = 1
     of: int = 0
+    config: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class Configuration:
     :param stale: whether a listing may miss any of the newest versions and any staged manifest
     :param poison: whether the transactional sink always refuses version 0
     :param keep: of how many of the newest versions the operators' state is kept
+    :param tries: how many aborted versions the log may have while an alter still aborts another one
     :param states: the expected number of states. The test fails if the model explores fewer
     """
 
@@ -49,6 +52,7 @@ class Configuration:
     stale: bool = False
     poison: bool = False
     keep: int = 0
+    tries: int = 1
     states: int = 0
 
 
@@ -61,6 +65,9 @@ S = Actor("S", 3, REPROCESS_RUN)
 T = Actor("T", 4, REPROCESS_RUN, of=1)
 U = Actor("U", 5, ROLLBACK_RUN)
 V = Actor("V", 6, ROLLBACK_RUN, of=1)
+X = Actor("X", 7, ALTER_RUN, config=1)
+N = Actor("N", 8, config=1)
+M = Actor("M", 9, REPROCESS_RUN, config=1)
 
 
 def _scope(
@@ -97,6 +104,12 @@ SMALL: dict[str, Configuration] = {
     "rollback_state": _scope((D, U), keep=1, state_vacuums=1, states=792),
     "rollback_txn": _scope((D, U), (TXN,), states=777),
     "rollback_txn_skip": _scope((D, U), (TXN,), skips=1, states=3_285),
+    "alter": _scope((A, N, X), states=1_206),
+    "alter_retry": _scope((A, X, X), crashes=1, states=7_601),
+    "alter_unknown": _scope((D, X), unknown=1, states=3_094),
+    "alter_abort": _scope((A, N, X), aborts=1, states=8_199),
+    "alter_state": _scope((A, N, X), keep=1, state_vacuums=1, states=1_286),
+    "alter_txn": _scope((A, N, X), (TXN,), states=2_038),
     "txn": _scope((A, B), (TXN,), unknown=1, states=1_501),
     "txn_retry": _scope((A, A), (TXN,), unknown=1, crashes=1, aborts=1, states=7_386),
     "skip": _scope((A, A), (TXN,), unknown=1, crashes=1, clears=1, skips=1, states=3_366),
@@ -149,6 +162,12 @@ EXHAUSTIVE: dict[str, Configuration] = {
     "rollback_txn_twins": _scope((A, B, U, U), (TXN,), states=77_375),
     "rollback_txn_reprocess": _scope((D, R, U), (TXN,), states=45_759),
     "rollback_txn_twice": _scope((D, U, V), (TXN,), skips=1, states=108_901),
+    "alter_wide": _scope((A, N, X), unknown=1, crashes=1, aborts=1, states=206_594),
+    "alter_drain": _scope((D, N, X), crashes=1, states=74_827),
+    "alter_reprocess": _scope((A, R, M, X), states=24_788),
+    "alter_rollback": _scope((A, B, U, X), states=225_680),
+    "alter_state_wide": _scope((D, N, X), keep=1, state_vacuums=2, states=30_587),
+    "alter_txn_wide": _scope((A, N, X), (TXN,), crashes=1, skips=1, states=35_029),
     "txn_wide": _scope((A, B), (TXN,), unknown=2, crashes=1, aborts=1, skips=1, states=213_113),
     "txn_twins": _scope((A, A), (TXN,), unknown=2, crashes=2, aborts=1, skips=1, clears=1, states=62_793),
     "txn_stale": _scope((A, B), (TXN,), stale=True, unknown=1, crashes=1, aborts=1, states=87_413),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.model import (
+    mutants_alter,
     mutants_publish,
     mutants_reprocess,
     mutants_rollback,
@@ -18,6 +19,7 @@ from tests.model.mutant import MUTANTS, MutantEntry
 __all__ = ["MUTANTS", "MutantEntry", "find_violation"]
 
 _MODULES = (
+    mutants_alter,
     mutants_publish,
     mutants_reprocess,
     mutants_rollback,

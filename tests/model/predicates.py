@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.model.configurations import REPROCESS_RUN, ROLLBACK_RUN, TXN, Configuration
+from tests.model.configurations import ALTER_RUN, REPROCESS_RUN, ROLLBACK_RUN, TXN, Configuration
 from tests.model.state import (
+    ALTER,
     APPLIED,
     BATCH,
     COMPLETED,
@@ -22,12 +23,15 @@ from tests.model.state import (
     SENT,
     SKIPPED,
     WHOLE,
+    WITHOUT_ROWS,
     Log,
     Outcome,
     State,
     committed,
+    config_after,
     is_loadable,
     kept,
+    newest_alter,
     newest_closed,
     next_after,
     pointer,
@@ -35,7 +39,7 @@ from tests.model.state import (
     state_after,
 )
 
-KINDS = {REPROCESS_RUN: REPROCESS, ROLLBACK_RUN: ROLLBACK}
+KINDS = {REPROCESS_RUN: REPROCESS, ROLLBACK_RUN: ROLLBACK, ALTER_RUN: ALTER}
 """Kind of a run → kind of its versions. All other runs plan batches."""
 
 Predicate = Callable[[State, Configuration], str]
@@ -47,7 +51,8 @@ def i2(s: State, c: Configuration) -> str:
         before = s.log[n - 1] if n else None
         if before is not None and before.outcome is None:
             return f"version {n} is planned while version {n - 1} is open"
-        if before is not None and c.sinks and committed(before) and before.receipts is None:
+        needs_receipts = before is not None and c.sinks and committed(before) and before.plan.kind != ALTER
+        if before is not None and needs_receipts and before.receipts is None:
             return f"version {n} is planned while version {n - 1} has no receipts"
         if (version.claim or version.receipts is not None) and not committed(version):
             return f"version {n} has a claim or receipts but is not a commit"
@@ -55,11 +60,11 @@ def i2(s: State, c: Configuration) -> str:
 
 
 def i3(s: State, _: Configuration) -> str:
-    """A commit names an attempt of its version. An abort or a rollback names none. I1 checks that a version has one outcome."""
+    """A commit names an attempt of its version. An abort, a rollback or an alter names none. I1 checks that a version has one outcome."""
     for n, version in enumerate(s.log):
         if version.outcome is not None:
             x = version.outcome.attempt
-            has_attempt = committed(version) and version.plan.kind != ROLLBACK
+            has_attempt = committed(version) and version.plan.kind not in WITHOUT_ROWS
             if has_attempt != (0 <= x < len(version.attempts)):
                 return f"the outcome of version {n} names attempt {x}"
     return ""
@@ -93,6 +98,8 @@ def i5(s: State, _: Configuration) -> str:
         assert version.outcome is not None
         if version.plan.kind == ROLLBACK:
             reached = version.outcome.next
+            continue
+        if version.plan.kind == ALTER:
             continue
         if version.attempts[version.outcome.attempt].read != version.plan.end:
             return f"the attempt of version {n} did not read the planned range"
@@ -151,7 +158,7 @@ def i18(s: State, c: Configuration) -> str:
     sink = s.external
     rows: dict[int, tuple[int, int, int]] = {}
     for n, version in enumerate(s.log):
-        if not committed(version):
+        if not committed(version) or version.plan.kind == ALTER:
             continue
         assert version.outcome is not None
         if n <= sink.marker and n not in sink.skipped and TXN in c.sinks:
@@ -235,6 +242,18 @@ def i21(s: State, _: Configuration) -> str:
     return ""
 
 
+def w35(s: State, _: Configuration) -> str:
+    """Each plan has the immutable fields of the outcome before it, except an alter, and so has each attempt at the version."""
+    for n, version in enumerate(s.log):
+        plan, config = version.plan, config_after(s.log, n - 1)
+        if plan.kind != ALTER and plan.config != config:
+            return f"version {n} is planned with the immutable fields {plan.config}, those of the log are {config}"
+        for x, attempt in enumerate(version.attempts):
+            if attempt.config != plan.config:
+                return f"attempt {x} of version {n} has the immutable fields {attempt.config}, its plan {plan.config}"
+    return ""
+
+
 def w28(s: State, _: Configuration) -> str:
     """
     The operators' state of an outcome is that of the newest committed batch that is not rolled back. Each attempt loaded the state before its batch, or before the batch that it
@@ -245,6 +264,7 @@ def w28(s: State, _: Configuration) -> str:
         outcome = version.outcome
         is_batch = version.plan.kind == BATCH and committed(version)
         after = before[version.plan.to + 1] if version.plan.kind == ROLLBACK and committed(version) else before[-1]
+        after = NO_STATE if version.plan.kind == ALTER and committed(version) else after
         before.append((n, outcome.attempt) if outcome is not None and is_batch else after)
         if outcome is not None and outcome.state != before[-1]:
             return f"the state of Outcome({n}) is that of {outcome.state}, expected {before[-1]}"
@@ -267,6 +287,7 @@ def v7(s: State, c: Configuration) -> str:
     heads = [closed, *(n - 1 for n in range(closed + 1) if s.log[n].plan.kind == ROLLBACK and committed(s.log[n]))]
     histories = [kept(s.log, head) for head in heads]
     needed += [n for n in histories[0] if all(n in history[-1 - c.keep :] for history in histories if n in history)]
+    needed = [n for n in needed if n >= newest_alter(s.log, closed)]  # no run loads an earlier state (W38)
     for n in needed:
         if not is_loadable(s.log, state_after(s.log, n)):
             return f"files of the state after version {n} are deleted"
@@ -277,7 +298,7 @@ def newest_is_visible(log: Log) -> str:
     """Of each chain, the newest commit and no other version is visible at the head."""
     newest: dict[int, int] = {}
     for n in kept(log, len(log) - 1):
-        if committed(log[n]) and log[n].plan.kind != ROLLBACK:
+        if committed(log[n]) and log[n].plan.kind not in WITHOUT_ROWS:
             newest[root_of(log, n)] = n
     visible_versions = visible(log, len(log) - 1)
     return (
@@ -294,7 +315,7 @@ def visible(log: Log, at: int) -> set[int]:
         outcome = log[n].outcome
         if outcome is not None and outcome.to != NONE:
             versions = {m for m in versions if m <= outcome.to}
-        if committed(log[n]) and log[n].plan.kind != ROLLBACK:
+        if committed(log[n]) and log[n].plan.kind not in WITHOUT_ROWS:
             versions.add(n)
         if outcome is not None:
             versions.discard(outcome.replaces)
@@ -304,7 +325,7 @@ def visible(log: Log, at: int) -> set[int]:
 def has_committed_files(log: Log, n: int) -> bool:
     """Whether the attempt that Outcome(n) names has all its files."""
     outcome = log[n].outcome
-    if log[n].plan.kind == ROLLBACK:
+    if log[n].plan.kind in WITHOUT_ROWS:
         return True
     return outcome is not None and log[n].attempts[outcome.attempt].files == WHOLE
 
@@ -321,7 +342,7 @@ def i12(s: State, c: Configuration) -> str:
             return f"{subject} is open"
         if version.plan.run != actor.run or version.plan.kind != KINDS.get(actor.kind, BATCH):
             return f"{subject} is not of its run"
-        if c.sinks and committed(version) and version.receipts is None:
+        if c.sinks and committed(version) and version.plan.kind != ALTER and version.receipts is None:
             return f"{subject} has no receipts"
         target = version.plan.target
         if target == NONE and not committed(version):
@@ -387,6 +408,7 @@ STORED: dict[str, Predicate] = {
     "I20": i20,
     "I21": i21,
     "W28": w28,
+    "W35": w35,
     "V7": v7,
 }
 RETURNED: dict[str, Predicate] = {"I12": i12}

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tests.model.configurations import AMO, REPROCESS_RUN, ROLLBACK_RUN, TXN, Configuration
+from tests.model.configurations import (
+    ALTER_RUN,
+    AMO,
+    REPROCESS_RUN,
+    ROLLBACK_RUN,
+    TXN,
+    Configuration,
+)
 from tests.model.publisher import Publisher
 from tests.model.state import (
-    ABORT,
+    ALTER,
     CLAIM,
     CLOSE,
     COMPLETED,
@@ -31,6 +38,7 @@ from tests.model.state import (
     STAGE,
     TRANSACT,
     UNKNOWN,
+    WITHOUT_ROWS,
     Attempt,
     ExternalSinks,
     Log,
@@ -41,8 +49,9 @@ from tests.model.state import (
     Steps,
     Version,
     committed,
+    config_after,
+    newest_alter,
     newest_closed,
-    next_after,
     oldest_kept,
     spend,
     state_after,
@@ -114,10 +123,13 @@ class Protocol(Publisher):
         return not s.log or (s.log[-1].outcome is not None and not self.has_pending_publishes(s, len(s.log) - 1))
 
     def is_complete(self, s: State, run: int) -> bool:
-        """Whether every process of a run completed. A reprocessing run or a rollback may also wait for its commit while no version is open."""
+        """
+        Whether every process of a run completed. A reprocessing run, a rollback or an alter may also wait for its commit while no version is open, and a run
+        with other immutable fields than those of the log is refused.
+        """
         closed = self.is_closed(s)
         return all(
-            p.at == COMPLETED or (closed and self.waits_for_commit(s, i))
+            p.at == COMPLETED or (closed and self.waits_for_commit(s, i)) or self.is_refused_at(s, i)
             for i, (p, actor) in enumerate(zip(s.processes, self.actors, strict=True))
             if actor.run == run
         )
@@ -127,19 +139,36 @@ class Protocol(Publisher):
         Whether every process completed. A rollback may always be refused. After a rollback, so may a reprocessing run of a removed version.
         """
         is_rolled_back = any(committed(version) and version.plan.kind == ROLLBACK for version in s.log)
-        refusable = (REPROCESS_RUN, ROLLBACK_RUN) if is_rolled_back else (ROLLBACK_RUN,)
+        is_altered = newest_alter(s.log, len(s.log) - 1) != NONE
+        refusable = (REPROCESS_RUN, ROLLBACK_RUN) if is_rolled_back or is_altered else (ROLLBACK_RUN,)
         return all(
-            p.at == COMPLETED or (self.actors[i].kind in refusable and self.waits_for_commit(s, i))
+            p.at == COMPLETED
+            or (self.actors[i].kind in refusable and self.waits_for_commit(s, i))
+            or self.is_refused_at(s, i)
             for i, p in enumerate(s.processes)
         )
 
+    def is_refused_at(self, s: State, i: int) -> bool:
+        """Whether the run fails at the newest version, because the log has other immutable fields (W35). An alter never does."""
+        is_alter_open = bool(s.log) and s.log[-1].outcome is None and s.log[-1].plan.kind == ALTER
+        has_pending = bool(s.log) and self.has_pending_publishes(s, len(s.log) - 1)
+        may_fail = self.actors[i].kind != ALTER_RUN and not is_alter_open and not has_pending
+        newest = config_after(s.log, len(s.log) - 1) if s.log else 0
+        return may_fail and self.is_refused(s, i, newest)
+
     def waits_for_commit(self, s: State, i: int) -> bool:
         """Whether a reprocessing run or a rollback cannot be planned yet."""
-        is_closed = self.actors[i].kind in (REPROCESS_RUN, ROLLBACK_RUN) and self.is_closed(s)
+        is_closed = self.actors[i].kind in (REPROCESS_RUN, ROLLBACK_RUN, ALTER_RUN) and self.is_closed(s)
         return is_closed and self.next_step(s, i, len(s.log) - 1).at == LIST_HEAD
 
     def waits_for_others(self, s: State, run: int) -> bool:
-        """Whether a run may wait: another run claimed an effect, or a sink refuses the head and an operator has not skipped it."""
+        """
+        Whether a run may wait: another run claimed an effect, a sink refuses the head and an operator has not skipped it, or an alter has given up at an open
+        version.
+        """
+        kinds = {actor.kind for actor in self.actors if actor.run == run}
+        if kinds == {ALTER_RUN} and s.log and s.log[-1].outcome is None and s.log[-1].plan.kind != ALTER:
+            return self.has_no_try_left(s)
         if not s.log or not self.has_pending_publishes(s, len(s.log) - 1):
             return False
         head = s.log[-1]
@@ -174,10 +203,6 @@ class Protocol(Publisher):
         plan = s.log[n].plan
         after = spend(self.apply(s, ("pointer", plan.run, plan.j, n))[0], "aborts")
         yield ("an operator aborts version", n), with_late(after, ("outcome", n, self.abort_of(s, n)))
-
-    def abort_of(self, s: State, n: int) -> Outcome:
-        """The outcome of an abort. It changes no ``next`` and no state, and hides no files, also for a reprocessing run."""
-        return Outcome(ABORT, NONE, next_after(s.log, n - 1), state=state_after(s.log, n - 1))
 
     def skip(self, s: State) -> Steps:
         """
@@ -274,7 +299,7 @@ class Protocol(Publisher):
     def folded(version: Version) -> Version:
         """A closed version without its losing attempts."""
         outcome = version.outcome
-        if outcome is None or version.plan.kind == ROLLBACK:
+        if outcome is None or version.plan.kind in WITHOUT_ROWS:
             return version
         if outcome.attempt <= 0 and len(version.attempts) == committed(version):
             return version

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
-BATCH, REPROCESS, ROLLBACK = "batch", "reprocess", "rollback"
+BATCH, REPROCESS, ROLLBACK, ALTER = "batch", "reprocess", "rollback", "alter"
+WITHOUT_ROWS = (ROLLBACK, ALTER)
 COMMIT, ABORT = "commit", "abort"
 NONE = -1  # no target, no replaced version, no attempt
+ABORTING = -2  # in place of an attempt: the process aborts the version
 HALF, WHOLE, DELETED = 1, 2, 0  # values of Attempt.files
 NOBODY, OPERATOR, DEAD = 0, 98, 99  # values of Version.claim; a live process has its number + 1
 NO_STATE = (NONE, NONE)
@@ -40,7 +42,11 @@ TRANSACT, DELIVER, CLAIM, EFFECT, RECEIPTS, COMPLETED = (
 
 
 class Plan(NamedTuple):
-    """Plan(n); ``replaces`` is the version whose files a reprocessing run replaces, ``to`` the version to which a rollback returns."""
+    """
+    Plan(n); ``replaces`` is the version whose files a reprocessing run replaces, ``to`` the version to which a rollback returns.
+
+    ``config`` are the immutable fields of the planner's spec: 0 before the alter, 1 after it.
+    """
 
     kind: str
     start: int
@@ -50,6 +56,7 @@ class Plan(NamedTuple):
     target: int = NONE
     replaces: int = NONE
     to: int = NONE
+    config: int = 0
 
 
 class Outcome(NamedTuple):
@@ -75,6 +82,7 @@ class Attempt(NamedTuple):
 
     ``read`` is the end of the range that the attempt read. ``entries`` counts how often a process began to stage under this id. ``base`` is the operators' state
     that the attempt loaded. ``state`` is the operators' state that it wrote: whole, deleted except for the files that later states share (``HALF``), or deleted.
+    ``config`` are the immutable fields of the process that began it.
     """
 
     files: int
@@ -84,6 +92,7 @@ class Attempt(NamedTuple):
     owner: int = 0
     base: tuple[int, int] = NO_STATE
     state: int = WHOLE
+    config: int = 0
 
 
 class Version(NamedTuple):
@@ -168,6 +177,18 @@ def state_after(log: Log, n: int) -> tuple[int, int]:
     """``Outcome(n).state``; no state before version 0."""
     outcome = log[n].outcome if n >= 0 else None
     return NO_STATE if outcome is None else outcome.state
+
+
+def config_after(log: Log, n: int) -> int:
+    """The immutable fields that bind the writers after version n: those of its plan. An alter that is open or was aborted changes none."""
+    while n >= 0 and log[n].plan.kind == ALTER and not committed(log[n]):
+        n -= 1
+    return log[n].plan.config if n >= 0 else 0
+
+
+def newest_alter(log: Log, upto: int) -> int:
+    """The newest committed alter up to a version, or ``NONE``."""
+    return max((n for n in range(upto + 1) if log[n].plan.kind == ALTER and committed(log[n])), default=NONE)
 
 
 def newest_closed(log: Log) -> int:

@@ -30,6 +30,7 @@ from tests.model.state import (
     Version,
     is_loadable,
     lineage,
+    newest_alter,
     pointer,
     root_of,
     with_attempt,
@@ -183,7 +184,7 @@ class Store:
 
         Nothing is deleted if ``oldest`` itself is not complete. A missing snapshot names no files to keep.
         """
-        if not is_loadable(s.log, oldest):
+        if not is_loadable(s.log, oldest) or self.is_altered_after(s, oldest[0]):
             return s, False
         kept_states = lineage(s.log, oldest)
         for n, version in enumerate(s.log):
@@ -198,6 +199,10 @@ class Store:
                 left = min(left, s.log[n].attempts[x].state)
                 s = with_attempt(s, n, x, s.log[n].attempts[x]._replace(state=left))
         return s, True
+
+    def is_altered_after(self, s: State, version: int) -> bool:
+        """Whether an alter after a version has dropped the state. Later states begin with another batch, although they are newer."""
+        return newest_alter(s.log, len(s.log) - 1) > version
 
     def left_of_older(self, s: State, state: tuple[int, int], kept_states: list[tuple[int, int]]) -> int:
         """What vacuum leaves of an older state: the files that the oldest kept state shares with it."""

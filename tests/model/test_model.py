@@ -138,6 +138,7 @@ def test_small_scopes_cover_all_faults_runs_and_sinks() -> None:
         "drain",
         "reprocess",
         "rollback",
+        "alter",
     }
     scopes: list[Configuration] = list(CONFIGURATIONS.values())
     for scope in scopes:

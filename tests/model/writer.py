@@ -7,8 +7,11 @@ as one read at the time of the last. Each rule that a mutant breaks is a separat
 
 from __future__ import annotations
 
-from tests.model.configurations import AMO, DRAIN, DRAIN_LENGTH, REPROCESS_RUN, ROLLBACK_RUN, TXN
+from tests.model.configurations import ALTER_RUN, AMO, DRAIN, DRAIN_LENGTH, REPROCESS_RUN, ROLLBACK_RUN, TXN
 from tests.model.state import (
+    ABORT,
+    ABORTING,
+    ALTER,
     BATCH,
     CLAIM,
     CLOSE,
@@ -20,6 +23,7 @@ from tests.model.state import (
     LIST_HEAD,
     LOCATE,
     MANIFEST,
+    NO_STATE,
     NONE,
     OUTCOME,
     PLAN,
@@ -31,6 +35,7 @@ from tests.model.state import (
     STAGE,
     TRANSACT,
     WHOLE,
+    WITHOUT_ROWS,
     Attempt,
     Outcome,
     Plan,
@@ -39,8 +44,10 @@ from tests.model.state import (
     State,
     Steps,
     committed,
+    config_after,
     is_loadable,
     kept,
+    newest_alter,
     newest_of,
     next_after,
     oldest_kept,
@@ -84,7 +91,8 @@ class Writer(Store):
 
     def has_pending_publishes(self, s: State, n: int) -> bool:
         """Whether version n is a commit with sinks outside the log and without receipts."""
-        return bool(self.sinks) and committed(s.log[n]) and s.log[n].receipts is None
+        has_rows = self.sinks and committed(s.log[n]) and s.log[n].plan.kind != ALTER
+        return bool(has_rows) and s.log[n].receipts is None
 
     def locate(self, s: State, i: int, process: Process) -> Steps:
         """Follow the run's own pointers after the head was read (W10, W11)."""
@@ -127,6 +135,10 @@ class Writer(Store):
     def cut(self, s: State, i: int, head: int, j: int, target: int) -> Process:
         """Cut Plan(head + 1). The source grows before every poll, so that a target that is not frozen would change."""
         actor, start = self.actors[i], next_after(s.log, head)
+        if actor.kind == ALTER_RUN:
+            return self.cut_alter(s, i, head, j)
+        if self.is_refused(s, i, config_after(s.log, head)):
+            return Process(LIST_HEAD)
         if actor.kind == REPROCESS_RUN:
             return self.cut_reprocess(s, i, head, j)
         if actor.kind == ROLLBACK_RUN:
@@ -136,7 +148,21 @@ class Writer(Store):
             end = min(start + actor.size, target)
         else:
             end = start + actor.size
-        return Process(PLAN, head + 1, memory=(Plan(BATCH, start, end, self.run_key(s, i), j, target),))
+        plan = Plan(BATCH, start, end, self.run_key(s, i), j, target, config=actor.config)
+        return Process(PLAN, head + 1, memory=(plan,))
+
+    def is_refused(self, s: State, i: int, config: int) -> bool:
+        """Whether the run fails, because it has other immutable fields than those of the log (W35). Only another spec, or an alter, helps."""
+        return self.actors[i].config != config
+
+    def cut_alter(self, s: State, i: int, head: int, j: int) -> Process:
+        """Cut the plan of an alter. Before the first version no field is immutable, so the head is listed again (W37)."""
+        if head < 0 or config_after(s.log, head) == self.actors[i].config:
+            return Process(LIST_HEAD)
+        at = next_after(s.log, head)
+        return Process(
+            PLAN, head + 1, memory=(Plan(ALTER, at, at, self.run_key(s, i), j, config=self.actors[i].config),)
+        )
 
     def target_of(self, start: int, target: int) -> int:
         """The drain's frozen target. For the run's first plan it is the end of the source (W14)."""
@@ -154,11 +180,25 @@ class Writer(Store):
         replaces = self.replaced(s, i, commits[self.actors[i].of], head)
         old = s.log[replaces].plan
         start, end = self.reprocess_range(s, head, old)
-        return Process(PLAN, head + 1, memory=(Plan(REPROCESS, start, end, self.run_key(s, i), j, NONE, replaces),))
+        config = self.actors[i].config
+        plan = Plan(REPROCESS, start, end, self.run_key(s, i), j, NONE, replaces, config=config)
+        return Process(PLAN, head + 1, memory=(plan,))
 
     def commits(self, s: State, head: int) -> list[int]:
-        """The commits with rows that were not rolled back, in ascending order."""
-        return [n for n in kept(s.log, head) if committed(s.log[n]) and s.log[n].plan.kind != ROLLBACK]
+        """
+        The commits with rows that were not rolled back, in ascending order, since the newest alter. No run reprocesses an earlier version after an alter of the
+        state, or rolls back to it (W38).
+        """
+        first = self.first_reprocessable(s, head)
+        return [
+            n
+            for n in kept(s.log, head)
+            if n >= first and committed(s.log[n]) and s.log[n].plan.kind not in WITHOUT_ROWS
+        ]
+
+    def first_reprocessable(self, s: State, head: int) -> int:
+        """The first version that a run may reprocess, or to which it may roll back."""
+        return newest_alter(s.log, head) + 1
 
     def cut_rollback(self, s: State, i: int, head: int, j: int) -> Process:
         """Cut the plan of a rollback from the log at ``head``. If there is nothing that it may remove, list the head again."""
@@ -167,7 +207,8 @@ class Writer(Store):
         if to == NONE or commits[-1] == to or self.is_corrected(s, to, head) or not self.keeps_state(s, to, head):
             return Process(LIST_HEAD)
         at = next_after(s.log, to)
-        return Process(PLAN, head + 1, memory=(Plan(ROLLBACK, at, at, self.run_key(s, i), j, to=to),))
+        plan = Plan(ROLLBACK, at, at, self.run_key(s, i), j, to=to, config=self.actors[i].config)
+        return Process(PLAN, head + 1, memory=(plan,))
 
     def is_corrected(self, s: State, to: int, head: int) -> bool:
         """Whether a version after ``to`` has reprocessed a version up to ``to``. Such a rollback is refused (W32)."""
@@ -192,7 +233,7 @@ class Writer(Store):
 
     def plan_answered(self, s: State, i: int, process: Process, answer: object) -> State:
         """Stage at once if the plan was created (W17). Otherwise recover again (W12): the stored plan may be of another run, or an earlier copy of this request."""
-        if answer and s.log[process.n].plan.kind == ROLLBACK:
+        if answer and s.log[process.n].plan.kind in WITHOUT_ROWS:
             return with_process(s, i, Process(CLOSE, process.n))
         return with_process(s, i, Process(STAGE, process.n) if answer else Process(READ_HEAD, process.n))
 
@@ -201,14 +242,31 @@ class Writer(Store):
     def close(self, s: State, i: int, process: Process) -> Steps:
         """Close an open version whose plan this process did not create: adopt a staged attempt, or stage a new one (W17)."""
         n = process.n
-        if s.log[n].plan.kind == ROLLBACK:
-            yield ("closes the rollback", n), with_process(s, i, self.to_commit(s, i, n, NONE, own=False))
+        plan = s.log[n].plan
+        if plan.kind in WITHOUT_ROWS:
+            yield (f"closes the {plan.kind}", n), with_process(s, i, self.to_commit(s, i, n, NONE, own=False))
+            return
+        if self.actors[i].kind == ALTER_RUN:
+            if plan.config == self.actors[i].config:
+                yield ("is complete before version", n), with_process(s, i, Process(LOCATE, n - 1))
+            elif self.has_no_try_left(s):
+                yield ("gives up at version", n), with_process(s, i, Process(LIST_HEAD))
+            else:
+                yield ("aborts version", n), with_process(s, i, self.to_commit(s, i, n, ABORTING, own=False))
+            return
+        if self.is_refused(s, i, plan.config):
+            yield ("is refused at version", n), with_process(s, i, Process(LIST_HEAD))
             return
         adoptable = self.adoptable(s, n)
         for x in adoptable:
             yield (f"adopts attempt {x} of version", n), with_process(s, i, self.to_commit(s, i, n, x, own=False))
         if not adoptable or self.stale:
             yield from self.stage(s, i, process)
+
+    def has_no_try_left(self, s: State) -> bool:
+        """Whether an alter no longer aborts open versions. Without a limit, an alter and a run could abort and plan versions forever."""
+        aborted = [version for version in s.log if version.outcome is not None and not committed(version)]
+        return len(aborted) >= self.configuration.tries
 
     def adoptable(self, s: State, n: int) -> list[int]:
         """Attempts with a manifest and all files."""
@@ -222,7 +280,8 @@ class Writer(Store):
         if x < len(attempts):
             begun = attempts[x]._replace(entries=attempts[x].entries + 1)
         else:
-            begun = Attempt(HALF, False, self.range_read(s, i, process), owner=self.owner(i), base=self.base_of(s, n))
+            base, config = self.base_of(s, n), self.actors[i].config
+            begun = Attempt(HALF, False, self.range_read(s, i, process), owner=self.owner(i), base=base, config=config)
         s = with_attempt(s, n, x, begun)
         yield (f"writes the first file of attempt {x} of version", n), with_process(s, i, Process(HALFWAY, n, x))
 
@@ -286,6 +345,10 @@ class Writer(Store):
         plan = s.log[n].plan
         if plan.kind == ROLLBACK:
             return self.rollback_of(s, plan)
+        if plan.kind == ALTER:
+            return self.alter_of(s, n)
+        if x == ABORTING:
+            return self.abort_of(s, n)
         if plan.kind == BATCH:
             return Outcome(COMMIT, x, plan.end, plan.replaces, state=(n, x))
         return Outcome(COMMIT, x, next_after(s.log, n - 1), plan.replaces, state=state_after(s.log, n - 1))
@@ -293,6 +356,14 @@ class Writer(Store):
     def rollback_of(self, s: State, plan: Plan) -> Outcome:
         """The commit of a rollback: ``next`` and state are those after the version to which it returns (W31)."""
         return Outcome(COMMIT, NONE, next_after(s.log, plan.to), state=state_after(s.log, plan.to), to=plan.to)
+
+    def alter_of(self, s: State, n: int) -> Outcome:
+        """The commit of an alter: ``next`` is unchanged, and the next version starts without the operators' state (W37)."""
+        return Outcome(COMMIT, NONE, next_after(s.log, n - 1), state=NO_STATE)
+
+    def abort_of(self, s: State, n: int) -> Outcome:
+        """The outcome of an abort. It changes no ``next`` and no state, and hides no files, also for a reprocessing run."""
+        return Outcome(ABORT, NONE, next_after(s.log, n - 1), state=state_after(s.log, n - 1))
 
     def outcome(self, s: State, i: int, process: Process) -> Steps:
         """Send Outcome(n)."""
@@ -304,7 +375,7 @@ class Writer(Store):
 
     def after_outcome(self, s: State, i: int, n: int) -> Process:
         """The step after Outcome(n) was read: publish a commit."""
-        if self.sinks and committed(s.log[n]):
+        if self.sinks and committed(s.log[n]) and s.log[n].plan.kind != ALTER:
             return self.publish(s, n, ())
         return self.after_close(s, i, n)
 

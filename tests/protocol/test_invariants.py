@@ -11,6 +11,7 @@ from airflow_provider_streamsem.errors import DataError, LogDamagedError, LogMov
 from airflow_provider_streamsem.protocol import announcements, invariants, procedures
 from airflow_provider_streamsem.protocol.codec import encode, lines
 from airflow_provider_streamsem.protocol.entries import (
+    Altered,
     Claim,
     Committable,
     Effects,
@@ -366,6 +367,95 @@ def test_I21_rollback_must_have_the_offsets_the_state_and_the_counts_of_the_vers
     ):
         with raises_damage("I21"):  # type: ignore[attr-defined]
             invariants.check_i21(plan, outcome, restored, counts=expected)
+
+
+BEFORE = samples.outcome(
+    samples.plan(3),
+    next={"a": 4, "b": 1},
+    state={"dedup": 1, "spark": 2},
+    schemas={"out": "{}", "old": "[]"},
+    markers={"old": Marker(version=1, outcome="x"), "table": Marker(version=2, outcome="y")},
+)
+AT_ALTER = ClosedHead(outcome=BEFORE, outcome_sha="sha", markers=BEFORE.markers)
+CHANGES = Altered(offsets={"c": 7}, state=("spark",), removed=("old",))
+ALTER = samples.plan(4, kind="alter", ranges={}, previous="sha", altered=CHANGES, spec="new")
+
+
+def altered(**changes: Any) -> Outcome:
+    given = {
+        "attempt_id": None,
+        "sinks": {},
+        "counts": {},
+        "next": {"a": 4, "b": 1, "c": 7},
+        "altered": CHANGES,
+        "newest_alter": 4,
+        "state": {"dedup": 1},
+        "schemas": {"out": "{}"},
+        "markers": {"table": Marker(version=2, outcome="y")},
+        "spec": "new",
+    }
+    return samples.outcome(ALTER, **{**given, **changes})
+
+
+def test_I22_alter_without_changes_with_ranges_or_with_an_offset_of_a_known_partition_is_refused() -> None:
+    assert AT_ALTER.with_plan(ALTER, "sha").next == BEFORE.next
+    for changes in (
+        {"altered": None},
+        {"kind": "batch"},
+        {"ranges": {"a": (4, 5)}},
+        {"altered": Altered(offsets={"b": 1})},
+    ):
+        with raises_damage("I22"):  # type: ignore[attr-defined]
+            AT_ALTER.with_plan(dataclasses.replace(ALTER, **changes), "sha")
+    with raises_damage("I22"):  # type: ignore[attr-defined]
+        ClosedHead().with_plan(dataclasses.replace(ALTER, version=0, previous=""), "sha")
+
+
+def test_I22_outcome_of_an_alter_follows_from_its_plan_and_the_outcome_before() -> None:
+    opened = AT_ALTER.with_plan(ALTER, encode(ALTER).sha256)
+    assert opened.with_outcome(altered(), "sha").next == {"a": 4, "b": 1, "c": 7}
+    unchanged = {name: getattr(BEFORE, name) for name in ("next", "state", "schemas", "markers", "spec")}
+    abort = {"result": "abort", "altered": None, "newest_alter": None, **unchanged}
+    assert opened.with_outcome(altered(**abort), "sha").next == BEFORE.next
+    for changes in (
+        {"altered": None},
+        {"newest_alter": None},
+        {**abort, "altered": CHANGES},
+        {"spec": "s"},
+        {"state": BEFORE.state},
+        {"schemas": BEFORE.schemas},
+    ):
+        with raises_damage("I22"):  # type: ignore[attr-defined]
+            opened.with_outcome(altered(**changes), "sha")
+    with raises_damage("I15"):  # type: ignore[attr-defined]
+        opened.with_outcome(altered(markers=BEFORE.markers), "sha")
+    with raises_damage("I4"):  # type: ignore[attr-defined]
+        opened.with_outcome(altered(next=BEFORE.next), "sha")
+    with raises_damage("I22"):  # type: ignore[attr-defined]
+        altered(publish=("table",), sinks={"table": OUTPUT})
+
+
+def test_I22_versions_after_an_alter_name_it() -> None:
+    later = samples.plan(5, previous="sha", ranges={"a": (4, 5)})
+    head = ClosedHead(outcome=altered(), outcome_sha="sha", markers=altered().markers)
+    opened = head.with_plan(later, encode(later).sha256)
+    commit = samples.outcome(later, next={"a": 5, "b": 1, "c": 7}, newest_alter=4, markers=head.markers)
+    assert opened.with_outcome(commit, "sha").closed == 5
+    with raises_damage("I22"):  # type: ignore[attr-defined]
+        opened.with_outcome(dataclasses.replace(commit, newest_alter=None), "sha")
+
+
+def test_state_without_a_remaining_field_is_none() -> None:
+    dropped = Altered(state=("dedup", "spark"))
+    assert invariants.altered_state({"dedup": 1, "spark": 2}, dropped) is None
+    assert invariants.altered_state(None, dropped) is None
+
+
+def test_open_alter_binds_the_next_writers_to_its_spec_and_readers_to_the_one_before() -> None:
+    opened = AT_ALTER.with_plan(ALTER, "sha")
+    assert (opened.spec, opened.binding_spec) == ("s", "new")
+    assert (AT_ALTER.spec, AT_ALTER.binding_spec) == ("s", "s")
+    assert ClosedHead().binding_spec is None
 
 
 def test_I4_outcome_without_the_partitions_that_its_plan_does_not_read_is_refused() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import LogDamagedError
 from airflow_provider_streamsem.protocol import codec, keys, procedures, segments, view
-from airflow_provider_streamsem.protocol.entries import Outcome, Replaced, RolledBack, Segment
+from airflow_provider_streamsem.protocol.entries import Altered, Outcome, Replaced, RolledBack, Segment
 from airflow_provider_streamsem.protocol.view import ClosedHead, fold, without_pending
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.stores import CountingStore
@@ -128,6 +128,47 @@ def test_rollback_that_names_no_rollback_is_damage() -> None:
     broken = dataclasses.replace(outcomes[2], newest_rollback=1)
     with pytest.raises(LogDamagedError, match="I21"):
         CommitLog(stored(outcomes)).remaining_versions(broken)
+
+
+def with_alters(removed: dict[int, tuple[str, ...]]) -> list[Outcome]:
+    """250 outcomes with files of two sinks. At some versions, alters remove sinks."""
+    outcomes: list[Outcome] = []
+    newest = None
+    for version in range(250):
+        of = samples.plan(version)
+        changes: dict[str, Any] = {"next": {"files": version + 1}}
+        if version in removed:
+            newest = version
+            changes |= {"sinks": {}, "counts": {}, "attempt_id": None, "altered": Altered(removed=removed[version])}
+        else:
+            committable = samples.outcome(of).sinks["out"]
+            counts = {"read": 2, "parsed": 2, "quarantined": 0, "written.out": 2, "written.old": 2}
+            changes |= {"sinks": {"out": committable, "old": committable}, "counts": counts}
+        outcomes.append(samples.outcome(of, **changes, newest_alter=newest))
+    return outcomes
+
+
+@pytest.mark.parametrize("removed", [{130: ("old",)}, {99: ("old",), 201: ("out",)}, {100: (), 150: ("old", "out")}])
+def test_view_after_alters_is_the_same_from_segments_and_from_outcomes(removed: dict[int, tuple[str, ...]]) -> None:
+    outcomes = with_alters(removed)
+    folded = [segments.level_1(i, outcomes[i * 100 : i * 100 + 100], "sha") for i in range(2)]
+    last = {name: max((v for v, names in removed.items() if name in names), default=-1) for name in ("out", "old")}
+    expected = {
+        (version, name) for version in range(250) if version not in removed for name in last if version > last[name]
+    }
+    for parts in (outcomes, [folded[0], *outcomes[100:]], [*folded, *outcomes[200:]]):
+        view = fold(parts, initial_offsets={"files": 0})
+        assert {(file.version, file.sink) for file in view.files} == expected
+
+
+def test_alters_are_found_newest_first_and_one_that_names_no_alter_is_damage() -> None:
+    outcomes = with_alters({20: ("old",), 40: (), 60: ("old", "out")})
+    log = CommitLog(stored(outcomes))
+    assert [found.version for found in log.alters(outcomes[-1])] == [60, 40, 20]
+    assert [found.version for found in log.alters(outcomes[59])] == [40, 20]
+    assert (log.removed_at("old", outcomes[59]), log.removed_at("out", outcomes[59])) == (20, -1)
+    with pytest.raises(LogDamagedError, match="I22"):
+        log.alters(dataclasses.replace(outcomes[10], newest_alter=5))
 
 
 def test_reprocessing_runs_of_earlier_versions_are_found_with_and_without_segments() -> None:

@@ -105,9 +105,26 @@ def test_commands_and_code_of_the_page_on_rollbacks(lake: Path, monkeypatch: pyt
     assert main(["verify", "orders.toml"]) == 0
 
 
+def test_commands_and_code_of_the_page_on_alters(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_pipeline(Path.cwd(), "orders", "orders", "id long")
+    (sink,) = blocks(PAGES / "alter.md", "toml")
+    Path("orders.toml").write_text(f"{Path('orders.toml').read_text()}\n{with_locations(sink, lake)}")
+    dry_run, alter, drain = commands("alter.md", lake)
+    assert run(drain) == 4, "the spec is not that of the log"
+    assert [run(dry_run), run(alter), run(drain)] == [0] * 3
+    code = "from airflow_provider_streamsem import load_pipeline\nORDERS = load_pipeline('orders.toml')\n"
+    Path("my_pipelines.py").write_text(code)
+    monkeypatch.syspath_prepend(os.getcwd())
+    sys.modules.pop("my_pipelines", None)
+    for block in blocks(PAGES / "alter.md", "python"):
+        exec(compile(block, "alter.md", "exec"), {})
+    assert main(["verify", "orders.toml"]) == 0
+    sys.modules.pop("my_pipelines", None)
+
+
 def test_commands_of_the_page_on_reprocessing(lake: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log, reprocess, quarantined = commands("reprocess.md", lake)
-    assert [run(log), run(reprocess)] == [0, 0]
+    log, reprocess, dry_run, by_time, by_offsets, quarantined = commands("reprocess.md", lake)
+    assert [run(command) for command in (log, reprocess, dry_run, by_time, by_offsets)] == [0] * 5
     write_pipeline(Path.cwd(), "PIPELINE", "orders", "id long")  # the fix of the schema
     assert run(quarantined) == 0
     capsys.readouterr()

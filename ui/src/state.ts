@@ -6,6 +6,7 @@ export type CellState =
   | "committed"
   | "reprocessing"
   | "rollback"
+  | "alter"
   | "replaced"
   | "rolled_back"
   | "aborted"
@@ -19,6 +20,7 @@ export const LABELS: Record<CellState, string> = {
   committed: "committed",
   reprocessing: "reprocessing run",
   rollback: "rollback",
+  alter: "alter",
   replaced: "replaced by a reprocessing run",
   rolled_back: "rolled back",
   aborted: "aborted",
@@ -34,6 +36,7 @@ export const COLORS: Record<CellState, string> = {
   committed: "green.solid",
   reprocessing: "blue.solid",
   rollback: "purple.solid",
+  alter: "cyan.solid",
   replaced: "green.emphasized",
   rolled_back: "gray.emphasized",
   aborted: "red.solid",
@@ -51,6 +54,7 @@ export function versionState(row: VersionRow): CellState {
   if (row.replaced_by !== null) return "replaced";
   if (row.result === "publishing") return "pending";
   if (row.kind === "rollback") return "rollback";
+  if (row.kind === "alter") return "alter";
   return row.kind === "reprocess" ? "reprocessing" : "committed";
 }
 

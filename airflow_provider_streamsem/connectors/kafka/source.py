@@ -216,6 +216,18 @@ class KafkaSource(SourceDefaults):
                 raise InvalidError("source kafka: starting names partitions that do not exist", given=sorted(remaining))
         return _named(lows)
 
+    def extends(self, before: Json) -> Offsets | None:
+        """Return the initial offsets of the topics that a source with the immutable fields ``before`` does not read."""
+        topics, pattern = before.get("topics") or [], before.get("topic_pattern")
+        is_extended = pattern == self.topic_pattern if pattern is not None else all(map(self.reads, topics))
+        if before.get("type") != "kafka" or not is_extended:
+            return None
+        return {
+            name: offset
+            for name, offset in self.initial_offsets().items()
+            if pattern is None and parse_partition(name).topic not in topics
+        }
+
     def offsets_for_time(self, at_ms: int) -> Offsets:
         """Return partition → the first offset with a timestamp at or after ``at_ms`` (milliseconds UTC), or the end offset if there is none."""
         cluster = self.cluster()

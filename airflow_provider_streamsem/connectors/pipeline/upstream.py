@@ -211,9 +211,34 @@ class UpstreamLog:
             elif outcome.replaces.version < first:
                 corrected.add(self.log.find_root(outcome.replaces.version))
             at += 1
+        self._refuse_removed(batches, end)
         return RowCommits(
             {batch: commit for commit, batch in batches.items()}, tuple(sorted(corrected)), tuple(sorted(rolled_back))
         )
+
+    def _refuse_removed(self, batches: Mapping[int, int], end: int) -> None:
+        """
+        Refuse batches whose rows are in a dataset that the upstream has replaced by another one (W36).
+
+        :param batches: commit → the batch whose rows it holds
+        :raises SourceChangedError: names the first such batch
+        """
+        removed_at = self.log.removed_at(self.sink, self.outcome(end - 1, end=end)) if batches else -1
+        removed = [
+            batch
+            for commit, batch in batches.items()
+            if commit <= removed_at and self.files(self.outcome(commit, end=end))
+        ]
+        if removed:
+            raise SourceChangedError(
+                "the upstream has replaced the dataset of its sink, and this pipeline has not read all versions before; nothing was written",
+                sink=self.sink,
+                first_unread=min(removed),
+                altered=removed_at,
+            ).advising(
+                f"reprocess the unread versions of the upstream, so that their rows are in the new dataset. Or fork the upstream at version {removed_at - 1}, "
+                "and read the rest from the fork."
+            )
 
     def _rolled_back(self, kept: Sequence[range], first: int, end: int) -> set[int]:
         """

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_streamsem import Limits, Pipeline, PipelineSource
+from airflow_provider_streamsem import FilesSink, Limits, Pipeline, PipelineSource
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.engine import Job, Produced
 from airflow_provider_streamsem.stores.memory import open_memory_store
@@ -28,7 +28,13 @@ class TypedEngine(RowsEngine):
 
 @dataclasses.dataclass
 class Bronze(PipelineFixture):
-    """The upstream. A version reads one file. Its log is opened by URL."""
+    """
+    The upstream. A version reads one file. Its log is opened by URL.
+
+    :attr sink: its sink, in place of that of the fixture
+    """
+
+    sink: FilesSink | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -36,7 +42,8 @@ class Bronze(PipelineFixture):
         self.store._objects.clear()
 
     def pipeline(self, **changes: Any) -> Pipeline:
-        return super().pipeline(**{"name": "bronze", "limits": Limits(max_files=1), **changes})
+        sinks = {} if self.sink is None else {"sinks": {"out": self.sink}}
+        return super().pipeline(**{"name": "bronze", "limits": Limits(max_files=1), **sinks, **changes})
 
     def run(self, run_key: str = "run", **named: Any) -> Any:
         return super().run(run_key, **{"engine": TypedEngine(), **named})

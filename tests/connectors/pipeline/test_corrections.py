@@ -13,6 +13,7 @@ import pytest
 
 from airflow_provider_streamsem import (
     Dedup,
+    FilesSink,
     FilesSource,
     KafkaSink,
     Limits,
@@ -20,6 +21,7 @@ from airflow_provider_streamsem import (
     PipelineSource,
     SparkEngine,
     State,
+    alter,
     reprocess,
     rollback,
 )
@@ -49,6 +51,35 @@ def read_pair(root: Path, **source: Any) -> tuple[Bronze, Silver]:
     bronze.commit(2)
     silver.run("first", drain=True)
     return bronze, silver
+
+
+class TestAlter:
+    """The upstream replaces the dataset of its sink."""
+
+    def altered(self, bronze: Bronze) -> None:
+        bronze.sink = FilesSink(path=str(bronze.root / "elsewhere"), format="json")
+        alter(bronze.pipeline(), log=bronze.log())
+
+    def test_pipeline_that_has_read_all_versions_continues_in_the_new_dataset(self, tmp_path: Path) -> None:
+        bronze, silver = read_pair(tmp_path)
+        self.altered(bronze)
+        bronze.commit(2)
+        silver.run("next", drain=True)
+        assert silver.visible() == Counter(range(4 * bronze.rows_per_file))
+        assert silver.verdict().violations == []
+
+    def test_unread_versions_in_the_former_dataset_are_refused_until_they_are_reprocessed(self, tmp_path: Path) -> None:
+        bronze, silver = read_pair(tmp_path)
+        bronze.commit(1)
+        self.altered(bronze)
+        bronze.commit(1)
+        with pytest.raises(SourceChangedError, match="has replaced the dataset of its sink") as raised:
+            silver.run("next", drain=True)
+        assert (raised.value.fields["first_unread"], raised.value.fields["altered"]) == (2, 3)
+        bronze.run("past", reprocessed=2)
+        silver.run("next", drain=True)
+        assert silver.visible() == Counter(range(4 * bronze.rows_per_file))
+        assert silver.verdict().violations == []
 
 
 class TestRollback:

@@ -1,0 +1,269 @@
+"""
+The commands that create versions: ``run``, ``reprocess``, ``rollback`` and ``alter``.
+
+Each takes the parsed arguments, with the pipeline in ``args.pipeline``, and returns a :class:`CommandResult`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_streamsem.arguments import time_ms
+from airflow_provider_streamsem.cli import first_look
+from airflow_provider_streamsem.cli.output import CommandResult
+from airflow_provider_streamsem.clock import SYSTEM_CLOCK
+from airflow_provider_streamsem.commitlog.log import open_commit_log
+from airflow_provider_streamsem.connections import connection
+from airflow_provider_streamsem.errors import InvalidError, StreamsemError
+from airflow_provider_streamsem.pipeline import report
+from airflow_provider_streamsem.pipeline.alter import alter as alter_
+from airflow_provider_streamsem.pipeline.guarantee import guarantee
+from airflow_provider_streamsem.pipeline.reprocess import kept_versions
+from airflow_provider_streamsem.pipeline.reprocess import reprocess as reprocess_
+from airflow_provider_streamsem.pipeline.result import RunResult, with_others
+from airflow_provider_streamsem.pipeline.rollback import rollback as rollback_
+from airflow_provider_streamsem.pipeline.run import run_batch
+from airflow_provider_streamsem.pipeline.selection import BlastRadius, Selection, preview_reprocess, select
+from airflow_provider_streamsem.pipeline.spec import Pipeline, load_spark_conf
+from airflow_provider_streamsem.protocol.codec import plain
+from airflow_provider_streamsem.protocol.offsets import Ranges
+from airflow_provider_streamsem.readers.files import open_log
+
+if TYPE_CHECKING:
+    from airflow_provider_streamsem.spark.engine import SparkEngine
+
+
+def run(args: argparse.Namespace) -> CommandResult:
+    """Run one batch, or with ``--drain`` several (``streamsem run``)."""
+    pipeline, engine = args.pipeline, engine_of_arguments(args, args.spark_packages)
+    run_key = f"cli:{SYSTEM_CLOCK.new_id()}" if args.run_key is None else args.run_key
+    announces = args.run_key is not None  # with a generated key, no retry could repeat the announcements
+    before = _newest_closed(pipeline.log)
+    result = run_batch(pipeline, run_key=run_key, drain=args.drain, engine=engine, announces=announces)
+    if not announces:
+        log = open_commit_log(pipeline.log)
+        result = with_others(log, result, before=before, after=_newest_closed(pipeline.log))
+    command_result = _result_of_run(pipeline, result)
+    return (
+        command_result
+        if args.source is None
+        else replace(command_result, lines=[*command_result.lines, *first_look.next_commands(args.target)])
+    )
+
+
+def _newest_closed(log: str) -> int:
+    """Return the newest closed version of a log; -1 if the log has none or does not exist."""
+    try:
+        return open_log(log).head
+    except InvalidError:
+        return -1
+
+
+def reprocess(args: argparse.Namespace) -> CommandResult:
+    """Reprocess a version, several ones, or every version with quarantined records (``streamsem reprocess``)."""
+    selection = _selection(args)
+    if args.quarantined == (selection is not None):
+        raise InvalidError(
+            "reprocess requires versions, a time, offsets, or --quarantined",
+            given=args.version,
+            quarantined=args.quarantined,
+        )
+    pipeline = args.pipeline
+    if args.dry_run and selection is not None:
+        return _blast_radius(preview_reprocess(pipeline, selection, downstream=args.downstream))
+    if args.dry_run or args.downstream:
+        raise InvalidError("--dry-run requires versions, a time or offsets, and --downstream requires --dry-run")
+    is_single = selection is not None and args.version is not None and args.version.isdecimal()
+    if args.run_key is not None and not is_single:
+        raise InvalidError("--run-key requires one version: several versions are one run each", given=args.version)
+    engine = engine_of_arguments(args, args.spark_packages)
+    if is_single:
+        result = reprocess_(
+            pipeline, int(args.version), run_key=args.run_key, current_lookups=args.current_lookups, engine=engine
+        )
+        ran, (kept, lines) = _result_of_run(pipeline, result), _kept_versions(pipeline, result)
+        return replace(ran, document={**ran.document, **kept}, lines=[*ran.lines, *lines])
+    if selection is not None:
+        log = open_commit_log(pipeline.log)
+        return _reprocess_all(args, select(log, log.newest_head(), selection), engine, "no committed batch is selected")
+    records = open_log(args.log, pipeline=pipeline).quarantined()
+    versions = sorted({record["version"] for record in records if "watermark_ms" not in record})  # not the late rows
+    return _reprocess_all(args, versions, engine, "there are no quarantined records")
+
+
+def _selection(args: argparse.Namespace) -> Selection | None:
+    """Return the selection that the arguments of ``reprocess`` describe; ``None`` if they describe none."""
+    since_ms, until_ms = (
+        None if given is None else time_ms(name, given)
+        for name, given in (("--since", args.since), ("--until", args.until))
+    )
+    offsets = dict(_offset_range(text) for text in args.offsets)
+    if args.version is None and since_ms is None and until_ms is None and not offsets:
+        return None
+    first, _, last = ("", "", "") if args.version is None else args.version.partition("-")
+    bounds = [bound for bound in (first, last) if bound]
+    if not all(bound.isdecimal() for bound in bounds):
+        raise InvalidError("the versions must have the form N or N-M", given=args.version)
+    return Selection(
+        first=int(bounds[0]) if bounds else None,
+        last=int(bounds[-1]) if bounds else None,
+        since_ms=since_ms,
+        until_ms=until_ms,
+        offsets=offsets,
+    )
+
+
+def _offset_range(text: str) -> tuple[str, tuple[int, int]]:
+    partition, _, bounds = text.rpartition("=")
+    start, _, end = bounds.partition(":")
+    if not (partition and start.isdecimal() and end.isdecimal()):
+        raise InvalidError("--offsets must have the form PARTITION=START:END", given=text)
+    return partition, (int(start), int(end))
+
+
+def _blast_radius(radius: BlastRadius) -> CommandResult:
+    """Return what reprocessing would replace, as a document and as text."""
+    lines = [f"{len(radius.versions)} batches are selected: {_consecutive(radius.versions)}", "nothing was written"]
+    lines += _aligned(report.ordered_counts(radius.counts))
+    lines += [
+        f"replaced in {name}: {replaced.rows} rows in {replaced.files} files, {replaced.bytes} bytes"
+        for name, replaced in radius.sinks.items()
+    ]
+    if radius.kept is not None:
+        lines.append(f"{radius.kept} later batches keep their rows and state")
+    lines += [f"{url}: {batches} batches have read these rows" for url, batches in radius.downstream.items()]
+    lines += [f"version {version} would be refused: {reason}" for version, reason in radius.refused.items()]
+    return CommandResult(document=plain(radius), lines=lines)
+
+
+def _consecutive(versions: Sequence[int]) -> str:
+    """Format ascending versions, such as ``3-7, 9``."""
+    spans: list[list[int]] = []
+    for version in versions:
+        if spans and version == spans[-1][1] + 1:
+            spans[-1][1] = version
+        else:
+            spans.append([version, version])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans) or "none"
+
+
+def _reprocess_all(
+    args: argparse.Namespace, versions: Sequence[int], engine: SparkEngine, nothing: str
+) -> CommandResult:
+    """Reprocess each version in a run of its own. An error that no retry fixes does not stop the others."""
+    pipeline = args.pipeline
+    reprocessed, refused, lines = [], [], []
+    for version in versions:
+        try:
+            result = reprocess_(pipeline, version, current_lookups=args.current_lookups, engine=engine)
+        except StreamsemError as error:
+            if error.retryable:
+                raise
+            refused.append({"version": version, "error": type(error).__name__, "message": str(error)})
+            lines.append(f"version {version}: not reprocessed: {type(error).__name__}: {error}")
+        else:
+            kept, kept_lines = _kept_versions(pipeline, result)
+            reprocessed.append({**result.to_json(), "replaces": version, **kept})
+            remaining = result.counts["quarantined"]
+            lines += [f"version {version}: reprocessed as {result.version}, {remaining} still quarantined", *kept_lines]
+    document = {"reprocessed": reprocessed, "not_reprocessed": refused}
+    return CommandResult(document=document, lines=lines or [nothing], exit_code=1 if refused else 0)
+
+
+def _kept_versions(pipeline: Pipeline, result: RunResult) -> tuple[dict[str, Any], list[str]]:
+    """Return the later versions that a reprocessing run has kept, as a field of the document and as lines of text."""
+    later = kept_versions(pipeline, open_commit_log(pipeline.log), result.version)
+    field = {"kept_versions": None if later is None else [later.start, later.stop]}
+    return field, [] if later is None else [report.state_kept(later)]
+
+
+def rollback(args: argparse.Namespace) -> CommandResult:
+    """Roll a pipeline back to a version (``streamsem rollback``)."""
+    until_ms = None if args.until is None else time_ms("--until", args.until)
+    if (args.version is None) == (until_ms is None):
+        raise InvalidError("give either the version N to keep, or --until TIME", given=args.version, until=args.until)
+    result = rollback_(args.pipeline, args.version, until_ms=until_ms, run_key=args.run_key)
+    summary = (
+        f"the pipeline is at version {result.to} already; nothing was written"
+        if result.version is None
+        else f"version {result.version} rolled the pipeline back to version {result.to}"
+    )
+    counts = [(name, f"-{count}") for name, count in report.ordered_counts(result.counts)]
+    offsets = [("next", f"{partition} {offset}") for partition, offset in sorted(result.offsets.items())]
+    return CommandResult(document=plain(result), lines=[summary, *_aligned([*counts, *offsets])])
+
+
+def alter(args: argparse.Namespace) -> CommandResult:
+    """Alter a pipeline (``streamsem alter``)."""
+    result = alter_(args.pipeline, alter_from=args.alter_from, moved=args.moved, dry_run=args.dry_run)
+    altered = [change for change in result.changes if change.kind != "changed"]
+    if not altered:
+        summary = "the log has the same immutable fields; nothing was written"
+    elif result.version is None:
+        summary = "these differences require an alter; nothing was written"
+    else:
+        summary = f"version {result.version} altered the pipeline"
+    lines = [summary, *(f"  {change.field}: {change.kind}: {change.effect}" for change in result.changes)]
+    lines += [
+        f"  guarantee of {name}: {_label(before)} before, {_label(now)} now"
+        for name, (before, now) in result.guarantee.items()
+        if before != now
+    ]
+    if result.aborted is not None:
+        lines.append(f"version {result.aborted} was open and is closed as an abort; the next run reads its records")
+    if args.dry_run and altered:
+        lines.append(f"config of the log: {result.config}")
+    return CommandResult(document=plain(result), lines=lines)
+
+
+def _label(label: str | None) -> str:
+    return "none" if label is None else label.replace("_", "-")
+
+
+def _aligned(fields: Sequence[tuple[str, object]]) -> list[str]:
+    """Return a line for each name and value, with the values in one column."""
+    width = max((len(name) for name, _ in fields), default=0)
+    return [f"{name:<{width}}  {value}" for name, value in fields]
+
+
+def engine_of_arguments(args: argparse.Namespace, spark_packages: str | None) -> SparkEngine:
+    """
+    Return the engine that the arguments of a command describe. Starts no session.
+
+    :param spark_packages: as in :class:`SparkEngine`
+    :raises InvalidError: a setting is not valid
+    """
+    from airflow_provider_streamsem.spark.engine import SparkEngine, engine_of
+
+    unnamed = [text for text in args.spark_conf if "=" not in text]
+    if unnamed:
+        raise InvalidError("--spark-conf must have the form NAME=VALUE", given=unnamed)
+    conf = load_spark_conf(args.target) if str(getattr(args, "target", "")).endswith(".toml") else {}
+    conf |= dict(text.split("=", 1) for text in args.spark_conf)
+    if args.spark_conn_id is None:
+        return SparkEngine(master=args.master, conf=conf, packages=spark_packages)
+    return engine_of(connection(args.spark_conn_id), conf, packages=spark_packages)
+
+
+def _result_of_run(pipeline: Pipeline, result: RunResult) -> CommandResult:
+    computed = guarantee(pipeline)
+    fields: list[tuple[str, object]] = [
+        ("run key", result.run_key),
+        ("guarantee", computed.named),
+        ("status", result.status),
+        ("version", result.version),
+        ("ranges", _ranges(result.ranges)),
+        *report.ordered_counts(result.counts),
+        *(
+            ("completed", f"version {other.version} of run {other.run_key}: {report.format_counts(other.counts)}")
+            for other in result.completed
+        ),
+    ]
+    return CommandResult(document={**result.to_json(), "guarantee": plain(computed)}, lines=_aligned(fields))
+
+
+def _ranges(ranges: Ranges) -> str:
+    return ", ".join(f"{partition} [{start}, {end})" for partition, (start, end) in sorted(ranges.items()))

@@ -1,0 +1,441 @@
+"""Changes the immutable fields of a pipeline: its sinks, its source, its deduplication or its state (PROTOCOL.md, 4.10)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from airflow_provider_streamsem import telemetry
+from airflow_provider_streamsem.arguments import text, text_list
+from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.connectors.extending import Extending
+from airflow_provider_streamsem.connectors.ownership import claim_dataset
+from airflow_provider_streamsem.errors import ConflictError, InvalidError, MarkerConflictError
+from airflow_provider_streamsem.pipeline.abort import abort_outcome
+from airflow_provider_streamsem.pipeline.changes import changed_fields
+from airflow_provider_streamsem.pipeline.guarantee import guarantee
+from airflow_provider_streamsem.pipeline.location import with_log_location
+from airflow_provider_streamsem.pipeline.opening import OpenPipeline, config_digest, find_record
+from airflow_provider_streamsem.pipeline.publish import publish, publishing_sink
+from airflow_provider_streamsem.pipeline.rollback import rollback_outcome
+from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.protocol import invariants
+from airflow_provider_streamsem.protocol.entries import Altered, Committable, Json, Outcome, Plan
+from airflow_provider_streamsem.protocol.offsets import Offsets
+from airflow_provider_streamsem.protocol.specs import stored_spec
+from airflow_provider_streamsem.protocol.view import ClosedHead, Head, OpenHead
+from airflow_provider_streamsem.state import FIELD as OPERATORS
+from airflow_provider_streamsem.state import watermark_after
+
+logger = telemetry.log_of(__name__)
+
+_TRIES = 10
+"""How often an alter is planned again after another process has created a version at the same time."""
+_SHOWN = 12
+"""How many characters of a config are shown and required."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """
+    One difference between the spec in the log and the given one.
+
+    :param field: path of the field, such as ``sinks.lake`` or ``limits.max_rows``
+    :param kind: ``added``, ``removed``, ``replaced``, ``moved``, ``extended`` or ``changed``. A field that is only ``changed`` needs no alter
+    :param effect: what the change means for the rows and for readers, in one sentence
+    """
+
+    field: str
+    kind: str
+    effect: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alteration:
+    """
+    The result of an alter, or of its dry run.
+
+    :param log: URL of the log
+    :param version: the version of the alter; ``None`` for a dry run, and if no immutable field differs, so that nothing was written
+    :param config: the first 12 characters of the sha256 of the immutable fields before the alter, for ``alter_from``
+    :param changes: all differences between the specs
+    :param guarantee: sink → its guarantee before and after, as labels; ``None`` if the pipeline does not have the sink
+    :param aborted: the open version that the alter closed as an abort; ``None`` if there was none. The next run reads its records
+    """
+
+    log: str
+    version: int | None
+    config: str
+    changes: tuple[Change, ...]
+    guarantee: Mapping[str, tuple[str | None, str | None]]
+    aborted: int | None = None
+
+
+@with_log_location
+def alter(
+    pipeline: Pipeline,
+    *,
+    alter_from: str | None = None,
+    moved: Sequence[str] = (),
+    dry_run: bool = False,
+    log: CommitLog | None = None,
+) -> Alteration:
+    """
+    Continue the log of a pipeline with a spec whose immutable fields differ.
+
+    The alter is a version itself. Runs with the former spec fail from then on, and runs with the given spec continue from the same offsets. Any field that is
+    not immutable may change without an alter.
+
+    * A sink that is added gets the rows of all later versions. To add the rows of earlier versions, reprocess them.
+    * A sink that is removed keeps its rows, but they are no longer visible through the log. The same holds for the former dataset or table of a sink whose
+      location is changed, unless the sink is in ``moved``.
+    * A source may be changed so that it reads more, such as another Kafka topic. It continues after the committed offsets.
+    * Deduplication or state that is added or changed starts empty.
+
+    An open version is closed as an abort, and the next run reads its records. A pending publish is completed first. If the process dies, the next run, or a
+    repeated call, completes the alter. A call that finds the given immutable fields in the log writes nothing.
+
+    :param pipeline: the new spec, with the same name and log
+    :param alter_from: the first 12 or more characters of the sha256 of the immutable fields that the spec replaces, as the error of a run names them. The call
+        changes nothing if the log has other fields. Default: whatever the log has
+    :param moved: sinks whose dataset or table was copied to the new location, with all files. Their rows stay visible
+    :param dry_run: return the changes, and write nothing. Does not check whether another log owns a dataset
+    :param log: default: the log at ``pipeline.log``
+    :raises InvalidError: the log has no version; the source cannot continue after the offsets; or a sink is not in the state that the change requires. Nothing
+        was altered
+    :raises ConflictError: the log has other fields than ``alter_from``; another log owns a dataset; a publish is pending for a sink that is removed; or other
+        processes create versions all the time. Nothing was altered
+    :raises UnavailableError: a sink did not report a result. A repeated call continues
+    """
+    if alter_from is not None and len(text("alter_from", alter_from)) < _SHOWN:
+        raise InvalidError(f"`alter_from` must have at least {_SHOWN} characters", given=alter_from)
+    for name in text_list("moved", moved) if moved else ():
+        if name not in pipeline.sinks:
+            raise InvalidError(
+                "`moved` names a sink that the spec does not have", given=name, accepted=sorted(pipeline.sinks)
+            )
+    log = log or open_commit_log(pipeline.log)
+    record = find_record(pipeline, log)
+    head = log.newest_head() if record is not None else ClosedHead()
+    if record is None or head.spec is None or head.closed < 0:
+        raise InvalidError(
+            "the log has no closed version, so no field is immutable yet; nothing was altered", log=pipeline.log
+        ).advising("run the pipeline with the new spec.")
+    opened = OpenPipeline(pipeline=pipeline, log=log, record=record, head=head, spec=pipeline.spec_sha256)
+    return _alter(opened, alter_from, frozenset(moved), dry_run=dry_run)
+
+
+def _alter(opened: OpenPipeline, alter_from: str | None, moved: frozenset[str], *, dry_run: bool) -> Alteration:
+    log, head, aborted = opened.log, opened.head, None
+    for _ in range(_TRIES):
+        if isinstance(head, OpenHead) and head.plan.kind == "alter" and not dry_run:
+            head, _ = _close(opened, head)
+        assert head.spec is not None  # the log has a closed version
+        before = stored_spec(log.read_spec(head.spec))
+        fields = before["immutable_config"]
+        difference = _Difference(opened, head, fields, moved)
+        altered = difference.altered()
+        result = Alteration(
+            log=log.store.url,
+            version=None,
+            config=config_digest(fields)[:_SHOWN],
+            changes=(*difference.changes, *_other_changes(before, opened.pipeline)),
+            guarantee=_guarantees(before, opened.pipeline),
+            aborted=aborted,
+        )
+        if altered is None:
+            return result
+        if alter_from is not None and not config_digest(fields).startswith(alter_from):
+            raise ConflictError(
+                "the immutable fields of the log are neither those of the spec nor those that it replaces; nothing was altered",
+                log=log.store.url,
+                alter_from=alter_from,
+                config=result.config,
+                fields=changed_fields(fields, opened.pipeline.immutable_config()),
+            ).advising(
+                "another process has altered the pipeline. Use its spec, or set alter_from to `config` to replace that spec."
+            )
+        if dry_run:
+            return result
+        if isinstance(head, OpenHead) or head.has_pending_publishes:
+            head, closed_as_abort = _close(opened, head)
+            aborted = closed_as_abort if aborted is None else aborted
+            continue
+        head, version = _commit(opened, head, difference, altered)
+        if version is not None:
+            logger.info(
+                "version %d altered the pipeline: %s", version, ", ".join(change.field for change in result.changes)
+            )
+            return Alteration(
+                log=result.log,
+                version=version,
+                config=result.config,
+                changes=result.changes,
+                guarantee=result.guarantee,
+                aborted=aborted,
+            )
+    raise ConflictError(
+        "other processes create versions of this pipeline all the time; nothing was altered", log=log.store.url
+    ).advising("pause the DAG of this pipeline, then alter it again.")
+
+
+def _commit(
+    opened: OpenPipeline, head: ClosedHead, difference: _Difference, altered: Altered
+) -> tuple[Head, int | None]:
+    """
+    Plan the alter and commit it.
+
+    :returns: the newest head, and the version of the alter; ``None`` if another process has created a version first
+    """
+    log = opened.log
+    difference.check_sinks(head)
+    for name, sink in opened.pipeline.sinks.items():
+        is_new = name in difference.added
+        claim_dataset(name, sink, log, opened.record, url=opened.pipeline.log, new=is_new)
+    log.put_spec(opened.pipeline.spec_bytes())
+    version = head.closed + 1
+    wanted = Plan(
+        version=version,
+        kind="alter",
+        previous=head.outcome_sha,
+        ranges={},
+        altered=altered,
+        run_key=f"alter:{opened.spec[:_SHOWN]}:{version}",
+        j=0,
+        run_start={},
+        planned_at_ms=log.now_ms(head),
+        spec=opened.spec,
+        transform=opened.pipeline.transform_name,
+        nonce=log.clock.new_id(),
+    )
+    found, _ = log.put_plan(head, wanted)
+    if not isinstance(found, OpenHead) or found.plan != wanted:
+        return found, None
+    closed, outcome = log.decide(found, alter_outcome(log, found))
+    log.write_segments(version, [(outcome, closed.outcome_sha)])
+    return closed, version if outcome.committed else None
+
+
+def alter_outcome(log: CommitLog, head: OpenHead) -> Outcome:
+    """Build the outcome of an open alter. Does not store it. It is a function of the plan and the outcome before, so any process may close the version."""
+    plan, before = head.plan, head.outcome
+    assert plan.altered is not None
+    assert before is not None  # I22
+    state = invariants.altered_state(before.state, plan.altered)
+    now_ms = log.now_ms(head)
+    return Outcome(
+        version=plan.version,
+        result="commit",
+        plan=head.plan_sha,
+        attempt_id=None,
+        schemas=invariants.altered_schemas(before.schemas, plan.altered),
+        newest_rollback=invariants.newest_rollback(plan, before=before, committed=True),
+        altered=plan.altered,
+        newest_alter=plan.version,
+        next=invariants.next_after(plan, before=head.next, committed=True),
+        hint=head.hint,
+        markers=invariants.altered_markers(head.before.markers, plan.altered),
+        state=state,
+        watermark_ms=watermark_after(state),
+        spec=plan.spec,
+        transform=plan.transform,
+        decided_at_ms=now_ms,
+        duration_ms=max(0, now_ms - plan.planned_at_ms),
+        nonce=log.clock.new_id(),
+    )
+
+
+def _close(opened: OpenPipeline, head: Head) -> tuple[ClosedHead, int | None]:
+    """
+    Close the open version, and publish the newest commit if that is pending (P1).
+
+    :returns: the closed head, and the version if it was closed as an abort by this process
+    :raises ConflictError: a publish is pending for a sink that the new spec does not have
+    """
+    log, aborted = opened.log, None
+    if isinstance(head, OpenHead):
+        proposed = _outcome_of_open(opened, head)
+        version = head.plan.version
+        head, outcome = log.decide(head, proposed)
+        log.write_segments(version, [(outcome, head.outcome_sha)])
+        if outcome.nonce == proposed.nonce and not outcome.committed:
+            logger.warning("version %d is closed as an abort, because the pipeline is altered", version)
+            aborted = version
+    if head.has_pending_publishes:  # another process may have published the version since the head was read
+        head = _closed_head(log, head.closed)
+    if head.has_pending_publishes and head.outcome is not None:
+        head = publish(opened, head, head.outcome, is_own=False)
+    return head, aborted
+
+
+def _closed_head(log: CommitLog, version: int) -> ClosedHead:
+    head = log.read_head(version)
+    assert isinstance(head, ClosedHead)  # the version was closed before
+    return head
+
+
+def _outcome_of_open(opened: OpenPipeline, head: OpenHead) -> Outcome:
+    if head.plan.kind == "rollback":
+        return rollback_outcome(opened.log, head)
+    if head.plan.kind == "alter":
+        return alter_outcome(opened.log, head)
+    return abort_outcome(opened.log, head, reason="the pipeline is altered", initial_state=opened.record.initial_state)
+
+
+class _Difference:
+    """
+    The difference between the immutable fields in the log and those of a spec.
+
+    ``changes`` describes it. ``added`` are the sinks whose dataset or table is new.
+    """
+
+    def __init__(self, opened: OpenPipeline, head: Head, before: Json, moved: frozenset[str]) -> None:
+        self._opened, self._head, self._before, self._moved = opened, head, before, moved
+        self._now = opened.pipeline.immutable_config()
+        self.changes: list[Change] = []
+        self.added: set[str] = set()
+
+    def altered(self) -> Altered | None:
+        """
+        Return the changes as the plan records them; ``None`` if the immutable fields are equal.
+
+        :raises InvalidError: the source cannot continue after the offsets, or a sink in ``moved`` has the same location
+        """
+        unmoved = sorted(
+            name for name in self._moved if self._before["sinks"].get(name) in (None, self._now["sinks"][name])
+        )
+        if self._before == self._now:
+            return None
+        if unmoved:
+            raise InvalidError(
+                "`moved` names sinks that the log does not have or whose location is unchanged; nothing was altered",
+                given=unmoved,
+            ).advising("remove them from `moved`.")
+        return Altered(offsets=self._source(), state=tuple(sorted(self._state())), removed=tuple(sorted(self._sinks())))
+
+    def _source(self) -> Offsets:
+        before, source = self._before["source"], self._opened.pipeline.source
+        if before == self._now["source"]:
+            return {}
+        offsets = source.extends(before) if isinstance(source, Extending) else None
+        if offsets is None:
+            raise InvalidError(
+                "the source reads other records than that of the log, so it cannot continue after the committed offsets; nothing was altered",
+                stored=before,
+                given=self._now["source"],
+            ).advising("start a new pipeline with a new log, or run: streamsem fork NEW.toml LOG --from TIME.")
+        new = {name: offset for name, offset in offsets.items() if name not in self._head.next}
+        names = ", ".join(f"{name} from offset {offset}" for name, offset in sorted(new.items()))
+        self.changes.append(
+            Change("source", "extended", f"later versions also read {names or 'partitions that do not exist yet'}")
+        )
+        return new
+
+    def _sinks(self) -> Iterator[str]:
+        """Yield the sinks whose rows are no longer visible through the log."""
+        before, now = self._before["sinks"], self._now["sinks"]
+        for name in sorted({*before, *now}):
+            field = f"sinks.{name}"
+            if name not in before:
+                self.added.add(name)
+                self.changes.append(
+                    Change(
+                        field,
+                        "added",
+                        "it gets the rows of later versions only; reprocess earlier versions to add theirs",
+                    )
+                )
+            elif name not in now:
+                self.changes.append(
+                    Change(field, "removed", "its rows stay where they are, but readers of the log no longer see them")
+                )
+                yield name
+            elif before[name] != now[name] and name in self._moved:
+                self.changes.append(
+                    Change(field, "moved", "readers of the log find all rows at the new location, at every version")
+                )
+            elif before[name] != now[name]:
+                self.added.add(name)
+                fields = ", ".join(changed_fields(before[name], now[name]))
+                effect = f"another dataset or table ({fields}); the former rows stay there, but readers of the log no longer see them"
+                self.changes.append(Change(field, "replaced", effect))
+                yield name
+
+    def _state(self) -> Iterator[str]:
+        """Yield the fields of the state that later versions start without."""
+        state = (None if self._head.outcome is None else self._head.outcome.state) or {}
+        for field, stored, part in (("dedup", "dedup", "ids"), ("state", OPERATORS, "state of operators")):
+            before, now = self._before.get(field), self._now.get(field)
+            if before == now:
+                continue
+            kind = "added" if before is None else "removed" if now is None else "replaced"
+            effect = {
+                "added": f"it starts without {part}, so records of earlier versions are unknown to it",
+                "removed": f"the {part} so far are dropped",
+                "replaced": f"the {part} so far are dropped, and it starts again without {part}",
+            }[kind]
+            self.changes.append(Change(field, kind, effect))
+            if stored in state:
+                yield stored
+
+    def check_sinks(self, head: ClosedHead) -> None:
+        """
+        Check that new tables have no marker of this pipeline, and that moved datasets and tables have all rows.
+
+        :raises InvalidError: a moved dataset lacks files, or a moved table has another marker than the log
+        :raises MarkerConflictError: a new table has a marker of this pipeline
+        """
+        pipeline, uuid = self._opened.pipeline, self._opened.record.pipeline_uuid
+        for name in sorted(self.added & {*pipeline.sinks_outside_log}):
+            marker = publishing_sink(pipeline, name).marker(uuid, name)
+            if marker is not None:
+                summary = "the table or topic of a new sink has a marker of this pipeline already; nothing was altered"
+                raise MarkerConflictError(summary, sink=name, marker=marker.version).advising(
+                    "give the sink another table, or another name."
+                )
+        for name in sorted(self._moved):
+            self._check_moved(head, name)
+
+    def _check_moved(self, head: ClosedHead, name: str) -> None:
+        log, sink = self._opened.log, self._opened.pipeline.sinks[name]
+        if sink.is_outside_log:
+            expected = head.markers.get(name)
+            marker = publishing_sink(self._opened.pipeline, name).marker(self._opened.record.pipeline_uuid, name)
+            if expected is not None and (marker is None or not marker.is_of(expected.version, expected.outcome)):
+                raise InvalidError(
+                    "the table at the new location does not have the newest rows; nothing was altered",
+                    sink=name,
+                    marker=None if marker is None else marker.version,
+                    expected_marker=expected.version,
+                ).advising("copy the table again, then alter the pipeline again.")
+            return
+        files = tuple(found.file for found in log.view(version=head.closed).sink(name))
+        if not sink.is_complete(Committable(format=sink.format, rows=sum(file.rows for file in files), files=files)):
+            raise InvalidError(
+                "files of the dataset are missing at the new location, or differ; nothing was altered",
+                sink=name,
+                location=sink.location,
+            ).advising("copy all files, then alter the pipeline again.")
+
+
+def _other_changes(before: Mapping[str, Json], pipeline: Pipeline) -> Iterator[Change]:
+    """Yield the differences of fields that are not immutable."""
+    stored_sinks, now = before["immutable_config"]["sinks"], pipeline.immutable_config()
+    changed = {
+        f"sinks.{name}" for name in {*stored_sinks, *now["sinks"]} if stored_sinks.get(name) != now["sinks"].get(name)
+    }
+    changed |= {
+        field for field in ("source", "dedup", "state") if before["immutable_config"].get(field) != now.get(field)
+    }
+    for path in changed_fields(before, pipeline.to_json()):
+        if path.partition(".")[0] != "guarantee" and not any(
+            path == field or path.startswith(f"{field}.") for field in changed
+        ):
+            yield Change(path, "changed", "the next run uses it; no alter is needed")
+
+
+def _guarantees(before: Mapping[str, Json], pipeline: Pipeline) -> dict[str, tuple[str | None, str | None]]:
+    recorded = before.get("guarantee")
+    stored = recorded.get("sinks", {}) if isinstance(recorded, Mapping) else {}
+    now = guarantee(pipeline).sinks
+    return {name: (stored.get(name), now.get(name)) for name in sorted({*stored, *now})}

@@ -1,0 +1,197 @@
+"""Selects committed batches by version, by the time of their commit or by offsets, and describes what reprocessing them would replace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+
+from airflow_provider_streamsem.arguments import integer
+from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.errors import InvalidError, StreamsemError
+from airflow_provider_streamsem.pipeline.closing_times import first_closed_after
+from airflow_provider_streamsem.pipeline.location import with_log_location
+from airflow_provider_streamsem.pipeline.opening import OpenPipeline, find_record, read_head
+from airflow_provider_streamsem.pipeline.plan_reprocess import check_state, refuse_sinks
+from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.protocol.entries import Outcome, Plan
+from airflow_provider_streamsem.protocol.offsets import Ranges
+from airflow_provider_streamsem.protocol.view import Head, add_counts
+
+_FROM_UPSTREAM = "pipeline_uuid"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """
+    Which batches to select. A batch must satisfy all conditions that are given.
+
+    :param first: the lowest version, inclusive
+    :param last: the highest version, inclusive
+    :param since_ms: only batches that were committed at or after this time, in milliseconds UTC
+    :param until_ms: only batches that were committed at or before this time, in milliseconds UTC
+    :param offsets: partition → ``[start, end)``; only batches that have read one of these offsets
+    :raises InvalidError: no condition is given, or one is not valid
+    """
+
+    first: int | None = None
+    last: int | None = None
+    since_ms: int | None = None
+    until_ms: int | None = None
+    offsets: Ranges = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        bounds = {name: getattr(self, name) for name in ("first", "last", "since_ms", "until_ms")}
+        if all(value is None for value in bounds.values()) and not self.offsets:
+            raise InvalidError("a selection needs at least one condition", accepted=[*bounds, "offsets"])
+        for name, value in bounds.items():
+            if value is not None:
+                integer(name, value, least=0)
+        for partition, (start, end) in self.offsets.items():
+            if not 0 <= start < end:
+                raise InvalidError(
+                    "`offsets` must be ranges [start, end) that are not empty", partition=partition, given=[start, end]
+                )
+
+
+def select(log: CommitLog, head: Head, selection: Selection) -> list[int]:
+    """
+    Return the committed batches of a selection whose rows are visible, in ascending order. A batch that was reprocessed is one batch.
+
+    Reads the plan and the outcome of each version between the first and the last one that may be selected.
+    """
+    return [plan.version for plan, _ in _selected(log, head, selection)]
+
+
+def _selected(log: CommitLog, head: Head, selection: Selection) -> Iterator[tuple[Plan, Outcome]]:
+    if head.outcome is None:
+        return
+    first, stop = selection.first or 0, head.closed + 1
+    if selection.last is not None:
+        stop = min(stop, selection.last + 1)
+    if selection.until_ms is not None:
+        stop = first_closed_after(log, selection.until_ms, 0, stop)
+    if selection.since_ms is not None:
+        first = max(first, first_closed_after(log, selection.since_ms - 1, 0, stop))
+    kept = chain.from_iterable(log.remaining_versions(head.outcome))
+    for version in (version for version in kept if first <= version < stop):
+        plan, outcome = log.closed_version(version)
+        if plan.kind == "batch" and outcome.committed and _overlaps(plan.ranges, selection.offsets):
+            yield plan, outcome
+
+
+def _overlaps(ranges: Ranges, wanted: Ranges) -> bool:
+    pairs = [(ranges[partition], wanted[partition]) for partition in wanted if partition in ranges]
+    return not wanted or any(
+        start < end_wanted and start_wanted < end for (start, end), (start_wanted, end_wanted) in pairs
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """
+    What reprocessing would replace in one sink.
+
+    :param rows: number of rows that the sink has of the selected batches now
+    :param files: number of files with these rows
+    :param bytes: total size of these files
+    """
+
+    rows: int = 0
+    files: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlastRadius:
+    """
+    What reprocessing the selected batches would read and replace.
+
+    :param versions: the selected batches, in ascending order
+    :param counts: the sums of their row counts, by name
+    :param sinks: sink → what would be replaced in it
+    :param refused: version → why it cannot be reprocessed
+    :param kept: the number of later batches that keep their rows and state, although they build on the state after the first selected one; ``None`` if the
+        pipeline has no state
+    :param downstream: URL of the log of another pipeline → the number of its batches that have read rows of the selected ones
+    """
+
+    versions: tuple[int, ...]
+    counts: Mapping[str, int]
+    sinks: Mapping[str, Replacement]
+    refused: Mapping[int, str]
+    kept: int | None
+    downstream: Mapping[str, int]
+
+
+@with_log_location
+def preview_reprocess(
+    pipeline: Pipeline, selection: Selection, *, downstream: Sequence[str] = (), log: CommitLog | None = None
+) -> BlastRadius:
+    """
+    Return what reprocessing a selection would read and replace. Writes nothing, and reads no record.
+
+    :param downstream: URLs of the logs of pipelines that read this one
+    :param log: default: the log at ``pipeline.log``
+    :raises InvalidError: there is no log, or a sink cannot replace rows
+    :raises ConflictError: the spec's immutable fields differ from those of the log
+    """
+    refuse_sinks(pipeline)
+    log = log or open_commit_log(pipeline.log)
+    record = find_record(pipeline, log)
+    if record is None:
+        raise InvalidError("there is no log at this location", log=pipeline.log).advising("correct the location.")
+    head = log.confirm_head(read_head(pipeline, log))
+    opened = OpenPipeline(pipeline=pipeline, log=log, record=record, head=head, spec=pipeline.spec_sha256)
+    versions: list[int] = []
+    counts: dict[str, int] = {}
+    sinks = dict.fromkeys(pipeline.sinks, Replacement())
+    refused: dict[int, str] = {}
+    commits: set[int] = set()
+    for plan, _ in _selected(log, head, selection):
+        current = log.find_current(plan.version, head)
+        assert current is not None  # the version is not rolled back
+        _, outcome = log.closed_version(current)
+        versions.append(plan.version)
+        commits |= {plan.version, current}
+        counts = add_counts(counts, outcome.counts)
+        for name, before in sinks.items():
+            files = outcome.sinks[name].files if name in outcome.sinks else ()
+            sinks[name] = Replacement(
+                before.rows + sum(file.rows for file in files),
+                before.files + len(files),
+                before.bytes + sum(file.bytes for file in files),
+            )
+        try:
+            check_state(opened, current, outcome)
+        except StreamsemError as error:
+            refused[plan.version] = str(error)
+    later = select(log, head, Selection(first=versions[0] + 1)) if versions else []
+    return BlastRadius(
+        versions=tuple(versions),
+        counts=counts,
+        sinks=sinks,
+        refused=refused,
+        kept=None if pipeline.state is None else len({*later} - {*versions}),
+        downstream={url: _reading(url, record.pipeline_uuid, commits) for url in downstream},
+    )
+
+
+def _reading(url: str, pipeline_uuid: str, commits: set[int]) -> int:
+    """Return how many batches of the log at a URL have read rows of some commits of a pipeline."""
+    log = open_commit_log(url)
+    if log.read_pipeline() is None:
+        raise InvalidError("there is no log at this location", log=url).advising("correct the location.")
+    head = log.newest_head()
+    found = 0
+    for plan, _ in _selected(log, head, Selection(first=0)):
+        pins = plan.pins if isinstance(plan.pins, list) else []
+        nested = [part for pin in pins if isinstance(pin, dict) for part in (pin, *(pin.get("pins") or ()))]
+        read = {
+            version["version"]
+            for pin in nested
+            if isinstance(pin, dict) and pin.get(_FROM_UPSTREAM) == pipeline_uuid
+            for version in pin.get("versions", ())
+        }
+        found += bool(read & commits)
+    return found

@@ -1,0 +1,583 @@
+"""An alter changes the immutable fields of a pipeline in its log. No record is lost or read twice, and no process mixes the two specs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from contextlib import suppress
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_streamsem import Dedup, FilesSink, FilesSource, Limits, Pipeline, alter, rollback, run_batch
+from airflow_provider_streamsem.errors import ConflictError, InvalidError, MarkerConflictError, StreamsemError
+from airflow_provider_streamsem.pipeline.alter import Alteration
+from airflow_provider_streamsem.pipeline.fork import fork
+from airflow_provider_streamsem.pipeline.publish import skip
+from airflow_provider_streamsem.pipeline.run import plan_run
+from airflow_provider_streamsem.pipeline.vacuum import vacuum
+from airflow_provider_streamsem.readers.files import open_log
+from airflow_provider_streamsem.readers.history import History
+from airflow_provider_streamsem.readers.spark import sink_of
+from airflow_provider_streamsem.stores.contract import Store, open_store
+from airflow_provider_streamsem.stores.memory import MemoryStore
+from airflow_provider_streamsem.testing.rows import RowsEngine
+from airflow_provider_streamsem.testing.stores import CountingStore, Crash, Fault, FaultyStore
+from tests.external_systems import PublishingFixture, TableSink
+from tests.pipeline_fixture import BeforeOutcome, PipelineFixture, die
+
+FILES, TABLES = "files", "tables"
+
+
+def files_sink(fixture: PipelineFixture, name: str) -> FilesSink:
+    return FilesSink(path=str(fixture.root / name), format="json")
+
+
+def with_sinks(fixture: PipelineFixture, *names: str, **sinks: Any) -> Pipeline:
+    """The pipeline with files sinks of these names, and with other sinks."""
+    return fixture.pipeline(sinks={name: files_sink(fixture, name) for name in names} | sinks)
+
+
+@pytest.fixture
+def fixture(tmp_path: Path) -> PipelineFixture:
+    """Versions 0 and 1 of two files each, and two files that are not read yet."""
+    return with_versions(PipelineFixture(tmp_path))
+
+
+def with_versions(fixture: PipelineFixture, **named: Any) -> PipelineFixture:
+    fixture.arrive(4)
+    fixture.run("run", drain=True, **named)
+    fixture.arrive(2)
+    return fixture
+
+
+def altered(fixture: PipelineFixture, pipeline: Pipeline, *, store: Store | None = None, **named: Any) -> Alteration:
+    return alter(pipeline, log=fixture.log(store), **named)
+
+
+def ids(first: int, stop: int) -> Counter[int]:
+    """The ids of some files of the fixture."""
+    return Counter(range(first * 3, stop * 3))
+
+
+def visible_in(fixture: PipelineFixture, sink: str, version: int | None = None) -> Counter[int]:
+    found: Counter[int] = Counter()
+    for file in open_log(fixture.log()).files(sink=sink, version=version):
+        found.update(json.loads(line)["id"] for line in Path(file.path).read_text().splitlines())
+    return found
+
+
+def kinds(result: Alteration) -> dict[str, str]:
+    return {change.field: change.kind for change in result.changes}
+
+
+def test_added_sink_gets_the_rows_of_later_versions(fixture: PipelineFixture) -> None:
+    pipeline = with_sinks(fixture, "out", "more")
+    result = altered(fixture, pipeline)
+    assert (result.version, kinds(result), result.aborted) == (2, {"sinks.more": "added"}, None)
+    assert result.guarantee["more"] == (None, "exactly_once")
+    fixture.run("next", drain=True, pipeline=pipeline)
+    assert (visible_in(fixture, "out"), visible_in(fixture, "more")) == (ids(0, 6), ids(4, 6))
+    assert fixture.verdict().violations == []
+
+
+def test_added_sink_gets_the_rows_of_earlier_versions_by_reprocessing(fixture: PipelineFixture) -> None:
+    pipeline = with_sinks(fixture, "out", "more")
+    altered(fixture, pipeline)
+    fixture.run("next", drain=True, pipeline=pipeline)
+    for version in (0, 1):
+        fixture.run(f"past {version}", pipeline=pipeline, reprocessed=version)
+    assert visible_in(fixture, "out") == visible_in(fixture, "more") == ids(0, 6)
+    assert fixture.verdict().violations == []
+
+
+def test_removed_sink_is_visible_at_earlier_versions_only(tmp_path: Path) -> None:
+    fixture = PipelineFixture(tmp_path)
+    both = with_sinks(fixture, "out", "more")
+    with_versions(fixture, pipeline=both)
+    result = altered(fixture, fixture.pipeline())
+    assert kinds(result) == {"sinks.more": "removed"}
+    fixture.run("next", drain=True, pipeline=fixture.pipeline())
+    opened = open_log(fixture.log())
+    assert visible_in(fixture, "more", version=1) == ids(0, 4)
+    assert {file.sink for file in opened.files(version=1)} == {"out", "more"}
+    assert {file.sink for file in opened.files()} == {"out"}
+    assert sink_of(opened, None, version=3) == "out"
+    with pytest.raises(InvalidError, match="several sinks"):
+        sink_of(opened, None, version=1)
+    with pytest.raises(InvalidError, match="no such sink"):
+        opened.files(sink="more")
+    fixture.check()
+
+
+def test_reprocessing_run_after_the_removal_keeps_earlier_rows_of_the_removed_sink(tmp_path: Path) -> None:
+    fixture = PipelineFixture(tmp_path)
+    with_versions(fixture, pipeline=with_sinks(fixture, "out", "more"))
+    altered(fixture, fixture.pipeline())
+    fixture.run("fix", pipeline=fixture.pipeline(), reprocessed=0)
+    vacuum(fixture.pipeline(), log=fixture.log(), all_versions=True)
+    assert visible_in(fixture, "more", version=1) == ids(0, 4)
+    fixture.run("next", drain=True, pipeline=fixture.pipeline())
+    fixture.check()
+
+
+def test_changed_location_is_a_new_dataset(fixture: PipelineFixture) -> None:
+    pipeline = fixture.pipeline(sinks={"out": files_sink(fixture, "elsewhere")})
+    assert kinds(altered(fixture, pipeline)) == {"sinks.out": "replaced"}
+    fixture.run("next", drain=True, pipeline=pipeline)
+    assert (visible_in(fixture, "out"), visible_in(fixture, "out", version=1)) == (ids(4, 6), ids(0, 4))
+    assert fixture.verdict().violations == []
+
+
+def test_moved_dataset_keeps_all_rows_visible(fixture: PipelineFixture) -> None:
+    pipeline = fixture.pipeline(sinks={"out": files_sink(fixture, "elsewhere")})
+    shutil.copytree(fixture.root / "out", fixture.root / "elsewhere")
+    assert kinds(altered(fixture, pipeline, moved=["out"])) == {"sinks.out": "moved"}
+    shutil.rmtree(fixture.root / "out")
+    fixture.run("next", drain=True, pipeline=pipeline)
+    fixture.run("fix", pipeline=pipeline, reprocessed=1)
+    assert visible_in(fixture, "out", version=1) == ids(0, 4)
+    fixture.check()
+
+
+def test_moved_dataset_that_lacks_a_file_is_refused(fixture: PipelineFixture) -> None:
+    pipeline = fixture.pipeline(sinks={"out": files_sink(fixture, "elsewhere")})
+    shutil.copytree(fixture.root / "out", fixture.root / "elsewhere")
+    next((fixture.root / "elsewhere" / "data").rglob("*.json")).unlink()
+    with pytest.raises(InvalidError, match="missing at the new location"):
+        altered(fixture, pipeline, moved=["out"])
+    assert fixture.opened().head == 1
+
+
+def test_moved_must_name_a_sink_with_another_location(fixture: PipelineFixture) -> None:
+    with pytest.raises(InvalidError, match="does not have"):
+        altered(fixture, with_sinks(fixture, "out"), moved=["other"])
+    with pytest.raises(InvalidError, match="unchanged"):
+        altered(fixture, with_sinks(fixture, "out", "more"), moved=["out"])
+
+
+def test_dataset_of_another_log_is_refused(fixture: PipelineFixture, tmp_path: Path) -> None:
+    other = PipelineFixture(tmp_path / "other")
+    other.arrive(1)
+    other.run()
+    pipeline = with_sinks(fixture, "out", more=FilesSink(path=str(other.root / "out"), format="json"))
+    with pytest.raises(ConflictError, match="belongs to another pipeline or log"):
+        altered(fixture, pipeline)
+    assert fixture.opened().head == 1
+
+
+def test_dedup_that_is_added_starts_without_ids(tmp_path: Path) -> None:
+    fixture = PipelineFixture(tmp_path, store=open_store(str(tmp_path / "log")))
+    with_versions(fixture)
+    pipeline = fixture.pipeline(dedup=Dedup(keys=["id"], ttl_s=86_400))
+    assert kinds(altered(fixture, pipeline)) == {"dedup": "added"}
+    fixture.run("next", drain=True, pipeline=pipeline)
+    outcome = fixture.log().outcome(3)
+    assert outcome is not None
+    assert sum(layer["rows"] for layer in outcome[0].state["dedup"]) == 6
+    with pytest.raises(InvalidError, match="altered after the version"):
+        fixture.run("fix", pipeline=pipeline, reprocessed=1)
+    fixture.check()
+    result = altered(fixture, fixture.pipeline())
+    outcome = fixture.log().outcome(4)
+    assert outcome is not None
+    assert (kinds(result), outcome[0].state) == ({"dedup": "removed"}, None)
+    fixture.check()
+
+
+def test_fields_that_are_not_immutable_need_no_alter(fixture: PipelineFixture) -> None:
+    pipeline = fixture.pipeline(limits=Limits(max_files=1))
+    result = altered(fixture, pipeline)
+    assert (result.version, kinds(result)) == (None, {"limits.max_files": "changed"})
+    assert fixture.opened().head == 1
+    pipeline = with_sinks(fixture, "out", "more").replace(limits=Limits(max_files=1))
+    assert kinds(altered(fixture, pipeline)) == {"sinks.more": "added", "limits.max_files": "changed"}
+
+
+def test_dry_run_writes_nothing(fixture: PipelineFixture) -> None:
+    before = [stat.key for stat in fixture.store.list("")]
+    result = altered(fixture, with_sinks(fixture, "out", "more"), dry_run=True)
+    assert (result.version, kinds(result)) == (None, {"sinks.more": "added"})
+    assert [stat.key for stat in fixture.store.list("")] == before
+    assert not (fixture.root / "more").exists()
+
+
+def test_other_source_is_refused(fixture: PipelineFixture) -> None:
+    source = FilesSource(path=str(fixture.root / "elsewhere"), format="json", schema="id long")
+    with pytest.raises(InvalidError, match="cannot continue after the committed offsets"):
+        altered(fixture, fixture.pipeline(source=source))
+    assert fixture.opened().head == 1
+
+
+def test_log_without_a_closed_version_is_refused(tmp_path: Path) -> None:
+    fixture = PipelineFixture(tmp_path)
+    with pytest.raises(InvalidError, match="no closed version"):
+        altered(fixture, fixture.pipeline())
+    assert [*fixture.store.list("")] == []
+
+
+def test_run_with_the_former_spec_is_refused_after_an_alter(fixture: PipelineFixture) -> None:
+    altered(fixture, with_sinks(fixture, "out", "more"))
+    with pytest.raises(ConflictError, match="immutable fields differ"):
+        fixture.run("next")
+    assert fixture.opened().head == 2
+
+
+def test_run_that_was_opened_before_the_alter_plans_nothing_after_it(fixture: PipelineFixture) -> None:
+    """The alter is committed between the checks at the start of the run and its plan."""
+
+    class AlteredBeforePlan(CountingStore):
+        def create(self, key: str, data: bytes) -> bool:
+            if key.endswith(".p.json") and fixture.opened().head == 1:
+                altered(fixture, with_sinks(fixture, "out", "more"))
+            return super().create(key, data)
+
+    with pytest.raises(ConflictError, match="immutable fields differ"):
+        fixture.run("next", store=AlteredBeforePlan(fixture.store))
+    assert fixture.opened().head == 2
+    pipeline = with_sinks(fixture, "out", "more")
+    fixture.run("next", drain=True, pipeline=pipeline)
+    assert (visible_in(fixture, "out"), visible_in(fixture, "more")) == (ids(0, 6), ids(4, 6))
+
+
+def test_rollback_that_was_opened_before_the_alter_plans_nothing_after_it(fixture: PipelineFixture) -> None:
+    class AlteredBeforePlan(CountingStore):
+        def create(self, key: str, data: bytes) -> bool:
+            if key.endswith(".p.json") and fixture.opened().head == 1:
+                altered(fixture, with_sinks(fixture, "out", "more"))
+            return super().create(key, data)
+
+    with pytest.raises(ConflictError):
+        rollback(fixture.pipeline(), 0, log=fixture.log(AlteredBeforePlan(fixture.store)))
+    assert fixture.opened().head == 2
+
+
+def test_open_version_is_aborted_and_its_records_are_read_with_the_new_spec(fixture: PipelineFixture) -> None:
+    fixture.dies("next")
+    pipeline = with_sinks(fixture, "out", "more")
+    result = altered(fixture, pipeline)
+    assert (result.aborted, result.version) == (2, 3)
+    fixture.run("next", drain=True, pipeline=pipeline)
+    assert (visible_in(fixture, "out"), visible_in(fixture, "more")) == (ids(0, 6), ids(4, 6))
+    assert fixture.verdict().violations == []
+
+
+def test_equal_spec_leaves_an_open_version_alone(fixture: PipelineFixture) -> None:
+    fixture.dies("next")
+    assert altered(fixture, fixture.pipeline()).aborted is None
+    assert fixture.opened().head == 1
+
+
+def test_alter_from_replaces_only_the_named_spec(fixture: PipelineFixture) -> None:
+    pipeline = with_sinks(fixture, "out", "more")
+    config = altered(fixture, pipeline, dry_run=True).config
+    with pytest.raises(ConflictError) as raised:
+        fixture.run("next", pipeline=pipeline)
+    assert raised.value.fields["config"] == config
+    with pytest.raises(ConflictError, match="neither"):
+        altered(fixture, pipeline, alter_from="0" * 12)
+    with pytest.raises(InvalidError, match="12 characters"):
+        altered(fixture, pipeline, alter_from="0")
+    assert altered(fixture, pipeline, alter_from=config).version == 2
+    assert altered(fixture, pipeline, alter_from=config).version is None
+    with pytest.raises(ConflictError, match="neither"):  # a task of an older version of the DAG
+        altered(fixture, fixture.pipeline(), alter_from=config)
+
+
+def test_run_with_alter_from_alters_the_log_first_and_once(fixture: PipelineFixture) -> None:
+    pipeline = with_sinks(fixture, "out", "more")
+    config = altered(fixture, pipeline, dry_run=True).config
+    for run_key in ("next", "next", "later"):
+        run_batch(pipeline, run_key=run_key, drain=True, alter_from=config, log=fixture.log(), engine=RowsEngine())
+    assert plan_run(pipeline, run_key="later", alter_from=config, log=fixture.log()) is not None
+    assert [summary.kind for summary in History(open_log(fixture.log())).summaries(limit=9)] == [
+        "batch",
+        "alter",
+        "batch",
+        "batch",
+    ]
+    assert visible_in(fixture, "more") == ids(4, 6)
+
+
+def test_run_with_alter_from_creates_a_new_log_without_an_alter(tmp_path: Path) -> None:
+    fixture = PipelineFixture(tmp_path)
+    fixture.arrive(2)
+    run_batch(fixture.pipeline(), run_key="run", alter_from="0" * 12, log=fixture.log(), engine=RowsEngine())
+    fixture.check()
+
+
+def test_rollback_to_a_version_before_an_alter_is_refused(fixture: PipelineFixture) -> None:
+    pipeline = with_sinks(fixture, "out", "more")
+    altered(fixture, pipeline)
+    fixture.run("next", drain=True, pipeline=pipeline)
+    with pytest.raises(InvalidError, match="altered after the version"):
+        rollback(pipeline, 1, log=fixture.log())
+    rollback(pipeline, 2, log=fixture.log())
+    assert (visible_in(fixture, "out"), visible_in(fixture, "more")) == (ids(0, 4), Counter())
+    fixture.run("again", drain=True, pipeline=pipeline)
+    assert (visible_in(fixture, "out"), visible_in(fixture, "more")) == (ids(0, 6), ids(4, 6))
+    assert fixture.verdict().violations == []
+
+
+def test_alter_itself_cannot_be_reprocessed(fixture: PipelineFixture) -> None:
+    pipeline = with_sinks(fixture, "out", "more")
+    altered(fixture, pipeline)
+    with pytest.raises(InvalidError, match="only a committed batch") as raised:
+        fixture.run("fix", pipeline=pipeline, reprocessed=2)
+    assert raised.value.fields["result"] == "alter"
+
+
+def test_fork_at_a_version_compares_with_the_spec_of_that_version(fixture: PipelineFixture, tmp_path: Path) -> None:
+    both = with_sinks(fixture, "out", "more")
+    altered(fixture, both)
+    copy = fixture.pipeline(log=str(tmp_path / "fork"), sinks={"out": files_sink(fixture, "fork-out")})
+    assert fork(copy, fixture.log(), version=2).offsets == {"files": 4}
+
+
+@pytest.fixture
+def publishing(tmp_path: Path) -> PublishingFixture:
+    fixture = PublishingFixture(tmp_path)
+    with_versions(fixture)
+    return fixture
+
+
+def table(fixture: PublishingFixture, name: str, database: str) -> TableSink:
+    return TableSink(path=str(fixture.root / name), database=str(fixture.root / database))
+
+
+def test_added_table_gets_later_rows_and_earlier_rows_by_reprocessing(publishing: PublishingFixture) -> None:
+    pipeline = publishing.pipeline()
+    pipeline = pipeline.replace(sinks={**pipeline.sinks, "new": table(publishing, "new", "outside.db")})
+    altered(publishing, pipeline)
+    publishing.run("next", drain=True, pipeline=pipeline)
+    assert publishing.rows("new") == ids(4, 6)
+    for version in (0, 1):
+        publishing.run(f"past {version}", pipeline=pipeline, reprocessed=version)
+    assert publishing.rows("new") == ids(0, 6)
+    publishing.check()
+
+
+def test_replaced_table_is_empty_and_reprocessing_removes_nothing_from_it(publishing: PublishingFixture) -> None:
+    pipeline = publishing.pipeline()
+    pipeline = pipeline.replace(sinks={**pipeline.sinks, "table": table(publishing, "other", "other.db")})
+    assert kinds(altered(publishing, pipeline)) == {"sinks.table": "replaced"}
+    publishing.run("next", drain=True, pipeline=pipeline)
+    record = publishing.log().read_pipeline()
+    assert record is not None
+    removed: list[object] = []
+    publish, TableSink.publish = (
+        TableSink.publish,
+        lambda sink, batch, ledger: (  # type: ignore[method-assign]
+            removed.append({root: rows.rows for root, rows in batch.replaced.items()})
+            if batch.sink == "table"
+            else None,
+            publish(sink, batch, ledger),
+        )[1],
+    )
+    try:
+        publishing.run("past", pipeline=pipeline, reprocessed=0)
+        publishing.run("past again", pipeline=pipeline, reprocessed=0)
+    finally:
+        TableSink.publish = publish  # type: ignore[method-assign]
+    assert removed == [{}, {0: 6}]
+    assert publishing.rows("table") == ids(0, 4)  # the former table is unchanged
+    assert publishing.verdict().violations == []
+
+
+def test_table_with_a_marker_of_this_pipeline_is_refused_as_a_new_table(publishing: PublishingFixture) -> None:
+    everything = publishing.pipeline()
+    without = everything.replace(sinks={name: sink for name, sink in everything.sinks.items() if name != "table"})
+    altered(publishing, without)
+    publishing.run("next", drain=True, pipeline=without)
+    with pytest.raises(MarkerConflictError, match="has a marker of this pipeline already"):
+        altered(publishing, everything)
+    assert publishing.opened().head == 3
+
+
+def test_pending_publish_is_completed_before_an_alter(publishing: PublishingFixture) -> None:
+    pipeline = publishing.pipeline()
+    pipeline = pipeline.replace(sinks={**pipeline.sinks, "new": table(publishing, "new", "outside.db")})
+    with TableSink.dying("before publish table"):
+        publishing.run("next")
+    assert altered(publishing, pipeline).version == 3
+    publishing.run("later", drain=True, pipeline=pipeline)
+    publishing.check()
+
+
+def test_pending_publish_to_a_removed_table_is_refused_until_it_is_published_or_skipped(
+    publishing: PublishingFixture,
+) -> None:
+    everything = publishing.pipeline()
+    without = everything.replace(sinks={name: sink for name, sink in everything.sinks.items() if name != "table"})
+    with TableSink.dying("before publish table"):
+        publishing.run("next")
+    with pytest.raises(ConflictError, match="not published yet to sinks that the given spec lacks"):
+        altered(publishing, without)
+    skip(everything, 2, sink="table", reason="a test", log=publishing.log())
+    assert altered(publishing, without).version == 3
+
+
+def test_moved_table_must_have_the_newest_marker(publishing: PublishingFixture) -> None:
+    pipeline = publishing.pipeline()
+    moved = pipeline.replace(
+        sinks={
+            **pipeline.sinks,
+            "audit": TableSink(path=str(publishing.root / "audit"), database=str(publishing.root / "copy.db")),
+        }
+    )
+    with pytest.raises(InvalidError, match="does not have the newest rows"):
+        altered(publishing, moved, moved=["audit"])
+    shutil.copy(publishing.database, publishing.root / "copy.db")
+    assert kinds(altered(publishing, moved, moved=["audit"])) == {"sinks.audit": "moved"}
+    publishing.run("next", drain=True, pipeline=moved)
+    publishing.run("fix", pipeline=moved, reprocessed=0)
+    assert publishing.verdict().violations == []
+
+
+def prepared(root: Path, sinks: str) -> tuple[PipelineFixture, Pipeline, Pipeline]:
+    """A fixture with two versions and an open one, its pipeline, and the pipeline after the alter."""
+    if sinks == FILES:
+        fixture = PipelineFixture(root)
+        before = with_sinks(fixture, "out", "old")
+        after = with_sinks(fixture, "out", "new")
+    else:
+        fixture = PublishingFixture(root)
+        before = fixture.pipeline()
+        replaced = TableSink(path=str(root / "other"), database=str(root / "other.db"))
+        after = before.replace(sinks={**before.sinks, "table": replaced})
+    with_versions(fixture, pipeline=before)
+    fixture.dies("next", pipeline=before)
+    return fixture, before, after
+
+
+def check_after(fixture: PipelineFixture, after: Pipeline) -> None:
+    """The given spec is in the log, every record is in the kept sinks once, and the new sinks have the rows of later versions."""
+    fixture.run("later", drain=True, pipeline=after)
+    assert fixture.verdict().violations == []
+    assert visible_in(fixture, "out") == ids(0, 6)
+    if isinstance(fixture, PublishingFixture):
+        assert fixture.rows("audit") == ids(0, 6)
+    else:
+        assert visible_in(fixture, "new") == ids(4, 6)
+    alters = [s.version for s in History(open_log(fixture.log())).summaries(limit=20) if s.kind == "alter"]
+    assert len(alters) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sinks", [FILES, TABLES])
+@pytest.mark.parametrize("fault", [*Fault])
+def test_fault_at_any_request_of_an_alter_is_repaired_by_a_repeated_call(
+    tmp_path: Path, sinks: str, fault: Fault
+) -> None:
+    for at in count():
+        fixture, _, after = prepared(tmp_path / str(at), sinks)
+        store = FaultyStore(fixture.store, at, fault)
+        with suppress(Crash, StreamsemError):
+            altered(fixture, after, store=store)
+        altered(fixture, after)
+        check_after(fixture, after)
+        if not store.reached:
+            assert at >= 12
+            return
+
+
+def runs_with(fixture: PipelineFixture, pipeline: Pipeline) -> None:
+    """Continue the interrupted run in another process, which may be refused."""
+    with suppress(StreamsemError):
+        run_batch(pipeline, run_key="next", drain=True, log=fixture.log(), engine=RowsEngine())
+
+
+def check_not_mixed(fixture: PipelineFixture, before: Pipeline, after: Pipeline) -> None:
+    """No version with the former spec follows one with the new spec, and every record is in the kept sinks once."""
+    fixture.run("later", drain=True, pipeline=after)
+    assert fixture.verdict().violations == []
+    assert visible_in(fixture, "out") == ids(0, 6)
+    specs = [fixture.log().closed_version(version)[1].spec for version in range(fixture.opened().head + 1)]
+    assert specs == sorted(specs, key=[before.spec_sha256, after.spec_sha256].index)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sinks", [FILES, TABLES])
+def test_run_with_the_former_spec_at_any_request_of_an_alter_commits_before_it_or_not_at_all(
+    tmp_path: Path, sinks: str
+) -> None:
+    for at in count():
+        fixture, before, after = prepared(tmp_path / str(at), sinks)
+        store = FaultyStore(fixture.store, at, Fault.PAUSE_BEFORE, other_processes=partial(runs_with, fixture, before))
+        altered(fixture, after, store=store)
+        check_not_mixed(fixture, before, after)
+        if not store.reached:
+            assert at >= 12
+            return
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sinks", [FILES, TABLES])
+def test_alter_at_any_request_of_a_run_with_the_former_spec_mixes_no_versions(tmp_path: Path, sinks: str) -> None:
+    for at in count():
+        fixture, before, after = prepared(tmp_path / str(at), sinks)
+
+        def alters(fixture: PipelineFixture = fixture, after: Pipeline = after) -> None:
+            with suppress(ConflictError):  # while a publish to the replaced table is pending
+                altered(fixture, after)
+
+        store = FaultyStore(fixture.store, at, Fault.PAUSE_BEFORE, other_processes=alters)
+        with suppress(StreamsemError):
+            run_batch(before, run_key="next", drain=True, log=fixture.log(store), engine=RowsEngine())
+        altered(fixture, after)
+        check_not_mixed(fixture, before, after)
+        if not store.reached:
+            assert at >= 12
+            return
+
+
+@pytest.mark.slow
+def test_two_alters_at_any_request_are_two_versions_in_one_order(tmp_path: Path) -> None:
+    for at in count():
+        fixture, _, after = prepared(tmp_path / str(at), FILES)
+        other = with_sinks(fixture, "out", "other")
+        store = FaultyStore(fixture.store, at, Fault.PAUSE_BEFORE, other_processes=partial(altered, fixture, other))
+        altered(fixture, after, store=store)
+        newest = other if fixture.log().newest_head().spec == other.spec_sha256 else after
+        fixture.run("later", drain=True, pipeline=newest)
+        assert fixture.verdict().violations == []
+        assert visible_in(fixture, "out") == ids(0, 6)
+        if not store.reached:
+            assert at >= 12
+            return
+
+
+def test_any_run_completes_an_alter_whose_process_died(fixture: PipelineFixture) -> None:
+    for name in ("former", "new"):
+        copy = with_versions(PipelineFixture(fixture.root / name))
+        pipeline = with_sinks(copy, "out", "more")
+        with suppress(Crash):
+            altered(copy, pipeline, store=BeforeOutcome(copy.store, die))
+        assert copy.opened().head == 1
+        if name == "former":
+            with pytest.raises(ConflictError, match="immutable fields differ"):
+                copy.run("next", drain=True)
+        copy.run("next", drain=True, pipeline=pipeline)
+        assert (visible_in(copy, "out"), visible_in(copy, "more")) == (ids(0, 6), ids(4, 6))
+
+
+def test_files_of_many_versions_around_an_alter_are_those_of_the_outcomes(tmp_path: Path) -> None:
+    """Segments hide the files of removed sinks, also those of earlier segments."""
+    fixture = PipelineFixture(tmp_path, rows_per_file=1, store=MemoryStore(f"memory://segments-{tmp_path.name}"))
+    one = Limits(max_files=1)
+    both = with_sinks(fixture, "out", "old").replace(limits=one)
+    fixture.arrive(130)
+    fixture.run("first", drain=True, pipeline=both)
+    only = with_sinks(fixture, "out").replace(limits=one)
+    altered(fixture, only)
+    fixture.arrive(90)
+    fixture.run("second", drain=True, pipeline=only)
+    opened = open_log(fixture.log())
+    assert (len(opened.files(sink="out")), {file.sink for file in opened.files()}) == (220, {"out"})
+    assert len(opened.files(sink="old", version=129)) == 130
+    assert len(opened.files(sink="out", version=150)) == 150
+    assert fixture.verdict().violations == []
