@@ -91,6 +91,11 @@ _ENGINE = (
 _ORIGINAL = _argument("original", metavar="LOG", help="URL or path of the original pipeline's log")
 _VERSION = _argument("version", type=int, metavar="N", help="the version")
 
+_OFFSETS = (
+    _argument("--checkpoint", metavar="DIR", help="URL or path of the checkpoint of a Structured Streaming query"),
+    _argument("--group", metavar="NAME", help="in place of a checkpoint: a Kafka consumer group"),
+)
+
 COMMANDS = (
     Command(
         "run",
@@ -205,6 +210,22 @@ COMMANDS = (
         ),
     ),
     Command(
+        "export",
+        "Describe the visible files of a version for an engine that does not read the log.",
+        "s3://lake/_streamsem/orders --format duckdb",
+        (
+            _argument(
+                "--format",
+                required=True,
+                choices=["symlink", "duckdb", "polars"],
+                help="symlink: manifests for Athena, Trino and Hive; duckdb: the SQL of a view; polars: the Python code of a scan",
+            ),
+            _argument("--at", type=int, metavar="N", help="as of this version (default: the newest)"),
+            _argument("--sink", help="name of the files sink, if there are several"),
+            _argument("--into", metavar="DIR", help="with symlink: location of the table, one for each version"),
+        ),
+    ),
+    Command(
         "state",
         "Show the state that the transform keeps after each version, newest first.",
         "s3://lake/_streamsem/orders --limit 5",
@@ -257,6 +278,20 @@ COMMANDS = (
             _argument("rows", metavar="FILE", help="JSON Lines: one example row per line"),
         ),
         takes_target=False,
+    ),
+    Command(
+        "import-offsets",
+        "Show the offsets of a Structured Streaming query or of a consumer group as `starting` of a Kafka source.",
+        "orders.toml --checkpoint s3://lake/checkpoints/orders",
+        _OFFSETS,
+        builds="the source",
+    ),
+    Command(
+        "export-offsets",
+        "Write the next offsets of the pipeline to a new checkpoint of Structured Streaming, or to a consumer group.",
+        "orders.toml --group orders",
+        _OFFSETS,
+        builds="the source",
     ),
     Command("lag", "Show how far the pipeline is behind its source.", "orders.toml", (), builds="the source"),
     Command(

@@ -23,6 +23,7 @@ from airflow_provider_streamsem.arguments import integer, time_ms
 from airflow_provider_streamsem.cli import first_look
 from airflow_provider_streamsem.cli.arguments import COMMANDS
 from airflow_provider_streamsem.cli.log_table import log_table
+from airflow_provider_streamsem.cli.offset_commands import export_offsets, import_offsets
 from airflow_provider_streamsem.cli.output import CommandResult, Table, utc
 from airflow_provider_streamsem.cli.version_commands import (
     alter,
@@ -52,12 +53,14 @@ from airflow_provider_streamsem.pipeline.vacuum import vacuum as vacuum_log
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import Json, Outcome
 from airflow_provider_streamsem.protocol.keys import N
-from airflow_provider_streamsem.readers.files import open_log
+from airflow_provider_streamsem.readers import export as export_
+from airflow_provider_streamsem.readers.files import open_log, sink_of
 from airflow_provider_streamsem.readers.history import History
 from airflow_provider_streamsem.readers.lag import lag as lag_of
 from airflow_provider_streamsem.readers.verify import verify as verify_
 from airflow_provider_streamsem.spark import packages
 from airflow_provider_streamsem.state import operator_state
+from airflow_provider_streamsem.stores.contract import open_store
 
 if TYPE_CHECKING:
     pass
@@ -225,6 +228,25 @@ def files(args: argparse.Namespace) -> CommandResult:
     """List the visible files (``streamsem files``)."""
     visible = open_log(args.log, pipeline=args.pipeline).files(version=args.at, since=args.since, sink=args.sink)
     return CommandResult(document={"files": [plain(file) for file in visible]}, lines=[file.path for file in visible])
+
+
+def export(args: argparse.Namespace) -> CommandResult:
+    """Describe the visible files of a version for another engine (``streamsem export``)."""
+    opened = open_log(args.log, pipeline=args.pipeline)
+    at = opened.head if args.at is None else args.at
+    sink = sink_of(opened, args.sink, version=at)
+    visible = opened.files(version=at, sink=sink)
+    document: dict[str, Any] = {"log": opened.log.store.url, "version": at, "sink": sink, "files": len(visible)}
+    if args.format != "symlink":
+        if args.into is not None:
+            raise InvalidError("--into requires --format symlink", format=args.format)
+        text = (export_.duckdb_view if args.format == "duckdb" else export_.polars_scan)(opened.record.name, visible)
+        return CommandResult(document={**document, "text": text}, lines=text.split("\n"))
+    if args.into is None:
+        raise InvalidError("--format symlink requires --into")
+    manifests = export_.write_symlink_manifests(open_store(args.into), visible)
+    summary = f"{len(manifests)} manifests of version {at} name {len(visible)} files"
+    return CommandResult(document={**document, "manifests": manifests}, lines=[summary])
 
 
 def state(args: argparse.Namespace) -> CommandResult:
@@ -525,12 +547,15 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], CommandResult]] = {
     "log": log,
     "show": show,
     "files": files,
+    "export": export,
     "state": state,
     "quarantine": quarantine,
     "verify": verify,
     "doctor": doctor,
     "doctor-spark": doctor_spark,
     "check-monoid": check_monoid,
+    "import-offsets": import_offsets,
+    "export-offsets": export_offsets,
     "lag": lag,
     "abort": abort,
     "skip": skip,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.protocol.offsets import Offsets
-from airflow_provider_streamsem.readers.files import CommittedLog, open_log
-from airflow_provider_streamsem.readers.spark import rows_of, sink_of
+from airflow_provider_streamsem.readers.files import CommittedLog, open_log, sink_of
+from airflow_provider_streamsem.readers.spark import rows_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

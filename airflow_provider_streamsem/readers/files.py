@@ -343,3 +343,20 @@ def open_log(log: str | CommitLog, *, pipeline: Pipeline | None = None) -> Commi
             log=opened.store.url,
         ).advising("run the pipeline once, or correct the location.")
     return CommittedLog(opened, record, pipeline)
+
+
+def sink_of(opened: CommittedLog, sink: str | None, *, version: int | None = None) -> str:
+    """
+    Return the name of the sink to read: the given one, or the only one.
+
+    :param version: as of this version; default: the newest closed one
+    :raises InvalidError: the pipeline has several sinks, and none is given
+    """
+    if sink is not None:
+        return sink
+    sinks = opened.sinks if version is None else opened.sinks_at(version)
+    if len(sinks) > 1:
+        raise InvalidError("the pipeline has several sinks, and none was named", accepted=sorted(sinks)).advising(
+            "name one of the accepted sinks."
+        )
+    return next(iter(sinks))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_streamsem.connectors.data_files.read import read_files
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
-from airflow_provider_streamsem.readers.files import CommittedFile, CommittedLog, open_log
+from airflow_provider_streamsem.readers.files import CommittedFile, CommittedLog, open_log, sink_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,23 +39,6 @@ def read_committed(
     at = opened.head if version is None else version
     name = sink_of(opened, sink, version=at)
     return rows_of(spark, opened, name, opened.files(version=at, since=since, sink=name), version=at)
-
-
-def sink_of(opened: CommittedLog, sink: str | None, *, version: int | None = None) -> str:
-    """
-    Return the name of the sink to read: the given one, or the only one.
-
-    :param version: as of this version; default: the newest closed one
-    :raises InvalidError: the pipeline has several sinks, and none is given
-    """
-    if sink is not None:
-        return sink
-    sinks = opened.sinks if version is None else opened.sinks_at(version)
-    if len(sinks) > 1:
-        raise InvalidError("the pipeline has several sinks, and none was named", accepted=sorted(sinks)).advising(
-            "name one of the accepted sinks."
-        )
-    return next(iter(sinks))
 
 
 def rows_of(

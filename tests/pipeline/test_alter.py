@@ -20,9 +20,8 @@ from airflow_provider_streamsem.pipeline.fork import fork
 from airflow_provider_streamsem.pipeline.publish import skip
 from airflow_provider_streamsem.pipeline.run import plan_run
 from airflow_provider_streamsem.pipeline.vacuum import vacuum
-from airflow_provider_streamsem.readers.files import open_log
+from airflow_provider_streamsem.readers.files import open_log, sink_of
 from airflow_provider_streamsem.readers.history import History
-from airflow_provider_streamsem.readers.spark import sink_of
 from airflow_provider_streamsem.stores.contract import Store, open_store
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.rows import RowsEngine

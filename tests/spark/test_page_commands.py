@@ -9,7 +9,9 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import duckdb
 import pytest
 from pyspark.sql import SparkSession
 
@@ -132,12 +134,14 @@ def test_commands_of_the_page_on_reprocessing(lake: Path, capsys: pytest.Capture
     assert json.loads(capsys.readouterr().out)["records"] == []
 
 
-def test_commands_and_code_of_the_page_on_reading(lake: Path, spark: SparkSession, tmp_path: Path) -> None:
+def test_commands_and_code_of_the_page_on_reading(
+    lake: Path, spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shim = tmp_path / "bin" / "duckdb"
     shim.parent.mkdir()
     shim.write_text(DUCKDB.format(python=sys.executable))
     shim.chmod(0o755)
-    (count,) = commands("read.md", lake)
+    count, *exports, manifests = commands("read.md", lake)
     search_path = os.pathsep.join([str(shim.parent), str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(
         ["bash", "-c", count],
@@ -147,6 +151,19 @@ def test_commands_and_code_of_the_page_on_reading(lake: Path, spark: SparkSessio
         check=False,
     )
     assert done.stdout.strip() == "[(4,)]", done.stderr
+    for export in exports:
+        command, _, target = export.partition(" > ")
+        capsys.readouterr()
+        assert run(command) == 0
+        (tmp_path / target).write_text(capsys.readouterr().out)
+    with duckdb.connect() as db:
+        db.execute((tmp_path / "orders.sql").read_text())
+        assert db.execute("SELECT count(*) FROM orders").fetchall() == [(4,)]
+    scope: dict[str, Any] = {}
+    exec((tmp_path / "orders.py").read_text(), scope)
+    assert scope["orders"].collect().height == 4
+    assert run(manifests) == 0
+    assert [*lake.glob("orders_at_*/manifest")]
     block, *_ = blocks(PAGES / "read.md", "python")
     lines = with_locations(block, lake).replace("\nread_committed(", "\nfound += read_committed(")
     found: list[object] = []

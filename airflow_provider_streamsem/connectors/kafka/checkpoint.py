@@ -1,0 +1,110 @@
+"""
+Reads and writes the offsets of a Kafka source in the checkpoint of a Structured Streaming query.
+
+The checkpoint has a file ``offsets/<n>`` with the end offsets of batch n, and ``commits/<n>`` if the batch is complete. The first line of both is the version
+of the format. Spark 3.5 to 4.3 write version 1 of ``offsets``: a line of JSON with times and settings, then a line for each source. The line of a Kafka source
+is ``{"<topic>": {"<partition>": <end offset>}}``, and the line of a source without offsets is ``-``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+from airflow_provider_streamsem.connectors.kafka.cluster import parse_partition
+from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError
+from airflow_provider_streamsem.protocol.entries import Json
+from airflow_provider_streamsem.protocol.offsets import Offsets
+from airflow_provider_streamsem.stores.contract import Store
+
+_VERSION = "v1"
+_DO_FINISH = "start the query once more with Trigger.AvailableNow, wait until it ends, then repeat this command."
+
+
+def read_offsets(checkpoint: Store, *, is_read: Callable[[str], bool]) -> tuple[int, dict[str, int]]:
+    """
+    Return the newest complete batch of a query, and the end offsets of its Kafka source: ``<topic>-<partition>`` → offset, exclusive.
+
+    :param is_read: returns whether a topic is read. Exactly one source of the query must read only such topics
+    :raises InvalidError: there is no checkpoint, or its last batch is not complete
+    :raises DataError: a file has another format, or no source or several sources of the query read such topics
+    """
+    planned, committed = _newest(checkpoint, "offsets/"), _newest(checkpoint, "commits/")
+    if committed is None or planned is None:
+        raise InvalidError(
+            "the location has no checkpoint with a complete batch; nothing was read", checkpoint=checkpoint.url
+        ).advising("give the directory that contains `offsets` and `commits`.")
+    if planned != committed:
+        raise InvalidError(
+            "the last batch of the query is not complete, so its output may contain records after these offsets; nothing was read",
+            checkpoint=checkpoint.url,
+            planned=planned,
+            committed=committed,
+        ).advising(_DO_FINISH)
+    lines = (checkpoint.read(f"offsets/{planned}") or b"").decode(errors="replace").split("\n")
+    if lines[0] != _VERSION:
+        raise _format_error(checkpoint, planned, f"the format has version {lines[0][:10]!r}")
+    sources = [offsets for line in lines[2:] if (offsets := _kafka_offsets(line)) is not None]
+    matching = [offsets for offsets in sources if offsets and all(map(is_read, offsets))]
+    if len(matching) != 1 or any(any(map(is_read, offsets)) for offsets in sources if offsets not in matching):
+        raise _format_error(checkpoint, planned, "not exactly one source of the query reads the topics of the pipeline")
+    return planned, {
+        f"{topic}-{number}": end for topic, ends in sorted(matching[0].items()) for number, end in sorted(ends.items())
+    }
+
+
+def _newest(checkpoint: Store, directory: str) -> int | None:
+    names = [stat.key.removeprefix(directory) for stat in checkpoint.list(directory)]
+    return max((int(name) for name in names if re.fullmatch(r"[0-9]{1,18}", name)), default=None)
+
+
+def _kafka_offsets(line: str) -> dict[str, dict[int, int]] | None:
+    """Return topic → partition → offset of the line of a Kafka source; ``None`` for a line of another form."""
+    try:
+        parsed: Json = json.loads(line)
+        return {
+            topic: {int(number): _offset(end) for number, end in partitions.items()}
+            for topic, partitions in parsed.items()
+        }
+    except (ValueError, AttributeError, TypeError):
+        return None
+
+
+def _offset(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise TypeError
+    return value
+
+
+def _format_error(checkpoint: Store, batch: int, reason: str) -> DataError:
+    summary = "the offsets of the checkpoint are not understood; nothing was read"
+    return DataError(summary, checkpoint=checkpoint.url, batch=batch, reason=reason).advising(
+        "take the offsets from the query's progress, and give them to the source as `starting`."
+    )
+
+
+def write_offsets(checkpoint: Store, offsets: Offsets, *, now_ms: int) -> None:
+    """
+    Create a checkpoint from which a query with one Kafka source starts at the given offsets. The query then writes batch 1.
+
+    The checkpoint is complete only after this function returns.
+
+    :param offsets: partition → first offset to read
+    :param now_ms: the time of batch 0, in milliseconds UTC
+    :raises ConflictError: the location has other objects
+    """
+    ends: dict[str, dict[str, int]] = {}
+    for name, offset in sorted(offsets.items()):
+        partition = parse_partition(name)
+        ends.setdefault(partition.topic, {})[str(partition.number)] = offset
+    times = {"batchWatermarkMs": 0, "batchTimestampMs": now_ms, "conf": {}}
+    if next(iter(checkpoint.list("", 1)), None) is not None:
+        raise ConflictError(
+            "the location of the checkpoint is not empty; nothing was written", checkpoint=checkpoint.url
+        ).advising("give an empty location. If an earlier call of this command failed, delete what it wrote first.")
+    for key, lines in (
+        ("offsets/0", [_VERSION, json.dumps(times), json.dumps(ends)]),
+        ("commits/0", [_VERSION, json.dumps({"nextBatchWatermarkMs": 0})]),
+    ):
+        checkpoint.create(key, "\n".join(lines).encode())

@@ -1,0 +1,74 @@
+"""Reads and writes the committed offsets of a Kafka consumer group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from airflow_provider_streamsem.connectors.kafka.client import TIMEOUT_S, admin_client, call, settings_of
+from airflow_provider_streamsem.connectors.kafka.cluster import Partition
+from airflow_provider_streamsem.connectors.kafka.source import KafkaSource
+from airflow_provider_streamsem.errors import ConflictError, InvalidError
+from airflow_provider_streamsem.protocol.offsets import Offsets
+
+
+def read_offsets(source: KafkaSource, group: str) -> dict[str, int]:
+    """
+    Return the committed offset of each partition that a source reads: ``<topic>-<partition>`` → the first offset that the group has not read.
+
+    :raises InvalidError: the group has no committed offset for a partition, so where it would start depends on its clients
+    :raises SourceChangedError: a topic does not exist
+    :raises UnavailableError: Kafka did not report the result of a request
+    """
+    from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+
+    partitions = source.partitions(source.cluster())
+    requested = [TopicPartition(p.topic, p.number) for p in partitions]
+    settings = settings_of(source.conn_id, source.bootstrap_servers)
+    admin = admin_client(settings)
+    groups = [ConsumerGroupTopicPartitions(group, requested)]
+    futures = call(lambda: admin.list_consumer_group_offsets(groups, request_timeout=TIMEOUT_S), settings=settings)
+    found = call(futures[group].result, settings=settings)
+    offsets = {f"{tp.topic}-{tp.partition}": tp.offset for tp in found.topic_partitions if tp.offset >= 0}
+    missing = sorted({f"{p.topic}-{p.number}" for p in partitions} - offsets.keys())
+    if missing:
+        raise InvalidError(
+            "the consumer group has no committed offset for some partitions; nothing was read",
+            group=group,
+            partitions=missing,
+        ).advising("let the group commit offsets of these partitions, or write `starting` by hand.")
+    return offsets
+
+
+def write_offsets(source: KafkaSource, group: str, offsets: Offsets) -> None:
+    """
+    Commit offsets for a consumer group. A consumer of this group then starts there.
+
+    :param offsets: partition → first offset to read
+    :raises ConflictError: the group has members, which may commit other offsets; or a topic was recreated
+    :raises UnavailableError: Kafka did not report the result. Repeat the call
+    """
+    from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+
+    existing = {p.name: p for p in source.partitions(source.cluster())}
+    committed = _existing(offsets, existing)
+    settings = settings_of(source.conn_id, source.bootstrap_servers)
+    admin = admin_client(settings)
+    request = [ConsumerGroupTopicPartitions(group, [TopicPartition(p.topic, p.number, at) for p, at in committed])]
+    futures = call(lambda: admin.alter_consumer_group_offsets(request, request_timeout=TIMEOUT_S), settings=settings)
+    result = call(futures[group].result, settings=settings)
+    refused = sorted(f"{tp.topic}-{tp.partition}" for tp in result.topic_partitions if tp.error is not None)
+    if refused:
+        raise ConflictError(
+            "Kafka refused the offsets of some partitions, because the consumer group has members",
+            group=group,
+            partitions=refused,
+        ).advising("stop the consumers of the group, then repeat this command.")
+
+
+def _existing(offsets: Offsets, existing: dict[str, Partition]) -> Sequence[tuple[Partition, int]]:
+    missing = sorted(offsets.keys() - existing.keys())
+    if missing:
+        raise ConflictError(
+            "topics of the log do not exist, or were deleted and recreated; nothing was written", partitions=missing
+        ).advising("run the pipeline first: it reports what was lost.")
+    return [(existing[name], offset) for name, offset in sorted(offsets.items())]

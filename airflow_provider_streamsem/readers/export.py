@@ -1,0 +1,81 @@
+"""Describes the visible files of a version for engines that do not read the log: symlink manifests, a view of DuckDB, a scan of Polars."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from airflow_provider_streamsem.errors import ConflictError, InvalidError
+from airflow_provider_streamsem.readers.files import CommittedFile
+from airflow_provider_streamsem.stores.contract import Store
+
+_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+_SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_. ")
+_DUCKDB_READERS = {"parquet": "read_parquet", "json": "read_json"}
+_POLARS_READERS = {"parquet": "scan_parquet", "json": "scan_ndjson"}
+
+
+def duckdb_view(name: str, files: Sequence[CommittedFile]) -> str:
+    """
+    Return the SQL that creates a view of DuckDB over files.
+
+    :param name: name of the view
+    :raises InvalidError: there are no files, or DuckDB cannot read their format
+    """
+    reader = _reader(files, _DUCKDB_READERS, "DuckDB")
+    paths = ", ".join("'" + file.path.replace("'", "''") + "'" for file in files)
+    quoted = '"' + name.replace('"', '""') + '"'
+    return f"CREATE OR REPLACE VIEW {quoted} AS SELECT * FROM {reader}([{paths}], union_by_name = true, hive_partitioning = false);"
+
+
+def polars_scan(name: str, files: Sequence[CommittedFile]) -> str:
+    """
+    Return the Python code of a Polars scan over files.
+
+    :param name: name of the variable; characters that a variable cannot have become ``_``
+    :raises InvalidError: there are no files, or Polars cannot read their format
+    """
+    reader = _reader(files, _POLARS_READERS, "Polars")
+    variable = "".join(char if char.isascii() and char.isalnum() else "_" for char in name)
+    missing = ', missing_columns="insert", hive_partitioning=False' if reader == "scan_parquet" else ""
+    paths = json.dumps([file.path for file in files], ensure_ascii=True)
+    return f"import polars as pl\n\n{variable} = pl.{reader}({paths}{missing})"
+
+
+def _reader(files: Sequence[CommittedFile], readers: dict[str, str], engine: str) -> str:
+    formats = sorted({file.format for file in files})
+    if len(formats) != 1 or formats[0] not in readers:
+        summary = f"{engine} reads files of one format only, and at least one file"
+        raise InvalidError(summary, formats=formats, accepted=sorted(readers))
+    return readers[formats[0]]
+
+
+def write_symlink_manifests(store: Store, files: Sequence[CommittedFile]) -> list[str]:
+    """
+    Write a manifest for each partition: a text with the path of one file in each line, as Hive's ``SymlinkTextInputFormat`` reads it.
+
+    The values of the partition columns are in the directories, ``<column>=<value>/manifest``. Without partition columns there is one ``manifest``.
+
+    :param store: the location of the table. Each version needs a location of its own, because manifests are never changed
+    :returns: the keys of the manifests
+    :raises ConflictError: the location has other manifests
+    """
+    paths: dict[str, list[str]] = {} if files else {"manifest": []}
+    for file in files:
+        directories = [
+            f"{_escaped(name)}={_HIVE_NULL if value is None else _escaped(value)}"
+            for name, value in file.partition.items()
+        ]
+        paths.setdefault("/".join([*directories, "manifest"]), []).append(file.path)
+    for key, lines in sorted(paths.items()):
+        text = "".join(f"{path}\n" for path in sorted(lines)).encode()
+        if not store.create(key, text) and store.read(key) != text:
+            raise ConflictError("the location has other manifests", location=store.url, key=key).advising(
+                "give each version a location of its own."
+            )
+    return sorted(paths)
+
+
+def _escaped(text: str) -> str:
+    """Escape a name or value of a partition as Hive does: ``%`` and two hexadecimal digits for each byte of a character that is not safe."""
+    return "".join(char if char in _SAFE else "".join(f"%{byte:02X}" for byte in char.encode()) for char in text)
