@@ -117,9 +117,9 @@ def alter(
     log = log or open_commit_log(pipeline.log)
     record = find_record(pipeline, log)
     head = log.newest_head() if record is not None else ClosedHead()
-    if record is None or head.spec is None or head.closed < 0:
+    if record is None or head.spec is None:
         raise InvalidError(
-            "the log has no closed version, so no field is immutable yet; nothing was altered", log=pipeline.log
+            "the log has no version, so no field is immutable yet; nothing was altered", log=pipeline.log
         ).advising("run the pipeline with the new spec.")
     opened = OpenPipeline(pipeline=pipeline, log=log, record=record, head=head, spec=pipeline.spec_sha256)
     return _alter(opened, alter_from, frozenset(moved), dry_run=dry_run)
@@ -130,7 +130,7 @@ def _alter(opened: OpenPipeline, alter_from: str | None, moved: frozenset[str], 
     for _ in range(_TRIES):
         if isinstance(head, OpenHead) and head.plan.kind == "alter" and not dry_run:
             head, _ = _close(opened, head)
-        assert head.spec is not None  # the log has a closed version
+        assert head.spec is not None  # the log has a version
         before = stored_spec(log.read_spec(head.spec))
         fields = before["immutable_config"]
         difference = _Difference(opened, head, fields, moved)

@@ -68,10 +68,10 @@ def plan_batch(
     :raises StreamsemError: the source cannot be polled or has lost records; see :class:`airflow_provider_streamsem.connectors.contract.Planner`
     """
     clock = opened.log.clock
-    planned_at_ms = opened.log.now_ms(ready.head)
+    began_ms, planned_at_ms = clock.now_ms(), opened.log.now_ms(ready.head)
     start, target = ready.head.next, ready.target
     last, hint = ready.head.outcome, ready.head.hint
-    end = _poll_end(opened, planner, ready)
+    end, lag = _poll_end(opened, planner, ready)
     limits = opened.pipeline.limits
     if drain and ready.j == 0:
         target = end.offsets
@@ -105,6 +105,8 @@ def plan_batch(
         run_counts=_run_counts(opened, ready),
         run_start=_run_start(ready, target, batch.ranges),
         planned_at_ms=planned_at_ms,
+        planning_ms=max(0, clock.now_ms() - began_ms),
+        lag=lag,
         spec=opened.spec,
         transform=opened.pipeline.transform_name,
         watermark_ms=watermark_ms,
@@ -112,15 +114,15 @@ def plan_batch(
     )
 
 
-def _poll_end(opened: OpenPipeline, planner: Planner, ready: Ready) -> SourceEnd:
-    """Return the end offsets of the source; for later plans of a drain, the run's target. Logs the lag."""
+def _poll_end(opened: OpenPipeline, planner: Planner, ready: Ready) -> tuple[SourceEnd, int]:
+    """Return the end offsets of the source, or for later plans of a drain the run's target, and the number of unread items up to there. Logs the lag."""
     start, target = ready.head.next, ready.target
     end = planner.poll(ready.head.hint) if target is None else SourceEnd(target)
     telemetry.emit(telemetry.SourcePolled.from_offsets, start, end.offsets)
     source = opened.pipeline.source
     unread = count(source, offsets.between(start, end.offsets))
     logger.info("%s", report.lag(unread, unit=range_unit(source), is_target=target is not None))
-    return end
+    return end, unread
 
 
 def _run_start(ready: Ready, target: Offsets | None, ranges: Ranges) -> dict[str, int]:

@@ -138,7 +138,7 @@ def plan_run(
 
 def _alter_from(pipeline: Pipeline, log: CommitLog, alter_from: str | None) -> None:
     """Alter the log if the spec's immutable fields differ from those of the log, and replace those with the config ``alter_from``."""
-    if alter_from is not None and log.read_pipeline() is not None and log.find_head().closed >= 0:
+    if alter_from is not None and log.read_pipeline() is not None and log.find_head().spec is not None:
         alter(pipeline, alter_from=alter_from, log=log)
 
 
@@ -572,6 +572,7 @@ class Run:
             transform=staged.transform,
             decided_at_ms=decided_at_ms,
             duration_ms=max(0, decided_at_ms - plan.planned_at_ms),
+            staged_ms=staged.staged_ms,
             nonce=clock.new_id(),
         )
 

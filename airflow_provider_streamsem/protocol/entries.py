@@ -214,6 +214,9 @@ class Plan:
     run_start: Offsets
     run_counts: Mapping[str, int] = field(default_factory=dict)
     planned_at_ms: int
+    planning_ms: int = field(default=0, metadata=SPARSE)
+    lag: int | None = field(default=None, metadata=SPARSE)
+    """The number of unread items of the source, those of this plan included. Only for users, like ``planning_ms``."""
     spec: str
     transform: str
     state: str | None = None
@@ -284,6 +287,7 @@ class Outcome:
     max_event_time_ms: int | None = None
     decided_at_ms: int
     duration_ms: int = 0
+    staged_ms: int = field(default=0, metadata=SPARSE)
     reason: str = ""
     nonce: str
 

@@ -42,6 +42,10 @@ class VersionSummary:
     :param decided_at_ms: when it was closed; ``None`` while it is open
     :param published_at_ms: when its receipts were stored; ``None`` without receipts
     :param duration_ms: milliseconds from the plan to the outcome, including the time between attempts
+    :param planning_ms: milliseconds in which the plan was built; 0 for a version of an earlier release
+    :param staged_ms: milliseconds in which the committed attempt staged its rows; ``None`` while the version is open
+    :param publishing_ms: milliseconds in which the publisher that stored the receipts published the rows; ``None`` without receipts
+    :param lag: number of unread items of the source when the version was planned, those of the version included; ``None`` if it is not known
     :param sinks: sink → ``committed``; for a sink outside the log, ``waiting`` or the result in its receipt: ``applied``, ``skipped`` or ``unknown``
     :param reason: why the version was aborted; ``""`` if it was not
     :param changed: the fields of the spec that differ from those of the version before
@@ -64,6 +68,10 @@ class VersionSummary:
     decided_at_ms: int | None
     published_at_ms: int | None
     duration_ms: int | None
+    planning_ms: int
+    staged_ms: int | None
+    publishing_ms: int | None
+    lag: int | None
     sinks: Mapping[str, str]
     run_key: str
     reason: str
@@ -173,6 +181,10 @@ class History:
             decided_at_ms=None if outcome is None else outcome.decided_at_ms,
             published_at_ms=None if receipts is None else receipts.published_at_ms,
             duration_ms=None if outcome is None else outcome.duration_ms,
+            planning_ms=plan.planning_ms,
+            staged_ms=None if outcome is None else outcome.staged_ms,
+            publishing_ms=None if receipts is None else receipts.duration_ms,
+            lag=plan.lag,
             sinks={} if outcome is None else _sinks(outcome, receipts),
             run_key=plan.run_key,
             reason="" if outcome is None else outcome.reason,

@@ -53,6 +53,10 @@ class VersionRow(BaseModel, from_attributes=True):
     decided_at_ms: int | None
     published_at_ms: int | None
     duration_ms: int | None
+    planning_ms: int
+    staged_ms: int | None
+    publishing_ms: int | None
+    lag: int | None
     sinks: dict[str, str]
     run_key: str
     reason: str
@@ -121,6 +125,7 @@ class Attempt(BaseModel):
     An attempt of a version that has a manifest.
 
     :param result: ``committed``; ``discarded``: the outcome names another attempt, or the version was aborted; ``staged``: the version is open
+    :param staged_ms: milliseconds in which the attempt staged its rows
     :param rows: sink → number of rows
     """
 

@@ -263,11 +263,12 @@ class LoggedPipeline:
         return version
 
     def _attempts(self, version: Version) -> list[Attempt]:
-        """Return at most 100 attempts of a version that have a manifest, in the order of their times."""
+        """Return at most 100 attempts of a version that have a manifest, the committed one first."""
         log = self._opened.log
         listed = log.list_keys(keys.attempts(version.version))[:_ATTEMPTS]
         found = in_threads(lambda key: log.perform(read_entry(StagedManifest, key)), listed)
-        manifests = sorted((entry[0] for entry in found if entry is not None), key=lambda each: each.staged_ms)
+        manifests = [entry[0] for entry in found if entry is not None]
+        manifests.sort(key=lambda manifest: _result_of_attempt(version, manifest.attempt_id) != "committed")
         return [
             Attempt(
                 attempt_id=manifest.attempt_id,

@@ -212,9 +212,23 @@ def test_other_source_is_refused(fixture: PipelineFixture) -> None:
     assert fixture.opened().head == 1
 
 
-def test_log_without_a_closed_version_is_refused(tmp_path: Path) -> None:
+def test_version_0_that_is_still_open_is_aborted(tmp_path: Path) -> None:
     fixture = PipelineFixture(tmp_path)
-    with pytest.raises(InvalidError, match="no closed version"):
+    fixture.arrive(2)
+    fixture.dies("first")
+    pipeline = with_sinks(fixture, "out", "more")
+    assert kinds(altered(fixture, pipeline, dry_run=True)) == {"sinks.more": "added"}
+    result = altered(fixture, pipeline)
+    assert (result.aborted, result.version) == (0, 1)
+    fixture.run("first", pipeline=pipeline)
+    assert visible_in(fixture, "more") == ids(0, 2)
+    fixture.ran = pipeline
+    assert fixture.verdict().violations == []
+
+
+def test_log_without_a_version_is_refused(tmp_path: Path) -> None:
+    fixture = PipelineFixture(tmp_path)
+    with pytest.raises(InvalidError, match="the log has no version"):
         altered(fixture, fixture.pipeline())
     assert [*fixture.store.list("")] == []
 

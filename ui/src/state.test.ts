@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 import type { VersionRow } from "./api/client";
-import { sinkState, versionState, written } from "./state";
+import { phases, sinkState, versionState, written } from "./state";
 
 const COMMITTED: VersionRow = {
   version: 3,
@@ -20,6 +20,10 @@ const COMMITTED: VersionRow = {
   decided_at_ms: 1,
   published_at_ms: null,
   duration_ms: 1,
+  planning_ms: 0,
+  staged_ms: 1,
+  publishing_ms: null,
+  lag: null,
   sinks: { a: "committed" },
   run_key: "run",
   reason: "",
@@ -49,6 +53,13 @@ describe("the state of a version", () => {
     expect(sinkState(row({ sinks: { table: "skipped" } }), "table")).toBe("skipped");
     expect(sinkState(row({ sinks: { http: "unknown" } }), "http")).toBe("unknown");
     expect(sinkState(COMMITTED, "another")).toBe("none");
+  });
+
+  it("has phases that add up to its duration and the time of publishing", () => {
+    const slow = row({ duration_ms: 9_000, planning_ms: 1_000, staged_ms: 6_000, publishing_ms: 4_000 });
+    expect(phases(slow)).toEqual({ plan: 1, stage: 6, commit: 2, publish: 4 });
+    expect(phases(row({ duration_ms: null, staged_ms: null }))).toEqual({ plan: 0, stage: 0, commit: 0, publish: 0 });
+    expect(phases(row({ duration_ms: 5, staged_ms: 9 })).commit).toBe(0);
   });
 
   it("counts the rows of all sinks", () => {

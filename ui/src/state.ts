@@ -81,3 +81,10 @@ export function written(row: VersionRow): number {
     0,
   );
 }
+
+/** The seconds of each phase. "commit" is the rest of the time from plan to outcome: earlier attempts, and the commit itself. */
+export function phases(row: VersionRow): { plan: number; stage: number; commit: number; publish: number } {
+  const [plan, stage, publish] = [row.planning_ms, row.staged_ms ?? 0, row.publishing_ms ?? 0];
+  const commit = Math.max(0, (row.duration_ms ?? 0) - plan - stage);
+  return { plan: plan / 1000, stage: stage / 1000, commit: commit / 1000, publish: publish / 1000 };
+}

@@ -13,24 +13,32 @@ import {
 import { useTheme } from "next-themes";
 import { Bar, Line } from "react-chartjs-2";
 import type { VersionRow } from "../api/client";
-import { written } from "../state";
+import { phases, written } from "../state";
 import { age } from "../text";
 
 Chart.register(BarElement, CategoryScale, Legend, LinearScale, LineElement, PointElement, Tooltip);
 
-/** The rows and the durations of the versions, oldest first. */
+const PHASES = [
+  ["plan", "#64748b"],
+  ["stage", "#9333ea"],
+  ["commit", "#ca8a04"],
+  ["publish", "#ea580c"],
+] as const;
+
+/** The rows, the durations by phase and the lag of the versions, oldest first. */
 export function Timeline({ versions }: { versions: VersionRow[] }) {
   const { resolvedTheme } = useTheme();
   const ink = resolvedTheme === "dark" ? "#d4d4d8" : "#3f3f46";
   const lines = resolvedTheme === "dark" ? "#3f3f46" : "#e4e4e7";
   const closed = [...versions].reverse().filter((row) => row.decided_at_ms !== null);
   const labels = closed.map((row) => String(row.version));
-  const options = (title: string) => ({
+  const options = (title: string, stacked = false) => ({
     animation: false as const,
     maintainAspectRatio: false,
     scales: {
-      x: { ticks: { color: ink, maxTicksLimit: 12 }, grid: { color: lines } },
+      x: { stacked, ticks: { color: ink, maxTicksLimit: 12 }, grid: { color: lines } },
       y: {
+        stacked,
         beginAtZero: true,
         ticks: { color: ink },
         grid: { color: lines },
@@ -46,20 +54,23 @@ export function Timeline({ versions }: { versions: VersionRow[] }) {
       { label: "written", data: closed.map(written), backgroundColor: "#16a34a" },
     ],
   };
-  const seconds: ChartData<"line"> = {
+  const seconds: ChartData<"bar"> = {
+    labels,
+    datasets: PHASES.map(([name, color]) => ({
+      label: name,
+      data: closed.map((row) => phases(row)[name]),
+      backgroundColor: color,
+    })),
+  };
+  const lag: ChartData<"line"> = {
     labels,
     datasets: [
       {
-        label: "plan to outcome",
-        data: closed.map((row) => (row.duration_ms ?? 0) / 1000),
-        borderColor: "#9333ea",
-        backgroundColor: "#9333ea",
-      },
-      {
-        label: "outcome to receipts",
-        data: closed.map((row) => ((row.published_at_ms ?? row.decided_at_ms ?? 0) - (row.decided_at_ms ?? 0)) / 1000),
-        borderColor: "#ea580c",
-        backgroundColor: "#ea580c",
+        label: "unread when planned",
+        data: closed.map((row) => row.lag),
+        borderColor: "#0891b2",
+        backgroundColor: "#0891b2",
+        spanGaps: true,
       },
     ],
   };
@@ -78,10 +89,18 @@ export function Timeline({ versions }: { versions: VersionRow[] }) {
         />
       </Box>
       <Box h="64">
-        <Line
+        <Bar
           data={seconds}
-          options={options("seconds")}
-          aria-label={`duration of ${closed.length} versions; the slowest is version ${slowest?.version ?? "none"}`}
+          options={options("seconds", true)}
+          aria-label={`duration of ${closed.length} versions by phase; the slowest is version ${slowest?.version ?? "none"}`}
+          role="img"
+        />
+      </Box>
+      <Box h="64">
+        <Line
+          data={lag}
+          options={options("items")}
+          aria-label={`unread items of the source when each of ${closed.length} versions was planned`}
           role="img"
         />
       </Box>

@@ -44,6 +44,10 @@ function Detail({ id, detail }: { id: string; detail: VersionDetail }) {
           ["Closed (UTC)", utc(row.decided_at_ms)],
           ["Published (UTC)", utc(row.published_at_ms)],
           ["Duration", duration(row.duration_ms)],
+          ["Planning", duration(row.planning_ms)],
+          ["Staging", duration(row.staged_ms)],
+          ["Publishing", duration(row.publishing_ms)],
+          ["Unread when planned", row.lag === null ? "" : count(row.lag)],
           ["Guarantee", guarantee(detail.guarantee, detail.conditions)],
           ["Transform", detail.transform],
           ["Run", row.run_key],
@@ -93,13 +97,13 @@ function Detail({ id, detail }: { id: string; detail: VersionDetail }) {
       <Section title="Attempts">
         <Rows
           caption="attempts"
-          columns={["Attempt", "Result", "Staged (UTC)", "Rows"]}
+          columns={["Attempt", "Result", "Staging", "Rows"]}
           rows={detail.attempts.map((attempt) => ({
             id: attempt.attempt_id,
             cells: [
               attempt.attempt_id,
               attempt.result,
-              utc(attempt.staged_ms),
+              duration(attempt.staged_ms),
               Object.entries(attempt.rows)
                 .map(([sink, rows]) => `${sink} ${count(rows)}`)
                 .join(", "),
