@@ -366,6 +366,18 @@ COMMANDS = (
         builds="the sinks",
     ),
     Command(
+        "top",
+        "Show the newest versions of several logs. In a terminal, the table is refreshed until the command is interrupted.",
+        "s3://lake/_streamsem/orders s3://lake/_streamsem/payments",
+        (
+            _argument("logs", metavar="LOG", nargs="+", help="URL or path of a commit log"),
+            _argument(
+                "--interval", type=int, default=5, metavar="S", help="seconds between two refreshes (default: 5)"
+            ),
+        ),
+        takes_target=False,
+    ),
+    Command(
         "ui",
         "Show logs in a browser, on this machine only, until the command is interrupted.",
         "s3://lake/_streamsem/orders s3://lake/_streamsem/payments",

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_streamsem import extras
 from airflow_provider_streamsem.arguments import integer, time_ms
 from airflow_provider_streamsem.cli import first_look
+from airflow_provider_streamsem.cli import top as top_
 from airflow_provider_streamsem.cli.arguments import COMMANDS
 from airflow_provider_streamsem.cli.log_table import log_table
 from airflow_provider_streamsem.cli.offset_commands import export_offsets, import_offsets
@@ -505,6 +506,13 @@ def _upstream(pipeline: Pipeline, source: ReadsPipeline) -> tuple[dict[str, Any]
     return plain(upstream), f"{text}: {upstream.label.replace('_', '-')}{conditions}"
 
 
+def top(args: argparse.Namespace) -> CommandResult:
+    """Show the state of several pipelines (``streamsem top``)."""
+    integer("--interval", args.interval, least=1)
+    rows = top_.pipelines([_url(log) for log in args.logs])
+    return CommandResult(document={"pipelines": rows}, tables=[top_.overview(rows, now_ms=SYSTEM_CLOCK.now_ms())])
+
+
 def ui(args: argparse.Namespace) -> CommandResult:
     """Serve the page until the command is interrupted (``streamsem ui``)."""
     from airflow_provider_streamsem.web.server import serve
@@ -561,6 +569,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], CommandResult]] = {
     "skip": skip,
     "move-log": move_log,
     "explain": explain,
+    "top": top,
     "ui": ui,
     "vacuum": vacuum,
 }

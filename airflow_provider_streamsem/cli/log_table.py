@@ -23,7 +23,7 @@ def log_table(name: str, rows: list[Json], *, now_ms: int) -> Table:
         "version": lambda row: row["version"],
         "result": _result,
         "closed (UTC)": lambda row: utc(row["decided_at_ms"]),
-        "age": lambda row: "" if row["decided_at_ms"] is None else _age(now_ms - row["decided_at_ms"]),
+        "age": lambda row: "" if row["decided_at_ms"] is None else age(now_ms - row["decided_at_ms"]),
         "offsets": lambda row: _in_lines(f"{p} [{start}, {end})" for p, (start, end) in sorted(row["ranges"].items())),
         "read": lambda row: row["counts"].get("read", ""),
         "written": lambda row: _in_lines(_written(row)),
@@ -91,7 +91,8 @@ def _in_lines(parts: Iterable[str]) -> str:
     return "\n".join(lines if more <= 1 else [*lines[:_LINES], f"and {more} more"])
 
 
-def _age(ms: int) -> str:
+def age(ms: int) -> str:
+    """Format a duration in its largest fitting unit, such as ``3 min``."""
     seconds = max(0, ms) // 1000
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
         if seconds >= 2 * size:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 
 from airflow_provider_streamsem.cli.arguments import parser
+from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.errors import InvalidError, StageError, StreamsemError
 
 INVALID, RETRY, REFUSED, FAILED = 2, 3, 4, 5
@@ -28,7 +29,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         argcomplete.autocomplete(top_parser)
     args = top_parser.parse_args(argv)
     with _logging(verbose=args.verbose):
+        if args.command == "top" and not args.json and sys.stdout.isatty():
+            return _repeat(args)
         return execute(args, shows_progress=not args.verbose)
+
+
+def _repeat(args: argparse.Namespace) -> int:
+    """Run a command again and again, and show each result in place of the one before. Returns when the command fails, or the user interrupts it."""
+    with suppress(KeyboardInterrupt):
+        while (code := execute(args, clears_terminal=True)) == 0:
+            SYSTEM_CLOCK.sleep(args.interval)
+        return code
+    return 0
 
 
 @contextmanager
@@ -55,11 +67,12 @@ def _logging(*, verbose: bool) -> Iterator[None]:
         package_logger.setLevel(before[1])
 
 
-def execute(args: argparse.Namespace, *, shows_progress: bool = False) -> int:
+def execute(args: argparse.Namespace, *, shows_progress: bool = False, clears_terminal: bool = False) -> int:
     """
     Run the command that ``args.command`` names, print its result or its error, and return its exit code.
 
     :param shows_progress: whether to show progress if standard error is a terminal
+    :param clears_terminal: whether to clear the terminal before the result is printed
     """
     from airflow_provider_streamsem.cli import output
 
@@ -81,6 +94,8 @@ def execute(args: argparse.Namespace, *, shows_progress: bool = False) -> int:
         output.show_error(traceback.format_exc(), keep="\n")
         return FAILED
     with suppress(BrokenPipeError):  # the reader of a pipe may close it early
+        if clears_terminal:
+            print("\x1b[H\x1b[2J", end="")
         if args.json:
             output.show_json(result.document)
         else:

@@ -216,3 +216,19 @@ def _sinks(outcome: Outcome, receipts: Receipts | None) -> dict[str, str]:
     initial_states = dict.fromkeys(outcome.publish, "waiting")
     results = {} if receipts is None else {name: receipt.result for name, receipt in receipts.sinks.items()}
     return {name: {**initial_states, **results}.get(name, "committed") for name in [*outcome.sinks, *outcome.publish]}
+
+
+def rows_per_minute(newest: Sequence[VersionSummary]) -> float | None:
+    """
+    Return the average number of rows per minute that some versions wrote to their largest sink, from the first plan to the last outcome.
+
+    ``None`` if none of the versions is closed.
+    """
+    closed = [summary for summary in newest if summary.decided_at_ms is not None and not summary.is_rolled_back]
+    if not closed:
+        return None
+    rows = sum(
+        max((n for name, n in summary.counts.items() if name.startswith("written.")), default=0) for summary in closed
+    )
+    began, ended = min(each.planned_at_ms for each in closed), max(each.decided_at_ms or 0 for each in closed)
+    return round(rows * 60_000 / max(1, ended - began), 1)

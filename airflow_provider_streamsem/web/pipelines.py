@@ -17,7 +17,7 @@ from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import DataFile, StagedManifest
 from airflow_provider_streamsem.protocol.procedures import read_entry
 from airflow_provider_streamsem.readers.files import CommittedLog, Version, open_log
-from airflow_provider_streamsem.readers.history import History, VersionSummary
+from airflow_provider_streamsem.readers.history import History, rows_per_minute
 from airflow_provider_streamsem.state import operator_state
 from airflow_provider_streamsem.stores.concurrency import in_threads
 from airflow_provider_streamsem.telemetry import log_of
@@ -164,7 +164,7 @@ class LoggedPipeline:
             guarantee=guarantee,
             conditions=conditions,
             newest=[VersionRow.model_validate(summary) for summary in newest],
-            rows_per_minute=_rows_per_minute(newest),
+            rows_per_minute=rows_per_minute(newest),
             now_ms=self._opened.log.clock.now_ms(),
         )
 
@@ -328,19 +328,3 @@ def _quarantined(record: Mapping[str, Any]) -> QuarantinedRecord:
     fields = {name: value for name, value in record.items() if name not in ("raw", "encoding", "error")}
     texts = {name: str(record.get(name, ""))[:_RAW] for name in ("raw", "encoding", "error")}
     return QuarantinedRecord(position=fields, **texts)
-
-
-def _rows_per_minute(newest: list[VersionSummary]) -> float | None:
-    """
-    Return the average number of rows per minute that some versions wrote to their largest sink, from the first plan to the last outcome.
-
-    ``None`` if none of the versions is closed.
-    """
-    closed = [summary for summary in newest if summary.decided_at_ms is not None and not summary.is_rolled_back]
-    if not closed:
-        return None
-    rows = sum(
-        max((n for name, n in summary.counts.items() if name.startswith("written.")), default=0) for summary in closed
-    )
-    began, ended = min(each.planned_at_ms for each in closed), max(each.decided_at_ms or 0 for each in closed)
-    return round(rows * 60_000 / max(1, ended - began), 1)

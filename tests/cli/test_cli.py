@@ -24,6 +24,8 @@ from airflow_provider_streamsem.cli.arguments import COMMANDS, Command, parser
 from airflow_provider_streamsem.cli.log_table import log_table
 from airflow_provider_streamsem.cli.main import main
 from airflow_provider_streamsem.cli.output import CommandResult, Table
+from airflow_provider_streamsem.cli.top import sparkline
+from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.stores.local import LocalStore
 from airflow_provider_streamsem.testing.clock import ManualClock
@@ -681,6 +683,48 @@ def test_several_versions_are_reprocessed_by_one_command_after_a_dry_run(
     ):
         assert run(capsys, "reprocess", toml, *given)[0] == 2, given
     assert run(capsys, "verify", toml)[0] == 0
+
+
+def test_top_shows_a_row_for_each_pipeline_and_the_error_of_a_log_that_cannot_be_read(
+    fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, missing = str(fixture.root / "log"), str(fixture.root / "missing")
+    fixture.arrive(1)
+    fixture.run("b")
+    code, out, _ = run(capsys, "top", log, missing, "--json")
+    found, failed = json.loads(out)["pipelines"]
+    assert (code, found["pipeline"], found["version"], found["result"], found["rows"]) == (
+        0,
+        "world",
+        1,
+        "commit",
+        [6, 6],
+    )
+    assert (found["lag"], "there is no log" in failed["error"], [*failed]) == (2, True, ["log", "error"])
+    code, out, _ = run(capsys, "top", log, missing)
+    assert (code, "██" in out, "there is no log" in out) == (0, True, True)
+    assert run(capsys, "top", log, "--interval", "0")[0] == 2
+
+
+def test_top_in_a_terminal_repeats_until_it_is_interrupted(
+    fixture: PipelineFixture, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(SYSTEM_CLOCK, "sleep", sleep)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    code, out, _ = run(capsys, "top", str(fixture.root / "log"), "--interval", "3")
+    assert (code, waits, out.count("\x1b[H\x1b[2J")) == (0, [3, 3], 2)
+
+
+@pytest.mark.parametrize(("values", "bars"), [([], ""), ([0, 0], "▁▁"), ([0, 1, 2, 4], "▁▃▅█"), ([7], "█")])
+def test_sparkline_has_a_bar_for_each_value(values: list[int], bars: str) -> None:
+    assert sparkline(values) == bars
 
 
 def test_alter_shows_the_differences_and_records_them_as_a_version(
