@@ -184,7 +184,7 @@ COMMANDS = (
                 action="append",
                 metavar="SINK",
                 default=[],
-                help="the dataset or table of this sink was copied to the new location; may be repeated",
+                help="the dataset of this files sink was copied to the new path; may be repeated",
             ),
         ),
         builds="the source and the sinks",

@@ -98,7 +98,7 @@ def alter(
     :param pipeline: the new spec, with the same name and log
     :param alter_from: the first 12 or more characters of the sha256 of the immutable fields that the spec replaces, as the error of a run names them. The call
         changes nothing if the log has other fields. Default: whatever the log has
-    :param moved: sinks whose dataset or table was copied to the new location, with all files. Their rows stay visible
+    :param moved: files sinks whose dataset was copied to the new path, with all files. Their rows stay visible
     :param dry_run: return the changes, and write nothing. Does not check whether another log owns a dataset
     :param log: default: the log at ``pipeline.log``
     :raises InvalidError: the log has no version; the source cannot continue after the offsets; or a sink is not in the state that the change requires. Nothing
@@ -133,19 +133,20 @@ def _alter(opened: OpenPipeline, alter_from: str | None, moved: frozenset[str], 
         assert head.spec is not None  # the log has a version
         before = stored_spec(log.read_spec(head.spec))
         fields = before["immutable_config"]
+        newest_alter = None if head.outcome is None else head.outcome.newest_alter
         difference = _Difference(opened, head, fields, moved)
         altered = difference.altered()
         result = Alteration(
             log=log.store.url,
             version=None,
-            config=config_digest(fields)[:_SHOWN],
+            config=config_digest(fields, newest_alter)[:_SHOWN],
             changes=(*difference.changes, *_other_changes(before, opened.pipeline)),
             guarantee=_guarantees(before, opened.pipeline),
             aborted=aborted,
         )
         if altered is None:
             return result
-        if alter_from is not None and not config_digest(fields).startswith(alter_from):
+        if alter_from is not None and not config_digest(fields, newest_alter).startswith(alter_from):
             raise ConflictError(
                 "the immutable fields of the log are neither those of the spec nor those that it replaces; nothing was altered",
                 log=log.store.url,
@@ -188,10 +189,10 @@ def _commit(
     :returns: the newest head, and the version of the alter; ``None`` if another process has created a version first
     """
     log = opened.log
-    difference.check_sinks(head)
     for name, sink in opened.pipeline.sinks.items():
         is_new = name in difference.added
         claim_dataset(name, sink, log, opened.record, url=opened.pipeline.log, new=is_new)
+    difference.check_sinks(head)
     log.put_spec(opened.pipeline.spec_bytes())
     version = head.closed + 1
     wanted = Plan(
@@ -306,12 +307,23 @@ class _Difference:
         )
         if self._before == self._now:
             return None
+        movable = [name for name in self._moved if self._is_movable(name)]
+        if not unmoved and len(movable) < len(self._moved):
+            raise InvalidError(
+                "only the path of a files sink can be moved; nothing was altered",
+                given=sorted(self._moved - {*movable}),
+            ).advising("remove the sinks from `moved`: their former rows then stay where they are.")
         if unmoved:
             raise InvalidError(
                 "`moved` names sinks that the log does not have or whose location is unchanged; nothing was altered",
                 given=unmoved,
             ).advising("remove them from `moved`.")
         return Altered(offsets=self._source(), state=tuple(sorted(self._state())), removed=tuple(sorted(self._sinks())))
+
+    def _is_movable(self, name: str) -> bool:
+        """Return whether only the path of a files sink differs."""
+        before, now = self._before["sinks"][name], self._now["sinks"][name]
+        return bool(now["type"] == "files" and before == {**now, "path": before.get("path")})
 
     def _source(self) -> Offsets:
         before, source = self._before["source"], self._opened.pipeline.source
@@ -380,42 +392,41 @@ class _Difference:
 
     def check_sinks(self, head: ClosedHead) -> None:
         """
-        Check that new tables have no marker of this pipeline, and that moved datasets and tables have all rows.
+        Check that new datasets and tables have no rows of this pipeline, and that moved datasets have all files.
 
-        :raises InvalidError: a moved dataset lacks files, or a moved table has another marker than the log
-        :raises MarkerConflictError: a new table has a marker of this pipeline
+        :raises InvalidError: a moved dataset lacks files
+        :raises ConflictError: a new dataset has files of an earlier sink of this pipeline
+        :raises MarkerConflictError: a new sink has a marker of this pipeline
         """
         pipeline, uuid = self._opened.pipeline, self._opened.record.pipeline_uuid
+        for name in sorted(self.added):
+            sink = pipeline.sinks[name]
+            if sink.attempts():
+                summary = "the dataset of a new sink has files of an earlier sink of this pipeline; nothing was altered"
+                raise ConflictError(summary, sink=name, location=sink.location).advising(
+                    "give the sink another location."
+                )
         for name in sorted(self.added & {*pipeline.sinks_outside_log}):
             marker = publishing_sink(pipeline, name).marker(uuid, name)
             if marker is not None:
-                summary = "the table or topic of a new sink has a marker of this pipeline already; nothing was altered"
+                summary = (
+                    "a sink of this name has published to this database, cluster or table before; nothing was altered"
+                )
                 raise MarkerConflictError(summary, sink=name, marker=marker.version).advising(
-                    "give the sink another table, or another name."
+                    "give the sink another name. Markers of databases and of Kafka are stored by the name of the sink."
                 )
         for name in sorted(self._moved):
             self._check_moved(head, name)
 
     def _check_moved(self, head: ClosedHead, name: str) -> None:
         log, sink = self._opened.log, self._opened.pipeline.sinks[name]
-        if sink.is_outside_log:
-            expected = head.markers.get(name)
-            marker = publishing_sink(self._opened.pipeline, name).marker(self._opened.record.pipeline_uuid, name)
-            if expected is not None and (marker is None or not marker.is_of(expected.version, expected.outcome)):
-                raise InvalidError(
-                    "the table at the new location does not have the newest rows; nothing was altered",
-                    sink=name,
-                    marker=None if marker is None else marker.version,
-                    expected_marker=expected.version,
-                ).advising("copy the table again, then alter the pipeline again.")
-            return
         files = tuple(found.file for found in log.view(version=head.closed).sink(name))
         if not sink.is_complete(Committable(format=sink.format, rows=sum(file.rows for file in files), files=files)):
             raise InvalidError(
                 "files of the dataset are missing at the new location, or differ; nothing was altered",
                 sink=name,
                 location=sink.location,
-            ).advising("copy all files, then alter the pipeline again.")
+            ).advising("copy all files, `_streamsem.json` included, then alter the pipeline again.")
 
 
 def _other_changes(before: Mapping[str, Json], pipeline: Pipeline) -> Iterator[Change]:

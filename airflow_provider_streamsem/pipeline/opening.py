@@ -175,7 +175,7 @@ def check_immutable_config(pipeline: Pipeline, log: CommitLog, stored: str, *, v
             fields=changed_fields(before, now),
             stored=before,
             given=now,
-            config=config_digest(before)[:12],
+            config=config_digest(before, _newest_alter(log, version))[:12],
             version=version,
             planned_by="" if plan is None else describe_run(plan[0].run_key),
         ).advising(
@@ -185,9 +185,18 @@ def check_immutable_config(pipeline: Pipeline, log: CommitLog, stored: str, *, v
         )
 
 
-def config_digest(immutable_config: Json) -> str:
-    """Return the sha256 of immutable fields, by which a request to alter a pipeline names the spec that it replaces."""
-    return sha256(canonical(immutable_config))
+def config_digest(immutable_config: Json, newest_alter: int | None) -> str:
+    """
+    Return the text by which a request to alter a pipeline names the spec that it replaces.
+
+    It is valid for one alter: after the pipeline was altered and altered back, the same fields have another digest.
+    """
+    return sha256(canonical([immutable_config, newest_alter]))
+
+
+def _newest_alter(log: CommitLog, version: int) -> int | None:
+    outcome = log.outcome(version)
+    return None if outcome is None else outcome[0].newest_alter
 
 
 def forked_config(immutable_config: Mapping[str, Json], state: Json) -> dict[str, Json]:

@@ -84,7 +84,7 @@ def plan_reprocess(opened: OpenPipeline, version: int, run_key: str, current_loo
             version=version,
         ).advising(before_version(opened.pipeline, version))
     # Check before the plan is created: an open version blocks every other run, and so does a commit that a sink cannot publish.
-    check_state(opened, current, outcome)
+    check_state(opened, current, outcome, newest)
     source.check_pins(pins, was_read=False)
     check_lookups(opened.pipeline, reprocessed)
     for name in opened.pipeline.sinks_outside_log:
@@ -93,28 +93,31 @@ def plan_reprocess(opened: OpenPipeline, version: int, run_key: str, current_loo
     return reprocessed
 
 
-def check_state(opened: OpenPipeline, current: int, outcome: Outcome) -> None:
+def check_state(opened: OpenPipeline, current: int, outcome: Outcome, newest: Outcome) -> None:
     """
     Check that the state before a version fits the pipeline and can be loaded.
 
     :param current: the commit that holds the rows of the version
     :param outcome: the outcome of this commit
+    :param newest: the newest outcome of the log
     :raises InvalidError: the deduplication or the state was altered since, or a state file is missing or was changed
     """
-    _refuse_other_state(opened, outcome)
+    _refuse_other_state(opened, outcome, newest)
     _refuse_deleted_state(opened, current)
 
 
-def _refuse_other_state(opened: OpenPipeline, outcome: Outcome) -> None:
+def _refuse_other_state(opened: OpenPipeline, outcome: Outcome, newest: Outcome) -> None:
     """
     Refuse a version of which the deduplication or the state was altered since, because neither of the two states fits its records.
 
     :raises InvalidError: names the fields
     """
-    if outcome.spec == opened.spec:
-        return
-    before, now = opened.log.config_of(outcome.spec), opened.pipeline.immutable_config()
-    if altered := [field for field in ("dedup", "state") if before.get(field) != now.get(field)]:
+    now = opened.pipeline.immutable_config()
+    before = now if outcome.spec == opened.spec else opened.log.config_of(outcome.spec)
+    root = outcome.version if newest.newest_alter is None else opened.log.find_root(outcome.version)
+    alters = [each for each in opened.log.alters(newest) if each.version > root]
+    dropped = {name for each in alters if each.altered is not None for name in each.altered.state}
+    if altered := [field for field in ("dedup", "state") if before.get(field) != now.get(field)] or sorted(dropped):
         raise InvalidError(
             "the pipeline was altered after the version, so its records cannot be reprocessed with the present deduplication or state; nothing was written",
             version=outcome.version,

@@ -276,6 +276,11 @@ def _refuse_sinks(pipeline: Pipeline, position: str) -> None:
 
 
 def _refuse_open_batch(head: OpenHead) -> None:
+    if head.plan.kind == "alter":
+        summary = "an alter is not complete yet; nothing was rolled back"
+        raise InvalidError(summary, version=head.plan.version).advising(
+            "run the pipeline, or repeat `streamsem alter`; then roll back again."
+        )
     if head.plan.kind != "rollback":
         raise InvalidError(
             "a version is open, so its batch may still be committed; nothing was rolled back", version=head.plan.version

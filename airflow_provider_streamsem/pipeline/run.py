@@ -197,6 +197,7 @@ class Run:
                     position = self._correct(step, position.head)
                     continue
                 position, fresh = step
+                self._check_immutable_config(position)
             if isinstance(position, OpenVersion):
                 position = self.close_version(position.head, fresh=fresh)
             elif isinstance(position, PendingPublish):

@@ -163,7 +163,8 @@ def preview_reprocess(
                 before.bytes + sum(file.bytes for file in files),
             )
         try:
-            check_state(opened, current, outcome)
+            assert head.outcome is not None  # a version is committed
+            check_state(opened, current, outcome, head.outcome)
         except StreamsemError as error:
             refused[plan.version] = str(error)
     later = select(log, head, Selection(first=versions[0] + 1)) if versions else []

@@ -14,12 +14,13 @@ from airflow_provider_streamsem.dedup import STATE, layers_dataset, stored_layer
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.pipeline.closing_times import first_closed_after
 from airflow_provider_streamsem.pipeline.location import with_log_location
-from airflow_provider_streamsem.pipeline.opening import claim_datasets, find_record
+from airflow_provider_streamsem.pipeline.opening import check_immutable_config, claim_datasets, find_record
 from airflow_provider_streamsem.pipeline.publish import publishing_sink, refuse_conflicts
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import canonical
 from airflow_provider_streamsem.protocol.entries import PipelineRecord
+from airflow_provider_streamsem.protocol.view import Head
 from airflow_provider_streamsem.state import FIELD as OPERATORS
 from airflow_provider_streamsem.state import operator_state
 from airflow_provider_streamsem.stores.contract import ObjectStat
@@ -81,8 +82,7 @@ def vacuum(
     head = log.find_head()  # raises LogMovedError if the log was moved
     if head.closed < 0:  # no attempt can have lost, and the datasets may have no ownership marker yet
         return Vacuumed(attempts=(), keys=(), bytes=0)
-    claim_datasets(pipeline, log, record, new=False)
-    refuse_conflicts(pipeline, log, record.pipeline_uuid)
+    _check_pipeline(pipeline, log, record, head)
     locations = [_SinkLocation(pipeline, name) for name in sorted(pipeline.sinks)]
     end = head.closed if head.has_pending_publishes else head.closed + 1
     inspected = _vacuumed_up_to(log)
@@ -111,6 +111,17 @@ def vacuum(
     if not dry_run:
         _record_inspected(log, first_closed_after(log, log.clock.now_ms() - _LATE_MS, begin, end))
     return Vacuumed(attempts=tuple(deletion.attempts), keys=tuple(deletion.keys), bytes=deletion.bytes)
+
+
+def _check_pipeline(pipeline: Pipeline, log: CommitLog, record: PipelineRecord, head: Head) -> None:
+    """
+    Check that the log owns the datasets of the pipeline, has its immutable fields (W35), and has every version that a sink has.
+
+    :raises ConflictError: a dataset belongs to another log, or the immutable fields differ
+    """
+    claim_datasets(pipeline, log, record, new=False)
+    check_immutable_config(pipeline, log, head.binding_spec or record.spec, version=head.closed)
+    refuse_conflicts(pipeline, log, record.pipeline_uuid)
 
 
 class _Deletion:
@@ -203,8 +214,13 @@ class _SinkLocation:
             if lost(attempt_id) and (version, attempt_id) in self._in_use():
                 message = "sink %s: attempt %s of version %d lost according to the log, but the table references its files. Vacuum keeps these files"
                 logger.warning(message, self.name, attempt_id, version)
-            elif lost(attempt_id) or (self._copies_rows and lost.log.receipts(version) is not None):
+            elif lost(attempt_id) or (self._copies_rows and self._is_published(lost.log, version)):
                 yield attempt_id
+
+    def _is_published(self, log: CommitLog, version: int) -> bool:
+        """Return whether the rows of a version were published to this sink. Its dataset may also have files of another sink, from before an alter."""
+        receipts = log.receipts(version)
+        return receipts is not None and self.name in receipts.sinks
 
 
 def _vacuumed_up_to(log: CommitLog) -> int:

@@ -67,13 +67,21 @@ def write_symlink_manifests(store: Store, files: Sequence[CommittedFile]) -> lis
             for name, value in file.partition.items()
         ]
         paths.setdefault("/".join([*directories, "manifest"]), []).append(file.path)
+    others = [
+        stat.key for stat in store.list("") if stat.key.rpartition("/")[2] == "manifest" and stat.key not in paths
+    ]
+    if others:
+        raise _conflict_error(store, others[0])
     for key, lines in sorted(paths.items()):
         text = "".join(f"{path}\n" for path in sorted(lines)).encode()
         if not store.create(key, text) and store.read(key) != text:
-            raise ConflictError("the location has other manifests", location=store.url, key=key).advising(
-                "give each version a location of its own."
-            )
+            raise _conflict_error(store, key)
     return sorted(paths)
+
+
+def _conflict_error(store: Store, key: str) -> ConflictError:
+    summary = "the location has manifests of another version; nothing was changed"
+    return ConflictError(summary, location=store.url, key=key).advising("give each version a location of its own.")
 
 
 def _escaped(text: str) -> str:

@@ -130,15 +130,18 @@ class CommittedLog:
         If a later alter has replaced the dataset of a sink, the sink has its former location.
         """
         newest = self.log.find_head().outcome
-        alters = [] if newest is None else [o for o in self.log.alters(newest) if o.version > version]
         present = self.sinks if newest is None or self.pipeline is not None else self._sinks_of(newest.spec)
-        removed = {name for outcome in alters if outcome.altered is not None for name in outcome.altered.removed}
-        stored = self.log.outcome(version) if removed else None
-        if stored is None:
+        if newest is None or version < 0:
             return present
-        former = self._sinks_of(stored[0].spec)
-        kept = {name: sink for name, sink in present.items() if name not in removed}
-        return {**kept, **{name: sink for name, sink in former.items() if name in removed}}
+        sinks = dict(present)
+        for altered in self.log.alters(newest):
+            if altered.version > version and altered.altered is not None and altered.altered.removed:
+                before = self.log.outcome(altered.version - 1)
+                former = {} if before is None else self._sinks_of(before[0].spec)
+                for name in altered.altered.removed:
+                    sinks.pop(name, None)
+                    sinks |= {name: former[name]} if name in former else {}
+        return sinks
 
     def dataset(self, name: str, *, version: int | None = None) -> Sink:
         """
@@ -210,12 +213,12 @@ class CommittedLog:
         :raises LogDamagedError: an entry of the log or a dataset's ownership marker is missing or damaged
         """
         now = self.view(version=version)
-        visible_versions = {f.version for f in now.files}
+        visible = {(f.version, f.sink) for f in now.files}
         before = self._committed_files(self.view(version=since), sink)
         return Changes(
             version=now.version,
             added=tuple(f for f in self._committed_files(now, sink) if f.version > since),
-            removed=tuple(f for f in before if f.version not in visible_versions),
+            removed=tuple(f for f in before if (f.version, f.sink) not in visible),
         )
 
     def _committed_files(self, view: LogView, sink: str | None) -> list[CommittedFile]:

@@ -214,7 +214,7 @@ class _Verification:
                 )
             if plan is not None:
                 self._version(head, plan, outcome)
-                self._immutable_config(plan[0], head)
+                self._immutable_config(plan[0], head, None if outcome is None else outcome[0])
             if plan is not None and plan[0].rolled_back is not None:
                 self._rollback(plan[0], None if outcome is None else outcome[0], outcomes)
             if plan is not None and outcome is not None and outcome[0].committed:
@@ -382,15 +382,15 @@ class _Verification:
         else:
             self._try(partial(invariants.check_i16, pointer[0], plan[0]), version=version)
 
-    def _immutable_config(self, plan: Plan, head: ClosedHead) -> None:
-        """Check that a plan has the immutable fields of the outcome before it, unless it is an alter (I22)."""
-        before = head.spec
-        if before is None or plan.kind == "alter" or plan.spec == before:
-            return
-        configs = [self._config_of(spec, plan.version) for spec in (before, plan.spec)]
-        if None not in configs and configs[0] != configs[1]:
-            what = "a version has other immutable fields than the version before it, and is not an alter"
-            self._report("I22", what, version=plan.version)
+    def _immutable_config(self, plan: Plan, head: ClosedHead, outcome: Outcome | None) -> None:
+        """Check that a plan has the immutable fields of the outcome before it, unless it is an alter, and that a commit has those of its plan (I22)."""
+        specs = [] if plan.kind == "alter" or head.spec is None else [(head.spec, plan.spec)]
+        specs += [] if outcome is None or not outcome.committed else [(plan.spec, outcome.spec)]
+        for before, now in specs:
+            configs = [self._config_of(spec, plan.version) for spec in (before, now)] if before != now else [None]
+            if None not in configs and configs[0] != configs[1]:
+                what = "a version has other immutable fields than the version before it, and is not an alter"
+                self._report("I22", what, version=plan.version)
 
     def _config_of(self, spec: str, version: int) -> Json:
         """Return the immutable fields of a stored spec; ``None`` if it cannot be read."""
@@ -481,13 +481,15 @@ class _Verification:
         self._operator_states(outcomes)
         named: set[tuple[str, str]] = set()
         hidden, hidden_in = not_visible(outcomes), hidden_sinks(outcomes)
-        sinks = self._own_sinks(is_marked=bool(outcomes))
+        sinks, earlier = self._own_sinks(is_marked=bool(outcomes)), set[str]()
         for outcome in outcomes:
             if outcome.version % _PROGRESS_EACH == 0:
                 logger.info("checking files: version %d of %d", outcome.version, outcomes[-1].version)
             for name, committable in outcome.sinks.items():
                 if name in hidden_in[outcome.version]:
-                    continue  # a later alter removed the sink, so its rows are no longer visible
+                    # A later alter removed the sink. Readers of earlier versions need its files, which may be in the dataset of another sink now.
+                    earlier |= {file.key for file in committable.files}
+                    continue
                 if name not in self.opened.sinks:
                     self._report("I8", "an outcome names a sink that the spec does not have", version=outcome.version)
                 for file in committable.files if name in sinks else ():
@@ -503,7 +505,7 @@ class _Verification:
                         self.verdict.rows[name] += rows
                         self.verdict.files += 1
         for name, sink in sinks.items():
-            self.verdict.orphans += sum((name, key) not in named for key in _data_keys(sink))
+            self.verdict.orphans += sum((name, key) not in named and key not in earlier for key in _data_keys(sink))
 
     def _own_sinks(self, *, is_marked: bool) -> dict[str, Sink]:
         """

@@ -686,8 +686,9 @@ def test_several_versions_are_reprocessed_by_one_command_after_a_dry_run(
 
 
 def test_top_shows_a_row_for_each_pipeline_and_the_error_of_a_log_that_cannot_be_read(
-    fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]
+    fixture: PipelineFixture, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
     log, missing = str(fixture.root / "log"), str(fixture.root / "missing")
     fixture.arrive(1)
     fixture.run("b")

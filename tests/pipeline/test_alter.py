@@ -159,6 +159,34 @@ def test_moved_must_name_a_sink_with_another_location(fixture: PipelineFixture) 
         altered(fixture, with_sinks(fixture, "out", "more"), moved=["out"])
 
 
+def test_dataset_that_was_moved_and_then_replaced_is_read_where_it_was_moved_to(fixture: PipelineFixture) -> None:
+    shutil.copytree(fixture.root / "out", fixture.root / "moved")
+    moved = fixture.pipeline(sinks={"out": files_sink(fixture, "moved")})
+    altered(fixture, moved, moved=["out"])
+    shutil.rmtree(fixture.root / "out")
+    fixture.run("next", pipeline=moved)
+    pipeline = fixture.pipeline(sinks={"out": files_sink(fixture, "elsewhere")})
+    altered(fixture, pipeline)
+    for version, read in ((1, ids(0, 4)), (3, ids(0, 6)), (4, Counter())):
+        assert visible_in(fixture, "out", version=version) == read
+
+
+def test_changes_remove_the_files_of_a_replaced_sink(tmp_path: Path) -> None:
+    fixture = PipelineFixture(tmp_path)
+    with_versions(fixture, pipeline=with_sinks(fixture, "out", "more"))
+    pipeline = fixture.pipeline(sinks={"out": files_sink(fixture, "elsewhere"), "more": files_sink(fixture, "more")})
+    altered(fixture, pipeline)
+    fixture.run("next", pipeline=pipeline)
+    fixture.run("fix", reprocessed=0, pipeline=pipeline)
+    opened = open_log(fixture.log())
+    for since in (-1, 1, 2):
+        copy = {(file.version, file.path) for file in opened.files(version=since)}
+        changes = opened.changes(since=since)
+        copy -= {(file.version, file.path) for file in changes.removed}
+        copy |= {(file.version, file.path) for file in changes.added}
+        assert copy == {(file.version, file.path) for file in opened.files()}
+
+
 def test_dataset_of_another_log_is_refused(fixture: PipelineFixture, tmp_path: Path) -> None:
     other = PipelineFixture(tmp_path / "other")
     other.arrive(1)
@@ -186,6 +214,17 @@ def test_dedup_that_is_added_starts_without_ids(tmp_path: Path) -> None:
     assert outcome is not None
     assert (kinds(result), outcome[0].state) == ({"dedup": "removed"}, None)
     fixture.check()
+
+
+def test_version_from_before_dedup_was_removed_and_added_again_is_not_reprocessed(tmp_path: Path) -> None:
+    """The state that knows which ids later versions have let pass was dropped in between."""
+    fixture = PipelineFixture(tmp_path, store=open_store(str(tmp_path / "log")))
+    dedup = fixture.pipeline(dedup=Dedup(keys=["id"], ttl_s=86_400))
+    with_versions(fixture, pipeline=dedup)
+    altered(fixture, fixture.pipeline())
+    altered(fixture, dedup)
+    with pytest.raises(InvalidError, match="altered after the version"):
+        fixture.run("fix", pipeline=dedup, reprocessed=0)
 
 
 def test_fields_that_are_not_immutable_need_no_alter(fixture: PipelineFixture) -> None:
@@ -257,6 +296,50 @@ def test_run_that_was_opened_before_the_alter_plans_nothing_after_it(fixture: Pi
     assert (visible_in(fixture, "out"), visible_in(fixture, "more")) == (ids(0, 6), ids(4, 6))
 
 
+def test_run_that_finds_the_open_version_of_its_retry_with_the_new_spec_does_not_stage_it(
+    fixture: PipelineFixture,
+) -> None:
+    """The first try of a task plans at the same time as an alter. The retry has the new spec, and dies before its outcome."""
+
+    class DiesBeforeOutcome(CountingStore):
+        def create(self, key: str, data: bytes) -> bool:
+            if key.endswith("-3.c.json"):
+                raise Crash
+            return super().create(key, data)
+
+    new = fixture.pipeline(sinks={"out": files_sink(fixture, "elsewhere")})
+
+    class AlteredAndRetried(CountingStore):
+        def create(self, key: str, data: bytes) -> bool:
+            if key.endswith("-2.p.json") and fixture.opened().head == 1:
+                altered(fixture, new)
+                with suppress(Crash):
+                    fixture.run("K", pipeline=new, store=DiesBeforeOutcome(fixture.store))
+            return super().create(key, data)
+
+    with pytest.raises(ConflictError, match="immutable fields differ"):
+        fixture.run("K", store=AlteredAndRetried(fixture.store))
+    assert fixture.opened().head == 2
+    fixture.run("K", pipeline=new)
+    assert visible_in(fixture, "out") == ids(4, 6)
+    assert fixture.verdict().violations == []
+
+
+def test_verify_reports_a_commit_with_other_immutable_fields_than_its_plan(
+    fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fixture.dies("next")
+    monkeypatch.setattr("airflow_provider_streamsem.pipeline.run.check_immutable_config", lambda *given, **named: None)
+    monkeypatch.setattr(
+        "airflow_provider_streamsem.pipeline.opening.check_immutable_config", lambda *given, **named: None
+    )
+    pipeline = fixture.pipeline(sinks={"out": files_sink(fixture, "out"), "more": files_sink(fixture, "more")})
+    (fixture.root / "more").mkdir()
+    shutil.copy(fixture.root / "out" / "_streamsem.json", fixture.root / "more")
+    fixture.run("next", pipeline=pipeline)
+    assert ("I22", 2) in [(found.invariant, found.version) for found in fixture.verdict().violations]
+
+
 def test_rollback_that_was_opened_before_the_alter_plans_nothing_after_it(fixture: PipelineFixture) -> None:
     class AlteredBeforePlan(CountingStore):
         def create(self, key: str, data: bytes) -> bool:
@@ -299,6 +382,9 @@ def test_alter_from_replaces_only_the_named_spec(fixture: PipelineFixture) -> No
     assert altered(fixture, pipeline, alter_from=config).version is None
     with pytest.raises(ConflictError, match="neither"):  # a task of an older version of the DAG
         altered(fixture, fixture.pipeline(), alter_from=config)
+    altered(fixture, fixture.pipeline())
+    with pytest.raises(ConflictError, match="neither"):  # a retry of the task that altered the pipeline
+        altered(fixture, pipeline, alter_from=config)
 
 
 def test_run_with_alter_from_alters_the_log_first_and_once(fixture: PipelineFixture) -> None:
@@ -334,6 +420,13 @@ def test_rollback_to_a_version_before_an_alter_is_refused(fixture: PipelineFixtu
     fixture.run("again", drain=True, pipeline=pipeline)
     assert (visible_in(fixture, "out"), visible_in(fixture, "more")) == (ids(0, 6), ids(4, 6))
     assert fixture.verdict().violations == []
+
+
+def test_rollback_beside_an_open_alter_says_that_the_alter_is_open(fixture: PipelineFixture) -> None:
+    with suppress(Crash):
+        altered(fixture, with_sinks(fixture, "out", "more"), store=BeforeOutcome(fixture.store, die))
+    with pytest.raises(InvalidError, match="an alter is not complete yet"):
+        rollback(with_sinks(fixture, "out", "more"), 0, log=fixture.log())
 
 
 def test_alter_itself_cannot_be_reprocessed(fixture: PipelineFixture) -> None:
@@ -401,14 +494,55 @@ def test_replaced_table_is_empty_and_reprocessing_removes_nothing_from_it(publis
     assert publishing.verdict().violations == []
 
 
-def test_table_with_a_marker_of_this_pipeline_is_refused_as_a_new_table(publishing: PublishingFixture) -> None:
-    everything = publishing.pipeline()
-    without = everything.replace(sinks={name: sink for name, sink in everything.sinks.items() if name != "table"})
+def without_table(fixture: PublishingFixture) -> Pipeline:
+    everything = fixture.pipeline()
+    return everything.replace(sinks={name: sink for name, sink in everything.sinks.items() if name != "table"})
+
+
+def test_sink_that_is_added_again_needs_another_name_and_another_location(publishing: PublishingFixture) -> None:
+    everything, without = publishing.pipeline(), without_table(publishing)
     altered(publishing, without)
     publishing.run("next", drain=True, pipeline=without)
-    with pytest.raises(MarkerConflictError, match="has a marker of this pipeline already"):
+    with pytest.raises(ConflictError, match="has files of an earlier sink"):
         altered(publishing, everything)
+    again = {**without.sinks, "table": table(publishing, "again", "outside.db")}
+    with pytest.raises(MarkerConflictError, match="give the sink another name"):
+        altered(publishing, without.replace(sinks=again))
     assert publishing.opened().head == 3
+    named = without.replace(sinks={**without.sinks, "table_2": table(publishing, "named", "outside.db")})
+    assert altered(publishing, named).version == 4
+
+
+@pytest.mark.parametrize("kind", ["files", "table"])
+def test_location_of_a_sink_cannot_be_given_to_a_sink_of_another_type(publishing: PublishingFixture, kind: str) -> None:
+    """Vacuum judges the files of a dataset by the type of its sink."""
+    sinks = dict(publishing.pipeline().sinks)
+    if kind == "files":
+        sinks["table"] = FilesSink(path=str(publishing.root / "table"), format="json")
+    else:
+        sinks["out"] = TableSink(path=str(publishing.root / "out"), database=publishing.database)
+    with pytest.raises(ConflictError, match="has files of an earlier sink"):
+        altered(publishing, publishing.pipeline().replace(sinks=sinks))
+
+
+def test_vacuum_with_the_former_spec_is_refused(fixture: PipelineFixture) -> None:
+    altered(fixture, with_sinks(fixture, "out", "more"))
+    with pytest.raises(ConflictError, match="immutable fields differ"):
+        vacuum(fixture.pipeline(), log=fixture.log())
+
+
+def test_vacuum_deletes_only_files_of_sinks_to_which_the_version_was_published(publishing: PublishingFixture) -> None:
+    """A published sink gets the emptied location of a removed one, whose versions have receipts of other sinks."""
+    altered(publishing, without_table(publishing))
+    shutil.rmtree(publishing.root / "table" / "data")
+    names = {**without_table(publishing).sinks, "other": table(publishing, "table", "other.db")}
+    pipeline = without_table(publishing).replace(sinks=names)
+    altered(publishing, pipeline)
+    kept = publishing.root / "table" / "data" / "0" / publishing.log().closed_version(0)[1].attempt_id / "x"  # type: ignore[operator]
+    kept.parent.mkdir(parents=True)
+    kept.write_text("a file of the removed sink")
+    vacuum(pipeline, log=publishing.log(), all_versions=True)
+    assert kept.exists()
 
 
 def test_pending_publish_is_completed_before_an_alter(publishing: PublishingFixture) -> None:
@@ -434,21 +568,16 @@ def test_pending_publish_to_a_removed_table_is_refused_until_it_is_published_or_
     assert altered(publishing, without).version == 3
 
 
-def test_moved_table_must_have_the_newest_marker(publishing: PublishingFixture) -> None:
-    pipeline = publishing.pipeline()
-    moved = pipeline.replace(
-        sinks={
-            **pipeline.sinks,
-            "audit": TableSink(path=str(publishing.root / "audit"), database=str(publishing.root / "copy.db")),
-        }
-    )
-    with pytest.raises(InvalidError, match="does not have the newest rows"):
-        altered(publishing, moved, moved=["audit"])
-    shutil.copy(publishing.database, publishing.root / "copy.db")
-    assert kinds(altered(publishing, moved, moved=["audit"])) == {"sinks.audit": "moved"}
-    publishing.run("next", drain=True, pipeline=moved)
-    publishing.run("fix", pipeline=moved, reprocessed=0)
-    assert publishing.verdict().violations == []
+def test_only_the_path_of_a_files_sink_can_be_moved(publishing: PublishingFixture) -> None:
+    sinks = publishing.pipeline().sinks
+    for name, sink in (
+        ("audit", table(publishing, "audit", "copy.db")),
+        ("out", table(publishing, "elsewhere", "outside.db")),
+        ("out", FilesSink(path=str(publishing.root / "elsewhere"), format="parquet")),
+    ):
+        with pytest.raises(InvalidError, match="only the path of a files sink can be moved"):
+            altered(publishing, publishing.pipeline().replace(sinks={**sinks, name: sink}), moved=[name])
+    assert publishing.opened().head == 1
 
 
 def prepared(root: Path, sinks: str) -> tuple[PipelineFixture, Pipeline, Pipeline]:

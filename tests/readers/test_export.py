@@ -57,7 +57,7 @@ def test_manifest_names_the_visible_files_of_the_version(fixture: PipelineFixtur
     ids = [json.loads(line)["id"] for path in paths for line in Path(path).read_text().splitlines()]
     assert Counter(ids) == Counter(range(6))
     write_symlink_manifests(store, fixture.opened().files(version=0))
-    with pytest.raises(ConflictError, match="other manifests"):
+    with pytest.raises(ConflictError, match="manifests of another version"):
         write_symlink_manifests(store, fixture.opened().files())
 
 
@@ -73,6 +73,14 @@ def test_each_partition_has_a_manifest_below_its_values() -> None:
         "day=__HIVE_DEFAULT_PARTITION__/g=%C3%A9%25/manifest",
     ]
     assert store.read("day=__HIVE_DEFAULT_PARTITION__/g=%C3%A9%25/manifest") == b"s3://b/2\ns3://b/3\n"
+
+
+def test_partition_that_a_later_version_no_longer_has_leaves_no_stale_manifest() -> None:
+    store = MemoryStore("memory://stale")
+    files = [file("s3://b/1", day="1"), file("s3://b/2", day="2")]
+    write_symlink_manifests(store, files)
+    with pytest.raises(ConflictError, match="manifests of another version"):
+        write_symlink_manifests(store, files[1:])
 
 
 def test_version_without_files_has_an_empty_manifest() -> None:

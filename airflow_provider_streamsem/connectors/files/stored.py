@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
+from airflow_provider_streamsem.protocol.specs import stored_spec
 
 
 def stored_sinks(spec: Mapping[str, Any]) -> dict[str, FilesSink | str]:
@@ -31,3 +33,16 @@ def stored_sinks(spec: Mapping[str, Any]) -> dict[str, FilesSink | str]:
                 summary = "a files sink in the stored spec is not valid"
                 raise LogDamagedError(summary, invariant="I1", sink=name) from error
     return sinks
+
+
+def sink_at(log: CommitLog, name: str, version: int) -> FilesSink | str | None:
+    """
+    Return the sink that held the rows of a version before a later alter removed or replaced it; ``None`` if no later alter did.
+
+    :param version: a closed version of the log
+    """
+    newest = log.find_head().outcome
+    alters = [] if newest is None else [o for o in log.alters(newest) if o.version > version and o.altered is not None]
+    first = next((o for o in reversed(alters) if o.altered is not None and name in o.altered.removed), None)
+    before = None if first is None else log.outcome(first.version - 1)
+    return None if before is None else stored_sinks(stored_spec(log.read_spec(before[0].spec))).get(name)

@@ -107,4 +107,6 @@ def write_offsets(checkpoint: Store, offsets: Offsets, *, now_ms: int) -> None:
         ("offsets/0", [_VERSION, json.dumps(times), json.dumps(ends)]),
         ("commits/0", [_VERSION, json.dumps({"nextBatchWatermarkMs": 0})]),
     ):
-        checkpoint.create(key, "\n".join(lines).encode())
+        if not checkpoint.create(key, "\n".join(lines).encode()):
+            summary = "another process writes a checkpoint to this location; the checkpoint is not usable"
+            raise ConflictError(summary, checkpoint=checkpoint.url, key=key).advising("give an empty location.")

@@ -15,6 +15,7 @@ def read_offsets(source: KafkaSource, group: str) -> dict[str, int]:
     """
     Return the committed offset of each partition that a source reads: ``<topic>-<partition>`` → the first offset that the group has not read.
 
+    :raises ConflictError: the group has members, which may commit other offsets
     :raises InvalidError: the group has no committed offset for a partition, so where it would start depends on its clients
     :raises SourceChangedError: a topic does not exist
     :raises UnavailableError: Kafka did not report the result of a request
@@ -25,6 +26,11 @@ def read_offsets(source: KafkaSource, group: str) -> dict[str, int]:
     requested = [TopicPartition(p.topic, p.number) for p in partitions]
     settings = settings_of(source.conn_id, source.bootstrap_servers)
     admin = admin_client(settings)
+    described = call(lambda: admin.describe_consumer_groups([group], request_timeout=TIMEOUT_S), settings=settings)
+    if call(described[group].result, settings=settings).members:
+        raise ConflictError("the consumer group has members; nothing was read", group=group).advising(
+            "stop the consumers of the group, then repeat this command."
+        )
     groups = [ConsumerGroupTopicPartitions(group, requested)]
     futures = call(lambda: admin.list_consumer_group_offsets(groups, request_timeout=TIMEOUT_S), settings=settings)
     found = call(futures[group].result, settings=settings)
@@ -49,8 +55,11 @@ def write_offsets(source: KafkaSource, group: str, offsets: Offsets) -> None:
     """
     from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 
-    existing = {p.name: p for p in source.partitions(source.cluster())}
-    committed = _existing(offsets, existing)
+    cluster = source.cluster()
+    partitions = source.partitions(cluster)
+    # The pipeline would read a partition that the log does not name yet from its beginning.
+    unread = [p for p in partitions if p.name not in offsets]
+    committed = [*_existing(offsets, {p.name: p for p in partitions}), *cluster.lows(unread).items()]
     settings = settings_of(source.conn_id, source.bootstrap_servers)
     admin = admin_client(settings)
     request = [ConsumerGroupTopicPartitions(group, [TopicPartition(p.topic, p.number, at) for p, at in committed])]

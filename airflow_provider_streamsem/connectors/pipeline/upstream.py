@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
-from airflow_provider_streamsem.connectors.files.stored import stored_sinks
+from airflow_provider_streamsem.connectors.files.stored import sink_at, stored_sinks
 from airflow_provider_streamsem.connectors.ownership import claim_dataset
 from airflow_provider_streamsem.connectors.pipeline.pins import VersionPin
 from airflow_provider_streamsem.delivery import SATISFIES
@@ -75,12 +75,15 @@ class UpstreamLog:
     :param record: the log's ``pipeline.json``
     :param sink: name of the sink
     :param dataset: the files sink
+    :param removed_at: the newest alter that has replaced the dataset, or -1
     """
 
     log: CommitLog
     record: PipelineRecord
     sink: str
     dataset: FilesSink
+    removed_at: int = -1
+    _former: dict[int, FilesSink] = field(default_factory=dict)
     _outcomes: dict[int, tuple[Outcome, str]] = field(default_factory=dict)
     _replaced: dict[int, tuple[int, ...] | None] = field(default_factory=dict)
     _guarantees: dict[str, RecordedGuarantee] = field(default_factory=dict)
@@ -133,7 +136,21 @@ class UpstreamLog:
 
     def path(self, file: DataFile) -> str:
         """Return the absolute path or URL of a file."""
-        return f"{normalised(self.dataset.location)}/{file.key}"
+        return f"{normalised(self._dataset_of(file).location)}/{file.key}"
+
+    def _dataset_of(self, file: DataFile) -> FilesSink:
+        """Return the dataset that holds a file: the present one, or the former one if an alter has replaced it since the file was written."""
+        attempt = keys.attempt_of_data(file.key)
+        version = self.removed_at if attempt is None else attempt[0]
+        if version > self.removed_at:
+            return self.dataset
+        if version not in self._former:
+            former = sink_at(self.log, self.sink, version)
+            if not isinstance(former, FilesSink):
+                raise self.former_error([version])
+            claim_dataset(self.sink, former, self.log, self.record, url=self.log.store.url, new=False)
+            self._former[version] = former
+        return self._former[version]
 
     def pinned(self, commits: Mapping[int, int], end: int) -> list[VersionPin]:
         """
@@ -211,34 +228,34 @@ class UpstreamLog:
             elif outcome.replaces.version < first:
                 corrected.add(self.log.find_root(outcome.replaces.version))
             at += 1
-        self._refuse_removed(batches, end)
         return RowCommits(
             {batch: commit for commit, batch in batches.items()}, tuple(sorted(corrected)), tuple(sorted(rolled_back))
         )
 
-    def _refuse_removed(self, batches: Mapping[int, int], end: int) -> None:
+    def former(self, commits: Mapping[int, int], end: int) -> list[int]:
         """
-        Refuse batches whose rows are in a dataset that the upstream has replaced by another one (W36).
+        Return the batches whose rows are in a dataset that the upstream has replaced by another one (W36), in ascending order.
 
-        :param batches: commit → the batch whose rows it holds
-        :raises SourceChangedError: names the first such batch
+        :param commits: batch → the commit that holds its rows
+        :param end: as of this version, exclusive
         """
-        removed_at = self.log.removed_at(self.sink, self.outcome(end - 1, end=end)) if batches else -1
-        removed = [
+        removed_at = self.log.removed_at(self.sink, self.outcome(end - 1, end=end)) if commits else -1
+        return [
             batch
-            for commit, batch in batches.items()
+            for batch, commit in sorted(commits.items())
             if commit <= removed_at and self.files(self.outcome(commit, end=end))
         ]
-        if removed:
-            raise SourceChangedError(
-                "the upstream has replaced the dataset of its sink, and this pipeline has not read all versions before; nothing was written",
-                sink=self.sink,
-                first_unread=min(removed),
-                altered=removed_at,
-            ).advising(
-                f"reprocess the unread versions of the upstream, so that their rows are in the new dataset. Or fork the upstream at version {removed_at - 1}, "
-                "and read the rest from the fork."
-            )
+
+    def former_error(self, batches: list[int]) -> SourceChangedError:
+        """Return the error for batches whose rows are in the former dataset."""
+        return SourceChangedError(
+            "the upstream has replaced the dataset of its sink, and rows of these versions are in the former one; nothing was written",
+            sink=self.sink,
+            versions=batches,
+        ).advising(
+            "reprocess these versions of the upstream (`streamsem reprocess UPSTREAM N`), so that their rows are in the new dataset. "
+            'If this pipeline has read them already, on_reprocess="ignore" of the source keeps its rows.'
+        )
 
     def _rolled_back(self, kept: Sequence[range], first: int, end: int) -> set[int]:
         """
@@ -291,10 +308,9 @@ class UpstreamLog:
 
     def are_missing_or_resized(self, files: Sequence[DataFile]) -> list[bool]:
         """Return for each file whether it is missing or has another size or ETag. Sends one request per file, and reads no content."""
-        dataset = open_dataset(self.dataset.location)
 
         def is_changed(file: DataFile) -> bool:
-            stat = dataset.stat(file.key)
+            stat = open_dataset(self._dataset_of(file).location).stat(file.key)
             return (
                 stat is None or stat.bytes != file.bytes or (stat.etag != "" and f"etag:{stat.etag}" != file.checksum)
             )
@@ -306,7 +322,8 @@ class UpstreamLog:
         """Return for each file whether it is missing or has another size or checksum. On local disk this reads the file, or the footer of a Parquet file."""
 
         def is_changed(file: DataFile) -> bool:
-            return self.dataset.file_identity(file.key, self.dataset.format) != (file.bytes, file.checksum)
+            dataset = self._dataset_of(file)
+            return dataset.file_identity(file.key, dataset.format) != (file.bytes, file.checksum)
 
         with _reporting_unavailable(self.dataset.location):
             return in_threads(is_changed, files)
@@ -344,7 +361,8 @@ def open_upstream(log: CommitLog, sink: str | None) -> tuple[UpstreamLog, Head]:
         raise InvalidError(summary, sink=name, type=dataset).advising(
             "name a sink of type files, or read the table or topic of the sink with another source."
         )
-    opened = UpstreamLog(log, record, name, dataset)
+    removed_at = -1 if head.outcome is None else log.removed_at(name, head.outcome)
+    opened = UpstreamLog(log, record, name, dataset, removed_at)
     opened.check_owner()
     return opened, head
 

@@ -75,11 +75,40 @@ class TestAlter:
         bronze.commit(1)
         with pytest.raises(SourceChangedError, match="has replaced the dataset of its sink") as raised:
             silver.run("next", drain=True)
-        assert (raised.value.fields["first_unread"], raised.value.fields["altered"]) == (2, 3)
+        assert raised.value.fields["versions"] == [2]
         bronze.run("past", reprocessed=2)
         silver.run("next", drain=True)
         assert silver.visible() == Counter(range(4 * bronze.rows_per_file))
         assert silver.verdict().violations == []
+
+    def test_versions_that_were_read_before_are_reprocessed_from_the_former_dataset(self, tmp_path: Path) -> None:
+        bronze, silver = read_pair(tmp_path)
+        before = silver.visible()
+        self.altered(bronze)
+        silver.run("fix", reprocessed=0)
+        assert silver.visible() == before
+
+    def test_open_version_reads_the_former_dataset(self, tmp_path: Path) -> None:
+        bronze, silver = read_pair(tmp_path)
+        bronze.commit(1)
+        plan_run(silver.pipeline(), run_key="next", log=silver.log())
+        self.altered(bronze)
+        silver.run("next")
+        assert silver.visible() == Counter(range(3 * bronze.rows_per_file))
+
+    def test_correction_of_some_versions_of_a_batch_names_the_others(self, tmp_path: Path) -> None:
+        bronze, silver = pair(tmp_path, changes={"limits": Limits(max_rows=99)}, on_reprocess="reprocess")
+        bronze.commit(2)
+        silver.run("first", drain=True)
+        self.altered(bronze)
+        bronze.run("fix 0", reprocessed=0)
+        bronze.commit(1)
+        with pytest.raises(SourceChangedError, match="rows of these versions are in the former one") as raised:
+            silver.run("next", drain=True)
+        assert raised.value.fields["versions"] == [1]
+        bronze.run("fix 1", reprocessed=1)
+        silver.run("next", drain=True)
+        assert silver.visible() == Counter(range(3 * bronze.rows_per_file))
 
 
 class TestRollback:
