@@ -129,14 +129,14 @@ COMMANDS = (
         (
             _argument("version", metavar="N", nargs="?", help="the version, or the versions N-M, both inclusive"),
             _argument("--quarantined", action="store_true", help="reprocess every version with quarantined records"),
-            _argument("--since", metavar="TIME", help="select the batches that were committed at or after this time"),
-            _argument("--until", metavar="TIME", help="select the batches that were committed at or before this time"),
+            _argument("--since", metavar="TIME", help="select the versions that were committed at or after this time"),
+            _argument("--until", metavar="TIME", help="select the versions that were committed at or before this time"),
             _argument(
                 "--offsets",
                 metavar="PARTITION=START:END",
                 action="append",
                 default=[],
-                help="select the batches that have read one of the offsets [START, END); may be repeated",
+                help="select the versions that have read one of the offsets [START, END); may be repeated",
             ),
             _argument(
                 "--dry-run", action="store_true", help="show what would be replaced, but read and write no record"
@@ -146,7 +146,7 @@ COMMANDS = (
                 metavar="LOG",
                 action="append",
                 default=[],
-                help="with --dry-run: also count the affected batches of a pipeline that reads this one; may be repeated",
+                help="with --dry-run: also count the affected versions of a pipeline that reads this one; may be repeated",
             ),
             _argument(
                 "--current-lookups",
@@ -222,7 +222,9 @@ COMMANDS = (
             ),
             _argument("--at", type=int, metavar="N", help="as of this version (default: the newest)"),
             _argument("--sink", help="name of the files sink, if there are several"),
-            _argument("--into", metavar="DIR", help="with symlink: location of the table, one for each version"),
+            _argument(
+                "--into", metavar="DIR", help="with symlink: directory for the manifests; a new one for each version"
+            ),
         ),
     ),
     Command(

@@ -44,7 +44,7 @@ def _pipeline(log: str) -> dict[str, Any]:
 
 
 def _rows(summary: VersionSummary) -> int:
-    """Return the number of rows in the sink to which a version wrote most rows."""
+    """Return the number of rows in the sink with the most rows of a version."""
     written = add_counts(summary.counts, {})
     return max((rows for name, rows in written.items() if name.startswith("written.")), default=0)
 

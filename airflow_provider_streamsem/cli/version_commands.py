@@ -126,15 +126,15 @@ def _offset_range(text: str) -> tuple[str, tuple[int, int]]:
 
 def _blast_radius(radius: BlastRadius) -> CommandResult:
     """Return what reprocessing would replace, as a document and as text."""
-    lines = [f"{len(radius.versions)} batches are selected: {_consecutive(radius.versions)}", "nothing was written"]
+    lines = [f"{len(radius.versions)} versions are selected: {_consecutive(radius.versions)}", "nothing was written"]
     lines += _aligned(report.ordered_counts(radius.counts))
     lines += [
         f"replaced in {name}: {replaced.rows} rows in {replaced.files} files, {replaced.bytes} bytes"
         for name, replaced in radius.sinks.items()
     ]
     if radius.kept is not None:
-        lines.append(f"{radius.kept} later batches keep their rows and state")
-    lines += [f"{url}: {batches} batches have read these rows" for url, batches in radius.downstream.items()]
+        lines.append(f"{radius.kept} later versions are not recomputed: they keep their rows and state")
+    lines += [f"{url}: {batches} versions have read these rows" for url, batches in radius.downstream.items()]
     lines += [f"version {version} would be refused: {reason}" for version, reason in radius.refused.items()]
     return CommandResult(document=plain(radius), lines=lines)
 
@@ -203,17 +203,24 @@ def alter(args: argparse.Namespace) -> CommandResult:
     if not altered:
         summary = "the log has the same immutable fields; nothing was written"
     elif result.version is None:
-        summary = "these differences require an alter; nothing was written"
+        summary = "immutable fields differ, so an alter is required; nothing was written"
     else:
         summary = f"version {result.version} altered the pipeline"
-    lines = [summary, *(f"  {change.field}: {change.kind}: {change.effect}" for change in result.changes)]
+    lines = [
+        summary,
+        *(f"  {change.field}: {change.kind}: {change.effect}" for change in result.changes if change in altered),
+    ]
+    others = [change.field for change in result.changes if change not in altered]
+    lines += [f"changes that need no alter: {', '.join(others)}"] if others else []
     lines += [
         f"  guarantee of {name}: {_label(before)} before, {_label(now)} now"
         for name, (before, now) in result.guarantee.items()
         if before != now
     ]
     if result.aborted is not None:
-        lines.append(f"version {result.aborted} was open and is closed as an abort; the next run reads its records")
+        lines.append(
+            f"version {result.aborted} was open and is closed as an abort; if it was a batch, the next run reads its records"
+        )
     if args.dry_run and altered:
         lines.append(f"config of the log: {result.config}")
     return CommandResult(document=plain(result), lines=lines)

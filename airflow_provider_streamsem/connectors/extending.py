@@ -14,7 +14,7 @@ class Extending(Protocol):
 
     def extends(self, before: Json) -> Offsets | None:
         """
-        Return where the partitions start that this source reads and the other one does not. May send requests to the source.
+        Return the initial offsets of the partitions that this source adds to the other source. May send requests to the source.
 
         :param before: the immutable fields of the other source
         :returns: partition → offset, inclusive; ``None`` if this source does not read every partition of the other one under the same name

@@ -10,7 +10,7 @@ from airflow_provider_streamsem.arguments import text, text_list
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.extending import Extending
 from airflow_provider_streamsem.connectors.ownership import claim_dataset
-from airflow_provider_streamsem.errors import ConflictError, InvalidError, MarkerConflictError
+from airflow_provider_streamsem.errors import ConflictError, InvalidError
 from airflow_provider_streamsem.pipeline.abort import abort_outcome
 from airflow_provider_streamsem.pipeline.changes import changed_fields
 from airflow_provider_streamsem.pipeline.guarantee import guarantee
@@ -30,7 +30,7 @@ from airflow_provider_streamsem.state import watermark_after
 logger = telemetry.log_of(__name__)
 
 _TRIES = 10
-"""How often an alter is planned again after another process has created a version at the same time."""
+"""Maximum number of attempts to commit an alter."""
 _SHOWN = 12
 """How many characters of a config are shown and required."""
 
@@ -57,10 +57,10 @@ class Alteration:
 
     :param log: URL of the log
     :param version: the version of the alter; ``None`` for a dry run, and if no immutable field differs, so that nothing was written
-    :param config: the first 12 characters of the sha256 of the immutable fields before the alter, for ``alter_from``
+    :param config: the config id of the log before the alter, for ``alter_from``
     :param changes: all differences between the specs
     :param guarantee: sink → its guarantee before and after, as labels; ``None`` if the pipeline does not have the sink
-    :param aborted: the open version that the alter closed as an abort; ``None`` if there was none. The next run reads its records
+    :param aborted: the open version that the alter closed as an abort; ``None`` if there was none. The next run reads the records of a batch
     """
 
     log: str
@@ -86,25 +86,26 @@ def alter(
     The alter is a version itself. Runs with the former spec fail from then on, and runs with the given spec continue from the same offsets. Any field that is
     not immutable may change without an alter.
 
-    * A sink that is added gets the rows of all later versions. To add the rows of earlier versions, reprocess them.
+    * A sink that is added gets the rows of all later versions. Reprocessing adds the rows of earlier versions, if all sinks can replace rows.
     * A sink that is removed keeps its rows, but they are no longer visible through the log. The same holds for the former dataset or table of a sink whose
       location is changed, unless the sink is in ``moved``.
     * A source may be changed so that it reads more, such as another Kafka topic. It continues after the committed offsets.
-    * Deduplication or state that is added or changed starts empty.
+    * Deduplication or state that is added or changed starts empty. The rows of open windows are never written.
 
-    An open version is closed as an abort, and the next run reads its records. A pending publish is completed first. If the process dies, the next run, or a
-    repeated call, completes the alter. A call that finds the given immutable fields in the log writes nothing.
+    An open version is closed first: a batch or a reprocessing run as an abort, and the next run reads the records of the batch; a rollback or another alter as
+    a commit. A pending publish is completed. If the process dies, the next run, or a repeated call, completes the alter. A call that finds the given immutable
+    fields in the log writes nothing.
 
     :param pipeline: the new spec, with the same name and log
-    :param alter_from: the first 12 or more characters of the sha256 of the immutable fields that the spec replaces, as the error of a run names them. The call
-        changes nothing if the log has other fields. Default: whatever the log has
+    :param alter_from: the config id of the fields that the spec replaces: 12 or more characters that identify the immutable fields in the log and the newest
+        alter. A dry run and the error of a run name it. It is valid for one alter. Default: any
     :param moved: files sinks whose dataset was copied to the new path, with all files. Their rows stay visible
-    :param dry_run: return the changes, and write nothing. Does not check whether another log owns a dataset
+    :param dry_run: return the changes, and write nothing. Does not check the datasets, the tables, their markers and pending publishes
     :param log: default: the log at ``pipeline.log``
     :raises InvalidError: the log has no version; the source cannot continue after the offsets; or a sink is not in the state that the change requires. Nothing
         was altered
-    :raises ConflictError: the log has other fields than ``alter_from``; another log owns a dataset; a publish is pending for a sink that is removed; or other
-        processes create versions all the time. Nothing was altered
+    :raises ConflictError: the log has other fields than ``alter_from``; another log owns a dataset; a publish is pending for a sink that is removed; or every
+        attempt lost to a version of another process. The immutable fields in the log are unchanged
     :raises UnavailableError: a sink did not report a result. A repeated call continues
     """
     if alter_from is not None and len(text("alter_from", alter_from)) < _SHOWN:
@@ -148,13 +149,13 @@ def _alter(opened: OpenPipeline, alter_from: str | None, moved: frozenset[str], 
             return result
         if alter_from is not None and not config_digest(fields, newest_alter).startswith(alter_from):
             raise ConflictError(
-                "the immutable fields of the log are neither those of the spec nor those that it replaces; nothing was altered",
+                "`alter_from` does not match the log: the pipeline was altered since, or `alter_from` is wrong. The immutable fields in the log are unchanged",
                 log=log.store.url,
                 alter_from=alter_from,
                 config=result.config,
                 fields=changed_fields(fields, opened.pipeline.immutable_config()),
             ).advising(
-                "another process has altered the pipeline. Use its spec, or set alter_from to `config` to replace that spec."
+                "if this is an old task, deploy the newest spec. If this spec is the newest, set alter_from to `config`."
             )
         if dry_run:
             return result
@@ -176,7 +177,9 @@ def _alter(opened: OpenPipeline, alter_from: str | None, moved: frozenset[str], 
                 aborted=aborted,
             )
     raise ConflictError(
-        "other processes create versions of this pipeline all the time; nothing was altered", log=log.store.url
+        "every attempt to commit the alter lost to a version of another process. The immutable fields in the log are unchanged",
+        log=log.store.url,
+        attempts=_TRIES,
     ).advising("pause the DAG of this pipeline, then alter it again.")
 
 
@@ -310,9 +313,11 @@ class _Difference:
         movable = [name for name in self._moved if self._is_movable(name)]
         if not unmoved and len(movable) < len(self._moved):
             raise InvalidError(
-                "only the path of a files sink can be moved; nothing was altered",
+                "`moved` names sinks of which more than the path differs, or that are no files sinks; nothing was altered",
                 given=sorted(self._moved - {*movable}),
-            ).advising("remove the sinks from `moved`: their former rows then stay where they are.")
+            ).advising(
+                "change only their path, or remove them from `moved`: readers of the log then no longer see their former rows."
+            )
         if unmoved:
             raise InvalidError(
                 "`moved` names sinks that the log does not have or whose location is unchanged; nothing was altered",
@@ -322,7 +327,7 @@ class _Difference:
 
     def _is_movable(self, name: str) -> bool:
         """Return whether only the path of a files sink differs."""
-        before, now = self._before["sinks"][name], self._now["sinks"][name]
+        before, now = self._before["sinks"].get(name, {}), self._now["sinks"][name]
         return bool(now["type"] == "files" and before == {**now, "path": before.get("path")})
 
     def _source(self) -> Offsets:
@@ -354,7 +359,7 @@ class _Difference:
                     Change(
                         field,
                         "added",
-                        "it gets the rows of later versions only; reprocess earlier versions to add theirs",
+                        "it gets the rows of later versions only" + self._past(),
                     )
                 )
             elif name not in now:
@@ -376,43 +381,54 @@ class _Difference:
     def _state(self) -> Iterator[str]:
         """Yield the fields of the state that later versions start without."""
         state = (None if self._head.outcome is None else self._head.outcome.state) or {}
-        for field, stored, part in (("dedup", "dedup", "ids"), ("state", OPERATORS, "state of operators")):
+        for field, stored in (("dedup", "dedup"), ("state", OPERATORS)):
             before, now = self._before.get(field), self._now.get(field)
             if before == now:
                 continue
             kind = "added" if before is None else "removed" if now is None else "replaced"
             effect = {
-                "added": f"it starts without {part}, so records of earlier versions are unknown to it",
-                "removed": f"the {part} so far are dropped",
-                "replaced": f"the {part} so far are dropped, and it starts again without {part}",
-            }[kind]
+                ("dedup", "added"): "later versions do not know the ids of earlier ones",
+                ("dedup", "removed"): "the ids of earlier versions are dropped",
+                (
+                    "dedup",
+                    "replaced",
+                ): "the ids of earlier versions are dropped, so a record that repeats one is written",
+                ("state", "added"): "later versions start with an empty state",
+                ("state", "removed"): "the state is dropped; rows of open windows are never written",
+                (
+                    "state",
+                    "replaced",
+                ): "later versions start with an empty state; rows of open windows are never written",
+            }[field, kind]
             self.changes.append(Change(field, kind, effect))
             if stored in state:
                 yield stored
+
+    def _past(self) -> str:
+        """Return how the rows of earlier versions get into a new sink."""
+        unable = self._opened.pipeline.sinks_that_cannot_remove_rows
+        return "" if unable else "; reprocess earlier versions to add theirs"
 
     def check_sinks(self, head: ClosedHead) -> None:
         """
         Check that new datasets and tables have no rows of this pipeline, and that moved datasets have all files.
 
         :raises InvalidError: a moved dataset lacks files
-        :raises ConflictError: a new dataset has files of an earlier sink of this pipeline
-        :raises MarkerConflictError: a new sink has a marker of this pipeline
+        :raises ConflictError: a new dataset has files of an earlier sink of this pipeline, or the target of a new sink has a marker of this pipeline
         """
         pipeline, uuid = self._opened.pipeline, self._opened.record.pipeline_uuid
         for name in sorted(self.added):
             sink = pipeline.sinks[name]
             if sink.attempts():
-                summary = "the dataset of a new sink has files of an earlier sink of this pipeline; nothing was altered"
+                summary = "the dataset of a new sink has files of an earlier sink of this pipeline. The immutable fields in the log are unchanged"
                 raise ConflictError(summary, sink=name, location=sink.location).advising(
                     "give the sink another location."
                 )
         for name in sorted(self.added & {*pipeline.sinks_outside_log}):
             marker = publishing_sink(pipeline, name).marker(uuid, name)
             if marker is not None:
-                summary = (
-                    "a sink of this name has published to this database, cluster or table before; nothing was altered"
-                )
-                raise MarkerConflictError(summary, sink=name, marker=marker.version).advising(
+                summary = "the target of a new sink has a marker of this pipeline under the name of the sink. The immutable fields in the log are unchanged"
+                raise ConflictError(summary, sink=name, marker=marker.version).advising(
                     "give the sink another name. Markers of databases and of Kafka are stored by the name of the sink."
                 )
         for name in sorted(self._moved):
@@ -423,7 +439,7 @@ class _Difference:
         files = tuple(found.file for found in log.view(version=head.closed).sink(name))
         if not sink.is_complete(Committable(format=sink.format, rows=sum(file.rows for file in files), files=files)):
             raise InvalidError(
-                "files of the dataset are missing at the new location, or differ; nothing was altered",
+                "files of the dataset are missing at the new path, or differ. The immutable fields in the log are unchanged",
                 sink=name,
                 location=sink.location,
             ).advising("copy all files, `_streamsem.json` included, then alter the pipeline again.")

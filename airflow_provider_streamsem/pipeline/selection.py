@@ -111,8 +111,8 @@ class BlastRadius:
     :param counts: the sums of their row counts, by name
     :param sinks: sink → what would be replaced in it
     :param refused: version → why it cannot be reprocessed
-    :param kept: the number of later batches that keep their rows and state, although they build on the state after the first selected one; ``None`` if the
-        pipeline has no state
+    :param kept: with state: the number of later batches that are not selected. They are not recomputed, although they build on the state after the first
+        selected one. ``None`` without state
     :param downstream: URL of the log of another pipeline → the number of its batches that have read rows of the selected ones
     """
 

@@ -44,9 +44,13 @@ def polars_scan(name: str, files: Sequence[CommittedFile]) -> str:
 
 def _reader(files: Sequence[CommittedFile], readers: dict[str, str], engine: str) -> str:
     formats = sorted({file.format for file in files})
-    if len(formats) != 1 or formats[0] not in readers:
-        summary = f"{engine} reads files of one format only, and at least one file"
-        raise InvalidError(summary, formats=formats, accepted=sorted(readers))
+    if not formats:
+        raise InvalidError("the sink has no visible files at this version; nothing was printed").advising(
+            "choose another --at or --sink."
+        )
+    if len(formats) > 1 or formats[0] not in readers:
+        summary = f"{engine} cannot read these files together; nothing was printed"
+        raise InvalidError(summary, formats=formats, accepted=sorted(readers)).advising("use --format symlink.")
     return readers[formats[0]]
 
 

@@ -661,7 +661,7 @@ def test_several_versions_are_reprocessed_by_one_command_after_a_dry_run(
     head = fixture.opened().head
     monkeypatch.setattr(version_commands, "engine_of_arguments", lambda args, packages: RowsEngine())
     code, out, _ = run(capsys, "reprocess", toml, "0-1", "--dry-run")
-    assert (code, out.splitlines()[:2]) == (0, ["2 batches are selected: 0-1", "nothing was written"])
+    assert (code, out.splitlines()[:2]) == (0, ["2 versions are selected: 0-1", "nothing was written"])
     assert "replaced in out: " in out
     document = json.loads(run(capsys, "reprocess", toml, "0-9", "--offsets", "files=0:1", "--dry-run", "--json")[1])
     assert document["versions"] == [0]
@@ -738,7 +738,7 @@ def test_alter_shows_the_differences_and_records_them_as_a_version(
     assert (refused[0], "alter PIPELINE.toml --dry-run" in refused[2]) == (4, True)
     code, out, _ = run(capsys, "alter", str(toml), "--dry-run")
     first, *_, last = out.splitlines()
-    assert (code, first) == (0, "these differences require an alter; nothing was written")
+    assert (code, first) == (0, "immutable fields differ, so an alter is required; nothing was written")
     config = last.removeprefix("config of the log: ")
     assert f"config='{config}'" in refused[2]
     assert run(capsys, "alter", str(toml), "--alter-from", "0" * 12)[0] == 4
@@ -763,7 +763,7 @@ def test_alter_names_the_version_that_it_aborted(fixture: PipelineFixture, capsy
     open_version = fixture.opened().head - 1
     assert (code, out.splitlines()[-1]) == (
         0,
-        f"version {open_version} was open and is closed as an abort; the next run reads its records",
+        f"version {open_version} was open and is closed as an abort; if it was a batch, the next run reads its records",
     )
 
 

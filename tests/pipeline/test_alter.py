@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_streamsem import Dedup, FilesSink, FilesSource, Limits, Pipeline, alter, rollback, run_batch
-from airflow_provider_streamsem.errors import ConflictError, InvalidError, MarkerConflictError, StreamsemError
+from airflow_provider_streamsem.errors import ConflictError, InvalidError, StreamsemError
 from airflow_provider_streamsem.pipeline.alter import Alteration
 from airflow_provider_streamsem.pipeline.fork import fork
 from airflow_provider_streamsem.pipeline.publish import skip
@@ -147,7 +147,7 @@ def test_moved_dataset_that_lacks_a_file_is_refused(fixture: PipelineFixture) ->
     pipeline = fixture.pipeline(sinks={"out": files_sink(fixture, "elsewhere")})
     shutil.copytree(fixture.root / "out", fixture.root / "elsewhere")
     next((fixture.root / "elsewhere" / "data").rglob("*.json")).unlink()
-    with pytest.raises(InvalidError, match="missing at the new location"):
+    with pytest.raises(InvalidError, match="missing at the new path"):
         altered(fixture, pipeline, moved=["out"])
     assert fixture.opened().head == 1
 
@@ -217,7 +217,7 @@ def test_dedup_that_is_added_starts_without_ids(tmp_path: Path) -> None:
 
 
 def test_version_from_before_dedup_was_removed_and_added_again_is_not_reprocessed(tmp_path: Path) -> None:
-    """The state that knows which ids later versions have let pass was dropped in between."""
+    """The alter dropped the deduplication state, so the ids that later versions wrote are unknown."""
     fixture = PipelineFixture(tmp_path, store=open_store(str(tmp_path / "log")))
     dedup = fixture.pipeline(dedup=Dedup(keys=["id"], ttl_s=86_400))
     with_versions(fixture, pipeline=dedup)
@@ -362,7 +362,7 @@ def test_open_version_is_aborted_and_its_records_are_read_with_the_new_spec(fixt
     assert fixture.verdict().violations == []
 
 
-def test_equal_spec_leaves_an_open_version_alone(fixture: PipelineFixture) -> None:
+def test_alter_with_an_equal_spec_does_not_close_an_open_version(fixture: PipelineFixture) -> None:
     fixture.dies("next")
     assert altered(fixture, fixture.pipeline()).aborted is None
     assert fixture.opened().head == 1
@@ -374,16 +374,16 @@ def test_alter_from_replaces_only_the_named_spec(fixture: PipelineFixture) -> No
     with pytest.raises(ConflictError) as raised:
         fixture.run("next", pipeline=pipeline)
     assert raised.value.fields["config"] == config
-    with pytest.raises(ConflictError, match="neither"):
+    with pytest.raises(ConflictError, match="does not match the log"):
         altered(fixture, pipeline, alter_from="0" * 12)
     with pytest.raises(InvalidError, match="12 characters"):
         altered(fixture, pipeline, alter_from="0")
     assert altered(fixture, pipeline, alter_from=config).version == 2
     assert altered(fixture, pipeline, alter_from=config).version is None
-    with pytest.raises(ConflictError, match="neither"):  # a task of an older version of the DAG
+    with pytest.raises(ConflictError, match="does not match the log"):  # a task of an older version of the DAG
         altered(fixture, fixture.pipeline(), alter_from=config)
     altered(fixture, fixture.pipeline())
-    with pytest.raises(ConflictError, match="neither"):  # a retry of the task that altered the pipeline
+    with pytest.raises(ConflictError, match="does not match the log"):  # a retry of the task that altered the pipeline
         altered(fixture, pipeline, alter_from=config)
 
 
@@ -422,7 +422,7 @@ def test_rollback_to_a_version_before_an_alter_is_refused(fixture: PipelineFixtu
     assert fixture.verdict().violations == []
 
 
-def test_rollback_beside_an_open_alter_says_that_the_alter_is_open(fixture: PipelineFixture) -> None:
+def test_rollback_is_refused_while_an_alter_is_open(fixture: PipelineFixture) -> None:
     with suppress(Crash):
         altered(fixture, with_sinks(fixture, "out", "more"), store=BeforeOutcome(fixture.store, die))
     with pytest.raises(InvalidError, match="an alter is not complete yet"):
@@ -506,7 +506,7 @@ def test_sink_that_is_added_again_needs_another_name_and_another_location(publis
     with pytest.raises(ConflictError, match="has files of an earlier sink"):
         altered(publishing, everything)
     again = {**without.sinks, "table": table(publishing, "again", "outside.db")}
-    with pytest.raises(MarkerConflictError, match="give the sink another name"):
+    with pytest.raises(ConflictError, match="give the sink another name"):
         altered(publishing, without.replace(sinks=again))
     assert publishing.opened().head == 3
     named = without.replace(sinks={**without.sinks, "table_2": table(publishing, "named", "outside.db")})
@@ -515,7 +515,7 @@ def test_sink_that_is_added_again_needs_another_name_and_another_location(publis
 
 @pytest.mark.parametrize("kind", ["files", "table"])
 def test_location_of_a_sink_cannot_be_given_to_a_sink_of_another_type(publishing: PublishingFixture, kind: str) -> None:
-    """Vacuum judges the files of a dataset by the type of its sink."""
+    """Vacuum deletes other files of a published sink than of a files sink, so a location keeps the type of its sink."""
     sinks = dict(publishing.pipeline().sinks)
     if kind == "files":
         sinks["table"] = FilesSink(path=str(publishing.root / "table"), format="json")
@@ -532,7 +532,7 @@ def test_vacuum_with_the_former_spec_is_refused(fixture: PipelineFixture) -> Non
 
 
 def test_vacuum_deletes_only_files_of_sinks_to_which_the_version_was_published(publishing: PublishingFixture) -> None:
-    """A published sink gets the emptied location of a removed one, whose versions have receipts of other sinks."""
+    """A new sink uses the emptied location of a removed sink. The earlier receipts are of other sinks, so vacuum must keep files there."""
     altered(publishing, without_table(publishing))
     shutil.rmtree(publishing.root / "table" / "data")
     names = {**without_table(publishing).sinks, "other": table(publishing, "table", "other.db")}
@@ -575,7 +575,7 @@ def test_only_the_path_of_a_files_sink_can_be_moved(publishing: PublishingFixtur
         ("out", table(publishing, "elsewhere", "outside.db")),
         ("out", FilesSink(path=str(publishing.root / "elsewhere"), format="parquet")),
     ):
-        with pytest.raises(InvalidError, match="only the path of a files sink can be moved"):
+        with pytest.raises(InvalidError, match="more than the path differs"):
             altered(publishing, publishing.pipeline().replace(sinks={**sinks, name: sink}), moved=[name])
     assert publishing.opened().head == 1
 
@@ -612,7 +612,7 @@ def check_after(fixture: PipelineFixture, after: Pipeline) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("sinks", [FILES, TABLES])
 @pytest.mark.parametrize("fault", [*Fault])
-def test_fault_at_any_request_of_an_alter_is_repaired_by_a_repeated_call(
+def test_repeated_call_completes_an_alter_after_a_fault_at_any_request(
     tmp_path: Path, sinks: str, fault: Fault
 ) -> None:
     for at in count():
@@ -659,7 +659,7 @@ def test_run_with_the_former_spec_at_any_request_of_an_alter_commits_before_it_o
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sinks", [FILES, TABLES])
-def test_alter_at_any_request_of_a_run_with_the_former_spec_mixes_no_versions(tmp_path: Path, sinks: str) -> None:
+def test_alter_at_any_request_of_a_run_never_mixes_two_specs(tmp_path: Path, sinks: str) -> None:
     for at in count():
         fixture, before, after = prepared(tmp_path / str(at), sinks)
 
@@ -678,7 +678,7 @@ def test_alter_at_any_request_of_a_run_with_the_former_spec_mixes_no_versions(tm
 
 
 @pytest.mark.slow
-def test_two_alters_at_any_request_are_two_versions_in_one_order(tmp_path: Path) -> None:
+def test_concurrent_alters_commit_one_after_the_other(tmp_path: Path) -> None:
     for at in count():
         fixture, _, after = prepared(tmp_path / str(at), FILES)
         other = with_sinks(fixture, "out", "other")
@@ -707,7 +707,7 @@ def test_any_run_completes_an_alter_whose_process_died(fixture: PipelineFixture)
         assert (visible_in(copy, "out"), visible_in(copy, "more")) == (ids(0, 6), ids(4, 6))
 
 
-def test_files_of_many_versions_around_an_alter_are_those_of_the_outcomes(tmp_path: Path) -> None:
+def test_segments_hide_the_files_of_removed_sinks(tmp_path: Path) -> None:
     """Segments hide the files of removed sinks, also those of earlier segments."""
     fixture = PipelineFixture(tmp_path, rows_per_file=1, store=MemoryStore(f"memory://segments-{tmp_path.name}"))
     one = Limits(max_files=1)

@@ -37,7 +37,7 @@ def stored_sinks(spec: Mapping[str, Any]) -> dict[str, FilesSink | str]:
 
 def sink_at(log: CommitLog, name: str, version: int) -> FilesSink | str | None:
     """
-    Return the sink that held the rows of a version before a later alter removed or replaced it; ``None`` if no later alter did.
+    Return the former sink of a version, if a later alter removed or replaced it; else ``None``. A string is the type of a sink outside the log.
 
     :param version: a closed version of the log
     """

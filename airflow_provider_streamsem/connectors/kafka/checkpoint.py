@@ -26,7 +26,7 @@ def read_offsets(checkpoint: Store, *, is_read: Callable[[str], bool]) -> tuple[
     """
     Return the newest complete batch of a query, and the end offsets of its Kafka source: ``<topic>-<partition>`` → offset, exclusive.
 
-    :param is_read: returns whether a topic is read. Exactly one source of the query must read only such topics
+    :param is_read: returns whether the pipeline's source reads a topic. Exactly one source of the query must read only such topics
     :raises InvalidError: there is no checkpoint, or its last batch is not complete
     :raises DataError: a file has another format, or no source or several sources of the query read such topics
     """
@@ -48,7 +48,9 @@ def read_offsets(checkpoint: Store, *, is_read: Callable[[str], bool]) -> tuple[
     sources = [offsets for line in lines[2:] if (offsets := _kafka_offsets(line)) is not None]
     matching = [offsets for offsets in sources if offsets and all(map(is_read, offsets))]
     if len(matching) != 1 or any(any(map(is_read, offsets)) for offsets in sources if offsets not in matching):
-        raise _format_error(checkpoint, planned, "not exactly one source of the query reads the topics of the pipeline")
+        raise _format_error(
+            checkpoint, planned, "the topics of the pipeline must be the topics of exactly one source of the query"
+        )
     return planned, {
         f"{topic}-{number}": end for topic, ends in sorted(matching[0].items()) for number, end in sorted(ends.items())
     }
@@ -78,9 +80,9 @@ def _offset(value: object) -> int:
 
 
 def _format_error(checkpoint: Store, batch: int, reason: str) -> DataError:
-    summary = "the offsets of the checkpoint are not understood; nothing was read"
+    summary = "the offsets in the checkpoint cannot be used; nothing was read"
     return DataError(summary, checkpoint=checkpoint.url, batch=batch, reason=reason).advising(
-        "take the offsets from the query's progress, and give them to the source as `starting`."
+        "copy `endOffset` of the query's last progress (StreamingQueryProgress) into `starting` of the source."
     )
 
 

@@ -16,7 +16,7 @@ def read_offsets(source: KafkaSource, group: str) -> dict[str, int]:
     Return the committed offset of each partition that a source reads: ``<topic>-<partition>`` → the first offset that the group has not read.
 
     :raises ConflictError: the group has members, which may commit other offsets
-    :raises InvalidError: the group has no committed offset for a partition, so where it would start depends on its clients
+    :raises InvalidError: the group has no committed offset for a partition, so its consumers would start at `auto.offset.reset`
     :raises SourceChangedError: a topic does not exist
     :raises UnavailableError: Kafka did not report the result of a request
     """
@@ -57,7 +57,7 @@ def write_offsets(source: KafkaSource, group: str, offsets: Offsets) -> None:
 
     cluster = source.cluster()
     partitions = source.partitions(cluster)
-    # The pipeline would read a partition that the log does not name yet from its beginning.
+    # A pipeline reads a new partition from its earliest offset.
     unread = [p for p in partitions if p.name not in offsets]
     committed = [*_existing(offsets, {p.name: p for p in partitions}), *cluster.lows(unread).items()]
     settings = settings_of(source.conn_id, source.bootstrap_servers)
@@ -65,13 +65,13 @@ def write_offsets(source: KafkaSource, group: str, offsets: Offsets) -> None:
     request = [ConsumerGroupTopicPartitions(group, [TopicPartition(p.topic, p.number, at) for p, at in committed])]
     futures = call(lambda: admin.alter_consumer_group_offsets(request, request_timeout=TIMEOUT_S), settings=settings)
     result = call(futures[group].result, settings=settings)
-    refused = sorted(f"{tp.topic}-{tp.partition}" for tp in result.topic_partitions if tp.error is not None)
+    refused = {f"{tp.topic}-{tp.partition}": tp.error.name() for tp in result.topic_partitions if tp.error is not None}
     if refused:
         raise ConflictError(
-            "Kafka refused the offsets of some partitions, because the consumer group has members",
+            "Kafka did not accept the offsets of some partitions. The offsets of the others may be committed",
             group=group,
-            partitions=refused,
-        ).advising("stop the consumers of the group, then repeat this command.")
+            errors=refused,
+        ).advising("stop the consumers of the group, check the ACLs of the group, then repeat this command.")
 
 
 def _existing(offsets: Offsets, existing: dict[str, Partition]) -> Sequence[tuple[Partition, int]]:

@@ -224,7 +224,7 @@ class PipelineSource:
             if end < stop:
                 raise opened.rewritten_error(stop - 1)
             commits = opened.row_commits(first, stop, end).commits
-            if former := opened.former(commits, end):
+            if former := opened.batches_in_former_dataset(commits, end):
                 # The columns of the former dataset are those of the version before the alter, so old and new commits are not read together.
                 if {v.version: v.commit for pin in pins for v in pin.versions}.items() <= commits.items():
                     return pins
@@ -322,7 +322,7 @@ class PipelinePlanner:
                 first, last_listed, limits, lambda v: _own_files(upstream, upstream.outcome(v, end=last_listed))
             )
             row_commits = upstream.row_commits(first, stop, as_of)
-            if former := upstream.former(row_commits.commits, as_of):
+            if former := upstream.batches_in_former_dataset(row_commits.commits, as_of):
                 raise upstream.former_error(former)
             versions = {pin.version: pin for pin in upstream.pinned(row_commits.commits, as_of)}
             stop = within(first, stop, limits, lambda v: versions[v].files if v in versions else ())

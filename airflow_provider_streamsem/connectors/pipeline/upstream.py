@@ -139,9 +139,9 @@ class UpstreamLog:
         return f"{normalised(self._dataset_of(file).location)}/{file.key}"
 
     def _dataset_of(self, file: DataFile) -> FilesSink:
-        """Return the dataset that holds a file: the present one, or the former one if an alter has replaced it since the file was written."""
+        """Return the dataset with the file: that of the sink, or the former dataset if an alter has replaced it since the file was written."""
         attempt = keys.attempt_of_data(file.key)
-        version = self.removed_at if attempt is None else attempt[0]
+        version = self.removed_at if attempt is None else attempt[0]  # every file of an attempt has such a key
         if version > self.removed_at:
             return self.dataset
         if version not in self._former:
@@ -232,9 +232,9 @@ class UpstreamLog:
             {batch: commit for commit, batch in batches.items()}, tuple(sorted(corrected)), tuple(sorted(rolled_back))
         )
 
-    def former(self, commits: Mapping[int, int], end: int) -> list[int]:
+    def batches_in_former_dataset(self, commits: Mapping[int, int], end: int) -> list[int]:
         """
-        Return the batches whose rows are in a dataset that the upstream has replaced by another one (W36), in ascending order.
+        Return the batches whose rows are in the former dataset, because an alter of the upstream has replaced it since (W36), in ascending order.
 
         :param commits: batch → the commit that holds its rows
         :param end: as of this version, exclusive
@@ -249,12 +249,12 @@ class UpstreamLog:
     def former_error(self, batches: list[int]) -> SourceChangedError:
         """Return the error for batches whose rows are in the former dataset."""
         return SourceChangedError(
-            "the upstream has replaced the dataset of its sink, and rows of these versions are in the former one; nothing was written",
+            "an alter of the upstream replaced the dataset of this sink, and the rows of these versions are only in the former dataset; nothing was written",
             sink=self.sink,
             versions=batches,
         ).advising(
-            "reprocess these versions of the upstream (`streamsem reprocess UPSTREAM N`), so that their rows are in the new dataset. "
-            'If this pipeline has read them already, on_reprocess="ignore" of the source keeps its rows.'
+            "reprocess these versions upstream: `streamsem reprocess UPSTREAM N`. "
+            'If this pipeline has already read some of them, set on_reprocess="ignore", or its next run is refused.'
         )
 
     def _rolled_back(self, kept: Sequence[range], first: int, end: int) -> set[int]:

@@ -72,7 +72,7 @@ def test_location_without_a_complete_batch_is_refused(store: MemoryStore) -> Non
     ],
 )
 def test_offsets_that_are_not_understood_are_refused(text: str) -> None:
-    with pytest.raises(DataError, match="not understood"):
+    with pytest.raises(DataError, match="cannot be used"):
         read(checkpoint({"0": text}, [0]))
 
 

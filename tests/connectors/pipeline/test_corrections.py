@@ -73,7 +73,7 @@ class TestAlter:
         bronze.commit(1)
         self.altered(bronze)
         bronze.commit(1)
-        with pytest.raises(SourceChangedError, match="has replaced the dataset of its sink") as raised:
+        with pytest.raises(SourceChangedError, match="replaced the dataset of this sink") as raised:
             silver.run("next", drain=True)
         assert raised.value.fields["versions"] == [2]
         bronze.run("past", reprocessed=2)
@@ -103,7 +103,7 @@ class TestAlter:
         self.altered(bronze)
         bronze.run("fix 0", reprocessed=0)
         bronze.commit(1)
-        with pytest.raises(SourceChangedError, match="rows of these versions are in the former one") as raised:
+        with pytest.raises(SourceChangedError, match="only in the former dataset") as raised:
             silver.run("next", drain=True)
         assert raised.value.fields["versions"] == [1]
         bronze.run("fix 1", reprocessed=1)
