@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -318,6 +319,29 @@ def test_every_run_logs_the_guarantee(
     assert (
         guarantees == ["guarantee: exactly-once (`streamsem explain` says why)"] * {"resume": 1, "reprocess": 2}[rerun]
     )
+
+
+def test_task_with_a_changed_spec_fails_without_a_retry_until_it_alters_the_log(
+    fixture: PipelineFixture, rows_engine: list[str]
+) -> None:
+    AirflowFailException = airflow_exception("AirflowFailException")
+
+    operator(fixture).execute(context())
+    changed = fixture.pipeline(
+        sinks={**fixture.pipeline().sinks, "more": FilesSink(path=str(fixture.root / "more"), format="json")}
+    )
+    fixture.arrive(1)
+    with pytest.raises(AirflowFailException, match="set alter_from of the operator") as raised:
+        operator(fixture, pipeline=changed).execute(context("b"))
+    found = re.search("config='([0-9a-f]{12})'", str(raised.value))
+    assert found is not None
+    for run_id in ("b", "c"):
+        operator(fixture, pipeline=changed, alter_from=found[1]).execute(context(run_id))
+        fixture.arrive(1)
+    kinds = [version.plan.kind for version in fixture.opened().versions(newest_first=False)]
+    assert kinds == ["batch", "alter", "batch", "batch"]
+    with pytest.raises(AirflowFailException):
+        operator(fixture).execute(context("d"))
 
 
 def test_permanent_error_fails_the_task_without_a_retry(fixture: PipelineFixture, rows_engine: list[str]) -> None:
