@@ -137,6 +137,8 @@ def test_pipeline_continues_a_consumer_group_and_the_group_continues_the_pipelin
     consumer.subscribe([name])
     topics.until(lambda: consumer.poll(0.5) is None and len(consumer.assignment()) == 2)
     code, refused = command(capsys, topics, spec, *exports, group)
+    assert (code, "did not accept the offsets of some partitions" in refused["message"]) == (4, True)
+    code, refused = command(capsys, topics, spec, *imports, group)
     assert (code, "has members" in refused["message"]) == (4, True)
     consumer.close()
 
