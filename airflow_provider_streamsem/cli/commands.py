@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from airflow_provider_streamsem import extras
 from airflow_provider_streamsem.arguments import integer, time_ms
@@ -62,9 +62,6 @@ from airflow_provider_streamsem.readers.verify import verify as verify_
 from airflow_provider_streamsem.spark import packages
 from airflow_provider_streamsem.state import operator_state
 from airflow_provider_streamsem.stores.contract import open_store
-
-if TYPE_CHECKING:
-    pass
 
 
 def result_of_command(args: argparse.Namespace) -> CommandResult:

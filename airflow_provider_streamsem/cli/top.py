@@ -8,9 +8,8 @@ from typing import Any
 from airflow_provider_streamsem.cli.log_table import age
 from airflow_provider_streamsem.cli.output import Table
 from airflow_provider_streamsem.errors import StreamsemError
-from airflow_provider_streamsem.protocol.view import add_counts
 from airflow_provider_streamsem.readers.files import open_log
-from airflow_provider_streamsem.readers.history import History, VersionSummary, rows_per_minute
+from airflow_provider_streamsem.readers.history import History, rows_per_minute
 
 NEWEST = 30
 """How many versions of each log are read."""
@@ -39,14 +38,8 @@ def _pipeline(log: str) -> dict[str, Any]:
         "lag": next((each.lag for each in newest if each.lag is not None), None),
         "rows_per_minute": rows_per_minute(newest),
         "duration_ms": closed[0].duration_ms if closed else None,
-        "rows": [_rows(each) for each in reversed(newest)],
+        "rows": [each.most_rows for each in reversed(newest)],
     }
-
-
-def _rows(summary: VersionSummary) -> int:
-    """Return the number of rows in the sink with the most rows of a version."""
-    written = add_counts(summary.counts, {})
-    return max((rows for name, rows in written.items() if name.startswith("written.")), default=0)
 
 
 def overview(rows: Sequence[dict[str, Any]], *, now_ms: int) -> Table:

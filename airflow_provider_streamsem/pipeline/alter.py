@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.arguments import text, text_list
@@ -141,7 +141,7 @@ def _alter(opened: OpenPipeline, alter_from: str | None, moved: frozenset[str], 
             log=log.store.url,
             version=None,
             config=config_digest(fields, newest_alter)[:_SHOWN],
-            changes=(*difference.changes, *_other_changes(before, opened.pipeline)),
+            changes=(*difference.changes, *difference.other_changes(before)),
             guarantee=_guarantees(before, opened.pipeline),
             aborted=aborted,
         )
@@ -168,14 +168,7 @@ def _alter(opened: OpenPipeline, alter_from: str | None, moved: frozenset[str], 
             logger.info(
                 "version %d altered the pipeline: %s", version, ", ".join(change.field for change in result.changes)
             )
-            return Alteration(
-                log=result.log,
-                version=version,
-                config=result.config,
-                changes=result.changes,
-                guarantee=result.guarantee,
-                aborted=aborted,
-            )
+            return replace(result, version=version)
     raise ConflictError(
         "every attempt to commit the alter lost to a version of another process. The immutable fields in the log are unchanged",
         log=log.store.url,
@@ -258,7 +251,9 @@ def _close(opened: OpenPipeline, head: Head) -> tuple[ClosedHead, int | None]:
     """
     log, aborted = opened.log, None
     if isinstance(head, OpenHead):
-        proposed = _outcome_of_open(opened, head)
+        proposed = outcome_without_rows(log, head) or abort_outcome(
+            log, head, reason="the pipeline is altered", initial_state=opened.record.initial_state
+        )
         version = head.plan.version
         head, outcome = log.decide(head, proposed)
         log.write_segments(version, [(outcome, head.outcome_sha)])
@@ -278,12 +273,11 @@ def _closed_head(log: CommitLog, version: int) -> ClosedHead:
     return head
 
 
-def _outcome_of_open(opened: OpenPipeline, head: OpenHead) -> Outcome:
+def outcome_without_rows(log: CommitLog, head: OpenHead) -> Outcome | None:
+    """Return the outcome of an open rollback or alter, which any process can build from the log; ``None`` for another kind, which stages rows."""
     if head.plan.kind == "rollback":
-        return rollback_outcome(opened.log, head)
-    if head.plan.kind == "alter":
-        return alter_outcome(opened.log, head)
-    return abort_outcome(opened.log, head, reason="the pipeline is altered", initial_state=opened.record.initial_state)
+        return rollback_outcome(log, head)
+    return alter_outcome(log, head) if head.plan.kind == "alter" else None
 
 
 class _Difference:
@@ -409,6 +403,17 @@ class _Difference:
         unable = self._opened.pipeline.sinks_that_cannot_remove_rows
         return "" if unable else "; reprocess earlier versions to add theirs"
 
+    def other_changes(self, before: Mapping[str, Json]) -> Iterator[Change]:
+        """
+        Yield the differences of fields that are not immutable. Called after :meth:`altered`.
+
+        :param before: the spec in the log
+        """
+        described = ("guarantee", *(change.field for change in self.changes))
+        for path in changed_fields(before, self._opened.pipeline.to_json()):
+            if not any(path == field or path.startswith(f"{field}.") for field in described):
+                yield Change(path, "changed", "the next run uses it; no alter is needed")
+
     def check_sinks(self, head: ClosedHead) -> None:
         """
         Check that new datasets and tables have no rows of this pipeline, and that moved datasets have all files.
@@ -443,22 +448,6 @@ class _Difference:
                 sink=name,
                 location=sink.location,
             ).advising("copy all files, `_streamsem.json` included, then alter the pipeline again.")
-
-
-def _other_changes(before: Mapping[str, Json], pipeline: Pipeline) -> Iterator[Change]:
-    """Yield the differences of fields that are not immutable."""
-    stored_sinks, now = before["immutable_config"]["sinks"], pipeline.immutable_config()
-    changed = {
-        f"sinks.{name}" for name in {*stored_sinks, *now["sinks"]} if stored_sinks.get(name) != now["sinks"].get(name)
-    }
-    changed |= {
-        field for field in ("source", "dedup", "state") if before["immutable_config"].get(field) != now.get(field)
-    }
-    for path in changed_fields(before, pipeline.to_json()):
-        if path.partition(".")[0] != "guarantee" and not any(
-            path == field or path.startswith(f"{field}.") for field in changed
-        ):
-            yield Change(path, "changed", "the next run uses it; no alter is needed")
 
 
 def _guarantees(before: Mapping[str, Json], pipeline: Pipeline) -> dict[str, tuple[str | None, str | None]]:

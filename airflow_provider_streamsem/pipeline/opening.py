@@ -55,13 +55,13 @@ def open_pipeline(pipeline: Pipeline, log: CommitLog) -> OpenPipeline:
     record = find_record(pipeline, log) or create_log(pipeline, log)
     _check_name(pipeline, record)
     head = log.find_head()
-    if head.spec is None:
+    if head.binding_spec is None:
         assert isinstance(head, ClosedHead)  # an open version names its spec
         head = _at_start(head, record, initial_offsets(pipeline, log, record, store=True))
         if pipeline.spec_sha256 != record.spec:
             log.put_spec(pipeline.spec_bytes())
         return OpenPipeline(pipeline=pipeline, log=log, record=record, head=head, spec=pipeline.spec_sha256)
-    check_and_store_spec(pipeline, log, head.binding_spec or head.spec, version=max(head.closed, 0))
+    check_and_store_spec(pipeline, log, head.binding_spec, version=max(head.closed, 0))
     claim_datasets(pipeline, log, record, new=head.outcome is None)
     return OpenPipeline(pipeline=pipeline, log=log, record=record, head=head, spec=pipeline.spec_sha256)
 
@@ -100,11 +100,11 @@ def read_head(pipeline: Pipeline, log: CommitLog) -> Head:
     """
     extras.check(pipeline.source_extras, pipeline=pipeline.name)
     head = log.find_head()
-    if head.spec is None:
+    if head.binding_spec is None:
         assert isinstance(head, ClosedHead)  # an open version names its spec
         record = find_record(pipeline, log)
         return _at_start(head, record, initial_offsets(pipeline, log, record, store=False))
-    check_immutable_config(pipeline, log, head.binding_spec or head.spec, version=max(head.closed, 0))
+    check_immutable_config(pipeline, log, head.binding_spec, version=max(head.closed, 0))
     return head
 
 

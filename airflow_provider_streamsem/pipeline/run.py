@@ -29,7 +29,7 @@ from airflow_provider_streamsem.errors import (
 )
 from airflow_provider_streamsem.pipeline import changes, report
 from airflow_provider_streamsem.pipeline.abort import abort_outcome
-from airflow_provider_streamsem.pipeline.alter import alter, alter_outcome
+from airflow_provider_streamsem.pipeline.alter import alter, outcome_without_rows
 from airflow_provider_streamsem.pipeline.guarantee import guarantee
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.lookups import check_lookups
@@ -48,7 +48,6 @@ from airflow_provider_streamsem.pipeline.plan_reprocess import (
 )
 from airflow_provider_streamsem.pipeline.publish import publish
 from airflow_provider_streamsem.pipeline.result import RunResult, empty_result, run_result
-from airflow_provider_streamsem.pipeline.rollback import rollback_outcome
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import invariants
 from airflow_provider_streamsem.protocol.entries import Json, Outcome, Plan, StagedManifest
@@ -138,7 +137,7 @@ def plan_run(
 
 def _alter_from(pipeline: Pipeline, log: CommitLog, alter_from: str | None) -> None:
     """Alter the log if the spec's immutable fields differ from those of the log, and replace those with the config ``alter_from``."""
-    if alter_from is not None and log.read_pipeline() is not None and log.find_head().spec is not None:
+    if alter_from is not None and log.find_head().binding_spec not in (None, pipeline.spec_sha256):
         alter(pipeline, alter_from=alter_from, log=log)
 
 
@@ -318,12 +317,7 @@ class Run:
             logger.info("%s", report.resumed(plan, self.run_key))
         if plan.spec != self.opened.spec and plan.kind != "alter":
             changes.warn_of_open_version(log, plan, self.opened.pipeline.to_json(), run_key=self.run_key)
-        if plan.kind == "rollback":
-            proposed: Outcome | ClosedHead = rollback_outcome(log, head)
-        elif plan.kind == "alter":
-            proposed = alter_outcome(log, head)
-        else:
-            proposed = self._adopt_or_stage(head, plan, fresh=fresh)
+        proposed = outcome_without_rows(log, head) or self._adopt_or_stage(head, plan, fresh=fresh)
         if isinstance(proposed, ClosedHead):
             return log.locate(self.run_key, proposed)
         with telemetry.phase("commit", version=plan.version, attempt_id=proposed.attempt_id or ""):

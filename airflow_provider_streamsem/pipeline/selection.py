@@ -18,8 +18,6 @@ from airflow_provider_streamsem.protocol.entries import Outcome, Plan
 from airflow_provider_streamsem.protocol.offsets import Ranges
 from airflow_provider_streamsem.protocol.view import Head, add_counts
 
-_FROM_UPSTREAM = "pipeline_uuid"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
@@ -167,7 +165,8 @@ def preview_reprocess(
             check_state(opened, current, outcome, head.outcome)
         except StreamsemError as error:
             refused[plan.version] = str(error)
-    later = select(log, head, Selection(first=versions[0] + 1)) if versions else []
+    has_later = pipeline.state is not None and versions
+    later = select(log, head, Selection(first=versions[0] + 1)) if has_later else []
     return BlastRadius(
         versions=tuple(versions),
         counts=counts,
@@ -191,7 +190,7 @@ def _reading(url: str, pipeline_uuid: str, commits: set[int]) -> int:
         read = {
             version["version"]
             for pin in nested
-            if isinstance(pin, dict) and pin.get(_FROM_UPSTREAM) == pipeline_uuid
+            if isinstance(pin, dict) and pin.get("pipeline_uuid") == pipeline_uuid
             for version in pin.get("versions", ())
         }
         found += bool(read & commits)

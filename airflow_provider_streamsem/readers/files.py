@@ -16,7 +16,7 @@ from airflow_provider_streamsem import registry
 from airflow_provider_streamsem.arguments import integer
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.contract import Sink
-from airflow_provider_streamsem.connectors.files.stored import stored_sinks
+from airflow_provider_streamsem.connectors.files.stored import former_sinks, stored_sinks
 from airflow_provider_streamsem.connectors.ownership import claim_dataset
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
 from airflow_provider_streamsem.pipeline.spec import Pipeline
@@ -133,15 +133,8 @@ class CommittedLog:
         present = self.sinks if newest is None or self.pipeline is not None else self._sinks_of(newest.spec)
         if newest is None or version < 0:
             return present
-        sinks = dict(present)
-        for altered in self.log.alters(newest):
-            if altered.version > version and altered.altered is not None and altered.altered.removed:
-                before = self.log.outcome(altered.version - 1)
-                former = {} if before is None else self._sinks_of(before[0].spec)
-                for name in altered.altered.removed:
-                    sinks.pop(name, None)
-                    sinks |= {name: former[name]} if name in former else {}
-        return sinks
+        sinks = {**present, **former_sinks(self.log, version, newest)}
+        return {name: sink for name, sink in sinks.items() if sink is not None}
 
     def dataset(self, name: str, *, version: int | None = None) -> Sink:
         """

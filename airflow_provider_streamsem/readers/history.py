@@ -78,6 +78,11 @@ class VersionSummary:
     changed: tuple[str, ...]
 
     @property
+    def most_rows(self) -> int:
+        """The number of rows in the sink with the most rows of the version."""
+        return max((rows for name, rows in self.counts.items() if name.startswith("written.")), default=0)
+
+    @property
     def has_gaps(self) -> bool:
         """Whether the source has lost records of the ranges."""
         return bool(self.gaps)
@@ -227,8 +232,6 @@ def rows_per_minute(newest: Sequence[VersionSummary]) -> float | None:
     closed = [summary for summary in newest if summary.decided_at_ms is not None and not summary.is_rolled_back]
     if not closed:
         return None
-    rows = sum(
-        max((n for name, n in summary.counts.items() if name.startswith("written.")), default=0) for summary in closed
-    )
+    rows = sum(summary.most_rows for summary in closed)
     began, ended = min(each.planned_at_ms for each in closed), max(each.decided_at_ms or 0 for each in closed)
     return round(rows * 60_000 / max(1, ended - began), 1)

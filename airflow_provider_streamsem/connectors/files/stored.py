@@ -8,6 +8,7 @@ from typing import Any
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
+from airflow_provider_streamsem.protocol.entries import Outcome
 from airflow_provider_streamsem.protocol.specs import stored_spec
 
 
@@ -35,14 +36,18 @@ def stored_sinks(spec: Mapping[str, Any]) -> dict[str, FilesSink | str]:
     return sinks
 
 
-def sink_at(log: CommitLog, name: str, version: int) -> FilesSink | str | None:
+def former_sinks(log: CommitLog, version: int, newest: Outcome) -> dict[str, FilesSink | str | None]:
     """
-    Return the former sink of a version, if a later alter removed or replaced it; else ``None``. A string is the type of a sink outside the log.
+    Return the sinks that alters after a version have removed or replaced, as they were at the version; ``None`` for a sink that did not exist then.
 
-    :param version: a closed version of the log
+    A string is the type of a sink outside the log. If an alter has moved the dataset since, the sink has the path to which it was moved.
+
+    :param newest: the newest outcome of the log
     """
-    newest = log.find_head().outcome
-    alters = [] if newest is None else [o for o in log.alters(newest) if o.version > version and o.altered is not None]
-    first = next((o for o in reversed(alters) if o.altered is not None and name in o.altered.removed), None)
-    before = None if first is None else log.outcome(first.version - 1)
-    return None if before is None else stored_sinks(stored_spec(log.read_spec(before[0].spec))).get(name)
+    former: dict[str, FilesSink | str | None] = {}
+    for outcome in log.alters(newest):
+        if outcome.version > version and outcome.altered is not None and outcome.altered.removed:
+            before = log.outcome(outcome.version - 1)
+            sinks = {} if before is None else stored_sinks(stored_spec(log.read_spec(before[0].spec)))
+            former |= {name: sinks.get(name) for name in outcome.altered.removed}
+    return former

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
-from airflow_provider_streamsem.connectors.files.stored import sink_at, stored_sinks
+from airflow_provider_streamsem.connectors.files.stored import former_sinks, stored_sinks
 from airflow_provider_streamsem.connectors.ownership import claim_dataset
 from airflow_provider_streamsem.connectors.pipeline.pins import VersionPin
 from airflow_provider_streamsem.delivery import SATISFIES
@@ -145,7 +145,8 @@ class UpstreamLog:
         if version > self.removed_at:
             return self.dataset
         if version not in self._former:
-            former = sink_at(self.log, self.sink, version)
+            newest = self.log.find_head().outcome
+            former = None if newest is None else former_sinks(self.log, version, newest).get(self.sink)
             if not isinstance(former, FilesSink):
                 raise self.former_error([version])
             claim_dataset(self.sink, former, self.log, self.record, url=self.log.store.url, new=False)
