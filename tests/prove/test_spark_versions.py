@@ -69,10 +69,11 @@ def test_tests_of_state_pass_on_newer_versions_of_spark(version: str, tmp_path: 
         tmp_path / "venv", "--constraint", str(constraints), "--override", str(override), f"{ROOT}[dev]"
     )
     selection = ["-m", "not integration", "-k", "not long_walks", "tests/state", "tests/transforms"]
-    command = [binaries / "python", "-m", "pytest", "-v", "-p", "no:cacheprovider", *selection]
+    workers = ["-n", "2", "--dist", "worksteal"]
+    command = [binaries / "python", "-m", "pytest", "-v", "-p", "no:cacheprovider", *workers, *selection]
     environment = {**ENVIRONMENT, "PYSPARK_PYTHON": str(binaries / "python"), "PYTEST_DEBUG_TEMPROOT": str(tmp_path)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
-    passed = {line.partition(" PASSED")[0] for line in done.stdout.splitlines() if " PASSED" in line}
+    passed = {line.partition(" PASSED ")[2] for line in done.stdout.splitlines() if " PASSED " in line}
     missing = [name for name in PARTS if not any(name in test for test in passed)]
     assert not missing, f"the selection has left out {missing}"
