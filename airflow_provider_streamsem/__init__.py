@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_streamsem.version import __version__
 
 _NAMES = {
+    "ActionOperator": "airflow_provider_streamsem.operators.actions",
     "Aggregate": "airflow_provider_streamsem.transforms.aggregate",
     "AmqpQueue": "airflow_provider_streamsem.connectors.amqp.client",
     "Avro": "airflow_provider_streamsem.connectors.parsing.decoders",
@@ -69,6 +70,7 @@ _NAMES = {
     "diff_state": "airflow_provider_streamsem.readers.diff_state",
     "fork": "airflow_provider_streamsem.pipeline.fork",
     "guarantee": "airflow_provider_streamsem.pipeline.guarantee",
+    "actions_dag": "airflow_provider_streamsem.operators.actions",
     "load_pipeline": "airflow_provider_streamsem.pipeline.spec",
     "log_uri": "airflow_provider_streamsem.assets",
     "open_log": "airflow_provider_streamsem.readers.files",
@@ -81,6 +83,7 @@ _NAMES = {
 }
 
 __all__ = [
+    "ActionOperator",
     "Aggregate",
     "AmqpQueue",
     "Avro",
@@ -133,6 +136,7 @@ __all__ = [
     "VerifyOperator",
     "Window",
     "__version__",
+    "actions_dag",
     "alter",
     "diff",
     "diff_state",
@@ -182,6 +186,7 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.dedup import Dedup
     from airflow_provider_streamsem.errors import StreamsemError
     from airflow_provider_streamsem.limits import Limits
+    from airflow_provider_streamsem.operators.actions import ActionOperator, actions_dag
     from airflow_provider_streamsem.operators.maintenance import VacuumOperator, VerifyOperator
     from airflow_provider_streamsem.operators.micro_batch import MicroBatchOperator
     from airflow_provider_streamsem.operators.reprocess import ReprocessOperator

@@ -1,7 +1,8 @@
-"""Differences between the supported releases of Airflow: features that older releases lack, and modules that were moved."""
+"""Parts of Airflow that differ between the supported releases: features that older releases lack, and modules that were moved."""
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import version
 from typing import Any
 
@@ -22,6 +23,21 @@ def dag_files() -> Any:
     except ImportError:  # Airflow 3.1
         from airflow.models import dagbag
     return dagbag
+
+
+def store_dag(dag: Any, file: str) -> None:
+    """
+    Store a DAG in Airflow's metadata database, as the DAG processor does.
+
+    :param file: the file that creates the DAG
+    """
+    from airflow.dag_processing.bundles.manager import DagBundlesManager
+
+    dag.fileloc = file
+    DagBundlesManager().sync_bundles_to_db()
+    bag = dag_files().DagBag(dag_folder=os.devnull, bundle_path=None)
+    bag.bag_dag(dag)
+    dag_files().sync_bag_to_db(bag, "dags-folder", None)
 
 
 def serialization() -> Any:

@@ -127,7 +127,12 @@ COMMANDS = (
         "Reprocess a committed version from the same ranges, and replace its rows.",
         "orders.toml 41",
         (
-            _argument("version", metavar="N", nargs="?", help="the version, or the versions N-M, both inclusive"),
+            _argument(
+                "version",
+                metavar="N",
+                nargs="?",
+                help="the version, or versions and spans of versions, both inclusive, such as 3-7,9",
+            ),
             _argument("--quarantined", action="store_true", help="reprocess every version with quarantined records"),
             _argument("--since", metavar="TIME", help="select the versions that were committed at or after this time"),
             _argument("--until", metavar="TIME", help="select the versions that were committed at or before this time"),

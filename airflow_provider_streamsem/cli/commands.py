@@ -40,7 +40,6 @@ from airflow_provider_streamsem.commitlog.log import open_commit_log
 from airflow_provider_streamsem.connectors.upstreams import ReadsPipeline
 from airflow_provider_streamsem.dedup import stored_layers
 from airflow_provider_streamsem.errors import InvalidError, StreamsemError
-from airflow_provider_streamsem.pipeline import report
 from airflow_provider_streamsem.pipeline.abort import abort as abort_version
 from airflow_provider_streamsem.pipeline.drop import drop as drop_
 from airflow_provider_streamsem.pipeline.fork import fork as fork_
@@ -54,6 +53,7 @@ from airflow_provider_streamsem.pipeline.vacuum import vacuum as vacuum_log
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import Json, Outcome
 from airflow_provider_streamsem.protocol.keys import N
+from airflow_provider_streamsem.readers import descriptions
 from airflow_provider_streamsem.readers import export as export_
 from airflow_provider_streamsem.readers.files import open_log, sink_of
 from airflow_provider_streamsem.readers.history import History
@@ -320,18 +320,7 @@ def verify(args: argparse.Namespace) -> CommandResult:
     """Verify a log and its datasets (``streamsem verify``)."""
     verdict = verify_(args.pipeline or args.log, files=not args.log_only)
     document = {**plain(verdict), "clean": verdict.clean}
-    totals = f"closed versions: {verdict.versions}, commits: {verdict.commits}, visible files: {verdict.files}, orphans: {verdict.orphans}"
-    lines = [
-        f"{'clean' if verdict.clean else 'VIOLATIONS FOUND'}: {totals}",
-        *(
-            []
-            if verdict.open is None
-            else [f"version {verdict.open} is open: a run has planned it, and no run has committed it yet"]
-        ),
-        *[f"{name:<20} {count}" for name, count in report.ordered_counts(verdict.counts)],
-        *[f"not checked without the pipeline file: sink {name}" for name in verdict.unchecked],
-        *[f"{f.invariant} version={f.version} {f.what}" for f in verdict.violations],
-    ]
+    lines = descriptions.verdict(verdict)
     return CommandResult(document=document, lines=lines, exit_code=0 if verdict.clean else 1)
 
 
@@ -534,10 +523,9 @@ def _show_address(url: str) -> None:
 def vacuum(args: argparse.Namespace) -> CommandResult:
     """Delete files that no reader and no run needs (``streamsem vacuum``)."""
     vacuumed = vacuum_log(args.pipeline, dry_run=args.dry_run, all_versions=args.all)
-    deleted = f"{len(vacuumed.attempts)} attempts and {len(vacuumed.keys)} objects of the log, {vacuumed.bytes} bytes"
     return CommandResult(
         document={**plain(vacuumed), "dry_run": args.dry_run},
-        lines=[f"{'would delete' if args.dry_run else 'deleted'} {deleted}"],
+        lines=[descriptions.vacuumed(vacuumed, dry_run=args.dry_run)],
     )
 
 

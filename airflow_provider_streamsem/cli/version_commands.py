@@ -26,10 +26,18 @@ from airflow_provider_streamsem.pipeline.reprocess import reprocess as reprocess
 from airflow_provider_streamsem.pipeline.result import RunResult, with_others
 from airflow_provider_streamsem.pipeline.rollback import rollback as rollback_
 from airflow_provider_streamsem.pipeline.run import run_batch
-from airflow_provider_streamsem.pipeline.selection import BlastRadius, Selection, preview_reprocess, select
+from airflow_provider_streamsem.pipeline.selection import (
+    Selection,
+    parse_offset_range,
+    parse_versions,
+    preview_reprocess,
+    select,
+)
 from airflow_provider_streamsem.pipeline.spec import Pipeline, load_spark_conf
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.offsets import Ranges
+from airflow_provider_streamsem.readers import descriptions
+from airflow_provider_streamsem.readers.descriptions import aligned
 from airflow_provider_streamsem.readers.files import open_log
 
 if TYPE_CHECKING:
@@ -73,7 +81,8 @@ def reprocess(args: argparse.Namespace) -> CommandResult:
         )
     pipeline = args.pipeline
     if args.dry_run and selection is not None:
-        return _blast_radius(preview_reprocess(pipeline, selection, downstream=args.downstream))
+        radius = preview_reprocess(pipeline, selection, downstream=args.downstream)
+        return CommandResult(document=plain(radius), lines=descriptions.blast_radius(radius))
     if args.dry_run or args.downstream:
         raise InvalidError("--dry-run requires versions, a time or offsets, and --downstream requires --dry-run")
     is_single = selection is not None and args.version is not None and args.version.isdecimal()
@@ -100,54 +109,15 @@ def _selection(args: argparse.Namespace) -> Selection | None:
         None if given is None else time_ms(name, given)
         for name, given in (("--since", args.since), ("--until", args.until))
     )
-    offsets = dict(_offset_range(text) for text in args.offsets)
+    offsets = dict(parse_offset_range(text) for text in args.offsets)
     if args.version is None and since_ms is None and until_ms is None and not offsets:
         return None
-    first, _, last = ("", "", "") if args.version is None else args.version.partition("-")
-    bounds = [bound for bound in (first, last) if bound]
-    if not all(bound.isdecimal() for bound in bounds):
-        raise InvalidError("the versions must have the form N or N-M", given=args.version)
     return Selection(
-        first=int(bounds[0]) if bounds else None,
-        last=int(bounds[-1]) if bounds else None,
+        versions=() if args.version is None else parse_versions(args.version),
         since_ms=since_ms,
         until_ms=until_ms,
         offsets=offsets,
     )
-
-
-def _offset_range(text: str) -> tuple[str, tuple[int, int]]:
-    partition, _, bounds = text.rpartition("=")
-    start, _, end = bounds.partition(":")
-    if not (partition and start.isdecimal() and end.isdecimal()):
-        raise InvalidError("--offsets must have the form PARTITION=START:END", given=text)
-    return partition, (int(start), int(end))
-
-
-def _blast_radius(radius: BlastRadius) -> CommandResult:
-    """Return what reprocessing would replace, as a document and as text."""
-    lines = [f"{len(radius.versions)} versions are selected: {_consecutive(radius.versions)}", "nothing was written"]
-    lines += _aligned(report.ordered_counts(radius.counts))
-    lines += [
-        f"replaced in {name}: {replaced.rows} rows in {replaced.files} files, {replaced.bytes} bytes"
-        for name, replaced in radius.sinks.items()
-    ]
-    if radius.kept is not None:
-        lines.append(f"{radius.kept} later versions are not recomputed: they keep their rows and state")
-    lines += [f"{url}: {batches} versions have read these rows" for url, batches in radius.downstream.items()]
-    lines += [f"version {version} would be refused: {reason}" for version, reason in radius.refused.items()]
-    return CommandResult(document=plain(radius), lines=lines)
-
-
-def _consecutive(versions: Sequence[int]) -> str:
-    """Format ascending versions, such as ``3-7, 9``."""
-    spans: list[list[int]] = []
-    for version in versions:
-        if spans and version == spans[-1][1] + 1:
-            spans[-1][1] = version
-        else:
-            spans.append([version, version])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans) or "none"
 
 
 def _reprocess_all(
@@ -193,47 +163,13 @@ def rollback(args: argparse.Namespace) -> CommandResult:
     )
     counts = [(name, f"-{count}") for name, count in report.ordered_counts(result.counts)]
     offsets = [("next", f"{partition} {offset}") for partition, offset in sorted(result.offsets.items())]
-    return CommandResult(document=plain(result), lines=[summary, *_aligned([*counts, *offsets])])
+    return CommandResult(document=plain(result), lines=[summary, *aligned([*counts, *offsets])])
 
 
 def alter(args: argparse.Namespace) -> CommandResult:
     """Alter a pipeline (``streamsem alter``)."""
     result = alter_(args.pipeline, alter_from=args.alter_from, moved=args.moved, dry_run=args.dry_run)
-    altered = [change for change in result.changes if change.kind != "changed"]
-    if not altered:
-        summary = "the log has the same immutable fields; nothing was written"
-    elif result.version is None:
-        summary = "immutable fields differ, so an alter is required; nothing was written"
-    else:
-        summary = f"version {result.version} altered the pipeline"
-    lines = [
-        summary,
-        *(f"  {change.field}: {change.kind}: {change.effect}" for change in result.changes if change in altered),
-    ]
-    others = [change.field for change in result.changes if change not in altered]
-    lines += [f"changes that need no alter: {', '.join(others)}"] if others else []
-    lines += [
-        f"  guarantee of {name}: {_label(before)} before, {_label(now)} now"
-        for name, (before, now) in result.guarantee.items()
-        if before != now
-    ]
-    if result.aborted is not None:
-        lines.append(
-            f"version {result.aborted} was open and is closed as an abort; if it was a batch, the next run reads its records"
-        )
-    if args.dry_run and altered:
-        lines.append(f"config of the log: {result.config}")
-    return CommandResult(document=plain(result), lines=lines)
-
-
-def _label(label: str | None) -> str:
-    return "none" if label is None else label.replace("_", "-")
-
-
-def _aligned(fields: Sequence[tuple[str, object]]) -> list[str]:
-    """Return a line for each name and value, with the values in one column."""
-    width = max((len(name) for name, _ in fields), default=0)
-    return [f"{name:<{width}}  {value}" for name, value in fields]
+    return CommandResult(document=plain(result), lines=descriptions.alteration(result, dry_run=args.dry_run))
 
 
 def engine_of_arguments(args: argparse.Namespace, spark_packages: str | None) -> SparkEngine:
@@ -269,7 +205,7 @@ def _result_of_run(pipeline: Pipeline, result: RunResult) -> CommandResult:
             for other in result.completed
         ),
     ]
-    return CommandResult(document={**result.to_json(), "guarantee": plain(computed)}, lines=_aligned(fields))
+    return CommandResult(document={**result.to_json(), "guarantee": plain(computed)}, lines=aligned(fields))
 
 
 def _ranges(ranges: Ranges) -> str:

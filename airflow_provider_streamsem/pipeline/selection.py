@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -15,8 +16,11 @@ from airflow_provider_streamsem.pipeline.opening import OpenPipeline, find_recor
 from airflow_provider_streamsem.pipeline.plan_reprocess import check_state, refuse_sinks
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol.entries import Outcome, Plan
+from airflow_provider_streamsem.protocol.keys import N
 from airflow_provider_streamsem.protocol.offsets import Ranges
 from airflow_provider_streamsem.protocol.view import Head, add_counts
+
+_SPAN = re.compile(r"\s*(\d{1,12})(?:\s*-\s*(\d{1,12}))?\s*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,32 +28,62 @@ class Selection:
     """
     Which batches to select. A batch must satisfy all conditions that are given.
 
-    :param first: the lowest version, inclusive
-    :param last: the highest version, inclusive
+    :param versions: spans ``(first, last)`` of versions, both inclusive; only batches in one of them
     :param since_ms: only batches that were committed at or after this time, in milliseconds UTC
     :param until_ms: only batches that were committed at or before this time, in milliseconds UTC
     :param offsets: partition → ``[start, end)``; only batches that have read one of these offsets
     :raises InvalidError: no condition is given, or one is not valid
     """
 
-    first: int | None = None
-    last: int | None = None
+    versions: tuple[tuple[int, int], ...] = ()
     since_ms: int | None = None
     until_ms: int | None = None
     offsets: Ranges = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        bounds = {name: getattr(self, name) for name in ("first", "last", "since_ms", "until_ms")}
-        if all(value is None for value in bounds.values()) and not self.offsets:
-            raise InvalidError("a selection needs at least one condition", accepted=[*bounds, "offsets"])
-        for name, value in bounds.items():
+        times = {name: getattr(self, name) for name in ("since_ms", "until_ms")}
+        if all(value is None for value in times.values()) and not self.offsets and not self.versions:
+            raise InvalidError("a selection needs at least one condition", accepted=["versions", *times, "offsets"])
+        for name, value in times.items():
             if value is not None:
                 integer(name, value, least=0)
+        for first, last in self.versions:
+            integer("last version", last, least=integer("first version", first, least=0))
         for partition, (start, end) in self.offsets.items():
             if not 0 <= start < end:
                 raise InvalidError(
                     "`offsets` must be ranges [start, end) that are not empty", partition=partition, given=[start, end]
                 )
+
+
+def parse_versions(text: str) -> tuple[tuple[int, int], ...]:
+    """
+    Return the spans of versions that a text names, for :class:`Selection`.
+
+    :param text: versions and spans of versions, such as ``3-7, 9``
+    :raises InvalidError: the text has another form
+    """
+    spans = []
+    for part in text.split(","):
+        found = _SPAN.fullmatch(part)
+        if found is None:
+            raise InvalidError("versions must have the form N or N-M, separated by commas", given=text)
+        spans.append((int(found[1]), int(found[2] or found[1])))
+    return tuple(spans)
+
+
+def parse_offset_range(text: str) -> tuple[str, tuple[int, int]]:
+    """
+    Return the partition and the offsets ``[start, end)`` that a text names.
+
+    :param text: such as ``orders/0=100:200``
+    :raises InvalidError: the text has another form
+    """
+    partition, _, bounds = text.rpartition("=")
+    start, _, end = bounds.partition(":")
+    if not (partition and start.isdecimal() and end.isdecimal()):
+        raise InvalidError("offsets must have the form PARTITION=START:END", given=text)
+    return partition, (int(start), int(end))
 
 
 def select(log: CommitLog, head: Head, selection: Selection) -> list[int]:
@@ -64,15 +98,16 @@ def select(log: CommitLog, head: Head, selection: Selection) -> list[int]:
 def _selected(log: CommitLog, head: Head, selection: Selection) -> Iterator[tuple[Plan, Outcome]]:
     if head.outcome is None:
         return
-    first, stop = selection.first or 0, head.closed + 1
-    if selection.last is not None:
-        stop = min(stop, selection.last + 1)
+    spans = selection.versions or ((0, head.closed),)
+    first, stop = min(first for first, _ in spans), min(head.closed, max(last for _, last in spans)) + 1
     if selection.until_ms is not None:
         stop = first_closed_after(log, selection.until_ms, 0, stop)
     if selection.since_ms is not None:
         first = max(first, first_closed_after(log, selection.since_ms - 1, 0, stop))
     kept = chain.from_iterable(log.remaining_versions(head.outcome))
     for version in (version for version in kept if first <= version < stop):
+        if not any(lowest <= version <= highest for lowest, highest in spans):
+            continue
         plan, outcome = log.closed_version(version)
         if plan.kind == "batch" and outcome.committed and _overlaps(plan.ranges, selection.offsets):
             yield plan, outcome
@@ -166,7 +201,7 @@ def preview_reprocess(
         except StreamsemError as error:
             refused[plan.version] = str(error)
     has_later = pipeline.state is not None and versions
-    later = select(log, head, Selection(first=versions[0] + 1)) if has_later else []
+    later = select(log, head, Selection(versions=((versions[0] + 1, N),))) if has_later else []
     return BlastRadius(
         versions=tuple(versions),
         counts=counts,
@@ -184,7 +219,7 @@ def _reading(url: str, pipeline_uuid: str, commits: set[int]) -> int:
         raise InvalidError("there is no log at this location", log=url).advising("correct the location.")
     head = log.newest_head()
     found = 0
-    for plan, _ in _selected(log, head, Selection(first=0)):
+    for plan, _ in _selected(log, head, Selection(versions=((0, N),))):
         pins = plan.pins if isinstance(plan.pins, list) else []
         nested = [part for pin in pins if isinstance(pin, dict) for part in (pin, *(pin.get("pins") or ()))]
         read = {

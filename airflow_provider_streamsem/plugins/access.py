@@ -15,6 +15,7 @@ from threading import Lock
 from typing import Annotated, Any
 
 from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
 from airflow.api_fastapi.core_api.security import get_user
 from fastapi import Depends
 
@@ -24,8 +25,8 @@ from airflow_provider_streamsem.hooks.connections import airflow_connection
 from airflow_provider_streamsem.observability.observed import LOG_KEY
 from airflow_provider_streamsem.pipeline.location import access, root
 from airflow_provider_streamsem.stores.s3 import use_s3_access
-from airflow_provider_streamsem.web.addresses import pipeline_id
-from airflow_provider_streamsem.web.documents import Task
+from airflow_provider_streamsem.web.addresses import actions_tag, pipeline_id
+from airflow_provider_streamsem.web.documents import ActionsDag, Task
 from airflow_provider_streamsem.web.pipelines import LoggedPipeline, OpenedLog
 
 User = Annotated[Any, Depends(get_user)]
@@ -55,14 +56,15 @@ def readable(user: User) -> Sequence[LoggedPipeline]:
     """
     dag_ids = get_auth_manager().get_authorized_dag_ids(user=user, method="GET")
     tasks: dict[tuple[str, str], dict[Task, None]] = {}
-    names: dict[tuple[str, str], str] = {}
+    names: dict[tuple[str, str], set[str]] = {}
     for dag_id, task_id, found in _newest_logs(dag_ids):
         key = (found["log"], found["conn_id"])
         tasks.setdefault(key, {})[Task(dag_id=dag_id, task_id=task_id)] = None
-        names[key] = found["pipeline"]
+        names.setdefault(key, set()).add(found["pipeline"])
+    actions = _actions_dags(set().union(*names.values()), dag_ids, user)
     return [
-        LoggedPipeline(pipeline_id(*key), _opened_log(*key), tuple(tasks[key]))
-        for key in sorted(names, key=lambda key: (names[key], key))
+        LoggedPipeline(pipeline_id(*key), _opened_log(*key), tuple(tasks[key]), actions)
+        for key in sorted(names, key=lambda key: (min(names[key]), key))
     ]
 
 
@@ -96,6 +98,39 @@ def _newest_logs(dag_ids: set[str]) -> Iterator[tuple[str, str, dict[str, str]]]
         parsed = _parsed(value)
         if parsed is not None:
             yield dag_id, task_id, parsed
+
+
+def _actions_dags(names: set[str], dag_ids: set[str], user: Any) -> dict[str, list[ActionsDag]]:
+    """
+    Return name of a pipeline → the DAGs that have its tag, among those that the user may read.
+
+    Whether the user may trigger them is only shown. Airflow checks it again when the page triggers a DAG, and the task refuses a pipeline with another log.
+    """
+    from airflow.models.dag import DagModel, DagTag
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
+
+    by_tag = {actions_tag(name): name for name in names}
+    is_action = DagTag.name.in_(by_tag) & DagModel.dag_id.in_(dag_ids) & ~DagModel.is_stale
+    query = select(DagTag.name, DagModel.dag_id, DagModel.is_paused).join(DagModel, DagTag.dag_id == DagModel.dag_id)
+    with create_session() as session:
+        rows = session.execute(query.where(is_action).order_by(DagModel.dag_id)).all()
+    found: dict[str, list[ActionsDag]] = {}
+    for tag, dag_id, is_paused in rows:
+        may_run = get_auth_manager().is_authorized_dag(
+            method="POST", access_entity=DagAccessEntity.RUN, details=_details(dag_id), user=user
+        )
+        actions = ActionsDag(dag_id=dag_id, may_run=may_run, is_paused=is_paused)
+        found.setdefault(by_tag[tag], []).append(actions)
+    return found
+
+
+def _details(dag_id: str) -> DagDetails:
+    """Return the details of a DAG for the auth manager. Before Airflow 3.2, DAGs have no team."""
+    from airflow.models.dag import DagModel
+
+    team_of = getattr(DagModel, "get_team_name", None)
+    return DagDetails(id=dag_id) if team_of is None else DagDetails(id=dag_id, team_name=team_of(dag_id))
 
 
 def _parsed(value: Any) -> dict[str, str] | None:

@@ -1,4 +1,8 @@
-"""Addresses of the pages of the web view in Airflow. This module imports no library, because tasks import it."""
+"""
+Addresses of the pages of the web view in Airflow, and the names by which the page and tasks find each other.
+
+This module imports no library, because tasks import it.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,15 @@ import hashlib
 
 PREFIX = "/streamsem"
 """The path of the web view below that of Airflow's UI."""
+ACTION_TASK = "act"
+"""Id of the task of a DAG that performs actions."""
+ACTION_KEY = "streamsem_action"
+"""Key of the XCom with which that task describes what it did or would do."""
+
+
+def actions_tag(pipeline: str) -> str:
+    """Return the tag by which the web view finds the DAGs that perform actions on a pipeline."""
+    return f"streamsem:{pipeline}"
 
 
 def pipeline_id(log: str, conn_id: str) -> str:

@@ -85,12 +85,26 @@ class Task(BaseModel, frozen=True):
     task_id: str
 
 
+class ActionsDag(BaseModel, frozen=True):
+    """
+    A DAG of Airflow whose runs perform actions on a pipeline.
+
+    :param may_run: whether the user may trigger the DAG
+    :param is_paused: whether the DAG is paused, so that its runs wait
+    """
+
+    dag_id: str
+    may_run: bool
+    is_paused: bool
+
+
 class PipelineSummary(BaseModel):
     """
     A pipeline.
 
     :param id: identifies the pipeline in the API
     :param tasks: the tasks of Airflow that run the pipeline
+    :param actions: the DAGs that perform actions on the pipeline and that the user may read
     :param guarantee: sink → the label that the newest version records
     :param conditions: the condition of the labels; ``""`` if they are unconditional
     :param newest: the newest versions, in descending order
@@ -102,6 +116,7 @@ class PipelineSummary(BaseModel):
     name: str
     log: str
     tasks: list[Task]
+    actions: list[ActionsDag]
     guarantee: dict[str, str]
     conditions: str
     newest: list[VersionRow]

@@ -22,6 +22,7 @@ from airflow_provider_streamsem.state import operator_state
 from airflow_provider_streamsem.stores.concurrency import in_threads
 from airflow_provider_streamsem.telemetry import log_of
 from airflow_provider_streamsem.web.documents import (
+    ActionsDag,
     Attempt,
     Comparison,
     FileRow,
@@ -113,11 +114,13 @@ class LoggedPipeline:
 
     :param id: identifies the pipeline in the API
     :param tasks: the tasks of Airflow whose newest runs have named the log. Without tasks, the pipeline is that of a user who has named the log
+    :param actions: name of a pipeline → the DAGs that perform actions on it and that the user may read. The log has the name, because a task may name any
     """
 
     id: str
     log: OpenedLog
     tasks: tuple[Task, ...] = ()
+    actions: Mapping[str, Sequence[ActionsDag]] = field(default_factory=dict)
 
     def checked(self) -> LoggedPipeline:
         """
@@ -161,6 +164,7 @@ class LoggedPipeline:
             name=self._opened.record.name,
             log=self._opened.log.store.url,
             tasks=list(self.tasks),
+            actions=list(self.actions.get(self._opened.record.name, ())),
             guarantee=guarantee,
             conditions=conditions,
             newest=[VersionRow.model_validate(summary) for summary in newest],
@@ -172,7 +176,7 @@ class LoggedPipeline:
         """Return the document of a pipeline whose log cannot be read."""
         name = self.log.location.rstrip("/").rpartition("/")[2]
         return PipelineSummary(
-            id=self.id, name=name, log=self.log.location, tasks=list(self.tasks), guarantee={}, conditions="", newest=[],
+            id=self.id, name=name, log=self.log.location, tasks=list(self.tasks), actions=[], guarantee={}, conditions="", newest=[],
             rows_per_minute=None, now_ms=0, problem=problem,
         )  # fmt: skip
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -16,7 +15,7 @@ import pytest
 from airflow_provider_streamsem import MicroBatchOperator
 from airflow_provider_streamsem.stores.local import LocalStore
 from tests.pipeline_fixture import PipelineFixture
-from tests.releases import dag_files
+from tests.releases import store_dag
 
 pytestmark = pytest.mark.airflow
 
@@ -48,17 +47,12 @@ class Runs:
         monkeypatch.setattr(spark, "SparkEngine", lambda **_: RowsEngine(step))
 
     def dag(self, **arguments: Any) -> Any:
-        from airflow.dag_processing.bundles.manager import DagBundlesManager
         from airflow.sdk import DAG
 
         with DAG(self.name, schedule=None) as created:
             task_arguments = {"drain": True, "retries": 1, "retry_delay": timedelta(0), **arguments}
             MicroBatchOperator(task_id="t", pipeline=self.fixture.pipeline(), **task_arguments)
-        created.fileloc = __file__
-        DagBundlesManager().sync_bundles_to_db()
-        bag = dag_files().DagBag(dag_folder=os.devnull, bundle_path=None)
-        bag.bag_dag(created)
-        dag_files().sync_bag_to_db(bag, "dags-folder", None)
+        store_dag(created, __file__)
         return created
 
     def run(self, run_id: str, *, clear: bool = False, **arguments: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,13 +14,13 @@ from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
 from airflow.sdk import DAG, BaseOperator
 from fastapi.testclient import TestClient
 
-from airflow_provider_streamsem import FilesSink, FilesSource, Pipeline, run_batch
+from airflow_provider_streamsem import FilesSink, FilesSource, Pipeline, actions_dag, run_batch
 from airflow_provider_streamsem.hooks.pipelines import HasPipeline
 from airflow_provider_streamsem.hooks.runs import run_key
 from airflow_provider_streamsem.observability.observed import LOG_KEY, Observed
 from airflow_provider_streamsem.testing.dag_runs import initialise_airflow, run_dag
 from airflow_provider_streamsem.testing.rows import RowsEngine
-from tests.releases import dag_files
+from tests.releases import store_dag
 
 pytestmark = pytest.mark.airflow
 
@@ -58,13 +57,7 @@ class PerDagAuthManager(SimpleAuthManager):
 
 
 def run(dag: Any) -> None:
-    from airflow.dag_processing.bundles.manager import DagBundlesManager
-
-    dag.fileloc = __file__
-    DagBundlesManager().sync_bundles_to_db()
-    bag = dag_files().DagBag(dag_folder=os.devnull, bundle_path=None)
-    bag.bag_dag(dag)
-    dag_files().sync_bag_to_db(bag, "dags-folder", None)
+    store_dag(dag, __file__)
     assert run_dag(dag, "first").state == "success"
 
 
@@ -83,6 +76,7 @@ def dags(tmp_path_factory: pytest.TempPathFactory) -> Path:
         with DAG(name, schedule=None) as dag:
             RunsRows(task_id="load", pipeline=pipeline)
         run(dag)
+        store_dag(actions_dag(pipeline), __file__)
     named = {"pipeline": "own", "conn_id": ""}
     values = [
         {**named, "log": str(root / "payments" / "log")},
@@ -162,6 +156,36 @@ def test_request_without_a_valid_token_is_refused(server: Any, path: str) -> Non
     forged = client_of(server, None)
     forged.cookies.set("_token", "forged")
     assert forged.get(f"/streamsem{path}").status_code == 403
+
+
+@pytest.mark.parametrize(("role", "may_run"), [("VIEWER", False), ("USER", True), ("OP", True), ("ADMIN", True)])
+def test_actions_are_offered_to_users_who_may_trigger_their_dag(server: Any, role: str, may_run: bool) -> None:
+    actions = {p["name"]: p["actions"] for p in pipelines(client_of(server, "all", role)) if p["problem"] is None}
+    assert actions == {
+        name: [{"dag_id": f"{name}_actions", "may_run": may_run, "is_paused": False}] for name in ("orders", "payments")
+    }
+    response = client_of(server, "all", role).post(
+        "/api/v2/dags/orders_actions/dagRuns", json={"logical_date": None, "conf": {"action": "verify"}}
+    )
+    assert response.status_code == (200 if may_run else 403)
+
+
+def test_actions_of_a_dag_that_the_user_may_not_read_are_not_shown(server: Any) -> None:
+    (pipeline,) = pipelines(client_of(server, "orders", "ADMIN"))
+    assert (pipeline["name"], pipeline["actions"]) == ("orders", [])
+
+
+@pytest.mark.parametrize("method", ["post", "put", "patch", "delete"])
+def test_web_view_accepts_no_request_that_changes_something(server: Any, method: str) -> None:
+    client = client_of(server, "all", "ADMIN")
+    (pipeline, *_) = pipelines(client)
+    for path in (
+        "/",
+        "/api/pipelines",
+        f"/api/pipelines/{pipeline['id']}",
+        f"/api/pipelines/{pipeline['id']}/versions/0",
+    ):
+        assert getattr(client, method)(f"/streamsem{path}").status_code == 405
 
 
 def test_user_without_a_role_sees_no_pipeline(server: Any) -> None:

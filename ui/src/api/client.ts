@@ -7,8 +7,15 @@ export type VersionDetail = components["schemas"]["VersionDetail"];
 export type Comparison = components["schemas"]["Comparison"];
 export type QuarantinedRecord = components["schemas"]["QuarantinedRecord"];
 
-/** An error that the server reports, with the text that it gives. */
-export class ApiError extends Error {}
+/** An error that the server reports, with the text that it gives and its HTTP status. */
+export class ApiError extends Error {
+  constructor(
+    text: string,
+    readonly status: number,
+  ) {
+    super(text);
+  }
+}
 
 // The page has routes in the fragment of its URL, so the path is that of the page itself.
 const client = createClient<paths>({ baseUrl: new URL(".", window.location.href).href.replace(/\/$/, "") });
@@ -18,7 +25,8 @@ async function unwrap<T>(request: Promise<{ data?: T; error?: unknown; response:
   if (data !== undefined) return data;
   const document = (error ?? {}) as { message?: string; detail?: string };
   const unknown = `The server answered with status ${response.status}.`;
-  throw new ApiError(document.message ?? (typeof document.detail === "string" ? document.detail : unknown));
+  const text = document.message ?? (typeof document.detail === "string" ? document.detail : unknown);
+  throw new ApiError(text, response.status);
 }
 
 const of = (id: string) => ({ params: { path: { id } } });

@@ -2,6 +2,7 @@ import { Box, Button, Heading, Stack, Tabs, Text } from "@chakra-ui/react";
 import { useInfiniteQuery, useQuery } from "@tanstack/react-query";
 import { useParams } from "react-router-dom";
 import { api, type PipelineSummary, type VersionRow } from "../api/client";
+import { Actions } from "../parts/Actions";
 import { Facts } from "../parts/Facts";
 import { Fetched, Problem } from "../parts/Fetched";
 import { Flow } from "../parts/Flow";
@@ -29,6 +30,7 @@ export function Pipeline() {
             {pipeline.name}
           </Heading>
           <Facts facts={facts(pipeline)} />
+          <Actions pipeline={pipeline} />
           {pages.error === null ? null : <Problem title="The versions cannot be shown" message={pages.error.message} />}
           <Tabs.Root defaultValue="grid" lazyMount>
             <Tabs.List>

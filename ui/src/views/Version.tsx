@@ -3,6 +3,7 @@ import { useQuery } from "@tanstack/react-query";
 import { useState } from "react";
 import { useParams } from "react-router-dom";
 import { api, type VersionDetail } from "../api/client";
+import { Actions } from "../parts/Actions";
 import { Facts } from "../parts/Facts";
 import { Fetched } from "../parts/Fetched";
 import { OfPipeline } from "../parts/OfPipeline";
@@ -31,6 +32,7 @@ function isFinal(detail: VersionDetail | undefined): boolean {
 
 function Detail({ id, detail }: { id: string; detail: VersionDetail }) {
   const { row } = detail;
+  const pipeline = useQuery({ queryKey: ["pipeline", id], queryFn: () => api.pipeline(id) });
   return (
     <Stack gap="6">
       <Facts
@@ -55,6 +57,7 @@ function Detail({ id, detail }: { id: string; detail: VersionDetail }) {
           ["Changed in the spec", row.changed.join(", ")],
         ]}
       />
+      {pipeline.data === undefined ? null : <Actions pipeline={pipeline.data} row={row} />}
       <Section title="Counts">
         <Facts facts={Object.entries(row.counts).map(([name, value]) => [name, count(value)])} />
       </Section>

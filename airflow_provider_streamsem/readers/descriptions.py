@@ -1,0 +1,93 @@
+"""Describes the results of commands and actions as lines of text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from airflow_provider_streamsem.pipeline import report
+from airflow_provider_streamsem.pipeline.alter import Alteration
+from airflow_provider_streamsem.pipeline.selection import BlastRadius
+from airflow_provider_streamsem.pipeline.vacuum import Vacuumed
+from airflow_provider_streamsem.readers.verify import Verdict
+
+
+def aligned(fields: Sequence[tuple[str, object]]) -> list[str]:
+    """Return a line for each name and value, with the values in one column."""
+    width = max((len(name) for name, _ in fields), default=0)
+    return [f"{name:<{width}}  {value}" for name, value in fields]
+
+
+def blast_radius(radius: BlastRadius) -> list[str]:
+    """Describe what reprocessing would read and replace."""
+    lines = [f"{len(radius.versions)} versions are selected: {spans(radius.versions)}", "nothing was written"]
+    lines += aligned(report.ordered_counts(radius.counts))
+    lines += [
+        f"replaced in {name}: {replaced.rows} rows in {replaced.files} files, {replaced.bytes} bytes"
+        for name, replaced in radius.sinks.items()
+    ]
+    if radius.kept is not None:
+        lines.append(f"{radius.kept} later versions are not recomputed: they keep their rows and state")
+    lines += [f"{url}: {batches} versions have read these rows" for url, batches in radius.downstream.items()]
+    lines += [f"version {version} would be refused: {reason}" for version, reason in radius.refused.items()]
+    return lines
+
+
+def spans(versions: Sequence[int]) -> str:
+    """Format ascending versions, such as ``3-7, 9``."""
+    found: list[list[int]] = []
+    for version in versions:
+        if found and version == found[-1][1] + 1:
+            found[-1][1] = version
+        else:
+            found.append([version, version])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found) or "none"
+
+
+def alteration(result: Alteration, *, dry_run: bool) -> list[str]:
+    """Describe an alter, or its dry run."""
+    altered = [change for change in result.changes if change.kind != "changed"]
+    if not altered:
+        summary = "the log has the same immutable fields; nothing was written"
+    elif result.version is None:
+        summary = "immutable fields differ, so an alter is required; nothing was written"
+    else:
+        summary = f"version {result.version} altered the pipeline"
+    lines = [
+        summary,
+        *(f"  {change.field}: {change.kind}: {change.effect}" for change in result.changes if change in altered),
+    ]
+    others = [change.field for change in result.changes if change not in altered]
+    lines += [f"changes that need no alter: {', '.join(others)}"] if others else []
+    lines += [
+        f"  guarantee of {name}: {_label(before)} before, {_label(now)} now"
+        for name, (before, now) in result.guarantee.items()
+        if before != now
+    ]
+    if result.aborted is not None:
+        lines.append(
+            f"version {result.aborted} was open and is closed as an abort; if it was a batch, the next run reads its records"
+        )
+    if dry_run and altered:
+        lines.append(f"config of the log: {result.config}")
+    return lines
+
+
+def _label(label: str | None) -> str:
+    return "none" if label is None else label.replace("_", "-")
+
+
+def vacuumed(result: Vacuumed, *, dry_run: bool) -> str:
+    """Describe a vacuum, or its dry run."""
+    deleted = f"{len(result.attempts)} attempts and {len(result.keys)} objects of the log, {result.bytes} bytes"
+    return f"{'would delete' if dry_run else 'deleted'} {deleted}"
+
+
+def verdict(result: Verdict) -> list[str]:
+    """Describe the result of a verification."""
+    totals = f"closed versions: {result.versions}, commits: {result.commits}, visible files: {result.files}, orphans: {result.orphans}"
+    lines = [f"{'clean' if result.clean else 'VIOLATIONS FOUND'}: {totals}"]
+    if result.open is not None:
+        lines.append(f"version {result.open} is open: a run has planned it, and no run has committed it yet")
+    lines += [f"{name:<20} {count}" for name, count in report.ordered_counts(result.counts)]
+    lines += [f"not checked without the pipeline file: sink {name}" for name in result.unchecked]
+    return [*lines, *(f"{found.invariant} version={found.version} {found.what}" for found in result.violations)]

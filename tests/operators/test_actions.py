@@ -1,0 +1,235 @@
+"""The DAG that performs the actions of the web view: a preview writes nothing, and a confirmed action does what the preview described."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from airflow_provider_streamsem import ActionOperator, FilesSink, actions_dag, open_log
+from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.hooks.failures import airflow_exception
+from airflow_provider_streamsem.stores.local import LocalStore
+from airflow_provider_streamsem.testing.dag_runs import initialise_airflow, run_dag
+from airflow_provider_streamsem.web.addresses import ACTION_KEY, ACTION_TASK
+from tests.external_systems import PublishingFixture
+from tests.operators.test_airflow import rows_engine  # noqa: F401
+from tests.pipeline.test_publish import run_with_refused_publish
+from tests.pipeline_fixture import PipelineFixture
+from tests.releases import serialization, store_dag
+
+pytestmark = [pytest.mark.airflow, pytest.mark.usefixtures("rows_engine")]
+
+
+@pytest.fixture
+def fixture(tmp_path: Path) -> PublishingFixture:
+    fixture = PublishingFixture(tmp_path, store=LocalStore(str(tmp_path / "log")))
+    fixture.arrive(2)
+    return fixture
+
+
+def act(fixture: PipelineFixture, *, pipeline: Any = None, run_id: str = "r", **params: Any) -> dict[str, Any]:
+    """Run the task of an action and return its XCom. A failure of the task has its text as ``problem``."""
+    pushed: dict[str, Any] = {}
+    ti = SimpleNamespace(
+        dag_id="world_actions", task_id=ACTION_TASK, run_id=run_id, map_index=-1, try_number=1, max_tries=0,
+        xcom_push=lambda *, key, value: pushed.__setitem__(key, value),
+    )  # fmt: skip
+    task = ActionOperator(task_id=ACTION_TASK, pipeline=pipeline or fixture.pipeline())
+    try:
+        task.execute({"ti": ti, "run_id": run_id, "ds": "2024-01-01", "params": params})
+    except airflow_exception("AirflowFailException"):
+        assert pushed[ACTION_KEY]["problem"]
+    else:
+        assert pushed[ACTION_KEY]["problem"] is None
+    return json.loads(json.dumps(pushed[ACTION_KEY]))
+
+
+def objects(fixture: PipelineFixture) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(fixture.root.rglob("*")) if path.is_file()}
+
+
+def preview(fixture: PipelineFixture, **params: Any) -> dict[str, Any]:
+    """Return the XCom of a dry run, which writes nothing."""
+    before = objects(fixture)
+    found = act(fixture, dry_run=True, **params)
+    assert objects(fixture) == before
+    return found
+
+
+def confirmed(fixture: PipelineFixture, found: dict[str, Any], **params: Any) -> dict[str, Any]:
+    """Run the action that a preview describes, with further params."""
+    assert found["confirm"]["dry_run"] is False
+    return act(fixture, **{**found["confirm"], **params})
+
+
+def test_reprocessing_replaces_only_the_versions_of_the_preview(fixture: PublishingFixture) -> None:
+    for number in range(3):
+        fixture.run(f"r{number}")
+        fixture.arrive(1)
+    found = preview(fixture, action="reprocess", since="1970-01-01T00:00:00Z")
+    assert found["lines"][0] == "3 versions are selected: 0-2"
+    fixture.run("more")
+    done = confirmed(fixture, found)
+    assert [line.split(":")[0] for line in done["lines"]] == ["version 0", "version 1", "version 2"]
+    assert [version.plan.kind for version in fixture.opened().versions(limit=4)] == ["reprocess"] * 3 + ["batch"]
+    fixture.check()
+
+
+def test_retry_of_a_reprocessing_action_reprocesses_no_version_twice(fixture: PublishingFixture) -> None:
+    fixture.run("first")
+    first = act(fixture, action="reprocess", versions="0")
+    assert act(fixture, action="reprocess", versions="0") == first
+    assert fixture.opened().head == 1
+    act(fixture, action="reprocess", versions="0", run_id="another")
+    assert fixture.opened().head == 2
+    fixture.check()
+
+
+def test_open_version_is_aborted_once(fixture: PublishingFixture) -> None:
+    fixture.dies("first")
+    found = preview(fixture, action="abort")
+    assert "would be closed as an abort" in found["lines"][1]
+    done = confirmed(fixture, found, reason="it cannot be parsed")
+    assert done["lines"] == ["version 0: aborted: it cannot be parsed"]
+    assert confirmed(fixture, found, reason="it cannot be parsed") == done
+    assert preview(fixture, action="abort") == {
+        "lines": ["no version is open, so there is nothing to abort"], "confirm": None, "problem": None
+    }  # fmt: skip
+    fixture.run("second")
+    fixture.check()
+
+
+def test_abort_that_a_commit_overtakes_aborts_nothing(fixture: PublishingFixture) -> None:
+    fixture.dies("first")
+    found = preview(fixture, action="abort")
+    fixture.run("second")
+    assert "an attempt committed it first" in confirmed(fixture, found, reason="late")["lines"][0]
+    fixture.check()
+
+
+@pytest.mark.parametrize("params", [{"versions": "0"}, {"versions": "0", "reason": " "}, {"reason": "why"}])
+def test_abort_requires_a_version_and_a_reason(fixture: PublishingFixture, params: dict[str, str]) -> None:
+    fixture.dies("first")
+    before = objects(fixture)
+    assert "InvalidError" in act(fixture, action="abort", **params)["problem"]
+    assert objects(fixture) == before
+
+
+def test_pending_publish_is_skipped_once(fixture: PublishingFixture) -> None:
+    run_with_refused_publish(fixture)
+    found = preview(fixture, action="skip", sinks=["table"])
+    assert found["lines"][0] == "version 0: 6 rows for table would not be published"
+    done = confirmed(fixture, found, reason="poison")
+    assert done["lines"] == ["version 0: sink audit: applied", "version 0: sink table: skipped"]
+    assert confirmed(fixture, found, reason="poison") == done
+    assert preview(fixture, action="skip")["confirm"] is None
+    fixture.arrive(2)
+    fixture.run("second")
+    assert fixture.rows("audit") == fixture.expected
+    assert fixture.rows("table") == Counter(range(6, 12))
+
+
+def test_vacuum_deletes_what_its_preview_describes(fixture: PublishingFixture) -> None:
+    fixture.dies("first", at="staged")
+    fixture.run("second")
+    found = preview(fixture, action="vacuum")
+    assert confirmed(fixture, found)["lines"] == [found["lines"][0].replace("would delete", "deleted")]
+    assert preview(fixture, action="vacuum")["confirm"] is None
+    fixture.check()
+
+
+def test_alter_applies_only_to_the_fields_that_its_preview_compared(fixture: PublishingFixture) -> None:
+    fixture.run("first")
+    sinks = fixture.pipeline().sinks
+    new = fixture.pipeline(sinks={**sinks, "copy": FilesSink(path=str(fixture.root / "copy"), format="json")})
+    found = preview(fixture, action="alter", pipeline=new)
+    assert "  sinks.copy: added" in found["lines"][1]
+    other = fixture.pipeline(sinks={**sinks, "more": FilesSink(path=str(fixture.root / "more"), format="json")})
+    confirmed(fixture, preview(fixture, action="alter", pipeline=other), pipeline=other)
+    assert "ConflictError" in confirmed(fixture, found, pipeline=new)["problem"]
+    done = confirmed(fixture, preview(fixture, action="alter", pipeline=new), pipeline=new)
+    assert done["lines"][0] == "version 2 altered the pipeline"
+
+
+def test_verification_that_finds_a_violation_fails(fixture: PublishingFixture) -> None:
+    fixture.run("first")
+    assert act(fixture, action="verify", dry_run=True)["lines"][0].startswith("clean")
+    Path(open_log(fixture.store.url).files()[0].path).unlink()
+    assert act(fixture, action="verify", log_only=True)["problem"] is None
+    found = act(fixture, action="verify")
+    assert found["lines"][0].startswith("VIOLATIONS FOUND")
+
+
+def test_pipeline_with_another_log_is_refused(fixture: PublishingFixture) -> None:
+    fixture.dies("first")
+    before = objects(fixture)
+    found = act(fixture, action="abort", versions="0", reason="why", log="s3://another/log")
+    assert "another log; nothing was done" in found["problem"]
+    assert objects(fixture) == before
+    assert act(fixture, action="abort", versions="0", reason="why", log=fixture.store.url)["problem"] is None
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"action": "drop"},
+        {"action": "reprocess"},
+        {"action": "reprocess", "versions": "x"},
+        {"action": "reprocess", "offsets": ["files"]},
+        {"action": "reprocess", "since": "yesterday"},
+        {"action": "abort", "versions": "0-3"},
+        {"action": "skip", "versions": "1", "sinks": ["table"]},
+    ],
+)
+def test_invalid_params_fail_the_task_without_a_retry(fixture: PublishingFixture, params: dict[str, Any]) -> None:
+    run_with_refused_publish(fixture)
+    before = objects(fixture)
+    assert "InvalidError" in act(fixture, **params)["problem"]
+    assert objects(fixture) == before
+
+
+def test_text_of_an_unknown_error_is_not_stored_in_an_xcom(
+    fixture: PublishingFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fixture.run("first")
+    pushed: dict[str, Any] = {}
+    ti = SimpleNamespace(xcom_push=lambda *, key, value: pushed.__setitem__(key, value))
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise ValueError("a value of a record")
+
+    monkeypatch.setattr("airflow_provider_streamsem.operators.actions.vacuum", fail)
+    task = ActionOperator(task_id=ACTION_TASK, pipeline=fixture.pipeline())
+    with pytest.raises(ValueError, match="a value"):
+        task.execute({"ti": ti, "run_id": "r", "ds": "2024-01-01", "params": {"action": "vacuum"}})
+    assert pushed[ACTION_KEY]["problem"] == "ValueError. Do: read the log of the task."
+
+
+def test_dag_has_the_tag_and_the_params_of_its_pipeline(fixture: PublishingFixture) -> None:
+    dag = actions_dag(fixture.pipeline(), tags=["lake"])
+    stored = json.dumps(serialization().serialize_dag(dag))
+    assert dag.dag_id == "world_actions"
+    assert '"streamsem:world"' in stored
+    assert '"lake"' in stored
+    assert dag.params["dry_run"] is True, "a run that a user triggers without values writes nothing"
+    with pytest.raises(InvalidError, match="pipeline"):
+        actions_dag(5)  # type: ignore[arg-type]
+
+
+def test_run_of_the_dag_performs_the_action(fixture: PublishingFixture) -> None:
+    initialise_airflow()
+    fixture.run("first")
+    dag = actions_dag(fixture.pipeline(), dag_id=f"actions-{fixture.root.name}")
+    store_dag(dag, __file__)
+    assert run_dag(dag, "default").state == "success"
+    assert fixture.opened().head == 0
+    conf = {"action": "reprocess", "versions": "0", "dry_run": False, "log": fixture.store.url}
+    assert run_dag(dag, "first", conf=conf).state == "success"
+    assert fixture.opened().head == 1
+    assert run_dag(dag, "second", conf={**conf, "log": "s3://another/log"}).state == "failed"
+    fixture.check()

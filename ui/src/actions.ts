@@ -1,0 +1,115 @@
+/** The forms of the actions, and the params that they describe. */
+import type { Params } from "./api/airflow";
+import type { VersionRow } from "./api/client";
+import { versionState } from "./state";
+
+export type Action = "verify" | "reprocess" | "abort" | "skip" | "vacuum" | "alter";
+
+type Field = { name: FieldName; label: string; help: string; kind: "text" | "list" | "switch"; required?: boolean };
+type FieldName =
+  | "versions"
+  | "since"
+  | "until"
+  | "offsets"
+  | "sinks"
+  | "reason"
+  | "all_versions"
+  | "log_only"
+  | "moved";
+
+/** The values of a form. A switch that is on has a value. */
+export type Values = Partial<Record<FieldName, string>>;
+
+const REASON: Field = {
+  name: "reason",
+  label: "Reason",
+  help: "The log stores it.",
+  kind: "text",
+  required: true,
+};
+
+/** Action → what it does, and its fields. */
+export const ACTIONS: Record<Action, { label: string; effect: string; fields: Field[] }> = {
+  verify: {
+    label: "Verify",
+    effect: "Checks the log and each visible file. Changes nothing.",
+    fields: [{ name: "log_only", label: "Only the log, and no data file", help: "", kind: "switch" }],
+  },
+  reprocess: {
+    label: "Reprocess",
+    effect: "Reads the offset ranges of committed versions again with the present transform, and replaces their rows.",
+    fields: [
+      { name: "versions", label: "Versions", help: "Such as 3-7, 9", kind: "text" },
+      { name: "since", label: "Committed at or after", help: "Such as 2026-01-31T12:00:00Z", kind: "text" },
+      { name: "until", label: "Committed at or before", help: "Such as 2026-01-31T13:00:00Z", kind: "text" },
+      { name: "offsets", label: "Offsets", help: "Such as orders/0=100:200, separated by commas", kind: "list" },
+    ],
+  },
+  abort: {
+    label: "Abort the open version",
+    effect: "Closes the open version without rows. The next run reads its records.",
+    fields: [REASON],
+  },
+  skip: {
+    label: "Skip a pending publish",
+    effect: "Does not publish the newest version to sinks that refuse it. Its rows never appear there.",
+    fields: [
+      { name: "sinks", label: "Sinks", help: "Separated by commas. Empty: all with a pending publish", kind: "list" },
+      REASON,
+    ],
+  },
+  vacuum: {
+    label: "Vacuum",
+    effect: "Deletes files that no reader and no run needs.",
+    fields: [{ name: "all_versions", label: "Also versions that were inspected before", help: "", kind: "switch" }],
+  },
+  alter: {
+    label: "Alter",
+    effect: "Changes the immutable fields in the log to those of the pipeline in the DAG.",
+    fields: [
+      {
+        name: "moved",
+        label: "Moved sinks",
+        help: "Files sinks whose files were copied to the new path, separated by commas",
+        kind: "list",
+      },
+    ],
+  },
+};
+
+/** The action that a version suggests, and the values of its form. */
+export function suggested(row: VersionRow | undefined): { action: Action; values: Values } {
+  if (row === undefined) return { action: "verify", values: {} };
+  const state = versionState(row);
+  if (state === "open") return { action: "abort", values: {} };
+  if (state === "pending") return { action: "skip", values: {} };
+  const batch = row.replaces ?? row.version;
+  return { action: "reprocess", values: { versions: String(batch) } };
+}
+
+/** The fields of an action that need a value and have none. */
+export function missing(action: Action, values: Values): string[] {
+  return ACTIONS[action].fields
+    .filter((field) => field.required && (values[field.name] ?? "").trim() === "")
+    .map((field) => field.label);
+}
+
+/** The params of the dry run that a form describes. */
+export function params(action: Action, values: Values, log: string): Params {
+  const found: Record<string, unknown> = { action, dry_run: true, log };
+  for (const { name, kind } of ACTIONS[action].fields) {
+    const value = (values[name] ?? "").trim();
+    if (value === "") continue;
+    if (kind === "switch") found[name] = true;
+    else if (kind === "list") found[name] = items(value);
+    else found[name] = value;
+  }
+  return found as Params;
+}
+
+function items(text: string): string[] {
+  return text
+    .split(",")
+    .map((item) => item.trim())
+    .filter((item) => item !== "");
+}

@@ -1,0 +1,200 @@
+import {
+  Button,
+  Checkbox,
+  CloseButton,
+  Code,
+  Dialog,
+  Field,
+  Input,
+  Link,
+  NativeSelect,
+  Portal,
+  Stack,
+  Text,
+} from "@chakra-ui/react";
+import { useMutation, useQueryClient } from "@tanstack/react-query";
+import { useRef, useState } from "react";
+import { ACTIONS, type Action, missing, params, suggested, type Values } from "../actions";
+import { type Description, ended, type Params, runUrl, start } from "../api/airflow";
+import type { PipelineSummary, VersionRow } from "../api/client";
+import { Problem } from "./Fetched";
+
+type Run = { id: string; state: string };
+
+/** A button that opens the form of an action. The runs of a DAG describe and perform the action; without such a DAG there is no button. */
+export function Actions({ pipeline, row }: { pipeline: PipelineSummary; row?: VersionRow }) {
+  const dag = pipeline.actions.find((each) => each.may_run) ?? pipeline.actions[0];
+  if (dag === undefined) return null;
+  if (!dag.may_run) {
+    return <Text color="fg.muted">To act on this pipeline, you need the right to trigger the DAG {dag.dag_id}.</Text>;
+  }
+  return (
+    <Dialog.Root lazyMount unmountOnExit size="lg">
+      <Dialog.Trigger asChild>
+        <Button size="sm" variant="outline" alignSelf="flex-start">
+          Actions
+        </Button>
+      </Dialog.Trigger>
+      <Portal>
+        <Dialog.Backdrop />
+        <Dialog.Positioner>
+          <Dialog.Content>
+            <Dialog.Header>
+              <Dialog.Title>Act on {pipeline.name}</Dialog.Title>
+            </Dialog.Header>
+            <Form dag={dag.dag_id} isPaused={dag.is_paused} log={pipeline.log} row={row} />
+            <Dialog.CloseTrigger asChild>
+              <CloseButton size="sm" />
+            </Dialog.CloseTrigger>
+          </Dialog.Content>
+        </Dialog.Positioner>
+      </Portal>
+    </Dialog.Root>
+  );
+}
+
+function Form({ dag, isPaused, log, row }: { dag: string; isPaused: boolean; log: string; row?: VersionRow }) {
+  const initial = suggested(row);
+  const [action, setAction] = useState<Action>(initial.action);
+  const [values, setValues] = useState<Values>(initial.values);
+  const [run, setRun] = useState<Run | null>(null);
+  const closing = useRef(new AbortController());
+  const queries = useQueryClient();
+  const task = useMutation({
+    mutationFn: async (given: Params): Promise<Description> => {
+      setRun(null);
+      const id = await start(dag, given);
+      setRun({ id, state: "queued" });
+      const found = await ended(dag, id, (state) => setRun({ id, state }), closing.current.signal);
+      if (!given.dry_run) await queries.invalidateQueries();
+      return found;
+    },
+  });
+  const change = (changed: Values) => {
+    setValues({ ...values, ...changed });
+    task.reset();
+  };
+  const lacking = missing(action, values);
+  const confirm = task.data?.confirm ?? null;
+  return (
+    <>
+      <Dialog.Body>
+        <Stack gap="4">
+          {isPaused ? <Text>The DAG {dag} is paused, so its runs wait until somebody unpauses it.</Text> : null}
+          <Field.Root>
+            <Field.Label>Action</Field.Label>
+            <NativeSelect.Root disabled={task.isPending}>
+              <NativeSelect.Field
+                value={action}
+                onChange={(event) => {
+                  setAction(event.target.value as Action);
+                  task.reset();
+                }}
+              >
+                {Object.entries(ACTIONS).map(([name, { label }]) => (
+                  <option key={name} value={name}>
+                    {label}
+                  </option>
+                ))}
+              </NativeSelect.Field>
+              <NativeSelect.Indicator />
+            </NativeSelect.Root>
+            <Field.HelperText>{ACTIONS[action].effect}</Field.HelperText>
+          </Field.Root>
+          {ACTIONS[action].fields.map((field) =>
+            field.kind === "switch" ? (
+              <Checkbox.Root
+                key={field.name}
+                disabled={task.isPending}
+                checked={values[field.name] !== undefined && values[field.name] !== ""}
+                onCheckedChange={({ checked }) => change({ [field.name]: checked === true ? "on" : "" })}
+              >
+                <Checkbox.HiddenInput />
+                <Checkbox.Control />
+                <Checkbox.Label>{field.label}</Checkbox.Label>
+              </Checkbox.Root>
+            ) : (
+              <Field.Root key={field.name} required={field.required ?? false} disabled={task.isPending}>
+                <Field.Label>
+                  {field.label} <Field.RequiredIndicator />
+                </Field.Label>
+                <Input
+                  value={values[field.name] ?? ""}
+                  onChange={(event) => change({ [field.name]: event.target.value })}
+                />
+                <Field.HelperText>{field.help}</Field.HelperText>
+              </Field.Root>
+            ),
+          )}
+          <Outcome dag={dag} run={run} isPending={task.isPending} found={task.data} error={task.error} />
+        </Stack>
+      </Dialog.Body>
+      <Dialog.Footer>
+        <Button
+          variant="outline"
+          disabled={lacking.length > 0}
+          loading={task.isPending && task.variables?.dry_run === true}
+          onClick={() => task.mutate(params(action, values, log))}
+        >
+          {action === "verify" ? "Verify" : "Preview"}
+        </Button>
+        {action === "verify" ? null : (
+          <Button
+            colorPalette="red"
+            disabled={confirm === null}
+            loading={task.isPending && task.variables?.dry_run === false}
+            onClick={() => confirm !== null && task.mutate(confirm)}
+          >
+            Confirm
+          </Button>
+        )}
+      </Dialog.Footer>
+    </>
+  );
+}
+
+/** The run of the DAG, and what its task describes. */
+function Outcome({
+  dag,
+  run,
+  isPending,
+  found,
+  error,
+}: {
+  dag: string;
+  run: Run | null;
+  isPending: boolean;
+  found: Description | undefined;
+  error: Error | null;
+}) {
+  return (
+    <Stack gap="2" aria-live="polite" aria-busy={isPending}>
+      {run === null ? null : (
+        <Text fontSize="sm" color="fg.muted">
+          Run <RunLink dag={dag} run={run.id} /> of DAG {dag}: {run.state}
+        </Text>
+      )}
+      {error === null ? null : <Problem title="The action could not be started or followed" message={error.message} />}
+      {found === undefined ? null : (
+        <>
+          {found.problem === null ? null : <Problem title="The task failed" message={found.problem} />}
+          {found.lines.length === 0 ? null : (
+            <Code display="block" whiteSpace="pre-wrap" overflowWrap="anywhere" p="3">
+              {found.lines.join("\n")}
+            </Code>
+          )}
+        </>
+      )}
+    </Stack>
+  );
+}
+
+/** A link to a run in Airflow. Inside of Airflow's frame a link cannot open a page of Airflow, so there it is text. */
+function RunLink({ dag, run }: { dag: string; run: string }) {
+  if (window.top !== window.self) return <Code>{run}</Code>;
+  return (
+    <Link href={runUrl(dag, run)} variant="underline" colorPalette="blue">
+      {run}
+    </Link>
+  );
+}
