@@ -69,7 +69,7 @@ page: .venv/ready ui/node_modules/ready  ## check, test and build the page of th
 	$(BIN)/python -m tools.api_description
 	cd ui && npm run --silent client && npm run --silent check && npm run --silent test && npm run --silent build
 
-integration: .venv/spark.jsa  ## tests on real servers: Kafka, an S3 server (S3=minio selects MinIO), databases, queues, a Spark cluster, Spark Connect
+integration: .venv/spark.jsa page  ## tests on real servers: Kafka, an S3 server (S3=minio selects MinIO), databases, queues, a Spark cluster, Spark Connect, and a browser
 	$(RUN) -m tests.integration.parts.install $${S3:-versitygw}
 	$(BY_FILE) -m 'integration and not prove' --durations 15 $(INTEGRATION) $(ARGS)
 

@@ -34,17 +34,27 @@ class Airflow:
     :param dags: the folder of the DAG files
     :param database: SQLAlchemy URL of an empty database; default: SQLite in the home
     :param schedulers: number of schedulers; more than one needs a database server
+    :param users: name → role of further users, with the password of the administrator
     :param environment: environment of all components and their tasks
     """
 
     def __init__(
-        self, home: Path, dags: Path, *, database: str = "", schedulers: int = 1, environment: Mapping[str, str] | None = None
-    ) -> None:  # fmt: skip
+        self,
+        home: Path,
+        dags: Path,
+        *,
+        database: str = "",
+        schedulers: int = 1,
+        users: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         home.mkdir(parents=True, exist_ok=True)
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
-        self.environment = {**_settings(home, dags, database, self.url), **(environment or {})}
-        (home / "simple_auth_manager_passwords.json.generated").write_text(json.dumps({USER: PASSWORD}))
+        roles = {USER: "admin", **(users or {})}
+        self.environment = {**_settings(home, dags, database, self.url, roles), **(environment or {})}
+        passwords = json.dumps(dict.fromkeys(roles, PASSWORD))
+        (home / "simple_auth_manager_passwords.json.generated").write_text(passwords)
         names = ["dag-processor", "triggerer", *(f"scheduler-{n}" for n in range(schedulers))]
         # The API server is started last. The other components start up in parallel with it.
         self.components = {
@@ -176,7 +186,7 @@ class Airflow:
         raise TimeoutError(f"not within {seconds} s: {description}; last error: {last!r}{logs}")
 
 
-def _settings(home: Path, dags: Path, database: str, url: str) -> dict[str, str]:
+def _settings(home: Path, dags: Path, database: str, url: str, roles: Mapping[str, str]) -> dict[str, str]:
     """Return settings with short timeouts, few processes, loopback only, and an API that authenticates its callers."""
     secret = "a-secret-of-one-test-" + "x" * 48
     return {
@@ -187,7 +197,7 @@ def _settings(home: Path, dags: Path, database: str, url: str) -> dict[str, str]
         "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
         "AIRFLOW__CORE__PARALLELISM": "3",
         "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
-        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": f"{USER}:admin",
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{user}:{role}" for user, role in roles.items()),
         "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{url}/execution/",
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": database or f"sqlite:///{home}/airflow.db",
         **({"AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_ASYNC": database.replace("+psycopg:", "+psycopg_async:")} if database else {}),

@@ -76,6 +76,13 @@ def kinesalite() -> Path:
     return home
 
 
+def browser() -> str:
+    """Return the path of Chromium. Debian's package is installed if the machine has no Chromium."""
+    if shutil.which("chromium") is None:
+        debian("chromium", "fonts-dejavu-core")
+    return tool("chromium")
+
+
 def archive() -> Path:
     """Return the path of the class archive for Spark with the jars of the profile ``spark``. A missing archive is written."""
     path = PARTS / "spark.jsa"
@@ -109,7 +116,7 @@ def tool(name: str, *locations: str) -> str:
     )
     if path is None:
         raise MissingPartError(
-            f"{name} is not on this machine. Do: install it (Debian: maven, golang, nodejs, npm, postgresql, mariadb-server, rabbitmq-server) and run again."
+            f"{name} is not on this machine. Do: install it (Debian: maven, golang, nodejs, npm, postgresql, mariadb-server, rabbitmq-server, chromium) and run again."
         )
     return path
 
@@ -135,4 +142,5 @@ if __name__ == "__main__":
         go_program(each)
     pubsub_server()
     kinesalite()
+    browser()
     archive()
