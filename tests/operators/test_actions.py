@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -233,3 +234,20 @@ def test_run_of_the_dag_performs_the_action(fixture: PublishingFixture) -> None:
     assert fixture.opened().head == 1
     assert run_dag(dag, "second", conf={**conf, "log": "s3://another/log"}).state == "failed"
     fixture.check()
+
+
+def test_dags_of_the_page_about_the_web_view_run_a_batch_and_verify_it(tmp_path: Path) -> None:
+    initialise_airflow()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "web-view.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    # The engine of this test writes JSON only.
+    code = code.replace("s3://", f"{tmp_path}/").replace('"parquet"', '"json"').replace('"@hourly"', "None")
+    (tmp_path / "landing" / "orders").mkdir(parents=True)
+    (tmp_path / "landing" / "orders" / "a.json").write_text('{"id": 1, "amount": 2.5}\n')
+    namespace: dict[str, Any] = {"__name__": "orders_dag"}
+    exec(compile(code, "web-view.md", "exec"), namespace)
+    for name in ("dag", "actions"):
+        store_dag(namespace[name], __file__)
+        assert run_dag(namespace[name], "first").state == "success"
+    assert namespace["actions"].dag_id == "orders_actions"
+    assert open_log(str(tmp_path / "lake" / "logs" / "orders")).view().counts["written.lake"] == 1
