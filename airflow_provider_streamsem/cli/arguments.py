@@ -411,6 +411,19 @@ COMMANDS = (
         (
             _argument("--dry-run", action="store_true", help="report the files, but do not delete them"),
             _argument("--all", action="store_true", help="also inspect versions that an earlier vacuum has inspected"),
+            _argument(
+                "--keep-versions",
+                metavar="N",
+                type=int,
+                help="also delete replaced and rolled back files that only readers of versions more than N before the newest need",
+            ),
+            _argument(
+                "--keep-days",
+                metavar="N",
+                type=int,
+                default=7,
+                help="with --keep-versions: keep files of versions that were the newest in the last N days (default: %(default)s)",
+            ),
         ),
         builds="the sinks",
     ),

@@ -522,7 +522,13 @@ def _show_address(url: str) -> None:
 
 def vacuum(args: argparse.Namespace) -> CommandResult:
     """Delete files that no reader and no run needs (``streamsem vacuum``)."""
-    vacuumed = vacuum_log(args.pipeline, dry_run=args.dry_run, all_versions=args.all)
+    vacuumed = vacuum_log(
+        args.pipeline,
+        dry_run=args.dry_run,
+        all_versions=args.all,
+        keep_versions=args.keep_versions,
+        keep_days=args.keep_days,
+    )
     return CommandResult(
         document={**plain(vacuumed), "dry_run": args.dry_run},
         lines=[descriptions.vacuumed(vacuumed, dry_run=args.dry_run)],

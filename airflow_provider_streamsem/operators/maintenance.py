@@ -7,11 +7,11 @@ from typing import Any
 
 from airflow.sdk import BaseOperator
 
-from airflow_provider_streamsem.arguments import flag
+from airflow_provider_streamsem.arguments import flag, integer
 from airflow_provider_streamsem.hooks.failures import airflow_exception
 from airflow_provider_streamsem.hooks.pipelines import HasPipeline
 from airflow_provider_streamsem.pipeline.spec import Pipeline
-from airflow_provider_streamsem.pipeline.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.vacuum import KEEP_DAYS, vacuum
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.readers.verify import verify
 
@@ -35,6 +35,9 @@ class VacuumOperator(HasPipeline, BaseOperator):  # type: ignore[misc]
     :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated). The operator deletes only in the datasets and the log of this pipeline
     :param dry_run: delete nothing, and report what a vacuum would delete
     :param all_versions: inspect all versions. This finds the files of an attempt that ran for more than a day after its version was closed
+    :param keep_versions: also delete the files that reprocessing runs replaced or rollbacks removed, if only readers of versions more than this many before the
+        newest need them. Default: keep these files
+    :param keep_days: with ``keep_versions``: also keep the files of versions that were the newest in these last days
     :raises InvalidError: an argument is not valid
     """
 
@@ -42,11 +45,20 @@ class VacuumOperator(HasPipeline, BaseOperator):  # type: ignore[misc]
     ui_color = "#dde3ea"
 
     def __init__(
-        self, *, pipeline: Pipeline | str, dry_run: bool = False, all_versions: bool = False, **kwargs: Any
+        self,
+        *,
+        pipeline: Pipeline | str,
+        dry_run: bool = False,
+        all_versions: bool = False,
+        keep_versions: int | None = None,
+        keep_days: int = KEEP_DAYS,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.set_pipeline(pipeline)
         self.all_versions = flag("all_versions", all_versions)
+        self.keep_versions = None if keep_versions is None else integer("keep_versions", keep_versions, least=0)
+        self.keep_days = integer("keep_days", keep_days, least=0)
         self.is_dry_run = flag("dry_run", dry_run)  # BaseOperator has a method named dry_run
 
     def execute(self, context: Any) -> dict[str, Any]:
@@ -56,7 +68,13 @@ class VacuumOperator(HasPipeline, BaseOperator):  # type: ignore[misc]
         :raises StreamsemError: see :func:`airflow_provider_streamsem.pipeline.vacuum.vacuum`. An error that is not retryable fails the task at once
         """
         with self.resolved_pipeline(context) as pipeline:
-            report = vacuum(pipeline, dry_run=self.is_dry_run, all_versions=self.all_versions)
+            report = vacuum(
+                pipeline,
+                dry_run=self.is_dry_run,
+                all_versions=self.all_versions,
+                keep_versions=self.keep_versions,
+                keep_days=self.keep_days,
+            )
         return {
             "attempts": len(report.attempts),
             "keys": len(report.keys),

@@ -1,4 +1,4 @@
-"""Vacuum: deletes the output of losing attempts, and state files that no version needs (PROTOCOL.md, 6)."""
+"""Vacuum: deletes the output of losing attempts, and files that no kept version needs (PROTOCOL.md, 6)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from functools import cache
 from itertools import chain, islice
 
 from airflow_provider_streamsem import state_files, telemetry
+from airflow_provider_streamsem.arguments import integer
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.contract import Sink
 from airflow_provider_streamsem.dedup import STATE, layers_dataset, stored_layers
 from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.pipeline import retention
 from airflow_provider_streamsem.pipeline.closing_times import first_closed_after
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import check_immutable_config, claim_datasets, find_record
@@ -36,6 +38,11 @@ versions are inspected once.
 """
 
 
+KEEP_DAYS = 7
+"""The default of ``keep_days``."""
+_MOST_DAYS = 36_500
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vacuumed:
     """
@@ -53,7 +60,13 @@ class Vacuumed:
 
 @with_log_location
 def vacuum(
-    pipeline: Pipeline, *, dry_run: bool = False, all_versions: bool = False, log: CommitLog | None = None
+    pipeline: Pipeline,
+    *,
+    dry_run: bool = False,
+    all_versions: bool = False,
+    keep_versions: int | None = None,
+    keep_days: int = KEEP_DAYS,
+    log: CommitLog | None = None,
 ) -> Vacuumed:
     """
     Delete the output of losing attempts of closed versions: files, then quarantined records, then manifests (V1 to V3).
@@ -61,18 +74,27 @@ def vacuum(
     Also delete the rows that were staged for sinks outside the log, once the receipts exist (V4). Also delete the operators' state that only versions before
     the newest ``state.keep_versions`` need (V7).
 
+    With ``keep_versions``, also delete the files of files sinks that a reprocessing run replaced or a rollback removed (V8). Readers of the kept versions, and
+    of all later ones, need none of them.
+
     Vacuum is safe while writers run. Once a version's outcome exists, no other attempt of the version can win. An attempt that still runs may write more
     files, which the next vacuum deletes. By default, vacuum skips the versions that an earlier vacuum inspected more than a day after they were closed (V6).
 
     :param pipeline: the user's own pipeline. Vacuum deletes only in its datasets and its log, never in a location that a stored object names (V5)
     :param dry_run: delete nothing, and return what vacuum would delete
     :param all_versions: inspect all versions. This finds the files of an attempt that ran for more than a day after its version was closed
+    :param keep_versions: how many versions before the newest one stay readable as they were. Default: all
+    :param keep_days: with ``keep_versions``: each version that was the newest one in these last days stays readable, too. Longer than any reader, export or run
+        of a pipeline that reads this one needs for its files
     :param log: default: the log at ``pipeline.log``
-    :raises InvalidError: the location holds no log
+    :raises InvalidError: the location holds no log, or an argument is not valid
     :raises ConflictError: the log belongs to another pipeline or was moved, or a dataset belongs to another log. Nothing was deleted
     :raises MarkerConflictError: a sink has a version that the log does not have. Nothing was deleted
     :raises MarkerLostError: a sink was restored from an older copy. Nothing was deleted
     """
+    if keep_versions is not None:
+        integer("keep_versions", keep_versions, least=0)
+    integer("keep_days", keep_days, least=0, most=_MOST_DAYS)
     log = log or open_commit_log(pipeline.log)
     record = find_record(pipeline, log)
     if record is None:
@@ -88,29 +110,68 @@ def vacuum(
     inspected = _vacuumed_up_to(log)
     # If the log was restored from an older copy, the recorded progress may be above its head.
     begin = 0 if all_versions or inspected > head.closed + 1 else inspected
-    dedup_dataset = None if pipeline.dedup is None else layers_dataset(log.store.url)
     deletion = _Deletion(log, dry_run=dry_run)
     inherited = {_attempt_of(file.key)[1] for layer in stored_layers(record.initial_state) for file in layer.files}
     for version in range(begin, head.closed + 1):
-        lost = _LostAttempts(log, version)
-        for location in locations:
-            for attempt_id in location.deletable(version, lost):
-                deletion.attempt(location.name, location.sink, version, attempt_id)
-        if dedup_dataset is not None:
-            for _, attempt_id in sorted(dedup_dataset.attempts(version)):
-                if lost(attempt_id) and attempt_id not in inherited:
-                    deletion.attempt(STATE, dedup_dataset, version, attempt_id)
-        for prefix in (keys.quarantined(version), keys.attempts(version)):
-            for stat in list(log.store.list(prefix)):
-                if lost(_attempt_of(stat.key)[1]):
-                    deletion.object(stat)
+        _delete_lost(pipeline, version, locations, inherited, deletion)
         if not dry_run and version % _INSPECTED_EACH == _INSPECTED_EACH - 1:
             _record_inspected(log, first_closed_after(log, log.clock.now_ms() - _LATE_MS, begin, min(version + 1, end)))
     for stat in _unneeded_state(pipeline, log, record, head.closed):
         deletion.object(stat)
+    if keep_versions is not None:
+        oldest = retention.oldest_readable(log, head.closed, keep_versions=keep_versions, keep_days=keep_days)
+        _delete_superseded(log, head.closed, locations, oldest, deletion, all_versions=all_versions)
     if not dry_run:
         _record_inspected(log, first_closed_after(log, log.clock.now_ms() - _LATE_MS, begin, end))
     return Vacuumed(attempts=tuple(deletion.attempts), keys=tuple(deletion.keys), bytes=deletion.bytes)
+
+
+def _delete_lost(
+    pipeline: Pipeline, version: int, locations: list[_SinkLocation], inherited: set[str], deletion: _Deletion
+) -> None:
+    """
+    Delete what the losing attempts of a closed version left: files, then quarantined records, then manifests (V3); and published rows (V4).
+
+    :param inherited: the attempts of the original log whose deduplication state a fork uses
+    """
+    log = deletion.log
+    lost = _LostAttempts(log, version)
+    for location in locations:
+        for attempt_id in location.deletable(version, lost):
+            deletion.attempt(location.name, location.sink, version, attempt_id)
+    if pipeline.dedup is not None:
+        dedup_dataset = layers_dataset(log.store.url)
+        for _, attempt_id in sorted(dedup_dataset.attempts(version)):
+            if lost(attempt_id) and attempt_id not in inherited:
+                deletion.attempt(STATE, dedup_dataset, version, attempt_id)
+    for prefix in (keys.quarantined(version), keys.attempts(version)):
+        for stat in list(log.store.list(prefix)):
+            if lost(_attempt_of(stat.key)[1]):
+                deletion.object(stat)
+
+
+def _delete_superseded(
+    log: CommitLog, closed: int, locations: list[_SinkLocation], oldest: int, deletion: _Deletion, *, all_versions: bool
+) -> None:
+    """
+    Delete the data files of the commits that were superseded up to the oldest version that stays readable (V8).
+
+    Sinks outside the log keep their rows in tables. Vacuum deletes the staged rows of these sinks by V4.
+    """
+    deleted = retention.deleted_up_to(log)
+    # If the log was restored from an older copy, the note may be above its head.
+    begin = 0 if all_versions or deleted > closed else deleted
+    if oldest <= begin:
+        return
+    if not deletion.is_dry_run:
+        retention.record(log, keys.EXPIRING, oldest)
+    for commit in retention.superseded(log, begin, oldest):
+        for location in locations:
+            is_there = (commit.version, commit.attempt_id) in location.sink.attempts(commit.version)
+            if is_there and commit.attempt_id is not None and not location.sink.is_outside_log:
+                deletion.attempt(location.name, location.sink, commit.version, commit.attempt_id)
+    if not deletion.is_dry_run:
+        retention.record(log, keys.EXPIRED, oldest)
 
 
 def _check_pipeline(pipeline: Pipeline, log: CommitLog, record: PipelineRecord, head: Head) -> None:
@@ -129,20 +190,20 @@ class _Deletion:
     """Deletes attempts and objects, and records them. In a dry run, it only records them."""
 
     def __init__(self, log: CommitLog, *, dry_run: bool) -> None:
-        self._log, self._dry_run = log, dry_run
+        self.log, self.is_dry_run = log, dry_run
         self.attempts: list[tuple[str, int, str]] = []
         self.keys: list[str] = []
         self.bytes = 0
 
     def attempt(self, name: str, sink: Sink, version: int, attempt_id: str) -> None:
         self.attempts.append((name, version, attempt_id))
-        self.bytes += sink.discard(version, attempt_id, dry_run=self._dry_run)
+        self.bytes += sink.discard(version, attempt_id, dry_run=self.is_dry_run)
 
     def object(self, stat: ObjectStat) -> None:
         self.keys.append(stat.key)
         self.bytes += stat.bytes
-        if not self._dry_run:
-            self._log.store.delete(stat.key)
+        if not self.is_dry_run:
+            self.log.store.delete(stat.key)
 
 
 def _unneeded_state(pipeline: Pipeline, log: CommitLog, record: PipelineRecord, closed: int) -> Iterator[ObjectStat]:

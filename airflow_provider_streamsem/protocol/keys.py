@@ -23,6 +23,8 @@ SOURCES = "sources/"
 
 QUARANTINE = "quarantine/"
 VACUUMED = "vacuumed/"
+EXPIRING = "expiring/"
+EXPIRED = "expired/"
 
 _ENTRY = re.compile(r"log/([0-9]{8})/([0-9]{12})-([0-9]{1,13})\.([pcd])\.json")
 _NEWEST_FIRST = re.compile(r".*/([0-9]{12})-([0-9]{1,12})\.json")
@@ -174,7 +176,12 @@ def quarantined(version: int) -> str:
 
 def vacuumed(version: int) -> str:
     """Key of the record that vacuum has inspected all versions below ``version``."""
-    return f"{VACUUMED}{_inv(version)}-{version}.json"
+    return newest_first(VACUUMED, version)
+
+
+def newest_first(prefix: str, version: int) -> str:
+    """Key of a note about a version, so that a listing of the prefix begins with the newest version."""
+    return f"{prefix}{_inv(version)}-{version}.json"
 
 
 def claim(version: int, sink: str, chunk: int, round: int = 0) -> str:

@@ -19,6 +19,7 @@ from airflow_provider_streamsem.connectors.contract import Sink
 from airflow_provider_streamsem.connectors.files.stored import former_sinks, stored_sinks
 from airflow_provider_streamsem.connectors.ownership import claim_dataset
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
+from airflow_provider_streamsem.pipeline.retention import oldest_kept_for_readers
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol.codec import lines
 from airflow_provider_streamsem.protocol.entries import Outcome, PipelineRecord, Plan, Receipts
@@ -188,11 +189,19 @@ class CommittedLog:
         :param version: as of this version, inclusive; default: the newest closed one
         :param since: only files that became visible in versions *above* this one. For files that a reprocessing run replaced, see :meth:`changes`
         :param sink: only files of this sink; default: of all sinks whose rows become visible through the log
-        :raises InvalidError: a version is not closed, there is no such sink, or the sink publishes outside the log
+        :raises InvalidError: a version is not closed, or vacuum may have deleted its files; there is no such sink, or it publishes outside the log
         :raises ConflictError: a dataset belongs to another log
         :raises LogDamagedError: an entry of the log or a dataset's ownership marker is missing or damaged
         """
-        return self._committed_files(self.view(version=version, since=since), sink)
+        view = self.view(version=version, since=since)
+        oldest = 0 if version is None else oldest_kept_for_readers(self.log)
+        # If the log was restored from an older copy, the note may be above its head.
+        if version is not None and -1 < version < oldest <= self.head:
+            summary = "the version cannot be read any more, because a vacuum with keep_versions has deleted files of it"
+            raise InvalidError(summary, given=version, oldest_kept=oldest).advising(
+                "read the oldest kept version or a newer one."
+            )
+        return self._committed_files(view, sink)
 
     def changes(self, *, since: int, version: int | None = None, sink: str | None = None) -> Changes:
         """

@@ -22,6 +22,7 @@ from airflow_provider_streamsem.errors import (
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import find_record
 from airflow_provider_streamsem.pipeline.publish import publishing_sink
+from airflow_provider_streamsem.pipeline.retention import oldest_kept_for_readers
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.pipeline.vacuum import oldest_kept
 from airflow_provider_streamsem.protocol import invariants, keys, procedures, segments
@@ -481,6 +482,9 @@ class _Verification:
         self._operator_states(outcomes)
         named: set[tuple[str, str]] = set()
         hidden, hidden_in = not_visible(outcomes), hidden_sinks(outcomes)
+        # Vacuum may have deleted the files of the commits that were superseded up to this version (V8).
+        oldest = oldest_kept_for_readers(self.opened.log)
+        expired = not_visible(outcome for outcome in outcomes if outcome.version <= oldest)
         sinks, earlier = self._own_sinks(is_marked=bool(outcomes)), set[str]()
         for outcome in outcomes:
             if outcome.version % _PROGRESS_EACH == 0:
@@ -497,6 +501,8 @@ class _Verification:
                         what = "the log names a file twice, or a file outside the directory of its attempt"
                         self._report("I8", what, version=outcome.version, key=file.key)
                     named.add((name, file.key))
+                    if outcome.version in expired:
+                        continue
                     if sinks[name].is_outside_log and outcome.version in self._published:
                         continue  # after the publish, the table owns these files or vacuum deletes them
                     check = partial(_file, sinks[name], file, committable.format, outcome.version)
