@@ -106,31 +106,59 @@ def vacuum(
         return Vacuumed(attempts=(), keys=(), bytes=0)
     _check_pipeline(pipeline, log, record, head)
     locations = [_SinkLocation(pipeline, name) for name in sorted(pipeline.sinks)]
-    end = head.closed if head.has_pending_publishes else head.closed + 1
-    inspected = _vacuumed_up_to(log)
-    # If the log was restored from an older copy, the recorded progress may be above its head.
-    begin = 0 if all_versions or inspected > head.closed + 1 else inspected
     deletion = _Deletion(log, dry_run=dry_run)
-    inherited = {_attempt_of(file.key)[1] for layer in stored_layers(record.initial_state) for file in layer.files}
-    for version in range(begin, head.closed + 1):
-        _delete_lost(pipeline, version, locations, inherited, deletion)
-        if not dry_run and version % _INSPECTED_EACH == _INSPECTED_EACH - 1:
-            _record_inspected(log, first_closed_after(log, log.clock.now_ms() - _LATE_MS, begin, min(version + 1, end)))
+    inspected_from = _delete_losing(pipeline, record, head, locations, deletion, all_versions=all_versions)
     for stat in _unneeded_state(pipeline, log, record, head.closed):
         deletion.object(stat)
     if keep_versions is not None:
         oldest = retention.oldest_readable(log, head.closed, keep_versions=keep_versions, keep_days=keep_days)
         _delete_superseded(log, head.closed, locations, oldest, deletion, all_versions=all_versions)
     if not dry_run:
-        _record_inspected(log, first_closed_after(log, log.clock.now_ms() - _LATE_MS, begin, end))
+        _record_inspected(log, _first_late(log, inspected_from, _end(head)))
     return Vacuumed(attempts=tuple(deletion.attempts), keys=tuple(deletion.keys), bytes=deletion.bytes)
 
 
-def _delete_lost(
+def _delete_losing(
+    pipeline: Pipeline,
+    record: PipelineRecord,
+    head: Head,
+    locations: list[_SinkLocation],
+    deletion: _Deletion,
+    *,
+    all_versions: bool,
+) -> int:
+    """
+    Delete what losing attempts left behind in the versions that vacuum inspects (V6).
+
+    :returns: the first of these versions
+    """
+    log, end = deletion.log, _end(head)
+    inspected = _vacuumed_up_to(log)
+    # If the log was restored from an older copy, the recorded progress may be above its head.
+    begin = 0 if all_versions or inspected > head.closed + 1 else inspected
+    inherited = {_attempt_of(file.key)[1] for layer in stored_layers(record.initial_state) for file in layer.files}
+    for version in range(begin, head.closed + 1):
+        _delete_losing_of(pipeline, version, locations, inherited, deletion)
+        if not deletion.is_dry_run and version % _INSPECTED_EACH == _INSPECTED_EACH - 1:
+            _record_inspected(log, _first_late(log, begin, min(version + 1, end)))
+    return begin
+
+
+def _end(head: Head) -> int:
+    """Return the version after the newest one that needs no later inspection. Rows of pending publishes are deleted after the publish (V4)."""
+    return head.closed if head.has_pending_publishes else head.closed + 1
+
+
+def _first_late(log: CommitLog, begin: int, end: int) -> int:
+    """Return the first version in ``[begin, end)`` of which an attempt may still write files; ``end`` if there is none."""
+    return first_closed_after(log, log.clock.now_ms() - _LATE_MS, begin, end)
+
+
+def _delete_losing_of(
     pipeline: Pipeline, version: int, locations: list[_SinkLocation], inherited: set[str], deletion: _Deletion
 ) -> None:
     """
-    Delete what the losing attempts of a closed version left: files, then quarantined records, then manifests (V3); and published rows (V4).
+    Delete what the losing attempts of one closed version left behind: files, then quarantined records, then manifests (V3); and published rows (V4).
 
     :param inherited: the attempts of the original log whose deduplication state a fork uses
     """
