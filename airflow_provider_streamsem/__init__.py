@@ -71,6 +71,9 @@ _NAMES = {
     "fork": "airflow_provider_streamsem.pipeline.fork",
     "guarantee": "airflow_provider_streamsem.pipeline.guarantee",
     "actions_dag": "airflow_provider_streamsem.operators.actions",
+    "commit_held": "airflow_provider_streamsem.pipeline.review",
+    "diff_held": "airflow_provider_streamsem.readers.held",
+    "stage_reprocessing": "airflow_provider_streamsem.pipeline.review",
     "load_pipeline": "airflow_provider_streamsem.pipeline.spec",
     "log_uri": "airflow_provider_streamsem.assets",
     "open_log": "airflow_provider_streamsem.readers.files",
@@ -138,7 +141,9 @@ __all__ = [
     "__version__",
     "actions_dag",
     "alter",
+    "commit_held",
     "diff",
+    "diff_held",
     "diff_state",
     "drop",
     "fork",
@@ -151,6 +156,7 @@ __all__ = [
     "reprocess",
     "rollback",
     "run_batch",
+    "stage_reprocessing",
     "verify",
 ]
 
@@ -196,12 +202,14 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.pipeline.guarantee import Guarantee, guarantee
     from airflow_provider_streamsem.pipeline.reprocess import reprocess
     from airflow_provider_streamsem.pipeline.result import CompletedVersion, RunResult
+    from airflow_provider_streamsem.pipeline.review import commit_held, stage_reprocessing
     from airflow_provider_streamsem.pipeline.rollback import rollback
     from airflow_provider_streamsem.pipeline.run import run_batch
     from airflow_provider_streamsem.pipeline.spec import Pipeline, load_pipeline
     from airflow_provider_streamsem.readers.diff import diff
     from airflow_provider_streamsem.readers.diff_state import diff_state
     from airflow_provider_streamsem.readers.files import open_log
+    from airflow_provider_streamsem.readers.held import diff_held
     from airflow_provider_streamsem.readers.spark import read_committed
     from airflow_provider_streamsem.readers.state import read_state
     from airflow_provider_streamsem.readers.verify import verify

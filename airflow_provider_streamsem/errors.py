@@ -186,6 +186,16 @@ class DataError(StreamsemError):
     do = "fix the data or the pipeline and run again: the same range is read again."
 
 
+class HeldVersionError(StreamsemError):
+    """A reprocessing run has staged the open version for review, and nobody has committed or aborted it yet. Nothing was written."""
+
+    retryable = True
+    do = (
+        "compare the rows with `streamsem diff PIPELINE.toml N`, then run `streamsem commit PIPELINE.toml N` or `streamsem abort PIPELINE.toml N`. "
+        "Until then, no run can plan a version."
+    )
+
+
 class StageError(StreamsemError):
     """The engine failed while staging. The attempt was discarded. Nothing became visible, and the offsets did not move."""
 

@@ -14,6 +14,7 @@ from airflow_provider_streamsem.errors import (
     ConflictError,
     DataError,
     DatasetOwnedError,
+    HeldVersionError,
     InvalidError,
     LogDamagedError,
     LogMovedError,
@@ -132,6 +133,12 @@ TABLES: dict[str, list[Row]] = {
             InvalidError,
             "start a new pipeline, or fork it from a time: `streamsem fork NEW.toml LOG --from TIME`",
             "pipeline/test_alter.py::test_other_source_is_refused",
+        ),
+        Row(
+            "a version is staged for review, so no run can plan another one",
+            HeldVersionError,
+            "[compare](../how-to/reprocess.md#compare-before-the-rows-become-visible) its rows, then commit or abort the version",
+            "pipeline/test_review.py::test_no_other_writer_closes_a_held_version",
         ),
         Row(
             "an alter removes a sink to which a commit is not published yet",

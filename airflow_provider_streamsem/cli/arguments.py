@@ -147,6 +147,11 @@ COMMANDS = (
                 "--dry-run", action="store_true", help="show what would be replaced, but read and write no record"
             ),
             _argument(
+                "--stage-only",
+                action="store_true",
+                help="stage one version for review; its rows become visible by `streamsem commit`, and no run plans until then",
+            ),
+            _argument(
                 "--downstream",
                 metavar="LOG",
                 action="append",
@@ -160,6 +165,13 @@ COMMANDS = (
             ),
             *_ENGINE,
         ),
+        builds="the source and the sinks",
+    ),
+    Command(
+        "commit",
+        "Commit a version that `reprocess --stage-only` has staged for review.",
+        "orders.toml 57",
+        (_VERSION, _argument("--attempt", metavar="ID", help="the reviewed attempt, if several were staged")),
         builds="the source and the sinks",
     ),
     Command(
@@ -351,10 +363,15 @@ COMMANDS = (
     ),
     Command(
         "diff",
-        "Compare the rows of a fork with those that the original pipeline committed since the fork, and the state of both.",
+        "Compare the rows of a fork with those that the original pipeline committed since the fork, and the state of both; or compare the rows of a version "
+        "that is staged for review with those that it would replace.",
         "s3://lake/_streamsem/orders_v2 s3://lake/_streamsem/orders --limit 5",
         (
-            _ORIGINAL,
+            _argument(
+                "original",
+                metavar="LOG",
+                help="URL or path of the original pipeline's log; or the number of a version that is staged for review",
+            ),
             _argument("--sink", help="name of the files sink, if there are several"),
             _argument(
                 "--limit",

@@ -28,6 +28,7 @@ from airflow_provider_streamsem.cli.offset_commands import export_offsets, impor
 from airflow_provider_streamsem.cli.output import CommandResult, Table, utc
 from airflow_provider_streamsem.cli.version_commands import (
     alter,
+    commit,
     engine_of_arguments,
     reprocess,
     rollback,
@@ -438,10 +439,14 @@ def drop(args: argparse.Namespace) -> CommandResult:
 
 
 def diff(args: argparse.Namespace) -> CommandResult:
-    """Compare a fork with its original (``streamsem diff``)."""
+    """Compare a fork with its original, or a held version with the rows that it would replace (``streamsem diff``)."""
     from airflow_provider_streamsem.cli import fork_comparison
 
     integer("--limit", args.limit, least=1)
+    if args.original.isdecimal():
+        opened = open_log(args.log, pipeline=args.pipeline)
+        session = engine_of_arguments(args, None).session()
+        return fork_comparison.held_compared(session, opened, int(args.original), sink=args.sink, limit=args.limit)
     logs = fork_comparison.opened(args.log, _url(args.original))  # refuses wrong logs before Spark starts
     return fork_comparison.compared(engine_of_arguments(args, None).session(), logs, sink=args.sink, limit=args.limit)
 
@@ -540,6 +545,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], CommandResult]] = {
     "reprocess": reprocess,
     "rollback": rollback,
     "alter": alter,
+    "commit": commit,
     "fork": fork,
     "diff": diff,
     "drop": drop,

@@ -1,4 +1,4 @@
-"""Shows how the rows and the state of a fork differ from those of the original (``streamsem diff``)."""
+"""Shows how the rows and the state of a fork differ from those of the original, and those of a held version from the visible ones (``streamsem diff``)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from airflow_provider_streamsem.readers.diff import diff
 from airflow_provider_streamsem.readers.diff import opened as opened
 from airflow_provider_streamsem.readers.diff_state import StateDifference, diff_state
 from airflow_provider_streamsem.readers.files import CommittedLog
+from airflow_provider_streamsem.readers.held import diff_held
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -52,6 +53,37 @@ def compared(
     tables = [_table_of_rows(title, shown) for title, shown in found.items() if shown]
     code = 1 if tables or not difference.is_comparable else 0
     return CommandResult(document=document, lines=lines, tables=tables, exit_code=code)
+
+
+def held_compared(
+    spark: SparkSession, opened: CommittedLog, version: int, *, sink: str | None, limit: int
+) -> CommandResult:
+    """
+    Compare a held version with the rows that it would replace. The exit code is 1 if rows differ.
+
+    :param limit: number of different rows to show
+    """
+    found = diff_held(spark, opened, version, sink=sink)
+    totals, rows = _totals_and_first(found.rows, limit)
+    lines = [f"version {version}, attempt {found.attempt_id}, would replace version {found.replaces}"]
+    lines.append(f"compared columns {', '.join(found.columns)}")
+    for side, count in found.counts.items():
+        lines.append(f"{side}: {count} rows, {totals.get(side, 0)} of them only there")
+        only = found.columns_only_in[side]
+        lines += [f"{side}: columns only there: {', '.join(only)}"] if only else []
+    document = {
+        "version": version,
+        "attempt_id": found.attempt_id,
+        "replaces": found.replaces,
+        "columns": list(found.columns),
+        **{
+            side: {"rows": count, "columns": list(found.columns_only_in[side]), "different_rows": totals.get(side, 0)}
+            for side, count in found.counts.items()
+        },
+        "rows": rows,
+    }
+    tables = [_table_of_rows("different rows", rows)] if rows else []
+    return CommandResult(document=document, lines=lines, tables=tables, exit_code=1 if rows else 0)
 
 
 def _totals_and_first(different: DataFrame, limit: int) -> tuple[dict[str, int], list[dict[str, Any]]]:

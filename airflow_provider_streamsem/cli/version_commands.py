@@ -24,6 +24,7 @@ from airflow_provider_streamsem.pipeline.guarantee import guarantee
 from airflow_provider_streamsem.pipeline.reprocess import kept_versions
 from airflow_provider_streamsem.pipeline.reprocess import reprocess as reprocess_
 from airflow_provider_streamsem.pipeline.result import RunResult, with_others
+from airflow_provider_streamsem.pipeline.review import commit_held, stage_reprocessing
 from airflow_provider_streamsem.pipeline.rollback import rollback as rollback_
 from airflow_provider_streamsem.pipeline.run import run_batch
 from airflow_provider_streamsem.pipeline.selection import (
@@ -89,6 +90,8 @@ def reprocess(args: argparse.Namespace) -> CommandResult:
     if args.run_key is not None and not is_single:
         raise InvalidError("--run-key requires one version: several versions are one run each", given=args.version)
     engine = engine_of_arguments(args, args.spark_packages)
+    if args.stage_only:
+        return _staged_only(args, engine, is_single=is_single)
     if is_single:
         result = reprocess_(
             pipeline, int(args.version), run_key=args.run_key, current_lookups=args.current_lookups, engine=engine
@@ -101,6 +104,26 @@ def reprocess(args: argparse.Namespace) -> CommandResult:
     records = open_log(args.log, pipeline=pipeline).quarantined()
     versions = sorted({record["version"] for record in records if "watermark_ms" not in record})  # not the late rows
     return _reprocess_all(args, versions, engine, "there are no quarantined records")
+
+
+def _staged_only(args: argparse.Namespace, engine: SparkEngine, *, is_single: bool) -> CommandResult:
+    """Stage one version for review."""
+    if not is_single or args.run_key is not None:
+        raise InvalidError("--stage-only requires one version, and no --run-key", given=args.version)
+    held = stage_reprocessing(args.pipeline, int(args.version), current_lookups=args.current_lookups, engine=engine)
+    lines = [
+        f"version {held.version} is staged and not visible: it would replace the rows of version {held.replaces}",
+        *aligned(report.ordered_counts(held.counts)),
+        f"compare: streamsem diff {args.target} {held.version}",
+        f"then: streamsem commit {args.target} {held.version}, or streamsem abort {args.target} {held.version} --reason WHY",
+        "until then, no run of the pipeline can plan a version",
+    ]
+    return CommandResult(document=plain(held), lines=lines)
+
+
+def commit(args: argparse.Namespace) -> CommandResult:
+    """Commit a held version (``streamsem commit``)."""
+    return _result_of_run(args.pipeline, commit_held(args.pipeline, args.version, attempt_id=args.attempt))
 
 
 def _selection(args: argparse.Namespace) -> Selection | None:

@@ -10,7 +10,7 @@ from airflow_provider_streamsem.arguments import text, text_list
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.extending import Extending
 from airflow_provider_streamsem.connectors.ownership import claim_dataset
-from airflow_provider_streamsem.errors import ConflictError, InvalidError
+from airflow_provider_streamsem.errors import ConflictError, HeldVersionError, InvalidError
 from airflow_provider_streamsem.pipeline.abort import abort_outcome
 from airflow_provider_streamsem.pipeline.changes import changed_fields
 from airflow_provider_streamsem.pipeline.guarantee import guarantee
@@ -251,6 +251,10 @@ def _close(opened: OpenPipeline, head: Head) -> tuple[ClosedHead, int | None]:
     """
     log, aborted = opened.log, None
     if isinstance(head, OpenHead):
+        if head.plan.held:
+            raise HeldVersionError(
+                "the open version is held for review; nothing was altered", version=head.plan.version
+            )
         proposed = outcome_without_rows(log, head) or abort_outcome(
             log, head, reason="the pipeline is altered", initial_state=opened.record.initial_state
         )

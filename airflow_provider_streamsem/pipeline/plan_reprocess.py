@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from airflow_provider_streamsem import state_files
-from airflow_provider_streamsem.errors import InvalidError, StreamsemError
+from airflow_provider_streamsem.connectors.contract import Compacting, Source
+from airflow_provider_streamsem.errors import InvalidError, SourceChangedError, StreamsemError
 from airflow_provider_streamsem.pipeline.abort import abort_outcome
 from airflow_provider_streamsem.pipeline.corrections import before_version, repinned
 from airflow_provider_streamsem.pipeline.lookups import check_lookups, pin_lookups
@@ -36,20 +39,25 @@ def abort_reprocessing(opened: OpenPipeline, run_key: str, error: StreamsemError
     """
     Abort the open version of a reprocessing run that no retry can stage (W22).
 
-    Otherwise the open version would block every other run. The abort loses no records, because a reprocessing run does not move the offsets.
+    Otherwise the open version would block every other run. The abort loses no records, because a reprocessing run does not move the offsets. A held version
+    that has a staged attempt stays open, because somebody may be reviewing it.
     """
     log = opened.log
     head = log.newest_head()
-    if isinstance(head, OpenHead) and head.plan.kind == "reprocess" and head.plan.run_key == run_key:
+    is_own = isinstance(head, OpenHead) and head.plan.kind == "reprocess" and head.plan.run_key == run_key
+    if isinstance(head, OpenHead) and is_own and not (head.plan.held and log.find_staged(head)):
         reason = f"the reprocessing run cannot be staged: {type(error).__name__}"
         log.decide(head, abort_outcome(log, head, reason=reason, initial_state=opened.record.initial_state))
 
 
-def plan_reprocess(opened: OpenPipeline, version: int, run_key: str, current_lookups: bool, ready: Ready) -> Plan:
+def plan_reprocess(
+    opened: OpenPipeline, version: int, run_key: str, current_lookups: bool, ready: Ready, *, held: bool = False
+) -> Plan:
     """
     Build the plan of a reprocessing run from the commit that it replaces, as of the head (W24, W25).
 
     :param current_lookups: whether the run reads the current rows of the lookups
+    :param held: whether the version stays open until it is committed or aborted on request (W39)
     """
     clock = opened.log.clock
     planned_at_ms = opened.log.now_ms(ready.head)
@@ -66,6 +74,7 @@ def plan_reprocess(opened: OpenPipeline, version: int, run_key: str, current_loo
         pins=repinned(opened, replaced),
         lookups=pin_lookups(opened.pipeline, planned_at_ms, planned={} if current_lookups else replaced.lookups),
         replaces=Replaced(version=current, counts=outcome.counts),
+        held=held,
         run_key=run_key,
         j=ready.j,
         run_start=offsets.starts(replaced.ranges),
@@ -171,3 +180,29 @@ def _described(outcome: tuple[Outcome, str] | None) -> str:
     if outcome is None:
         return "not closed"
     return "rollback" if outcome[0].rolled_back else "alter" if outcome[0].altered else outcome[0].result
+
+
+def check_record_count(sources: Mapping[str, Source], plan: Plan, counts: Mapping[str, int]) -> None:
+    """
+    Refuse a reprocessing run that has read fewer records of a compacting source than the version that it replaces.
+
+    Compaction may have removed records from the source. The commit of the reprocessing run would then remove their rows from the sinks.
+
+    :raises SourceChangedError: the attempt has read fewer records. Nothing became visible
+    """
+    if plan.replaces is None:
+        return
+    for name, source in sources.items():
+        count = f"read.{name}" if name else "read"
+        before, read = plan.replaces.counts.get(count, 0), counts.get(count, 0)
+        if isinstance(source, Compacting) and read < before:
+            summary = (
+                "the source has fewer records than the replaced version read: records were deleted, or the isolation level changed; "
+                "nothing became visible"
+            )
+            source_field = {"source": name} if name else {}
+            raise SourceChangedError(
+                summary, version=plan.replaces.version, **source_field, read=before, found=read
+            ).advising(
+                "abort the open version: the rows of the replaced version stay. To replace them, restore the records of the source first."
+            )

@@ -7,7 +7,7 @@ object from which any process can continue the run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
@@ -15,11 +15,12 @@ from typing import TypeAlias
 from airflow_provider_streamsem import dedup, registry, state_files, telemetry
 from airflow_provider_streamsem.arguments import flag, text
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
-from airflow_provider_streamsem.connectors.contract import Compacting, Planner, Source
+from airflow_provider_streamsem.connectors.contract import Planner
 from airflow_provider_streamsem.connectors.counting import count_gaps
 from airflow_provider_streamsem.engine import Engine, Job, Produced, nothing_produced
 from airflow_provider_streamsem.errors import (
     DataError,
+    HeldVersionError,
     InvalidError,
     LookupChangedError,
     RecordsMissingError,
@@ -43,6 +44,7 @@ from airflow_provider_streamsem.pipeline.opening import (
 from airflow_provider_streamsem.pipeline.plan import Corrections, plan_batch
 from airflow_provider_streamsem.pipeline.plan_reprocess import (
     abort_reprocessing,
+    check_record_count,
     plan_reprocess,
     refuse_sinks,
 )
@@ -147,6 +149,7 @@ class Run:
 
     :param announces: as in :func:`run_batch`
     :param reprocesses: the version that the run reprocesses; ``None`` if it reads new records
+    :param commits: the attempt of a held version that the run commits; ``None`` if it commits no held version
     """
 
     def __init__(
@@ -157,11 +160,13 @@ class Run:
         *,
         announces: bool = True,
         reprocesses: int | None = None,
+        commits: StagedManifest | None = None,
     ) -> None:
         self.opened = opened
         self.run_key = run_key
         self.announces = announces
         self.reprocesses = reprocesses
+        self.commits = commits
         self._checked: set[str] = set()
         self.planner: Planner = opened.pipeline.source.open(
             opened.log.of_source(opened.pipeline.source.immutable_config()), opened.head.hint
@@ -317,7 +322,11 @@ class Run:
             logger.info("%s", report.resumed(plan, self.run_key))
         if plan.spec != self.opened.spec and plan.kind != "alter":
             changes.warn_of_open_version(log, plan, self.opened.pipeline.to_json(), run_key=self.run_key)
-        proposed = outcome_without_rows(log, head) or self._adopt_or_stage(head, plan, fresh=fresh)
+        proposed = (
+            self._outcome_of_held(head, plan)
+            if plan.held
+            else outcome_without_rows(log, head) or self._adopt_or_stage(head, plan, fresh=fresh)
+        )
         if isinstance(proposed, ClosedHead):
             return log.locate(self.run_key, proposed)
         with telemetry.phase("commit", version=plan.version, attempt_id=proposed.attempt_id or ""):
@@ -330,6 +339,57 @@ class Run:
         if plan.run_key != self.run_key:
             return log.locate(self.run_key, closed)
         return position_after(closed, plan, outcome)
+
+    def stage_held(self, plan_next: Planning) -> tuple[Plan, StagedManifest]:
+        """
+        Plan a held version and stage an attempt of it. The version stays open.
+
+        First close a version that another run left open, and publish what is pending, as every run does.
+
+        :raises HeldVersionError: another version is held
+        """
+        position: Position = self.opened.log.locate(self.run_key, self.opened.head)
+        fresh = False
+        while True:
+            self._check_immutable_config(position)
+            if isinstance(position, OpenVersion) and self._is_own_held(position.head.plan):
+                head = position.head
+                return head.plan, (None if fresh else self._adopt(head)) or self._stage(head, fresh=fresh)
+            if isinstance(position, OpenVersion):
+                position = self.close_version(position.head, fresh=False)
+            elif isinstance(position, PendingPublish):
+                head_after = publish(self.opened, position.head, position.outcome, is_own=False)
+                position = self.opened.log.locate(self.run_key, head_after)
+            elif isinstance(position, Ready):
+                self.opened.pipeline.load_transform()
+                step = self._plan(position, plan_next)
+                assert isinstance(step, tuple)  # a reprocessing run always plans
+                position, fresh = step
+            else:
+                raise InvalidError(
+                    "the version was reprocessed already with this run key; nothing was staged",
+                    version=position.plan.version,
+                )
+
+    def _is_own_held(self, plan: Plan) -> bool:
+        return plan.held and plan.run_key == self.run_key
+
+    def _outcome_of_held(self, head: OpenHead, plan: Plan) -> Outcome:
+        """
+        Build the outcome of a held version, from the attempt that was reviewed (W39).
+
+        :raises HeldVersionError: this run was not requested to commit the version
+        :raises InvalidError: files of the attempt are missing or were changed
+        """
+        if self.commits is None or self.commits.version != plan.version:
+            raise HeldVersionError("the open version is held for review; this run wrote nothing", version=plan.version)
+        if not self._is_complete(self.commits):
+            raise InvalidError(
+                "files of the staged attempt are missing or were changed, so the reviewed rows cannot be committed",
+                version=plan.version,
+                attempt=self.commits.attempt_id,
+            ).advising(f"run `streamsem abort PIPELINE.toml {plan.version}`, then stage the version again.")
+        return self._outcome(head, plan, self.commits)
 
     def _adopt_or_stage(self, head: OpenHead, plan: Plan, *, fresh: bool) -> Outcome | ClosedHead:
         """
@@ -387,18 +447,21 @@ class Run:
 
         An attempt is complete if it has staged all sinks of this pipeline, and every file exists with the recorded size and checksum.
         """
-        sinks = self.opened.pipeline.sinks
         for manifest in self.opened.log.find_staged(head):
-            if (
-                set(manifest.sinks) == set(sinks)
-                and all(sinks[name].is_complete(c) for name, c in manifest.sinks.items())
-                and dedup.is_complete(self.opened.pipeline.log, manifest.state)
-                and state_files.is_complete(self.opened.log.store, manifest.state)
-            ):
+            if self._is_complete(manifest):
                 logger.info("version %d: adopting the staged attempt %s", manifest.version, manifest.attempt_id)
                 telemetry.emit(telemetry.Adopted, version=manifest.version, attempt_id=manifest.attempt_id)
                 return manifest
         return None
+
+    def _is_complete(self, manifest: StagedManifest) -> bool:
+        sinks = self.opened.pipeline.sinks
+        return (
+            set(manifest.sinks) == set(sinks)
+            and all(sinks[name].is_complete(c) for name, c in manifest.sinks.items())
+            and dedup.is_complete(self.opened.pipeline.log, manifest.state)
+            and state_files.is_complete(self.opened.log.store, manifest.state)
+        )
 
     def _stage(self, head: OpenHead, *, fresh: bool) -> StagedManifest:
         """Stage a new attempt, and return its manifest."""
@@ -488,7 +551,7 @@ class Run:
             raise
         source.check_pins(job.pins, was_read=True)
         check_lookups(self.opened.pipeline, job.plan)
-        _check_record_count(self.opened.pipeline.source_parts, job.plan, produced.counts)
+        check_record_count(self.opened.pipeline.source_parts, job.plan, produced.counts)
         invariants.check_i14_staged(
             produced.counts, produced.sinks, passed_to_writer=produced.passed_to_writer, rows=self.opened.pipeline.rows
         )
@@ -605,29 +668,3 @@ def run_reprocessing(
             except StreamsemError as failure:  # the next run aborts the version
                 logger.warning("the version of the reprocessing run stays open: %s", failure)
         raise
-
-
-def _check_record_count(sources: Mapping[str, Source], plan: Plan, counts: Mapping[str, int]) -> None:
-    """
-    Refuse a reprocessing run that has read fewer records of a compacting source than the version that it replaces.
-
-    Compaction may have removed records from the source. The commit of the reprocessing run would then remove their rows from the sinks.
-
-    :raises SourceChangedError: the attempt has read fewer records. Nothing became visible
-    """
-    if plan.replaces is None:
-        return
-    for name, source in sources.items():
-        count = f"read.{name}" if name else "read"
-        before, read = plan.replaces.counts.get(count, 0), counts.get(count, 0)
-        if isinstance(source, Compacting) and read < before:
-            summary = (
-                "the source has fewer records than the replaced version read: records were deleted, or the isolation level changed; "
-                "nothing became visible"
-            )
-            source_field = {"source": name} if name else {}
-            raise SourceChangedError(
-                summary, version=plan.replaces.version, **source_field, read=before, found=read
-            ).advising(
-                "abort the open version: the rows of the replaced version stay. To replace them, restore the records of the source first."
-            )

@@ -304,7 +304,7 @@ def _shape(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _value(hint: Any, value: Json, where: str) -> Any:
-    if hint is Any or ((hint is str or hint is int) and type(value) is hint):
+    if hint is Any or ((hint is str or hint is int or hint is bool) and type(value) is hint):
         return value
     origin, args = _shape(hint)
     if origin is UnionType:

@@ -202,6 +202,8 @@ class Plan:
     ranges: Ranges
     gaps: Gaps = field(default_factory=dict)
     replaces: Replaced | None = field(default=None, metadata=SPARSE)
+    held: bool = field(default=False, metadata=SPARSE)
+    """Whether the version of a reprocessing run stays open until it is committed or aborted on request (W39)."""
     rolled_back: RolledBack | None = field(default=None, metadata=SPARSE)
     altered: Altered | None = field(default=None, metadata=SPARSE)
     moved_to: str = field(default="", metadata=SPARSE)

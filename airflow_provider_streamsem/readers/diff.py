@@ -147,12 +147,15 @@ _EXACT = {
 """Options with which different values have different texts. Spark's defaults leave out microseconds."""
 
 
-def different_rows(rows: Mapping[int, DataFrame], columns: Sequence[str]) -> tuple[DataFrame, dict[int, int]]:
+def different_rows(
+    rows: Mapping[int, DataFrame], columns: Sequence[str], *, names: tuple[str, str] = ("original", "fork")
+) -> tuple[DataFrame, dict[int, int]]:
     """
     Compare the rows of two DataFrames as multisets.
 
-    :param rows: sign → DataFrame: 1 for the original, -1 for the fork
+    :param rows: sign → DataFrame: 1 for the first side, -1 for the second
     :param columns: the columns to compare. Both sides have them
+    :param names: the values of ``only_in`` for the two sides
     :returns: the rows that one side has more often, in the form of :attr:`Difference.rows`; and sign → number of rows, without a side that has none
     """
     from pyspark.sql import functions as F
@@ -164,8 +167,8 @@ def different_rows(rows: Mapping[int, DataFrame], columns: Sequence[str]) -> tup
     both = texts(1).unionByName(texts(-1))
     counts = {row["sign"]: row["count"] for row in both.groupBy("sign").count().collect()}
     total = both.groupBy("row").agg(F.sum("sign").alias("balance")).where("balance <> 0")
-    only_in = "CASE WHEN balance > 0 THEN 'original' ELSE 'fork' END AS only_in"
-    return total.selectExpr("row", only_in, "abs(balance) AS times"), counts
+    only_in = F.when(F.col("balance") > 0, names[0]).otherwise(names[1]).alias("only_in")
+    return total.select("row", only_in, F.abs("balance").alias("times")), counts
 
 
 def _rows_since(spark: SparkSession, log: CommittedLog, sink: str | None, since: int, version: int) -> DataFrame:

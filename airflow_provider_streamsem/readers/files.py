@@ -22,7 +22,14 @@ from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
 from airflow_provider_streamsem.pipeline.retention import oldest_kept_for_readers
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol.codec import lines
-from airflow_provider_streamsem.protocol.entries import Outcome, PipelineRecord, Plan, Receipts
+from airflow_provider_streamsem.protocol.entries import (
+    Outcome,
+    PipelineRecord,
+    Plan,
+    Receipts,
+    SegmentFile,
+    StagedManifest,
+)
 from airflow_provider_streamsem.protocol.keys import N
 from airflow_provider_streamsem.protocol.specs import stored_spec
 from airflow_provider_streamsem.protocol.view import LogView, OpenHead, not_visible
@@ -232,19 +239,18 @@ class CommittedLog:
         if unknown := sorted(names - {*sinks}):
             raise LogDamagedError("an outcome names sinks that the spec does not have", invariant="I8", sinks=unknown)
         datasets = {name: self._checked(name, sinks[name]) for name in names}
-        return [
-            CommittedFile(
-                version=f.version,
-                sink=f.sink,
-                path=_joined(datasets[f.sink].location, f.file.key),
-                format=datasets[f.sink].format,
-                bytes=f.file.bytes,
-                rows=f.file.rows,
-                partition=f.file.partition,
-                checksum=f.file.checksum,
-            )
-            for f in visible
-        ]
+        return [_committed(f, datasets[f.sink]) for f in visible]
+
+    def attempt_files(self, manifest: StagedManifest, sink: str) -> list[CommittedFile]:
+        """
+        Return the files that an attempt of the open version staged for a sink. They are not visible.
+
+        :raises InvalidError: there is no such sink, or it publishes outside the log
+        """
+        dataset = self.dataset(sink)
+        staged = manifest.sinks.get(sink)
+        files = () if staged is None else staged.files
+        return [_committed(SegmentFile(version=manifest.version, sink=sink, file=file), dataset) for file in files]
 
     def schema(self, sink: str, *, version: int | None = None) -> str | None:
         """
@@ -321,6 +327,19 @@ class CommittedLog:
         receipts = self.log.receipts(number) if outcome is not None and outcome[0].requires_receipts else None
         closed = None if outcome is None else outcome[0]
         return Version(version=number, plan=plan[0], outcome=closed, receipts=receipts)
+
+
+def _committed(file: SegmentFile, dataset: Sink) -> CommittedFile:
+    return CommittedFile(
+        version=file.version,
+        sink=file.sink,
+        path=_joined(dataset.location, file.file.key),
+        format=dataset.format,
+        bytes=file.file.bytes,
+        rows=file.file.rows,
+        partition=file.file.partition,
+        checksum=file.file.checksum,
+    )
 
 
 def _is_published(sink: Sink | str | None) -> bool:

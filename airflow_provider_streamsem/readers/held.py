@@ -1,0 +1,84 @@
+"""Compares the staged rows of a held version with the visible rows that it would replace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from airflow_provider_streamsem.connectors.data_files.read import read_files
+from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.pipeline.review import staged_attempt
+from airflow_provider_streamsem.readers.diff import different_rows
+from airflow_provider_streamsem.readers.files import CommittedFile, CommittedLog, sink_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldDifference:
+    """
+    The difference between the rows of a held version and the rows that it would replace, in one files sink.
+
+    :param rows: a DataFrame with one line for each row that one side has more often. ``row`` is the JSON text of the compared columns, ``only_in`` is
+        ``visible`` or ``staged``, and ``times`` is how much more often that side has the row, at least 1
+    :param columns: the compared columns: those that both sides have
+    :param counts: ``visible`` and ``staged`` → number of rows
+    :param columns_only_in: ``visible`` and ``staged`` → columns that only this side has. They are not compared
+    """
+
+    version: int
+    attempt_id: str
+    replaces: int
+    rows: DataFrame
+    columns: tuple[str, ...]
+    counts: dict[str, int]
+    columns_only_in: dict[str, tuple[str, ...]]
+
+
+def diff_held(
+    spark: SparkSession, opened: CommittedLog, version: int, *, sink: str | None = None, attempt_id: str | None = None
+) -> HeldDifference:
+    """
+    Compare the rows of a held version with the visible rows that it would replace. Rows are compared as multisets, without an order.
+
+    :param spark: the session that reads the files
+    :param sink: name of the files sink; required if the pipeline has several
+    :param attempt_id: which attempt, if concurrent processes have staged several
+    :raises InvalidError: the version is not held, there is no such sink or attempt, or the two sides have no column in common
+    """
+    name = sink_of(opened, sink)
+    manifest = staged_attempt(opened.log, version, attempt_id)
+    planned = opened.log.plan(version)
+    assert planned is not None  # the version is open
+    assert planned[0].replaces is not None  # a held version is that of a reprocessing run
+    replaces = planned[0].replaces.version
+    visible = [file for file in opened.files(sink=name) if file.version == replaces]
+    before = opened.schema(name, version=replaces)
+    rows = {
+        1: _rows(spark, visible, before),
+        -1: _rows(spark, opened.attempt_files(manifest, name), manifest.schemas.get(name)),
+    }
+    shared = [column for column in rows[1].columns if column in rows[-1].columns]
+    if not shared:
+        columns = {"visible": rows[1].columns, "staged": rows[-1].columns}
+        raise InvalidError("the two sides have no column in common, so no row can be compared", **columns)
+    different, counts = different_rows(rows, shared, names=("visible", "staged"))
+    sides = {"visible": 1, "staged": -1}
+    return HeldDifference(
+        version=version,
+        attempt_id=manifest.attempt_id,
+        replaces=replaces,
+        rows=different,
+        columns=tuple(shared),
+        counts={side: counts.get(sign, 0) for side, sign in sides.items()},
+        columns_only_in={
+            side: tuple(column for column in rows[sign].columns if column not in shared) for side, sign in sides.items()
+        },
+    )
+
+
+def _rows(spark: SparkSession, files: list[CommittedFile], schema: str | None) -> DataFrame:
+    if schema is None:
+        raise InvalidError("no rows of the sink were written, so its columns are not known")
+    return read_files(spark, [file.path for file in files], format=files[0].format if files else "", schema=schema)
