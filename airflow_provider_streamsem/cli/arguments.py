@@ -273,6 +273,19 @@ COMMANDS = (
                 action="store_true",
                 help="check only log entries and quarantined records; skip data files, markers and state",
             ),
+            _argument(
+                "--deep",
+                action="store_true",
+                help="also read all rows with Spark, look for ids that are visible more than once, and compare the offsets with the source",
+            ),
+            _argument(
+                "--ids",
+                metavar="COLUMN",
+                action="append",
+                default=[],
+                help="with --deep: a column of the id; may be repeated (default: the keys of dedup)",
+            ),
+            *_SESSION,
         ),
     ),
     Command(

@@ -319,7 +319,17 @@ def _position(record: Mapping[str, Any]) -> str:
 
 def verify(args: argparse.Namespace) -> CommandResult:
     """Verify a log and its datasets (``streamsem verify``)."""
+    if args.ids and not args.deep:
+        raise InvalidError("--ids requires --deep", given=args.ids)
+    if args.deep and args.log_only:
+        raise InvalidError("--deep reads the rows, and --log-only reads only the log: give one of them")
     verdict = verify_(args.pipeline or args.log, files=not args.log_only)
+    if args.deep:
+        from airflow_provider_streamsem.readers import deep
+
+        opened, session = open_log(args.log, pipeline=args.pipeline), engine_of_arguments(args, None).session()
+        verdict.violations += deep.check_rows(session, opened, ids=args.ids)
+        verdict.violations += () if args.pipeline is None else deep.check_source(args.pipeline)
     document = {**plain(verdict), "clean": verdict.clean}
     lines = descriptions.verdict(verdict)
     return CommandResult(document=document, lines=lines, exit_code=0 if verdict.clean else 1)

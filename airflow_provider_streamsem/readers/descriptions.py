@@ -90,4 +90,11 @@ def verdict(result: Verdict) -> list[str]:
         lines.append(f"version {result.open} is open: a run has planned it, and no run has committed it yet")
     lines += [f"{name:<20} {count}" for name, count in report.ordered_counts(result.counts)]
     lines += [f"not checked without the pipeline file: sink {name}" for name in result.unchecked]
-    return [*lines, *(f"{found.invariant} version={found.version} {found.what}" for found in result.violations)]
+    for found in result.violations:
+        where = "" if found.version is None else f" version={found.version}"
+        lines += [f"{found.invariant}{where} {found.what}", f"  Do: {found.do}"]
+    if result.orphans:
+        lines.append("orphans are invisible. To delete them: `streamsem vacuum PIPELINE.toml`")
+    if result.open is not None:
+        lines.append("to close the open version: run the pipeline, or `streamsem abort PIPELINE.toml N`")
+    return lines

@@ -68,12 +68,29 @@ class Violation:
     :param what: a description
     :param version: the version concerned, or ``None``
     :param key: the key of the object concerned; may be empty
+    :param do: what to do
     """
 
     invariant: str
     what: str
     version: int | None = None
     key: str = ""
+    do: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.do:
+            object.__setattr__(self, "do", _DO.get(self.invariant, _RESTORE).format(version=self.version))
+
+
+_RESTORE = "restore the named object from a copy of the log; never delete or change entries; then verify again"
+_DO = {
+    "I6": "restore the file from a copy, or compute its rows again: `streamsem reprocess PIPELINE.toml {version}`; then verify again",
+    "I14": "restore the file from a copy, or compute its rows again: `streamsem reprocess PIPELINE.toml {version}`; then verify again",
+    "I15": "restore the newest copy of the table or topic, as docs/how-to/recover.md describes, or fork the pipeline: `streamsem fork NEW.toml LOG`",
+    "I18": "restore the newest copy of the log, as docs/how-to/recover.md describes, and stop all runs until then",
+    "R2": "upgrade airflow-provider-streamsem to the release that wrote the log",
+}
+"""Invariant → what to do about its violation. For all others: :data:`_RESTORE`."""
 
 
 @dataclass(slots=True, kw_only=True)
