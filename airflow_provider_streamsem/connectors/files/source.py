@@ -4,7 +4,7 @@ The files source: reads the files that arrive below a path, in JSON lines, CSV, 
 The planner lists the path to discover new files. The cost of a listing is linear in the number of listed files; ``start_after`` and a narrower path reduce
 it. The reads and writes of the *log* depend only on the files that changed since the previous listing, not on all files ever discovered. As in Hadoop and
 Spark, a path component that starts with ``_`` or ``.``, or a name that ends in ``._COPYING_``, marks an unfinished file. The source skips such files until
-they are renamed.
+they are renamed. If a streaming query wrote the files, the source reads only those that the query has committed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,13 @@ from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.contract import Loaded, SourceEnd, SourceSlice
 from airflow_provider_streamsem.connectors.data_files.pins import FilePin, read_pins
 from airflow_provider_streamsem.connectors.defaults import SourceDefaults
-from airflow_provider_streamsem.connectors.files import notifications, partitions, tables, truncation
+from airflow_provider_streamsem.connectors.files import (
+    notifications,
+    partitions,
+    spark_sink_log,
+    tables,
+    truncation,
+)
 from airflow_provider_streamsem.connectors.files.ledger import Ledger
 from airflow_provider_streamsem.connectors.files.reader_options import ENCODING, ENCODINGS, OPTIONS
 from airflow_provider_streamsem.errors import (
@@ -212,7 +218,7 @@ class FilesSource(SourceDefaults):
         :raises UnavailableError: the directory is missing, or the store did not report the result of a request. Nothing was written
         :raises DataError: a file name is not UTF-8. Nothing was written
         """
-        stats = [stat for stat in self._listed(now_ms) if self._is_discovered(stat.key)]
+        stats = self._committed([stat for stat in self._listed(now_ms) if self._is_discovered(stat.key)])
         for stat in stats:
             if any("\ud800" <= character <= "\udfff" for character in stat.key):
                 summary = "a file name is not UTF-8, so the log cannot record it; nothing was written"
@@ -230,6 +236,26 @@ class FilesSource(SourceDefaults):
         after = self._start_after(now_ms)
         stats = self._stats([path for path in sorted(paths) if path > after and self._is_discovered(path)])
         return [_found_file(stat) for stat in stats if stat is not None]
+
+    def _committed(self, stats: list[ObjectStat]) -> list[ObjectStat]:
+        """
+        Return the listed files without those that a streaming query has written and not committed; see :mod:`spark_sink_log`.
+
+        :raises InvalidError: the source has notifications, which do not say which files are committed. Nothing was written
+        """
+        store = self._store()
+        try:
+            keys = [stat.key for stat in store.list(spark_sink_log.PREFIX)]
+            committed = spark_sink_log.committed(store, keys, self.path)
+        except UnknownResultError as error:
+            summary = "the source's location did not report the result of a request; nothing was written"
+            raise UnavailableError(summary, location=self.path) from error
+        if committed is None:
+            return stats
+        if self.notifications is not None:
+            summary = "a streaming query has written these files, and notifications do not say which of them it has committed; nothing was written"
+            raise InvalidError(summary, location=self.path).advising("leave out `notifications`.")
+        return [stat for stat in stats if stat.key in committed]
 
     def _listed(self, now_ms: int) -> list[ObjectStat]:
         """Return every object below the path that sorts after ``start_after``, including objects that the source does not discover."""

@@ -11,15 +11,18 @@ import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
+from airflow_provider_streamsem.connectors.files.spark_sink_log import PREFIX
 from airflow_provider_streamsem.errors import InvalidError, StoreRefusedError
 from airflow_provider_streamsem.protocol.keys import DATASET_MARKER
 from airflow_provider_streamsem.stores.contract import open_store, split_url
 
 _LOGS = {"_delta_log/": "a Delta table", ".hoodie/": "a Hudi table"}
+_QUERY = "the output of a streaming query"
 _ICEBERG = "metadata/"
 _ICEBERG_FILE = r"metadata/(?:v[0-9]+|[0-9]{5,}-[0-9a-f-]{36})(?:\.gz)?\.metadata\.json"
 _INSIDE = re.compile(
-    rf"(?P<root>(?:.*/)?)(?:(?:_delta_log|\.hoodie)/.*|{re.escape(DATASET_MARKER)}|{_ICEBERG_FILE})", re.DOTALL
+    rf"(?P<root>(?:.*/)?)(?:(?:_delta_log|_spark_metadata|\.hoodie)/.*|{re.escape(DATASET_MARKER)}|{_ICEBERG_FILE})",
+    re.DOTALL,
 )
 _ABOVE = 3
 """Number of parent directories of the path that are inspected. A path inside a table is usually at most this deep, in ``data/`` and partition directories."""
@@ -39,7 +42,8 @@ def refuse_table(path: str) -> None:
         if len(parts) - above < 1 or not directory:
             return
         where = directory if scheme == "file" else f"{scheme}://{directory}"
-        kind = _kind_if_allowed(where)
+        # The path may be the output directory of a query itself: its log says which files are committed.
+        kind = _kind_if_allowed(where, is_path=above == 0)
         if kind is not None:
             raise _refusal(where, path, f"is inside {kind}")
 
@@ -73,8 +77,10 @@ def _refusal(table: str, path: str, relation: str, **facts: str) -> InvalidError
     )
 
 
-def _kind(location: str) -> str | None:
+def _kind(location: str, *, is_path: bool) -> str | None:
     store = open_store(location)
+    if not is_path and any(True for _ in store.list(PREFIX, limit=1)):
+        return _QUERY
     if store.stat(DATASET_MARKER) is not None:
         return "the dataset of a pipeline"
     for log, kind in _LOGS.items():
@@ -84,12 +90,12 @@ def _kind(location: str) -> str | None:
     return "an Iceberg table" if any(re.fullmatch(_ICEBERG_FILE, name) for name in names) else None
 
 
-def _kind_if_allowed(location: str) -> str | None:
+def _kind_if_allowed(location: str, *, is_path: bool) -> str | None:
     """
     Return the result of :func:`_kind`; ``None`` if access to the location is denied.
 
     The pipeline may lack permission for a directory above the path. If it lacks permission for the path, the listing of the path raises an error.
     """
     with suppress(StoreRefusedError):
-        return _kind(location)
+        return _kind(location, is_path=is_path)
     return None
