@@ -187,12 +187,16 @@ class DataError(StreamsemError):
 
 
 class HeldVersionError(StreamsemError):
-    """A reprocessing run has staged the open version for review, and nobody has committed or aborted it yet. Nothing was written."""
+    """
+    The open version is held: a reprocessing run has staged it for review, and no user has committed or aborted it.
+
+    No version was planned, and nothing became visible.
+    """
 
     retryable = True
     do = (
-        "compare the rows with `streamsem diff PIPELINE.toml N`, then run `streamsem commit PIPELINE.toml N` or `streamsem abort PIPELINE.toml N`. "
-        "Until then, no run can plan a version."
+        "compare the rows with `streamsem diff PIPELINE.toml N`, then run `streamsem commit PIPELINE.toml N` or "
+        "`streamsem abort PIPELINE.toml N --reason TEXT`. Until then, no run can plan a version."
     )
 
 

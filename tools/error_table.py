@@ -135,7 +135,7 @@ TABLES: dict[str, list[Row]] = {
             "pipeline/test_alter.py::test_other_source_is_refused",
         ),
         Row(
-            "a version is staged for review, so no run can plan another one",
+            "a version is held, so no run can plan another one",
             HeldVersionError,
             "[compare](../how-to/reprocess.md#compare-before-the-rows-become-visible) its rows, then commit or abort the version",
             "pipeline/test_review.py::test_no_other_writer_closes_a_held_version",

@@ -131,7 +131,7 @@ COMMANDS = (
                 "version",
                 metavar="N",
                 nargs="?",
-                help="the version, or versions and spans of versions, both inclusive, such as 3-7,9",
+                help="the version, or versions and intervals of versions, both ends inclusive, such as 3-7,9",
             ),
             _argument("--quarantined", action="store_true", help="reprocess every version with quarantined records"),
             _argument("--since", metavar="TIME", help="select the versions that were committed at or after this time"),
@@ -149,7 +149,7 @@ COMMANDS = (
             _argument(
                 "--stage-only",
                 action="store_true",
-                help="stage one version for review; its rows become visible by `streamsem commit`, and no run plans until then",
+                help="stage one version and hold it: its rows become visible by `streamsem commit`, and no run plans until then",
             ),
             _argument(
                 "--downstream",
@@ -169,7 +169,7 @@ COMMANDS = (
     ),
     Command(
         "commit",
-        "Commit a version that `reprocess --stage-only` has staged for review.",
+        "Commit a held version, which `reprocess --stage-only` has staged.",
         "orders.toml 57",
         (_VERSION, _argument("--attempt", metavar="ID", help="the reviewed attempt, if several were staged")),
         builds="the source and the sinks",
@@ -276,7 +276,7 @@ COMMANDS = (
             _argument(
                 "--deep",
                 action="store_true",
-                help="also read all rows with Spark, look for ids that are visible more than once, and compare the offsets with the source",
+                help="also read all rows with Spark, look for ids that are visible more than once; with PIPELINE also compare the offsets with the source",
             ),
             _argument(
                 "--ids",
@@ -328,7 +328,7 @@ COMMANDS = (
     Command("lag", "Show how far the pipeline is behind its source.", "orders.toml", (), builds="the source"),
     Command(
         "abort",
-        "Close the open version as an abort; the next run plans its range again.",
+        "Abort the open version. If it is a batch, the next run plans its range again.",
         "orders.toml 41 --reason 'a file cannot be restored'",
         (_VERSION, _argument("--reason", required=True, help="stored in the log")),
         builds="the source",
@@ -376,16 +376,17 @@ COMMANDS = (
     ),
     Command(
         "diff",
-        "Compare the rows of a fork with those that the original pipeline committed since the fork, and the state of both; or compare the rows of a version "
-        "that is staged for review with those that it would replace.",
+        "Compare the rows and the state of a fork with those that the original committed since the fork; or the rows of a held version with those that "
+        "it would replace.",
         "s3://lake/_streamsem/orders_v2 s3://lake/_streamsem/orders --limit 5",
         (
             _argument(
                 "original",
                 metavar="LOG",
-                help="URL or path of the original pipeline's log; or the number of a version that is staged for review",
+                help="URL or path of the original pipeline's log; or the number of a held version",
             ),
             _argument("--sink", help="name of the files sink, if there are several"),
+            _argument("--attempt", metavar="ID", help="of a held version: which attempt, if several were staged"),
             _argument(
                 "--limit",
                 type=int,
@@ -436,23 +437,23 @@ COMMANDS = (
     ),
     Command(
         "vacuum",
-        "Delete files of attempts that did not commit, staged files of published versions, and state that no kept version needs.",
+        "Delete files of attempts that did not commit, staged files of published versions, state that no kept version needs, and on request replaced files.",
         "orders.toml --dry-run",
         (
             _argument("--dry-run", action="store_true", help="report the files, but do not delete them"),
             _argument("--all", action="store_true", help="also inspect versions that an earlier vacuum has inspected"),
             _argument(
-                "--keep-versions",
+                "--readable-versions",
                 metavar="N",
                 type=int,
-                help="also delete replaced and rolled back files that only readers of versions more than N before the newest need",
+                help="also delete files that reprocessing runs replaced or rollbacks removed; the newest N versions stay readable",
             ),
             _argument(
-                "--keep-days",
+                "--readable-days",
                 metavar="N",
                 type=int,
                 default=7,
-                help="with --keep-versions: keep files of versions that were the newest in the last N days (default: %(default)s)",
+                help="with --readable-versions: versions that were the newest in the last N days stay readable, too (default: %(default)s)",
             ),
         ),
         builds="the sinks",

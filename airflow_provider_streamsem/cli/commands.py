@@ -325,11 +325,11 @@ def verify(args: argparse.Namespace) -> CommandResult:
         raise InvalidError("--deep reads the rows, and --log-only reads only the log: give one of them")
     verdict = verify_(args.pipeline or args.log, files=not args.log_only)
     if args.deep:
-        from airflow_provider_streamsem.readers import deep
+        from airflow_provider_streamsem.readers import row_checks
 
         opened, session = open_log(args.log, pipeline=args.pipeline), engine_of_arguments(args, None).session()
-        verdict.violations += deep.check_rows(session, opened, ids=args.ids)
-        verdict.violations += () if args.pipeline is None else deep.check_source(args.pipeline)
+        verdict.violations += row_checks.check_rows(session, opened, ids=args.ids)
+        verdict.violations += () if args.pipeline is None else row_checks.check_source(args.pipeline)
     document = {**plain(verdict), "clean": verdict.clean}
     lines = descriptions.verdict(verdict)
     return CommandResult(document=document, lines=lines, exit_code=0 if verdict.clean else 1)
@@ -456,7 +456,9 @@ def diff(args: argparse.Namespace) -> CommandResult:
     if args.original.isdecimal():
         opened = open_log(args.log, pipeline=args.pipeline)
         session = engine_of_arguments(args, None).session()
-        return fork_comparison.held_compared(session, opened, int(args.original), sink=args.sink, limit=args.limit)
+        return fork_comparison.held_compared(
+            session, opened, int(args.original), sink=args.sink, attempt_id=args.attempt, limit=args.limit
+        )
     logs = fork_comparison.opened(args.log, _url(args.original))  # refuses wrong logs before Spark starts
     return fork_comparison.compared(engine_of_arguments(args, None).session(), logs, sink=args.sink, limit=args.limit)
 
@@ -541,8 +543,8 @@ def vacuum(args: argparse.Namespace) -> CommandResult:
         args.pipeline,
         dry_run=args.dry_run,
         all_versions=args.all,
-        keep_versions=args.keep_versions,
-        keep_days=args.keep_days,
+        readable_versions=args.readable_versions,
+        readable_days=args.readable_days,
     )
     return CommandResult(
         document={**plain(vacuumed), "dry_run": args.dry_run},

@@ -56,14 +56,14 @@ def compared(
 
 
 def held_compared(
-    spark: SparkSession, opened: CommittedLog, version: int, *, sink: str | None, limit: int
+    spark: SparkSession, opened: CommittedLog, version: int, *, sink: str | None, attempt_id: str | None, limit: int
 ) -> CommandResult:
     """
     Compare a held version with the rows that it would replace. The exit code is 1 if rows differ.
 
     :param limit: number of different rows to show
     """
-    found = diff_held(spark, opened, version, sink=sink)
+    found = diff_held(spark, opened, version, sink=sink, attempt_id=attempt_id)
     totals, rows = _totals_and_first(found.rows, limit)
     lines = [f"version {version}, attempt {found.attempt_id}, would replace version {found.replaces}"]
     lines.append(f"compared columns {', '.join(found.columns)}")

@@ -115,7 +115,7 @@ def _staged_only(args: argparse.Namespace, engine: SparkEngine, *, is_single: bo
         f"version {held.version} is staged and not visible: it would replace the rows of version {held.replaces}",
         *aligned(report.ordered_counts(held.counts)),
         f"compare: streamsem diff {args.target} {held.version}",
-        f"then: streamsem commit {args.target} {held.version}, or streamsem abort {args.target} {held.version} --reason WHY",
+        f"then: streamsem commit {args.target} {held.version}, or streamsem abort {args.target} {held.version} --reason TEXT",
         "until then, no run of the pipeline can plan a version",
     ]
     return CommandResult(document=plain(held), lines=lines)

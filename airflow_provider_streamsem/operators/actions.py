@@ -73,7 +73,9 @@ class _Request:
         if not spans:
             return None
         if len(spans) > 1 or spans[0][0] != spans[0][1]:
-            raise InvalidError("this action applies to one version", action=self.action, given=self.get("versions"))
+            raise InvalidError(
+                "this action applies to one version; nothing was done", action=self.action, given=self.get("versions")
+            )
         return spans[0][0]
 
 
@@ -94,7 +96,7 @@ class _Description:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A pipeline, and what to do with it."""
+    """An action on a pipeline: the task that performs it, the params, and the opened commit log."""
 
     task: ActionOperator
     ti: Any
@@ -107,11 +109,11 @@ class ActionOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # type: i
     """
     Preview or perform one action on a pipeline: the params of the DAG run name the action. :func:`actions_dag` creates the DAG.
 
-    XCom ``streamsem_action``: ``{"action", "dry_run", "lines", "confirm", "problem"}``. ``lines`` describe what the action did, or with ``dry_run`` would do.
-    ``confirm`` are the params of a DAG run that performs exactly this. It is ``null`` if there is nothing to perform. ``problem`` is the error of a task that
-    failed.
+    XCom ``streamsem_action``: ``{"lines", "confirm", "problem"}``. ``lines`` describe what the action did, or with ``dry_run`` would do. ``confirm`` are the
+    params of a DAG run that performs the action of a dry run. It is ``null`` in other runs, and if there is nothing to do. ``problem`` is the error of a task
+    that failed.
 
-    A retry of a task whose action has landed performs it no second time.
+    A retry or a clear of the task does not reprocess, abort, skip or alter again. It verifies and vacuums again.
 
     :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated)
     :param spark_master: as in :class:`MicroBatchOperator`
@@ -169,7 +171,9 @@ class ActionOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # type: i
         problem = "the log or a file violates an invariant" if found.failed else None
         ti.xcom_push(key=ACTION_KEY, value={"lines": [*found.lines], "confirm": confirm, "problem": problem})
         if found.failed:
-            raise airflow_exception("AirflowFailException")(f"{found.lines[0]}. Do: read the log of this task.")
+            raise airflow_exception("AirflowFailException")(
+                f"{problem}; nothing was written. {found.lines[0]}. Do: see the log of this task, which says what to do about each."
+            )
 
 
 def _problem(error: Exception) -> str:
@@ -219,15 +223,21 @@ def _abort(call: _Call) -> _Description:
             "only the open version can be aborted; nothing was aborted", given=version, open=plan.version
         )
     if call.request.dry_run:
-        is_batch = "the next run reads the records of its ranges" if plan.kind == "batch" else "no offset changes"
+        consequence = (
+            "The next run reads the records of its ranges"
+            if plan.kind == "batch"
+            else "The offsets and the visible rows do not change"
+        )
         lines = [
             report.resumed(plan, run_key(call.ti)),
-            f"version {plan.version} would be closed as an abort: none of its rows becomes visible, and {is_batch}",
+            f"version {plan.version} would be aborted. Its rows never become visible. {consequence}",
             "an attempt that still runs can no longer commit the version",
         ]
         return _Description(lines, confirm={"versions": str(plan.version)})
     if version is None:
-        raise InvalidError("abort requires the open version; nothing was aborted", open=plan.version)
+        raise InvalidError("`versions` must name the open version; nothing was aborted", open=plan.version).advising(
+            f"run the preview, or set versions={plan.version}."
+        )
     return _Description(
         [_aborted(abort(log, call.opened.record, version, reason=text("reason", call.request.get("reason"))))]
     )
@@ -252,10 +262,13 @@ def _skip(call: _Call) -> _Description:
             for name in outcome.publish
             if sinks is None or name in sinks
         ]
-        lines.append("the other sinks of the version are published")
+        if {*outcome.publish} - {*(sinks or outcome.publish)}:
+            lines.append("the version is published to the other sinks")
         return _Description(lines, confirm={"versions": str(outcome.version), "sinks": list(sinks or outcome.publish)})
     if version is None or sinks is None:
-        raise InvalidError("skip requires the version and the sinks; nothing was skipped", pending=outcome.version)
+        raise InvalidError(
+            "`versions` and `sinks` must name the version and the sinks; nothing was skipped", pending=outcome.version
+        ).advising("run the preview, which names both.")
     return _Description(
         _received(skip(call.pipeline, version, sink=list(sinks), reason=text("reason", call.request.get("reason"))))
     )
@@ -312,11 +325,13 @@ _PARAMS: dict[str, Param] = {
     "offsets": _texts("Reprocess: only batches that read one of these offsets, each as PARTITION=START:END."),
     "sinks": _texts("Skip: the sinks to which the version is not published."),
     "reason": _text("Abort and skip: why. The log stores it."),
-    "all_versions": Param(False, type="boolean", description="Vacuum: also versions that were inspected before."),
+    "all_versions": Param(
+        False, type="boolean", description="Vacuum: also inspect versions that an earlier vacuum inspected."
+    ),
     "log_only": Param(False, type="boolean", description="Verify: only the log, and no data file."),
-    "alter_from": _text("Alter: the config id of the log. The dry run names it."),
+    "alter_from": _text("Alter: the config id of the commit log. The dry run names it."),
     "moved": _texts("Alter: files sinks whose dataset was copied to the new path."),
-    "log": _text("URL of the log. A pipeline with another log is refused."),
+    "log": _text("URL of the commit log. A pipeline with another one is refused."),
 }
 
 

@@ -252,9 +252,7 @@ def _close(opened: OpenPipeline, head: Head) -> tuple[ClosedHead, int | None]:
     log, aborted = opened.log, None
     if isinstance(head, OpenHead):
         if head.plan.held:
-            raise HeldVersionError(
-                "the open version is held for review; nothing was altered", version=head.plan.version
-            )
+            raise HeldVersionError("the open version is held; nothing was altered", version=head.plan.version)
         proposed = outcome_without_rows(log, head) or abort_outcome(
             log, head, reason="the pipeline is altered", initial_state=opened.record.initial_state
         )

@@ -25,6 +25,8 @@ from airflow_provider_streamsem.protocol.entries import Plan, StagedManifest
 from airflow_provider_streamsem.protocol.procedures import Ready
 from airflow_provider_streamsem.protocol.view import OpenHead
 
+_STAGE = "stage a version with `streamsem reprocess PIPELINE.toml N --stage-only`."
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
@@ -55,14 +57,14 @@ def stage_reprocessing(
     """
     Reprocess a committed version as :func:`reprocess` does, but do not make its rows visible.
 
-    The version stays open until :func:`commit_held` commits it, or it is aborted. Until then no run can plan a version: every run fails with a
-    :class:`HeldVersionError`, which its retries repeat. A repeated call returns the first result.
+    The version is held: it stays open until :func:`commit_held` commits it, or it is aborted. Until then no run can plan a version. Every run fails with a
+    :class:`HeldVersionError`, which is retryable. A repeated call returns the first result.
 
     :param version: as for :func:`reprocess`
     :param current_lookups: as for :func:`reprocess`
     :param engine: default: Spark in this process
     :param log: default: the log at ``pipeline.log``
-    :raises StreamsemError: as :func:`reprocess`. If a retry cannot help, the held version is aborted
+    :raises StreamsemError: as :func:`reprocess`. If the error is not retryable and no attempt has been staged, the version is aborted
     """
     integer("version", version, least=0)
     refuse_sinks(pipeline)
@@ -108,16 +110,16 @@ def commit_held(
     planned = opened.log.plan(version)
     plan = None if planned is None else planned[0]
     if plan is None or not plan.held or plan.replaces is None:
-        raise InvalidError("the version is not held for review; nothing was committed", given=version)
+        raise InvalidError("the version is not held; nothing was committed", given=version).advising(_STAGE)
     manifest = staged_attempt(opened.log, version, attempt_id) if isinstance(opened.head, OpenHead) else None
 
-    def not_again(ready: Ready) -> Plan | None:
+    def refuse_new_plan(ready: Ready) -> Plan | None:
         raise InvalidError("the held version was aborted; nothing was committed", given=version).advising(
             "stage the version again."
         )
 
-    run = Run(opened, plan.run_key, announces=False, reprocesses=plan.replaces.version, commits=manifest)
-    return run.complete(not_again)
+    run = Run(opened, plan.run_key, announces=False, reprocesses=plan.replaces.version, reviewed_attempt=manifest)
+    return run.complete(refuse_new_plan)
 
 
 def staged_attempt(log: CommitLog, version: int, attempt_id: str | None = None) -> StagedManifest:
@@ -125,18 +127,25 @@ def staged_attempt(log: CommitLog, version: int, attempt_id: str | None = None) 
     Return the attempt of the held version.
 
     :param attempt_id: which attempt, if concurrent processes have staged several
-    :raises InvalidError: the version is not the open one or is not held, or there is no such attempt, or there are several and none is given
+    :raises InvalidError: the version is not held; or it has no such attempt, or several and none is given
     """
     head = log.newest_head()
     if not isinstance(head, OpenHead) or head.plan.version != version or not head.plan.held:
         open_version = head.plan.version if isinstance(head, OpenHead) else None
-        raise InvalidError("the version is not held for review", given=version, open=open_version).advising(
-            "stage a version with `streamsem reprocess PIPELINE.toml N --stage-only`."
-        )
+        raise InvalidError("the version is not held", given=version, open=open_version).advising(_STAGE)
     found = {manifest.attempt_id: manifest for manifest in log.find_staged(head)}
-    wanted = [manifest for name, manifest in found.items() if attempt_id in (None, name)]
-    if len(wanted) != 1:
+    if attempt_id is not None and attempt_id not in found:
         raise InvalidError(
-            "exactly one staged attempt of the held version must be selected", given=attempt_id, staged=sorted(found)
-        ).advising("name one of the staged attempts. If there is none, stage the version again with `--stage-only`.")
-    return wanted[0]
+            "the held version has no such attempt; nothing was committed", given=attempt_id, staged=sorted(found)
+        )
+    if not found:
+        summary = "no attempt of the held version has been staged; nothing was committed"
+        raise InvalidError(summary, version=version).advising(
+            "repeat `streamsem reprocess PIPELINE.toml N --stage-only`."
+        )
+    if attempt_id is None and len(found) > 1:
+        summary = "concurrent processes have staged several attempts of the held version; nothing was committed"
+        raise InvalidError(summary, version=version, staged=sorted(found)).advising(
+            "name the attempt that you have reviewed: `--attempt ID` of `streamsem diff` and `streamsem commit`."
+        )
+    return found[attempt_id or next(iter(found))]

@@ -285,7 +285,8 @@ def _refuse_open_batch(head: OpenHead) -> None:
         raise InvalidError(
             "a version is open, so its batch may still be committed; nothing was rolled back", version=head.plan.version
         ).advising(
-            f"pause the DAG, then run the pipeline, or discard the version with `streamsem abort PIPELINE.toml {head.plan.version}`; then roll back again."
+            "pause the DAG, then run the pipeline, or abort the version with "
+            f"`streamsem abort PIPELINE.toml {head.plan.version} --reason TEXT`; then roll back again."
         )
 
 

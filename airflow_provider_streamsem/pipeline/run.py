@@ -149,7 +149,7 @@ class Run:
 
     :param announces: as in :func:`run_batch`
     :param reprocesses: the version that the run reprocesses; ``None`` if it reads new records
-    :param commits: the attempt of a held version that the run commits; ``None`` if it commits no held version
+    :param reviewed_attempt: the attempt of a held version that the run commits; ``None`` if it commits no held version
     """
 
     def __init__(
@@ -160,13 +160,13 @@ class Run:
         *,
         announces: bool = True,
         reprocesses: int | None = None,
-        commits: StagedManifest | None = None,
+        reviewed_attempt: StagedManifest | None = None,
     ) -> None:
         self.opened = opened
         self.run_key = run_key
         self.announces = announces
         self.reprocesses = reprocesses
-        self.commits = commits
+        self.reviewed_attempt = reviewed_attempt
         self._checked: set[str] = set()
         self.planner: Planner = opened.pipeline.source.open(
             opened.log.of_source(opened.pipeline.source.immutable_config()), opened.head.hint
@@ -367,9 +367,9 @@ class Run:
                 position, fresh = step
             else:
                 raise InvalidError(
-                    "the version was reprocessed already with this run key; nothing was staged",
+                    "another process has reprocessed this commit in the meantime; nothing was staged",
                     version=position.plan.version,
-                )
+                ).advising("stage the version again, to replace the rows of the new commit.")
 
     def _is_own_held(self, plan: Plan) -> bool:
         return plan.held and plan.run_key == self.run_key
@@ -381,15 +381,19 @@ class Run:
         :raises HeldVersionError: this run was not requested to commit the version
         :raises InvalidError: files of the attempt are missing or were changed
         """
-        if self.commits is None or self.commits.version != plan.version:
-            raise HeldVersionError("the open version is held for review; this run wrote nothing", version=plan.version)
-        if not self._is_complete(self.commits):
+        if self.reviewed_attempt is None or self.reviewed_attempt.version != plan.version:
+            raise HeldVersionError(
+                "the open version is held; this run planned no version and committed no rows", version=plan.version
+            )
+        if not self._is_complete(self.reviewed_attempt):
             raise InvalidError(
                 "files of the staged attempt are missing or were changed, so the reviewed rows cannot be committed",
                 version=plan.version,
-                attempt=self.commits.attempt_id,
-            ).advising(f"run `streamsem abort PIPELINE.toml {plan.version}`, then stage the version again.")
-        return self._outcome(head, plan, self.commits)
+                attempt=self.reviewed_attempt.attempt_id,
+            ).advising(
+                f"run `streamsem abort PIPELINE.toml {plan.version} --reason TEXT`, then stage the version again."
+            )
+        return self._outcome(head, plan, self.reviewed_attempt)
 
     def _adopt_or_stage(self, head: OpenHead, plan: Plan, *, fresh: bool) -> Outcome | ClosedHead:
         """

@@ -13,7 +13,7 @@ from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.contract import Sink
 from airflow_provider_streamsem.dedup import STATE, layers_dataset, stored_layers
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.pipeline import retention
+from airflow_provider_streamsem.pipeline import superseded
 from airflow_provider_streamsem.pipeline.closing_times import first_closed_after
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import check_immutable_config, claim_datasets, find_record
@@ -38,8 +38,8 @@ versions are inspected once.
 """
 
 
-KEEP_DAYS = 7
-"""The default of ``keep_days``."""
+READABLE_DAYS = 7
+"""The default of ``readable_days``."""
 _MOST_DAYS = 36_500
 
 
@@ -64,8 +64,8 @@ def vacuum(
     *,
     dry_run: bool = False,
     all_versions: bool = False,
-    keep_versions: int | None = None,
-    keep_days: int = KEEP_DAYS,
+    readable_versions: int | None = None,
+    readable_days: int = READABLE_DAYS,
     log: CommitLog | None = None,
 ) -> Vacuumed:
     """
@@ -74,8 +74,8 @@ def vacuum(
     Also delete the rows that were staged for sinks outside the log, once the receipts exist (V4). Also delete the operators' state that only versions before
     the newest ``state.keep_versions`` need (V7).
 
-    With ``keep_versions``, also delete the files of files sinks that a reprocessing run replaced or a rollback removed (V8). Readers of the kept versions, and
-    of all later ones, need none of them.
+    With ``readable_versions``, also delete the data files of superseded commits: those that a reprocessing run replaced or a rollback removed (V8). Only files
+    sinks have such files. The readable versions need none of them.
 
     Vacuum is safe while writers run. Once a version's outcome exists, no other attempt of the version can win. An attempt that still runs may write more
     files, which the next vacuum deletes. By default, vacuum skips the versions that an earlier vacuum inspected more than a day after they were closed (V6).
@@ -83,18 +83,18 @@ def vacuum(
     :param pipeline: the user's own pipeline. Vacuum deletes only in its datasets and its log, never in a location that a stored object names (V5)
     :param dry_run: delete nothing, and return what vacuum would delete
     :param all_versions: inspect all versions. This finds the files of an attempt that ran for more than a day after its version was closed
-    :param keep_versions: how many versions before the newest one stay readable as they were. Default: all
-    :param keep_days: with ``keep_versions``: each version that was the newest one in these last days stays readable, too. Longer than any reader, export or run
-        of a pipeline that reads this one needs for its files
+    :param readable_versions: how many of the newest versions stay readable, 1 or more. Default: all
+    :param readable_days: with ``readable_versions``: the versions that were the newest ones in the last days stay readable, too. The value must be longer than
+        the longest reader, export, or run of a pipeline that reads this one
     :param log: default: the log at ``pipeline.log``
     :raises InvalidError: the location holds no log, or an argument is not valid
     :raises ConflictError: the log belongs to another pipeline or was moved, or a dataset belongs to another log. Nothing was deleted
     :raises MarkerConflictError: a sink has a version that the log does not have. Nothing was deleted
     :raises MarkerLostError: a sink was restored from an older copy. Nothing was deleted
     """
-    if keep_versions is not None:
-        integer("keep_versions", keep_versions, least=0)
-    integer("keep_days", keep_days, least=0, most=_MOST_DAYS)
+    if readable_versions is not None:
+        integer("readable_versions", readable_versions, least=1)
+    integer("readable_days", readable_days, least=0, most=_MOST_DAYS)
     log = log or open_commit_log(pipeline.log)
     record = find_record(pipeline, log)
     if record is None:
@@ -110,8 +110,8 @@ def vacuum(
     inspected_from = _delete_losing(pipeline, record, head, locations, deletion, all_versions=all_versions)
     for stat in _unneeded_state(pipeline, log, record, head.closed):
         deletion.object(stat)
-    if keep_versions is not None:
-        oldest = retention.oldest_readable(log, head.closed, keep_versions=keep_versions, keep_days=keep_days)
+    if readable_versions is not None:
+        oldest = superseded.compute_oldest_readable(log, head.closed, versions=readable_versions, days=readable_days)
         _delete_superseded(log, head.closed, locations, oldest, deletion, all_versions=all_versions)
     if not dry_run:
         _record_inspected(log, _first_late(log, inspected_from, _end(head)))
@@ -186,20 +186,20 @@ def _delete_superseded(
 
     Sinks outside the log keep their rows in tables. Vacuum deletes the staged rows of these sinks by V4.
     """
-    deleted = retention.deleted_up_to(log)
+    deleted = superseded.read_expired_note(log)
     # If the log was restored from an older copy, the note may be above its head.
     begin = 0 if all_versions or deleted > closed else deleted
     if oldest <= begin:
         return
     if not deletion.is_dry_run:
-        retention.record(log, keys.EXPIRING, oldest)
-    for commit in retention.superseded(log, begin, oldest):
+        superseded.write_note(log, keys.EXPIRING, oldest)
+    for commit in superseded.superseded_commits(log, begin, oldest):
         for location in locations:
             is_there = (commit.version, commit.attempt_id) in location.sink.attempts(commit.version)
             if is_there and commit.attempt_id is not None and not location.sink.is_outside_log:
                 deletion.attempt(location.name, location.sink, commit.version, commit.attempt_id)
     if not deletion.is_dry_run:
-        retention.record(log, keys.EXPIRED, oldest)
+        superseded.write_note(log, keys.EXPIRED, oldest)
 
 
 def _check_pipeline(pipeline: Pipeline, log: CommitLog, record: PipelineRecord, head: Head) -> None:

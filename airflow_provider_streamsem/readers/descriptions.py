@@ -65,7 +65,7 @@ def alteration(result: Alteration, *, dry_run: bool) -> list[str]:
     ]
     if result.aborted is not None:
         lines.append(
-            f"version {result.aborted} was open and is closed as an abort; if it was a batch, the next run reads its records"
+            f"version {result.aborted} was open and is aborted. If it was a batch, the next run reads its records"
         )
     if dry_run and altered:
         lines.append(f"config of the log: {result.config}")
@@ -92,9 +92,10 @@ def verdict(result: Verdict) -> list[str]:
     lines += [f"not checked without the pipeline file: sink {name}" for name in result.unchecked]
     for found in result.violations:
         where = "" if found.version is None else f" version={found.version}"
-        lines += [f"{found.invariant}{where} {found.what}", f"  Do: {found.do}"]
+        key = f" ({found.key})" if found.key else ""
+        lines += [f"{found.invariant}{where} {found.what}{key}", f"  Do: {found.do}"]
     if result.orphans:
         lines.append("orphans are invisible. To delete them: `streamsem vacuum PIPELINE.toml`")
     if result.open is not None:
-        lines.append("to close the open version: run the pipeline, or `streamsem abort PIPELINE.toml N`")
+        lines.append("to close the open version: run the pipeline, or `streamsem abort PIPELINE.toml N --reason TEXT`")
     return lines

@@ -19,8 +19,8 @@ from airflow_provider_streamsem.connectors.contract import Sink
 from airflow_provider_streamsem.connectors.files.stored import former_sinks, stored_sinks
 from airflow_provider_streamsem.connectors.ownership import claim_dataset
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
-from airflow_provider_streamsem.pipeline.retention import oldest_kept_for_readers
 from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.pipeline.superseded import read_expiring_note
 from airflow_provider_streamsem.protocol.codec import lines
 from airflow_provider_streamsem.protocol.entries import (
     Outcome,
@@ -201,12 +201,14 @@ class CommittedLog:
         :raises LogDamagedError: an entry of the log or a dataset's ownership marker is missing or damaged
         """
         view = self.view(version=version, since=since)
-        oldest = 0 if version is None else oldest_kept_for_readers(self.log)
+        oldest = 0 if version is None else read_expiring_note(self.log)
         # If the log was restored from an older copy, the note may be above its head.
         if version is not None and -1 < version < oldest <= self.head:
-            summary = "the version cannot be read any more, because a vacuum with keep_versions has deleted files of it"
-            raise InvalidError(summary, given=version, oldest_kept=oldest).advising(
-                "read the oldest kept version or a newer one."
+            summary = (
+                "the version cannot be read any more, because a vacuum with readable_versions has deleted files of it"
+            )
+            raise InvalidError(summary, given=version, oldest_readable=oldest).advising(
+                "read the oldest readable version or a newer one."
             )
         return self._committed_files(view, sink)
 

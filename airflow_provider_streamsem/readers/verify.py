@@ -22,8 +22,8 @@ from airflow_provider_streamsem.errors import (
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import find_record
 from airflow_provider_streamsem.pipeline.publish import publishing_sink
-from airflow_provider_streamsem.pipeline.retention import oldest_kept_for_readers
 from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.pipeline.superseded import read_expiring_note
 from airflow_provider_streamsem.pipeline.vacuum import oldest_kept
 from airflow_provider_streamsem.protocol import invariants, keys, procedures, segments
 from airflow_provider_streamsem.protocol.entries import (
@@ -86,8 +86,8 @@ _RESTORE = "restore the named object from a copy of the log; never delete or cha
 _DO = {
     "I6": "restore the file from a copy, or compute its rows again: `streamsem reprocess PIPELINE.toml {version}`; then verify again",
     "I14": "restore the file from a copy, or compute its rows again: `streamsem reprocess PIPELINE.toml {version}`; then verify again",
-    "I15": "restore the newest copy of the table or topic, as docs/how-to/recover.md describes, or fork the pipeline: `streamsem fork NEW.toml LOG`",
-    "I18": "restore the newest copy of the log, as docs/how-to/recover.md describes, and stop all runs until then",
+    "I15": "restore the newest copy of the table or topic (documentation: Recover), or fork the pipeline: `streamsem fork NEW.toml LOG`",
+    "I18": "restore the newest copy of the log (documentation: Recover), and stop all runs until then",
     "R2": "upgrade airflow-provider-streamsem to the release that wrote the log",
 }
 """Invariant → what to do about its violation. For all others: :data:`_RESTORE`."""
@@ -500,7 +500,7 @@ class _Verification:
         named: set[tuple[str, str]] = set()
         hidden, hidden_in = not_visible(outcomes), hidden_sinks(outcomes)
         # Vacuum may have deleted the files of the commits that were superseded up to this version (V8).
-        oldest = oldest_kept_for_readers(self.opened.log)
+        oldest = read_expiring_note(self.opened.log)
         expired = not_visible(outcome for outcome in outcomes if outcome.version <= oldest)
         sinks, earlier = self._own_sinks(is_marked=bool(outcomes)), set[str]()
         for outcome in outcomes:

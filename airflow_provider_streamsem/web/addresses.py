@@ -1,7 +1,7 @@
 """
 Addresses of the pages of the web view in Airflow, and the names by which the page and tasks find each other.
 
-This module imports no library, because tasks import it.
+This module imports no third-party library, because tasks import it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 
 PREFIX = "/streamsem"
 """The path of the web view below that of Airflow's UI."""
-ACTION_TASK = "act"
+ACTION_TASK = "perform_action"
 """Id of the task of a DAG that performs actions."""
 ACTION_KEY = "streamsem_action"
 """Key of the XCom with which that task describes what it did or would do."""

@@ -1,5 +1,5 @@
 """
-The web view in Chromium, below a real Airflow with two processes of its API server.
+Tests of the web view in Chromium, below a real Airflow with two processes of its API server.
 
 ``STREAMSEM_SCREENSHOTS`` names a directory for the screenshots of the documentation.
 """
@@ -118,9 +118,14 @@ def operator(site: Site) -> Iterator[BrowserContext]:
         yield context
 
 
-def keep(page: Page, name: str) -> None:
-    """Store a screenshot for the documentation, if it is wanted."""
+def save_screenshot(page: Page, name: str) -> None:
+    """Save a screenshot for the documentation, if it is wanted. It shows the log at a location on S3."""
     if directory := os.environ.get("STREAMSEM_SCREENSHOTS"):
+        script = """() => {
+            const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+            while (texts.nextNode()) texts.currentNode.data = texts.currentNode.data.replace(/\\/\\S*\\/log$/, "s3://lake/logs/shop");
+        }"""
+        page.evaluate(script)
         page.screenshot(path=Path(directory) / f"{name}.png")
 
 
@@ -144,13 +149,11 @@ def test_viewer_sees_every_view_and_no_script_runs(site: Site, viewer: BrowserCo
     check_accessibility(page)
     page = site.pipeline(viewer)
     expect(page.get_by_text("2: open")).to_be_visible()
-    keep(page, "web-view-grid")
     check_accessibility(page)
     for tab, text in (("Timeline", "The slowest of these"), ("Versions", "committed"), ("Data flow", "files")):
         page.get_by_role("tab", name=tab).click()
         expect(page.get_by_text(text).locator("visible=true").first).to_be_visible()
         check_accessibility(page)
-        keep(page, f"web-view-{tab.lower().replace(' ', '-')}")
     page.get_by_role("tab", name="Versions").click()
     page.get_by_role("link", name="with 0").click()
     expect(page.get_by_text("Files that became visible")).to_be_visible()
@@ -162,7 +165,6 @@ def test_viewer_sees_every_view_and_no_script_runs(site: Site, viewer: BrowserCo
     check_accessibility(page)
     page.get_by_role("button", name="Show").click()
     expect(page.get_by_text(SCRIPT, exact=True)).to_be_visible()
-    keep(page, "web-view-version")
 
 
 @pytest.mark.parametrize(("theme", "width"), [("dark", 1280), ("light", 400), ("dark", 400)])
@@ -178,7 +180,6 @@ def test_view_is_readable_in_each_theme_and_on_a_narrow_screen(
     assert page.evaluate("document.documentElement.classList.contains('dark')") is (theme == "dark")
     assert page.evaluate("document.documentElement.scrollWidth") <= width, "the page scrolls sideways"
     check_accessibility(page)
-    keep(page, f"web-view-{theme}-{width}")
     page.evaluate("localStorage.removeItem('theme')")
 
 
@@ -272,7 +273,7 @@ def test_operator_performs_each_action_after_its_preview(site: Site, operator: B
     assert "clean: closed versions: 2" in preview
     page.reload()
     preview, confirm = act(page, "Abort the open version", {"Reason": SCRIPT})
-    assert "version 2 would be closed as an abort" in preview
+    assert "version 2 would be aborted" in preview
     check_accessibility(page)
     assert open_log(log).head == 1, "a preview writes nothing"
     assert f"version 2: aborted: {SCRIPT}" in confirm()
@@ -284,7 +285,7 @@ def test_operator_performs_each_action_after_its_preview(site: Site, operator: B
     page.reload()
 
     preview, confirm = act(page, "Reprocess", {"Versions": "0-1"})
-    keep(page, "web-view-preview")
+    save_screenshot(page, "web-view-preview")
     assert "2 versions are selected: 0-1" in preview
     assert "replaced in lake: 3 rows" in preview or "replaced in lake: 4 rows" in preview
     assert "version 1: reprocessed as 4" in confirm()
@@ -303,6 +304,13 @@ def test_operator_performs_each_action_after_its_preview(site: Site, operator: B
     preview, confirm = act(page, "Alter")
     assert "sinks.copy: added" in preview
     assert "version 6 altered the pipeline" in confirm()
+    page.keyboard.press("Escape")
+    expect(page.get_by_text("6: alter")).to_be_visible()
+    expect(page.get_by_role("link", name=re.compile("^version 6"))).to_be_visible()
+    save_screenshot(page, "web-view-grid")
+    page.get_by_role("tab", name="Timeline").click()
+    expect(page.get_by_text("The slowest of these")).to_be_visible()
+    save_screenshot(page, "web-view-timeline")
     assert verify(log).violations == []
 
 

@@ -1,4 +1,4 @@
-"""The DAG that performs the actions of the web view: a preview writes nothing, and a confirmed action does what the preview described."""
+"""Tests of the DAG that performs the actions of the web view: a preview writes nothing, and a confirmed action does what the preview described."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_retry_of_a_reprocessing_action_reprocesses_no_version_twice(fixture: Pu
 def test_open_version_is_aborted_once(fixture: PublishingFixture) -> None:
     fixture.dies("first")
     found = preview(fixture, action="abort")
-    assert "would be closed as an abort" in found["lines"][1]
+    assert "would be aborted" in found["lines"][1]
     done = confirmed(fixture, found, reason="it cannot be parsed")
     assert done["lines"] == ["version 0: aborted: it cannot be parsed"]
     assert confirmed(fixture, found, reason="it cannot be parsed") == done
@@ -105,7 +105,7 @@ def test_open_version_is_aborted_once(fixture: PublishingFixture) -> None:
     fixture.check()
 
 
-def test_abort_that_a_commit_overtakes_aborts_nothing(fixture: PublishingFixture) -> None:
+def test_abort_does_nothing_if_the_version_was_committed_first(fixture: PublishingFixture) -> None:
     fixture.dies("first")
     found = preview(fixture, action="abort")
     fixture.run("second")
@@ -236,7 +236,7 @@ def test_run_of_the_dag_performs_the_action(fixture: PublishingFixture) -> None:
     fixture.check()
 
 
-def test_dags_of_the_page_about_the_web_view_run_a_batch_and_verify_it(tmp_path: Path) -> None:
+def test_dags_in_the_documentation_of_the_web_view_run_a_batch_and_verify_it(tmp_path: Path) -> None:
     initialise_airflow()
     page = (Path(__file__).parents[2] / "docs" / "reference" / "web-view.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

@@ -1,4 +1,4 @@
-"""A reprocessing run that is staged for review: invisible until it is committed, and no other process commits or replaces it."""
+"""Tests of held versions: their rows are invisible until a user commits them, and no other process closes them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def committed(fixture: PipelineFixture, version: int = HELD, *, store: Store | N
     return commit_held(fixed(fixture), version, log=fixture.log(store), **named)
 
 
-def dropped(fixture: PipelineFixture, *, store: Store | None = None) -> None:
+def aborted(fixture: PipelineFixture, *, store: Store | None = None) -> None:
     log = fixture.log(store)
     record = log.read_pipeline()
     assert record is not None
@@ -100,9 +100,11 @@ def test_staged_rows_are_invisible_until_they_are_committed(fixture: PublishingF
     fixture.check()
 
 
-def test_dropped_rows_are_never_visible_and_the_version_can_be_staged_again(fixture: PublishingFixture) -> None:
+def test_rows_of_an_aborted_version_are_never_visible_and_the_version_can_be_staged_again(
+    fixture: PublishingFixture,
+) -> None:
     first = staged(fixture)
-    dropped(fixture)
+    aborted(fixture)
     assert marks(fixture) == Counter()
     fixture.run("rest", drain=True)
     second = staged(fixture)
@@ -127,7 +129,7 @@ WRITERS: dict[str, Callable[[PublishingFixture], object]] = {
 def test_no_other_writer_closes_a_held_version(fixture: PublishingFixture, writer: str) -> None:
     staged(fixture)
     before = sorted(stat.key for stat in fixture.store.list(""))
-    with pytest.raises(HeldVersionError, match=f"held for review.*version={HELD}"):
+    with pytest.raises(HeldVersionError, match=f"is held.*version={HELD}"):
         WRITERS[writer](fixture)
     specs = {key for key in before if key.startswith("specs/")}
     after = {stat.key for stat in fixture.store.list("")}
@@ -158,31 +160,31 @@ def test_repeated_calls_return_the_first_results(fixture: PublishingFixture) -> 
 
 def test_commit_of_a_version_that_is_not_held_is_refused(fixture: PublishingFixture) -> None:
     for version in (1, HELD):
-        with pytest.raises(InvalidError, match="not held for review"):
+        with pytest.raises(InvalidError, match="is not held"):
             committed(fixture, version)
     fixture.dies("other")
-    with pytest.raises(InvalidError, match="not held for review"):
+    with pytest.raises(InvalidError, match="is not held"):
         committed(fixture)
     fixture.run("rest", drain=True)
     fixture.check()
 
 
-def test_commit_of_a_dropped_version_is_refused(fixture: PublishingFixture) -> None:
+def test_commit_of_an_aborted_version_is_refused(fixture: PublishingFixture) -> None:
     staged(fixture)
-    dropped(fixture)
+    aborted(fixture)
     with pytest.raises(InvalidError, match="was aborted; nothing was committed"):
         committed(fixture)
     fixture.run("rest", drain=True)
     fixture.check()
 
 
-def test_reviewed_rows_that_are_lost_are_not_staged_again(fixture: PublishingFixture) -> None:
+def test_commit_is_refused_if_files_of_the_reviewed_attempt_are_missing(fixture: PublishingFixture) -> None:
     held = staged(fixture)
     for path in (fixture.root / "out").glob(f"data/{HELD}/{held.attempt_id}/*"):
         path.unlink()
     with pytest.raises(InvalidError, match="reviewed rows cannot be committed"):
         committed(fixture)
-    dropped(fixture)
+    aborted(fixture)
     fixture.run("rest", drain=True)
     fixture.check()
 
@@ -194,15 +196,15 @@ def test_commit_names_the_attempt_if_several_were_staged(fixture: PublishingFixt
     second = staged(fixture)
     for path in (fixture.root / "out").glob(f"data/{HELD}/{first.attempt_id}/*"):
         path.rename(path.with_suffix(".json"))
-    with pytest.raises(InvalidError, match="exactly one staged attempt"):
+    with pytest.raises(InvalidError, match="staged several attempts"):
         committed(fixture)
-    with pytest.raises(InvalidError, match="exactly one staged attempt"):
+    with pytest.raises(InvalidError, match="no such attempt"):
         committed(fixture, attempt_id="none")
     committed(fixture, attempt_id=second.attempt_id)
     assert fixture.log().closed_version(HELD)[1].attempt_id == second.attempt_id
 
 
-def test_review_that_cannot_be_staged_blocks_no_run(fixture: PublishingFixture) -> None:
+def test_held_version_that_cannot_be_staged_does_not_block_other_runs(fixture: PublishingFixture) -> None:
     def fail(rows: Any) -> Any:
         from airflow_provider_streamsem.errors import DataError
 
@@ -214,7 +216,7 @@ def test_review_that_cannot_be_staged_blocks_no_run(fixture: PublishingFixture) 
     fixture.check()
 
 
-def test_error_of_another_process_does_not_drop_a_reviewed_version(fixture: PublishingFixture) -> None:
+def test_error_of_another_process_does_not_abort_a_reviewed_version(fixture: PublishingFixture) -> None:
     held = staged(fixture)
     other = fixture.pipeline(sinks={"out": FilesSink(path=str(fixture.root / "out"), format="json")})
     with pytest.raises(ConflictError):
@@ -245,14 +247,16 @@ def test_repeated_calls_complete_a_review_after_a_fault_at_any_request(tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", [Fault.PAUSE_BEFORE, Fault.PAUSE_AFTER])
-@pytest.mark.parametrize("other", ["commit", "drop", "run", "stage"])
-def test_concurrent_processes_agree_about_a_held_version(tmp_path: Path, fault: Fault, other: str) -> None:
+@pytest.mark.parametrize("other", ["commit", "abort", "run", "stage"])
+def test_concurrent_writers_commit_only_a_staged_attempt_of_a_held_version(
+    tmp_path: Path, fault: Fault, other: str
+) -> None:
     at, is_done = 0, False
     while not is_done:
         fixture = prepared(tmp_path / str(at))
         others = {
             "commit": partial(committed, fixture),
-            "drop": partial(dropped, fixture),
+            "abort": partial(aborted, fixture),
             "run": partial(fixture.run, "concurrent"),
             "stage": partial(staged, fixture),
         }

@@ -1,4 +1,4 @@
-"""The rows of a version that is staged for review are compared with the visible rows that they would replace."""
+"""Tests of the comparison of a held version with the visible rows that it would replace."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_differences_of_a_held_version_are_found(fixture: PipelineFixture, spark
     rows = sorted((row["only_in"], json.loads(row["row"])["id"], row["times"]) for row in found.rows.collect())
     assert rows == [("staged", 30, 1), ("visible", 3, 1), ("visible", 5, 1)]
     commit_held(corrected(fixture), 2, log=fixture.log())
-    with pytest.raises(InvalidError, match="not held for review"):
+    with pytest.raises(InvalidError, match="is not held"):
         diff_held(spark, opened, 2)
 
 

@@ -23,7 +23,7 @@ export type Values = Partial<Record<FieldName, string>>;
 const REASON: Field = {
   name: "reason",
   label: "Reason",
-  help: "The log stores it.",
+  help: "Stored in the commit log.",
   kind: "text",
   required: true,
 };
@@ -37,7 +37,7 @@ export const ACTIONS: Record<Action, { label: string; effect: string; fields: Fi
   },
   reprocess: {
     label: "Reprocess",
-    effect: "Reads the offset ranges of committed versions again with the present transform, and replaces their rows.",
+    effect: "Reads the offset ranges of committed versions again with the current transform, and replaces their rows.",
     fields: [
       { name: "versions", label: "Versions", help: "Such as 3-7, 9", kind: "text" },
       { name: "since", label: "Committed at or after", help: "Such as 2026-01-31T12:00:00Z", kind: "text" },
@@ -47,12 +47,14 @@ export const ACTIONS: Record<Action, { label: string; effect: string; fields: Fi
   },
   abort: {
     label: "Abort the open version",
-    effect: "Closes the open version without rows. The next run reads its records.",
+    effect:
+      "Closes the open version without rows. If it is a batch, the next run reads its records. If it is a reprocessing run, the rows that it would replace stay.",
     fields: [REASON],
   },
   skip: {
     label: "Skip a pending publish",
-    effect: "Does not publish the newest version to sinks that refuse it. Its rows never appear there.",
+    effect:
+      "Skips publishing the newest version to the named sinks, and publishes it to the others. The skipped sinks do not get the rows that they have not received yet.",
     fields: [
       { name: "sinks", label: "Sinks", help: "Separated by commas. Empty: all with a pending publish", kind: "list" },
       REASON,
@@ -60,12 +62,20 @@ export const ACTIONS: Record<Action, { label: string; effect: string; fields: Fi
   },
   vacuum: {
     label: "Vacuum",
-    effect: "Deletes files that no reader and no run needs.",
-    fields: [{ name: "all_versions", label: "Also versions that were inspected before", help: "", kind: "switch" }],
+    effect: "Deletes files that no reader and no run needs. Files that reprocessing runs replaced stay.",
+    fields: [
+      {
+        name: "all_versions",
+        label: "Also inspect versions that an earlier vacuum inspected",
+        help: "",
+        kind: "switch",
+      },
+    ],
   },
   alter: {
     label: "Alter",
-    effect: "Changes the immutable fields in the log to those of the pipeline in the DAG.",
+    effect:
+      "Records the sinks, the source, the deduplication and the state of the pipeline in the DAG as the new ones in the commit log.",
     fields: [
       {
         name: "moved",

@@ -22,9 +22,9 @@ export type Params = {
 };
 
 /** What an action did, or would do. `confirm` performs what a dry run describes; null if there is nothing to perform. */
-export type Description = { lines: string[]; confirm: Params | null; problem: string | null };
+export type ActionResult = { lines: string[]; confirm: Params | null; problem: string | null };
 
-const TASK = "act";
+const TASK = "perform_action";
 const KEY = "streamsem_action";
 const INTERVAL_MS = 1_000;
 
@@ -61,12 +61,12 @@ export async function start(dag: string, params: Params): Promise<string> {
  * @param onState called with each state of the run
  * @param signal ends the wait, not the run
  */
-export async function ended(
+export async function waitForRun(
   dag: string,
   run: string,
   onState: (state: string) => void,
   signal: AbortSignal,
-): Promise<Description> {
+): Promise<ActionResult> {
   for (;;) {
     const { state } = (await request(runPath(dag, run), { signal })) as { state: string };
     onState(state);
@@ -76,7 +76,7 @@ export async function ended(
   }
   try {
     const xcom = await request(`${runPath(dag, run)}/taskInstances/${TASK}/xcomEntries/${KEY}`, { signal });
-    return description((xcom as { value: unknown }).value);
+    return actionResult((xcom as { value: unknown }).value);
   } catch (error) {
     if (!(error instanceof ApiError) || error.status !== 404) throw error;
     return { lines: [], confirm: null, problem: "The task has described nothing. Open its log in Airflow." };
@@ -84,8 +84,8 @@ export async function ended(
 }
 
 /** An XCom, which Airflow returns as JSON or as its text. */
-function description(value: unknown): Description {
-  return (typeof value === "string" ? JSON.parse(value) : value) as Description;
+function actionResult(value: unknown): ActionResult {
+  return (typeof value === "string" ? JSON.parse(value) : value) as ActionResult;
 }
 
 /** The page of a run in Airflow. */

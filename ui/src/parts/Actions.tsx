@@ -15,13 +15,16 @@ import {
 import { useMutation, useQueryClient } from "@tanstack/react-query";
 import { useRef, useState } from "react";
 import { ACTIONS, type Action, missing, params, suggested, type Values } from "../actions";
-import { type Description, ended, type Params, runUrl, start } from "../api/airflow";
+import { type ActionResult, type Params, runUrl, start, waitForRun } from "../api/airflow";
 import type { PipelineSummary, VersionRow } from "../api/client";
 import { Problem } from "./Fetched";
 
 type Run = { id: string; state: string };
 
-/** A button that opens the form of an action. The runs of a DAG describe and perform the action; without such a DAG there is no button. */
+/**
+ * A button that opens the form of an action, which a run of a DAG performs. A user who may not trigger the DAG sees its id, and without such a DAG there is
+ * nothing.
+ */
 export function Actions({ pipeline, row }: { pipeline: PipelineSummary; row?: VersionRow }) {
   const dag = pipeline.actions.find((each) => each.may_run) ?? pipeline.actions[0];
   if (dag === undefined) return null;
@@ -61,11 +64,11 @@ function Form({ dag, isPaused, log, row }: { dag: string; isPaused: boolean; log
   const closing = useRef(new AbortController());
   const queries = useQueryClient();
   const task = useMutation({
-    mutationFn: async (given: Params): Promise<Description> => {
+    mutationFn: async (given: Params): Promise<ActionResult> => {
       setRun(null);
       const id = await start(dag, given);
       setRun({ id, state: "queued" });
-      const found = await ended(dag, id, (state) => setRun({ id, state }), closing.current.signal);
+      const found = await waitForRun(dag, id, (state) => setRun({ id, state }), closing.current.signal);
       if (!given.dry_run) await queries.invalidateQueries();
       return found;
     },
@@ -80,7 +83,7 @@ function Form({ dag, isPaused, log, row }: { dag: string; isPaused: boolean; log
     <>
       <Dialog.Body>
         <Stack gap="4">
-          {isPaused ? <Text>The DAG {dag} is paused, so its runs wait until somebody unpauses it.</Text> : null}
+          {isPaused ? <Text>The DAG {dag} is paused, so its runs wait until a user unpauses it.</Text> : null}
           <Field.Root>
             <Field.Label>Action</Field.Label>
             <NativeSelect.Root disabled={task.isPending}>
@@ -126,7 +129,7 @@ function Form({ dag, isPaused, log, row }: { dag: string; isPaused: boolean; log
               </Field.Root>
             ),
           )}
-          <Outcome dag={dag} run={run} isPending={task.isPending} found={task.data} error={task.error} />
+          <Result dag={dag} run={run} isPending={task.isPending} found={task.data} error={task.error} />
         </Stack>
       </Dialog.Body>
       <Dialog.Footer>
@@ -154,7 +157,7 @@ function Form({ dag, isPaused, log, row }: { dag: string; isPaused: boolean; log
 }
 
 /** The run of the DAG, and what its task describes. */
-function Outcome({
+function Result({
   dag,
   run,
   isPending,
@@ -164,7 +167,7 @@ function Outcome({
   dag: string;
   run: Run | null;
   isPending: boolean;
-  found: Description | undefined;
+  found: ActionResult | undefined;
   error: Error | null;
 }) {
   return (

@@ -84,10 +84,16 @@ def _version(path: str) -> int:
 
 
 def check_source(pipeline: Pipeline) -> Iterator[Violation]:
-    """Yield a violation if the source cannot continue after the offsets in the log, for example because it was recreated."""
+    """
+    Yield a violation if the source cannot continue after the offsets in the log, for example because it was recreated.
+
+    :raises StreamsemError: the source cannot be read now, and a retry may succeed
+    """
     try:
         items = lag(pipeline).lag
     except StreamsemError as error:
+        if error.retryable:
+            raise
         summary, _, do = str(error).partition(". Do:")
         yield Violation(invariant="source", what=summary, do=do.strip())
         return

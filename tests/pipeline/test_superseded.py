@@ -1,4 +1,4 @@
-"""Vacuum with ``keep_versions``: files that reprocessing runs replaced or rollbacks removed are deleted, and readers of kept versions need none of them."""
+"""Tests of vacuum with ``readable_versions``: it deletes the files of superseded commits, and the readable versions need none of them."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ DAY_MS = 86_400_000
 NOW_MS = 1_700_000_000_000
 
 
-def keep(fixture: PipelineFixture, versions: int, *, store: Store | None = None, **arguments: Any) -> Vacuumed:
-    """Run a vacuum eight days after the batches."""
+def run_vacuum(fixture: PipelineFixture, versions: int, *, store: Store | None = None, **arguments: Any) -> Vacuumed:
+    """Run a vacuum eight days after the batches. It keeps some versions before the newest one readable."""
     log = CommitLog(store or fixture.store, ManualClock(NOW_MS + 8 * DAY_MS))
-    return vacuum(fixture.ran or fixture.pipeline(), keep_versions=versions, log=log, **arguments)
+    return vacuum(fixture.ran or fixture.pipeline(), readable_versions=versions + 1, log=log, **arguments)
 
 
-def superseding(fixture: PipelineFixture) -> PipelineFixture:
+def with_superseded_commits(fixture: PipelineFixture) -> PipelineFixture:
     """Version 4 reprocesses 1, and 5 again; 7 rolls back 6; 8 reads its records again."""
     for number in range(4):
         fixture.arrive(1)
@@ -50,7 +50,7 @@ def superseding(fixture: PipelineFixture) -> PipelineFixture:
 
 @pytest.fixture
 def fixture(tmp_path: Path) -> PipelineFixture:
-    return superseding(PipelineFixture(tmp_path))
+    return with_superseded_commits(PipelineFixture(tmp_path))
 
 
 def readable(fixture: PipelineFixture) -> dict[int, bool]:
@@ -69,16 +69,16 @@ def versions_in(fixture: PipelineFixture, sink: str = "out") -> set[int]:
 @pytest.mark.parametrize(
     ("kept", "deleted"), [(8, set()), (5, set()), (4, {1}), (3, {1, 4}), (2, {1, 4}), (1, {1, 4, 6}), (0, {1, 4, 6})]
 )
-def test_V8_only_files_that_no_kept_version_shows_are_deleted(
+def test_V8_vacuum_deletes_only_files_that_no_readable_version_needs(
     fixture: PipelineFixture, kept: int, deleted: set[int]
 ) -> None:
     before = versions_in(fixture)
-    planned = keep(fixture, kept, dry_run=True)
+    planned = run_vacuum(fixture, kept, dry_run=True)
     assert versions_in(fixture) == before
-    assert keep(fixture, kept) == planned
+    assert run_vacuum(fixture, kept) == planned
     assert {version for _, version, _ in planned.attempts} == deleted == before - versions_in(fixture)
     assert readable(fixture) == dict.fromkeys(range(max(8 - kept, 0), 9), True)
-    assert keep(fixture, kept).attempts == ()
+    assert run_vacuum(fixture, kept).attempts == ()
     fixture.check()
     fixture.arrive(1)
     fixture.run("next")
@@ -87,15 +87,15 @@ def test_V8_only_files_that_no_kept_version_shows_are_deleted(
 
 
 def test_V8_version_that_can_no_longer_be_read_is_refused(fixture: PipelineFixture) -> None:
-    keep(fixture, 2)
-    with pytest.raises(InvalidError, match=r"cannot be read any more.*oldest_kept=6"):
+    run_vacuum(fixture, 2)
+    with pytest.raises(InvalidError, match=r"cannot be read any more.*oldest_readable=6"):
         fixture.opened().files(version=5)
     changes = fixture.opened().changes(since=5)
     assert [file.version for file in changes.added] == [8]
 
 
-def test_V8_rollback_to_a_kept_version_finds_all_its_files(fixture: PipelineFixture) -> None:
-    keep(fixture, 3)
+def test_V8_rollback_to_a_readable_version_finds_all_its_files(fixture: PipelineFixture) -> None:
+    run_vacuum(fixture, 3)
     rollback(fixture.pipeline(), 5, log=fixture.log())
     assert all(readable(fixture).values())
     fixture.run("once more")
@@ -105,12 +105,12 @@ def test_V8_rollback_to_a_kept_version_finds_all_its_files(fixture: PipelineFixt
 def test_V8_versions_of_the_last_days_stay_readable(fixture: PipelineFixture) -> None:
     def at(days: float, **arguments: Any) -> int:
         log = CommitLog(fixture.store, ManualClock(int(NOW_MS + days * DAY_MS)))
-        return len(vacuum(fixture.pipeline(), keep_versions=0, log=log, dry_run=True, **arguments).attempts)
+        return len(vacuum(fixture.pipeline(), readable_versions=1, log=log, dry_run=True, **arguments).attempts)
 
-    assert [at(6.9), at(7.1), at(7.1, keep_days=8), at(0.1, keep_days=0)] == [0, 3, 0, 3]
+    assert [at(6.9), at(7.1), at(7.1, readable_days=8), at(0.1, readable_days=0)] == [0, 3, 0, 3]
 
 
-def test_V8_files_are_kept_without_keep_versions(fixture: PipelineFixture) -> None:
+def test_V8_files_are_kept_without_readable_versions(fixture: PipelineFixture) -> None:
     log = CommitLog(fixture.store, ManualClock(NOW_MS + 8 * DAY_MS))
     assert vacuum(fixture.pipeline(), log=log).attempts == ()
 
@@ -122,9 +122,9 @@ def test_V8_next_vacuum_reads_only_later_versions(tmp_path: Path) -> None:
         fixture.arrive(1)
         fixture.run(f"r{number}")
         if number in (9, 59):
-            keep(fixture, 0)
+            run_vacuum(fixture, 0)
             store = CountingStore(fixture.store)
-            keep(fixture, 0, store=store)
+            run_vacuum(fixture, 0, store=store)
             requests.append(sum(store.requests.values()))
     assert requests[1] <= requests[0] + 3 < 25, "only the search by time reads more"
 
@@ -133,16 +133,16 @@ def test_V8_note_of_a_restored_log_is_not_used(fixture: PipelineFixture) -> None
     for prefix in (keys.EXPIRED, keys.EXPIRING):
         fixture.store.create(keys.newest_first(prefix, 10**9), b"")
     assert readable(fixture) == dict.fromkeys(range(9), True)
-    assert {version for _, version, _ in keep(fixture, 0).attempts} == {1, 4, 6}
+    assert {version for _, version, _ in run_vacuum(fixture, 0).attempts} == {1, 4, 6}
 
 
 @pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER])
-def test_V8_next_vacuum_completes_one_that_was_killed_at_any_request(fixture: PipelineFixture, fault: Fault) -> None:
+def test_V8_vacuum_resumes_after_a_crash_at_any_request(fixture: PipelineFixture, fault: Fault) -> None:
     at, is_done = 0, False
     while not is_done:
         store = FaultyStore(fixture.store, at, fault)
         with suppress(Crash):
-            keep(fixture, 3, store=store)
+            run_vacuum(fixture, 3, store=store)
         is_done, at = not store.reached, at + 1
         assert all(readable(fixture).values())
     assert versions_in(fixture) == {0, 2, 3, 5, 6, 8}
@@ -164,17 +164,19 @@ def test_V8_vacuum_that_was_killed_while_it_deleted_leaves_no_file(
         patch.setattr(FilesSink, "discard", dying)
         for versions in (3, 2):
             with pytest.raises(Crash):
-                keep(fixture, versions)
+                run_vacuum(fixture, versions)
     assert all(readable(fixture).values())
-    keep(fixture, 2)
+    run_vacuum(fixture, 2)
     assert versions_in(fixture) == {0, 2, 3, 5, 6, 8}
 
 
 @pytest.mark.parametrize("fault", [Fault.PAUSE_BEFORE, Fault.PAUSE_AFTER])
-def test_V8_vacuum_that_pauses_at_any_request_deletes_no_file_of_a_kept_version(tmp_path: Path, fault: Fault) -> None:
+def test_V8_vacuum_that_pauses_at_any_request_deletes_no_file_of_a_readable_version(
+    tmp_path: Path, fault: Fault
+) -> None:
     at, is_done = 0, False
     while not is_done:
-        fixture = superseding(PipelineFixture(tmp_path / str(at)))
+        fixture = with_superseded_commits(PipelineFixture(tmp_path / str(at)))
 
         def others(fixture: PipelineFixture = fixture) -> None:
             fixture.run("fix another", reprocessed=2)
@@ -182,11 +184,11 @@ def test_V8_vacuum_that_pauses_at_any_request_deletes_no_file_of_a_kept_version(
             fixture.run("wrong again")
             rollback(fixture.pipeline(), 9, log=fixture.log())
             fixture.run("fix once more", reprocessed=1)
-            keep(fixture, 2)
+            run_vacuum(fixture, 2)
             fixture.run("last")
 
         store = FaultyStore(fixture.store, at, fault, other_processes=others)
-        keep(fixture, 3, store=store)
+        run_vacuum(fixture, 3, store=store)
         is_done, at = not store.reached, at + 1
         assert all(readable(fixture).values())
         fixture.check()
@@ -194,8 +196,8 @@ def test_V8_vacuum_that_pauses_at_any_request_deletes_no_file_of_a_kept_version(
 
 def test_V8_staged_rows_and_tables_are_not_affected(tmp_path: Path) -> None:
     fixture = PublishingFixture(tmp_path)
-    superseding(fixture)
-    assert {(sink, version) for sink, version, _ in keep(fixture, 0).attempts if sink == "out"} == {
+    with_superseded_commits(fixture)
+    assert {(sink, version) for sink, version, _ in run_vacuum(fixture, 0).attempts if sink == "out"} == {
         ("out", version) for version in (1, 4, 6)
     }
     assert fixture.rows("table") == fixture.expected
@@ -212,21 +214,21 @@ def test_V8_files_of_a_sink_that_an_alter_removed_stay(tmp_path: Path) -> None:
     fixture.run("fix", reprocessed=0, pipeline=both)
     alter(fixture.pipeline(), log=fixture.log())
     fixture.ran = None
-    keep(fixture, 0)
+    run_vacuum(fixture, 0)
     assert (versions_in(fixture), versions_in(fixture, "old")) == ({1}, {0, 1})
 
 
-@pytest.mark.parametrize("arguments", [{"keep_versions": -1}, {"keep_versions": 1, "keep_days": -1}])
+@pytest.mark.parametrize("arguments", [{"readable_versions": 0}, {"readable_versions": 1, "readable_days": -1}])
 def test_V8_invalid_arguments_are_refused(fixture: PipelineFixture, arguments: dict[str, int]) -> None:
     with pytest.raises(InvalidError, match="must be an integer"):
         vacuum(fixture.pipeline(), log=fixture.log(), **arguments)
 
 
-def test_V8_rows_of_kept_versions_are_those_before_the_vacuum(fixture: PipelineFixture) -> None:
+def test_V8_rows_of_readable_versions_are_those_before_the_vacuum(fixture: PipelineFixture) -> None:
     def rows(version: int) -> Counter[int]:
         files = fixture.opened().files(version=version)
         return Counter(json.loads(line)["id"] for file in files for line in Path(file.path).read_text().splitlines())
 
     before = {version: rows(version) for version in range(5, 9)}
-    keep(fixture, 3)
+    run_vacuum(fixture, 3)
     assert {version: rows(version) for version in range(5, 9)} == before

@@ -1,10 +1,11 @@
-"""``verify --deep`` finds ids that are visible more than once, and a source that cannot continue after the offsets of the log."""
+"""Tests of ``verify --deep``: it finds ids that are visible more than once, and a source that cannot continue after the offsets of the log."""
 
 from __future__ import annotations
 
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import pytest
 
 from airflow_provider_streamsem import Dedup, FilesSink, Pipeline, open_log, run_batch
 from airflow_provider_streamsem.cli.main import main
-from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.readers.deep import check_rows, check_source
+from airflow_provider_streamsem.errors import InvalidError, UnavailableError
+from airflow_provider_streamsem.readers import row_checks
+from airflow_provider_streamsem.readers.lag import lag
+from airflow_provider_streamsem.readers.row_checks import check_rows, check_source
 from airflow_provider_streamsem.stores.local import LocalStore
 from tests.pipeline_fixture import PipelineFixture
 
@@ -75,14 +78,33 @@ def test_check_without_known_ids_is_refused(make: Callable[[str], TwoSinks], spa
         list(check_rows(spark, opened, ids=["other"]))
 
 
-def test_source_that_cannot_be_read_is_a_violation(make: Callable[[str], TwoSinks]) -> None:
+def test_source_that_cannot_continue_is_a_violation(
+    make: Callable[[str], TwoSinks], monkeypatch: pytest.MonkeyPatch
+) -> None:
     fixture = make("source")
     fixture.batch("a", 1)
     pipeline = fixture.pipeline(log=str(fixture.root / "log"))
     assert list(check_source(pipeline)) == []
-    shutil.rmtree(fixture.root / "in")
+    found = replace(lag(pipeline), lag=-3)
+    monkeypatch.setattr(row_checks, "lag", lambda _: found)
     (violation,) = check_source(pipeline)
-    assert (violation.invariant, bool(violation.do)) == ("source", True)
+    assert violation.what.startswith("the log is 3 files ahead of the source")
+
+    def refuse(_: Pipeline) -> None:
+        raise InvalidError("the topic does not exist")
+
+    monkeypatch.setattr(row_checks, "lag", refuse)
+    (violation,) = check_source(pipeline)
+    assert (violation.invariant, violation.what, bool(violation.do)) == ("source", "the topic does not exist", True)
+
+
+def test_source_that_does_not_respond_is_no_violation(make: Callable[[str], TwoSinks]) -> None:
+    fixture = make("unavailable")
+    fixture.batch("a", 1)
+    pipeline = fixture.pipeline(log=str(fixture.root / "log"))
+    shutil.rmtree(fixture.root / "in")
+    with pytest.raises(UnavailableError):
+        list(check_source(pipeline))
 
 
 def test_command_shows_what_to_do_about_each_violation(
