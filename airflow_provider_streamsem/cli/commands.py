@@ -59,6 +59,7 @@ from airflow_provider_streamsem.readers import export as export_
 from airflow_provider_streamsem.readers.files import open_log, sink_of
 from airflow_provider_streamsem.readers.history import History
 from airflow_provider_streamsem.readers.lag import lag as lag_of
+from airflow_provider_streamsem.readers.verify import Verdict
 from airflow_provider_streamsem.readers.verify import verify as verify_
 from airflow_provider_streamsem.spark import packages
 from airflow_provider_streamsem.state import operator_state
@@ -323,13 +324,28 @@ def verify(args: argparse.Namespace) -> CommandResult:
         raise InvalidError("--ids requires --deep", given=args.ids)
     if args.deep and args.log_only:
         raise InvalidError("--deep reads the rows, and --log-only reads only the log: give one of them")
-    verdict = verify_(args.pipeline or args.log, files=not args.log_only)
     if args.deep:
-        from airflow_provider_streamsem.readers import row_checks
+        return _verified_deeply(args)
+    return _result_of_verdict(verify_(args.pipeline or args.log, files=not args.log_only))
 
-        opened, session = open_log(args.log, pipeline=args.pipeline), engine_of_arguments(args, None).session()
-        verdict.violations += row_checks.check_rows(session, opened, ids=args.ids)
+
+def _verified_deeply(args: argparse.Namespace) -> CommandResult:
+    from airflow_provider_streamsem.readers import row_checks
+
+    opened = open_log(args.log, pipeline=args.pipeline)
+    columns = row_checks.id_columns(opened, args.ids)  # refuses wrong arguments before the data is read
+    verdict = verify_(args.pipeline or args.log)
+    try:
+        verdict.violations += row_checks.check_rows(engine_of_arguments(args, None).session(), opened, columns)
         verdict.violations += () if args.pipeline is None else row_checks.check_source(args.pipeline)
+    except Exception as error:
+        if verdict.clean:
+            raise
+        print(f"the rows were not compared: {type(error).__name__}", file=sys.stderr)
+    return _result_of_verdict(verdict)
+
+
+def _result_of_verdict(verdict: Verdict) -> CommandResult:
     document = {**plain(verdict), "clean": verdict.clean}
     lines = descriptions.verdict(verdict)
     return CommandResult(document=document, lines=lines, exit_code=0 if verdict.clean else 1)

@@ -29,7 +29,7 @@ from airflow_provider_streamsem.pipeline.rollback import rollback as rollback_
 from airflow_provider_streamsem.pipeline.run import run_batch
 from airflow_provider_streamsem.pipeline.selection import (
     Selection,
-    parse_offset_range,
+    parse_offsets,
     parse_versions,
     preview_reprocess,
     select,
@@ -132,7 +132,7 @@ def _selection(args: argparse.Namespace) -> Selection | None:
         None if given is None else time_ms(name, given)
         for name, given in (("--since", args.since), ("--until", args.until))
     )
-    offsets = dict(parse_offset_range(text) for text in args.offsets)
+    offsets = parse_offsets(args.offsets)
     if args.version is None and since_ms is None and until_ms is None and not offsets:
         return None
     return Selection(

@@ -401,6 +401,25 @@ class CommitLog:
         """
         self.perform(procedures.write_segments(version, known))
 
+    # --- notes of vacuum
+
+    def newest_note(self, prefix: str, closed: int) -> int:
+        """
+        Return the newest version up to ``closed`` of which vacuum has written a note; 0 if there is none. The value is a hint (W8).
+
+        :param prefix: prefix of the notes
+        :param closed: the newest closed version. A note above it is one of a log that was restored from an older copy
+        """
+        versions = [keys.parse_newest_first(key) or 0 for key in self.list_keys(prefix)]
+        return max((version for version in versions if version <= closed), default=0)
+
+    def write_note(self, prefix: str, version: int) -> None:
+        """Write a note about a version, and delete the earlier ones. A concurrent vacuum may have written a later one."""
+        self.create(keys.newest_first(prefix, version), canonical({"version": version}))
+        for key in self.list_keys(prefix):
+            if (keys.parse_newest_first(key) or 0) < version:
+                self.store.delete(key)
+
     # --- versions, for readers
 
     def plan(self, version: int) -> tuple[Plan, str] | None:

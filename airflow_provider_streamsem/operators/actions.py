@@ -27,7 +27,7 @@ from airflow_provider_streamsem.pipeline.publish import skip
 from airflow_provider_streamsem.pipeline.reprocess import reprocess
 from airflow_provider_streamsem.pipeline.selection import (
     Selection,
-    parse_offset_range,
+    parse_offsets,
     parse_versions,
     preview_reprocess,
     select,
@@ -59,6 +59,13 @@ class _Request:
         given = {name: params[name] for name in _PARAMS if params.get(name) not in (None, "", [], False)}
         action = choice("action", given.pop("action", None), tuple(_ACTIONS))
         dry_run = bool(given.pop("dry_run", False))
+        if unused := sorted(given.keys() - {*_USED[action], "log", "spec"}):
+            raise InvalidError(
+                "the action does not use these params; nothing was done",
+                action=action,
+                given=unused,
+                accepted=_USED[action],
+            )
         return _Request(action, dry_run, given)
 
     def get(self, name: str) -> Any:
@@ -103,6 +110,8 @@ class _Call:
     pipeline: Pipeline
     request: _Request
     opened: CommittedLog
+    done: list[str]
+    """Lines about what the action has done so far, which the XCom has also if the action fails."""
 
 
 class ActionOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # type: ignore[misc]
@@ -148,7 +157,7 @@ class ActionOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # type: i
         :raises StreamsemError: an error that a retry may fix
         """
         ti = context["ti"]
-        found = _Description([])
+        found, lines = _Description([]), list[str]()
         try:
             with self.resolved_pipeline(context) as pipeline:
                 request = _Request.of(context["params"])
@@ -159,9 +168,13 @@ class ActionOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # type: i
                         given=request.get("log"),
                         log=pipeline.log,
                     ).advising("choose the DAG whose pipeline has this log.")
-                found = _ACTIONS[request.action](_Call(self, ti, pipeline, request, opened))
+                if request.get("spec") not in (None, pipeline.spec_sha256):
+                    raise InvalidError(
+                        "the pipeline of this DAG has changed since the preview; nothing was done"
+                    ).advising("preview the action again.")
+                found = _ACTIONS[request.action](_Call(self, ti, pipeline, request, opened, lines))
         except Exception as error:
-            ti.xcom_push(key=ACTION_KEY, value={"lines": [], "confirm": None, "problem": _problem(error)})
+            ti.xcom_push(key=ACTION_KEY, value={"lines": lines, "confirm": None, "problem": _problem(error)})
             raise
         for line in found.lines:
             self.log.info("%s", line)
@@ -193,21 +206,27 @@ def _reprocess(call: _Call) -> _Description:
         f"{name}_ms": None if request.get(name) is None else time_ms(name, request.get(name))
         for name in ("since", "until")
     }
-    offsets = dict(parse_offset_range(part) for part in request.get("offsets") or ())
+    offsets = parse_offsets(request.get("offsets") or ())
     selection = Selection(versions=request.spans(), offsets=offsets, **times)
     if request.dry_run:
         radius = preview_reprocess(pipeline, selection)
         possible = [version for version in radius.versions if version not in radius.refused]
-        only = {"versions": descriptions.spans(possible), "since": None, "until": None, "offsets": None}
+        only = {
+            "versions": descriptions.spans(possible),
+            "spec": pipeline.spec_sha256,
+            "since": None,
+            "until": None,
+            "offsets": None,
+        }
         return _Description(descriptions.blast_radius(radius), confirm=only if possible else None)
     log = call.opened.log
-    lines, engine = [], call.task.engine()
+    engine = call.task.engine()
     for version in select(log, log.newest_head(), selection):
         key = f"{run_key(call.ti)}#reprocess:{version}"
         with call.task.observed(call.ti, pipeline) as account:
             account.result = result = reprocess(pipeline, version, run_key=key, engine=engine)
-        lines.append(f"version {version}: reprocessed as {result.version}: {report.format_counts(result.counts)}")
-    return _Description(lines or ["no committed batch is selected"])
+        call.done.append(f"version {version}: reprocessed as {result.version}: {report.format_counts(result.counts)}")
+    return _Description(call.done or ["no committed batch is selected"])
 
 
 def _abort(call: _Call) -> _Description:
@@ -256,15 +275,17 @@ def _skip(call: _Call) -> _Description:
     if head.outcome is None or not head.has_pending_publishes:
         return _Description(["no publish is pending, so there is nothing to skip"])
     outcome = head.outcome
+    skipped = list(sinks or outcome.publish)
+    if unknown := sorted({*skipped} - {*outcome.publish}):
+        raise InvalidError(
+            "no publish to these sinks is pending; nothing was skipped", given=unknown, pending=list(outcome.publish)
+        )
     if call.request.dry_run:
-        lines = [
-            f"version {outcome.version}: {outcome.sinks[name].rows} rows for {name} would not be published"
-            for name in outcome.publish
-            if sinks is None or name in sinks
-        ]
-        if {*outcome.publish} - {*(sinks or outcome.publish)}:
+        lines = [_not_published(outcome, name) for name in skipped]
+        lines.append("rows that a sink has received already stay there")
+        if {*outcome.publish} - {*skipped}:
             lines.append("the version is published to the other sinks")
-        return _Description(lines, confirm={"versions": str(outcome.version), "sinks": list(sinks or outcome.publish)})
+        return _Description(lines, confirm={"versions": str(outcome.version), "sinks": skipped})
     if version is None or sinks is None:
         raise InvalidError(
             "`versions` and `sinks` must name the version and the sinks; nothing was skipped", pending=outcome.version
@@ -272,6 +293,12 @@ def _skip(call: _Call) -> _Description:
     return _Description(
         _received(skip(call.pipeline, version, sink=list(sinks), reason=text("reason", call.request.get("reason"))))
     )
+
+
+def _not_published(outcome: Outcome, sink: str) -> str:
+    if outcome.rolled_back is not None:
+        return f"version {outcome.version}: the rows that the rollback removes would stay in {sink}"
+    return f"version {outcome.version}: {outcome.sinks[sink].rows} rows for {sink} would not be published"
 
 
 def _received(receipts: Receipts) -> list[str]:
@@ -294,9 +321,23 @@ def _alter(call: _Call) -> _Description:
         moved=request.get("moved") or (),
         dry_run=request.dry_run,
     )
-    confirm = {"alter_from": found.config} if any(change.kind != "changed" for change in found.changes) else None
+    confirm = (
+        {"alter_from": found.config, "spec": call.pipeline.spec_sha256}
+        if any(change.kind != "changed" for change in found.changes)
+        else None
+    )
     return _Description(descriptions.alteration(found, dry_run=request.dry_run), confirm=confirm)
 
+
+_USED = {
+    "verify": ["log_only"],
+    "reprocess": ["versions", "since", "until", "offsets"],
+    "abort": ["versions", "reason"],
+    "skip": ["versions", "sinks", "reason"],
+    "vacuum": ["all_versions"],
+    "alter": ["alter_from", "moved"],
+}
+"""Action → the params that it uses, beside ``log`` and ``spec``."""
 
 _ACTIONS: dict[str, Callable[[_Call], _Description]] = {
     "verify": _verify,
@@ -332,6 +373,7 @@ _PARAMS: dict[str, Param] = {
     "alter_from": _text("Alter: the config id of the commit log. The dry run names it."),
     "moved": _texts("Alter: files sinks whose dataset was copied to the new path."),
     "log": _text("URL of the commit log. A pipeline with another one is refused."),
+    "spec": _text("Sha256 of the pipeline spec, which the preview returns. A pipeline with another one is refused."),
 }
 
 

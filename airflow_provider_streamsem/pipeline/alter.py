@@ -60,7 +60,7 @@ class Alteration:
     :param config: the config id of the log before the alter, for ``alter_from``
     :param changes: all differences between the specs
     :param guarantee: sink → its guarantee before and after, as labels; ``None`` if the pipeline does not have the sink
-    :param aborted: the open version that the alter closed as an abort; ``None`` if there was none. The next run reads the records of a batch
+    :param aborted: the open version that the alter aborted, or in a dry run would abort; ``None`` if there is none. The next run reads the records of a batch
     """
 
     log: str
@@ -158,7 +158,7 @@ def _alter(opened: OpenPipeline, alter_from: str | None, moved: frozenset[str], 
                 "if this is an old task, deploy the newest spec. If this spec is the newest, set alter_from to `config`."
             )
         if dry_run:
-            return result
+            return replace(result, aborted=_aborted_by_alter(head))
         if isinstance(head, OpenHead) or head.has_pending_publishes:
             head, closed_as_abort = _close(opened, head)
             aborted = closed_as_abort if aborted is None else aborted
@@ -251,8 +251,7 @@ def _close(opened: OpenPipeline, head: Head) -> tuple[ClosedHead, int | None]:
     """
     log, aborted = opened.log, None
     if isinstance(head, OpenHead):
-        if head.plan.held:
-            raise HeldVersionError("the open version is held; nothing was altered", version=head.plan.version)
+        _aborted_by_alter(head)
         proposed = outcome_without_rows(log, head) or abort_outcome(
             log, head, reason="the pipeline is altered", initial_state=opened.record.initial_state
         )
@@ -267,6 +266,17 @@ def _close(opened: OpenPipeline, head: Head) -> tuple[ClosedHead, int | None]:
     if head.has_pending_publishes and head.outcome is not None:
         head = publish(opened, head, head.outcome, is_own=False)
     return head, aborted
+
+
+def _aborted_by_alter(head: Head) -> int | None:
+    """
+    Return the open version if an alter aborts it: a batch or a reprocessing run.
+
+    :raises HeldVersionError: the open version is held
+    """
+    if isinstance(head, OpenHead) and head.plan.held:
+        raise HeldVersionError("the open version is held; nothing was altered", version=head.plan.version)
+    return head.plan.version if isinstance(head, OpenHead) and head.plan.kind in ("batch", "reprocess") else None
 
 
 def _closed_head(log: CommitLog, version: int) -> ClosedHead:

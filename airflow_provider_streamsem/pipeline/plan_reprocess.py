@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from airflow_provider_streamsem import state_files
 from airflow_provider_streamsem.connectors.contract import Compacting, Source
-from airflow_provider_streamsem.errors import InvalidError, SourceChangedError, StreamsemError
+from airflow_provider_streamsem.errors import InvalidError, SourceChangedError
 from airflow_provider_streamsem.pipeline.abort import abort_outcome
 from airflow_provider_streamsem.pipeline.corrections import before_version, repinned
 from airflow_provider_streamsem.pipeline.lookups import check_lookups, pin_lookups
@@ -35,7 +35,7 @@ def refuse_sinks(pipeline: Pipeline) -> None:
         ).advising("fork the pipeline with a new log and new tables, and run the fork with the corrected code.")
 
 
-def abort_reprocessing(opened: OpenPipeline, run_key: str, error: StreamsemError) -> None:
+def abort_reprocessing(opened: OpenPipeline, run_key: str, reason: str) -> None:
     """
     Abort the open version of a reprocessing run that no retry can stage (W22).
 
@@ -46,7 +46,6 @@ def abort_reprocessing(opened: OpenPipeline, run_key: str, error: StreamsemError
     head = log.newest_head()
     is_own = isinstance(head, OpenHead) and head.plan.kind == "reprocess" and head.plan.run_key == run_key
     if isinstance(head, OpenHead) and is_own and not (head.plan.held and log.find_staged(head)):
-        reason = f"the reprocessing run cannot be staged: {type(error).__name__}"
         log.decide(head, abort_outcome(log, head, reason=reason, initial_state=opened.record.initial_state))
 
 

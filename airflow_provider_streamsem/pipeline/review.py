@@ -6,24 +6,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
+from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.arguments import integer
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.engine import Engine
 from airflow_provider_streamsem.errors import InvalidError, StreamsemError
 from airflow_provider_streamsem.pipeline.location import with_log_location
-from airflow_provider_streamsem.pipeline.opening import open_pipeline
+from airflow_provider_streamsem.pipeline.opening import OpenPipeline, open_pipeline
 from airflow_provider_streamsem.pipeline.plan_reprocess import (
     abort_reprocessing,
     current_commit,
     plan_reprocess,
     refuse_sinks,
 )
-from airflow_provider_streamsem.pipeline.result import RunResult
-from airflow_provider_streamsem.pipeline.run import Run
+from airflow_provider_streamsem.pipeline.publish import publish
+from airflow_provider_streamsem.pipeline.result import RunResult, run_result
+from airflow_provider_streamsem.pipeline.run import Planning, Run
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol.entries import Plan, StagedManifest
-from airflow_provider_streamsem.protocol.procedures import Ready
-from airflow_provider_streamsem.protocol.view import OpenHead
+from airflow_provider_streamsem.protocol.procedures import OpenVersion, PendingPublish, Position, Ready, RunComplete
+from airflow_provider_streamsem.protocol.view import OpenHead, without_pending
+
+logger = telemetry.log_of(__name__)
 
 _STAGE = "stage a version with `streamsem reprocess PIPELINE.toml N --stage-only`."
 
@@ -45,6 +49,68 @@ class Held:
     counts: Mapping[str, int]
 
 
+class _HeldRun(Run):
+    """A reprocessing run that stages an attempt and does not commit it."""
+
+    def stage(self, replaced: int, plan_next: Planning) -> tuple[Plan, StagedManifest]:
+        """
+        Plan a held version and stage an attempt of it. The version stays open.
+
+        First close a batch that another run left open, and publish what is pending, as every run does. If the version is held already, return its attempt.
+
+        :param replaced: the commit that the held version replaces
+        :raises HeldVersionError: another version is held
+        :raises InvalidError: a reprocessing run is open, whose rows nobody has reviewed
+        """
+        position: Position = self.opened.log.locate(self.run_key, self.opened.head)
+        fresh = False
+        while not isinstance(position, RunComplete):
+            self._check_immutable_config(position)
+            if isinstance(position, OpenVersion):
+                plan = position.head.plan
+                if plan.held and plan.replaces is not None and plan.replaces.version == replaced:
+                    return plan, self._staged_attempt(position.head, fresh=fresh)
+                if plan.kind == "reprocess" and not plan.held:
+                    raise InvalidError(
+                        "a reprocessing run is open, and closing it would make its rows visible without a review; nothing was staged",
+                        version=plan.version,
+                    ).advising(
+                        f"run the pipeline to complete it, or `streamsem abort PIPELINE.toml {plan.version} --reason TEXT`; then stage again."
+                    )
+                position = self.close_version(position.head, fresh=False)
+            elif isinstance(position, PendingPublish):
+                head = publish(self.opened, position.head, position.outcome, is_own=False)
+                position = self.opened.log.locate(self.run_key, head)
+            else:
+                self.opened.pipeline.load_transform()
+                step = self._plan(position, plan_next)
+                assert isinstance(step, tuple)  # a reprocessing run always plans
+                position, fresh = step
+        raise InvalidError("another process has closed the held version in the meantime; nothing is staged")
+
+    def _staged_attempt(self, head: OpenHead, *, fresh: bool) -> StagedManifest:
+        """
+        Return the complete attempt of a held version, or stage one.
+
+        :raises InvalidError: the attempt was staged with another spec
+        """
+        staged = None if fresh else self._adopt(head)
+        if staged is None:
+            return self._stage(head, fresh=fresh)
+        how_to_stage_again = (
+            f"to stage it again, run `streamsem abort PIPELINE.toml {staged.version} --reason TEXT` first."
+        )
+        if staged.spec != self.opened.spec:
+            summary = (
+                "the version is held already, with an attempt that was staged with another spec; nothing was staged"
+            )
+            raise InvalidError(summary, version=staged.version).advising(how_to_stage_again)
+        logger.warning(
+            "version %d is held already, so this call staged nothing; %s", staged.version, how_to_stage_again
+        )
+        return staged
+
+
 @with_log_location
 def stage_reprocessing(
     pipeline: Pipeline,
@@ -64,19 +130,22 @@ def stage_reprocessing(
     :param current_lookups: as for :func:`reprocess`
     :param engine: default: Spark in this process
     :param log: default: the log at ``pipeline.log``
-    :raises StreamsemError: as :func:`reprocess`. If the error is not retryable and no attempt has been staged, the version is aborted
+    :raises StreamsemError: as :func:`reprocess`. If no attempt has been staged, the version is aborted
     """
     integer("version", version, least=0)
     refuse_sinks(pipeline)
     opened = open_pipeline(pipeline, log or open_commit_log(pipeline.log))
     opened = replace(opened, head=opened.log.confirm_head(opened.head))
-    run_key = f"reprocess:{version}:{current_commit(opened, opened.head, version)}"
-    run = Run(opened, run_key, engine, announces=False, reprocesses=version)
+    current = current_commit(opened, opened.head, version)
+    # Each request has its own key, so that a version that was aborted is never taken for the one that is committed later.
+    run_key = f"reprocess:{version}:{current}:held:{opened.log.clock.new_id()}"
+    run = _HeldRun(opened, run_key, engine, announces=False, reprocesses=version)
     try:
-        plan, manifest = run.stage_held(partial(plan_reprocess, opened, version, run_key, current_lookups, held=True))
-    except StreamsemError as error:
-        if not error.retryable:
-            abort_reprocessing(opened, run_key, error)
+        plan, manifest = run.stage(
+            current, partial(plan_reprocess, opened, version, run_key, current_lookups, held=True)
+        )
+    except Exception:
+        _abort_if_not_staged(opened, run_key)
         raise
     if not isinstance(opened.log.read_head(plan.version), OpenHead):
         summary = "another process has committed or aborted the held version in the meantime; nothing is staged"
@@ -111,15 +180,39 @@ def commit_held(
     plan = None if planned is None else planned[0]
     if plan is None or not plan.held or plan.replaces is None:
         raise InvalidError("the version is not held; nothing was committed", given=version).advising(_STAGE)
-    manifest = staged_attempt(opened.log, version, attempt_id) if isinstance(opened.head, OpenHead) else None
-
-    def refuse_new_plan(ready: Ready) -> Plan | None:
-        raise InvalidError("the held version was aborted; nothing was committed", given=version).advising(
-            "stage the version again."
-        )
-
+    head = opened.head
+    is_newest = version == (head.plan.version if isinstance(head, OpenHead) else head.closed)
+    manifest = staged_attempt(opened.log, version, attempt_id) if is_newest and isinstance(head, OpenHead) else None
     run = Run(opened, plan.run_key, announces=False, reprocesses=plan.replaces.version, reviewed_attempt=manifest)
-    return run.complete(refuse_new_plan)
+    # A later version may be open or not published. It is not closed, because this call starts no Spark.
+    result = run.complete(_refuse_new_plan) if is_newest else _earlier_result(opened, plan)
+    wanted = attempt_id if manifest is None else manifest.attempt_id
+    _, outcome = opened.log.closed_version(version)
+    if wanted not in (None, outcome.attempt_id):
+        raise InvalidError(
+            "another attempt of the held version is committed already", given=wanted, committed=outcome.attempt_id
+        ).advising("compare the rows of the version with what you have reviewed; reprocess it again if they are wrong.")
+    return result
+
+
+def _refuse_new_plan(ready: Ready) -> Plan | None:
+    """Refuse to plan a version in place of a held one that was aborted."""
+    raise InvalidError("the held version was aborted; nothing was committed").advising("stage the version again.")
+
+
+def _earlier_result(opened: OpenPipeline, plan: Plan) -> RunResult:
+    position = opened.log.locate(plan.run_key, without_pending(opened.head))
+    if isinstance(position, RunComplete) and position.outcome.committed:
+        return run_result(opened, position, plan.run_key, resumed=True, announces=False)
+    raise InvalidError("the held version was aborted; nothing was committed").advising("stage the version again.")
+
+
+def _abort_if_not_staged(opened: OpenPipeline, run_key: str) -> None:
+    """Abort the held version that this call has planned and could not stage. Otherwise it would block every run, with nothing to review."""
+    try:
+        abort_reprocessing(opened, run_key, "the held version cannot be staged")
+    except StreamsemError as failure:
+        logger.warning("the held version stays open: %s", failure)
 
 
 def staged_attempt(log: CommitLog, version: int, attempt_id: str | None = None) -> StagedManifest:

@@ -262,6 +262,8 @@ class Run:
             if isinstance(step, Corrections):
                 return None
             position, _ = step
+        if isinstance(position, OpenVersion) and position.head.plan.held:
+            raise _held_error(position.head.plan)
         if not isinstance(position, RunComplete):
             return None
         return run_result(self.opened, position, self.run_key, resumed=True)
@@ -340,40 +342,6 @@ class Run:
             return log.locate(self.run_key, closed)
         return position_after(closed, plan, outcome)
 
-    def stage_held(self, plan_next: Planning) -> tuple[Plan, StagedManifest]:
-        """
-        Plan a held version and stage an attempt of it. The version stays open.
-
-        First close a version that another run left open, and publish what is pending, as every run does.
-
-        :raises HeldVersionError: another version is held
-        """
-        position: Position = self.opened.log.locate(self.run_key, self.opened.head)
-        fresh = False
-        while True:
-            self._check_immutable_config(position)
-            if isinstance(position, OpenVersion) and self._is_own_held(position.head.plan):
-                head = position.head
-                return head.plan, (None if fresh else self._adopt(head)) or self._stage(head, fresh=fresh)
-            if isinstance(position, OpenVersion):
-                position = self.close_version(position.head, fresh=False)
-            elif isinstance(position, PendingPublish):
-                head_after = publish(self.opened, position.head, position.outcome, is_own=False)
-                position = self.opened.log.locate(self.run_key, head_after)
-            elif isinstance(position, Ready):
-                self.opened.pipeline.load_transform()
-                step = self._plan(position, plan_next)
-                assert isinstance(step, tuple)  # a reprocessing run always plans
-                position, fresh = step
-            else:
-                raise InvalidError(
-                    "another process has reprocessed this commit in the meantime; nothing was staged",
-                    version=position.plan.version,
-                ).advising("stage the version again, to replace the rows of the new commit.")
-
-    def _is_own_held(self, plan: Plan) -> bool:
-        return plan.held and plan.run_key == self.run_key
-
     def _outcome_of_held(self, head: OpenHead, plan: Plan) -> Outcome:
         """
         Build the outcome of a held version, from the attempt that was reviewed (W39).
@@ -382,9 +350,7 @@ class Run:
         :raises InvalidError: files of the attempt are missing or were changed
         """
         if self.reviewed_attempt is None or self.reviewed_attempt.version != plan.version:
-            raise HeldVersionError(
-                "the open version is held; this run planned no version and committed no rows", version=plan.version
-            )
+            raise _held_error(plan)
         if not self._is_complete(self.reviewed_attempt):
             raise InvalidError(
                 "files of the staged attempt are missing or were changed, so the reviewed rows cannot be committed",
@@ -645,6 +611,10 @@ class Run:
         return source.next_hint(plan.hint, source.read_pins(plan.pins), staged.counts)
 
 
+def _held_error(plan: Plan) -> HeldVersionError:
+    return HeldVersionError("the open version is held; this run planned no version", version=plan.version)
+
+
 def run_reprocessing(
     opened: OpenPipeline,
     version: int,
@@ -668,7 +638,7 @@ def run_reprocessing(
     except StreamsemError as error:
         if not error.retryable:
             try:
-                abort_reprocessing(opened, run_key, error)
+                abort_reprocessing(opened, run_key, f"the reprocessing run cannot be staged: {type(error).__name__}")
             except StreamsemError as failure:  # the next run aborts the version
                 logger.warning("the version of the reprocessing run stays open: %s", failure)
         raise

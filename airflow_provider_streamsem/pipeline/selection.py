@@ -86,6 +86,19 @@ def parse_offset_range(text: str) -> tuple[str, tuple[int, int]]:
     return partition, (int(start), int(end))
 
 
+def parse_offsets(texts: Sequence[str]) -> Ranges:
+    """
+    Return partition → offsets, for :class:`Selection`.
+
+    :param texts: one range of each partition; see :func:`parse_offset_range`
+    :raises InvalidError: a text has another form, or a partition has two ranges
+    """
+    parsed = [parse_offset_range(part) for part in texts]
+    if len({partition for partition, _ in parsed}) != len(parsed):
+        raise InvalidError("a partition has two offset ranges; give one range of each partition", given=list(texts))
+    return dict(parsed)
+
+
 def select(log: CommitLog, head: Head, selection: Selection) -> list[int]:
     """
     Return the committed batches of a selection whose rows are visible, in ascending order. A batch that was reprocessed is one batch.

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.pipeline.closing_times import first_closed_after
-from airflow_provider_streamsem.protocol import keys
-from airflow_provider_streamsem.protocol.codec import canonical
 from airflow_provider_streamsem.protocol.entries import Outcome
 
 _DAY_MS = 86_400_000
@@ -30,7 +28,8 @@ def compute_oldest_readable(log: CommitLog, closed: int, *, versions: int, days:
 
 
 def superseded_commits(log: CommitLog, begin: int, end: int) -> Iterator[Outcome]:
-    """Yield the commits that were superseded at a version in ``[begin, end]``."""
+    """Yield each commit that was superseded at a version in ``[begin, end]``, once."""
+    found: set[int] = set()
     for version in range(begin, end + 1):
         outcome = log.outcome(version)
         if outcome is None or not outcome[0].committed:
@@ -38,29 +37,8 @@ def superseded_commits(log: CommitLog, begin: int, end: int) -> Iterator[Outcome
         replaced = [] if outcome[0].replaces is None else [outcome[0].replaces.version]
         if outcome[0].rolled_back is not None:
             replaced += range(outcome[0].rolled_back.to + 1, version)
-        for number in replaced:
+        for number in sorted({*replaced} - found):
+            found.add(number)
             commit = log.outcome(number)
             if commit is not None and commit[0].committed:
                 yield commit[0]
-
-
-def read_expired_note(log: CommitLog) -> int:
-    """Return the version up to which an earlier vacuum has deleted the data of all superseded commits; 0 if there is none. The value is a hint."""
-    return _newest(log, keys.EXPIRED)
-
-
-def read_expiring_note(log: CommitLog) -> int:
-    """Return the oldest version whose data no vacuum has deleted or is deleting; 0 if no vacuum has. The value is a hint (W8)."""
-    return _newest(log, keys.EXPIRING)
-
-
-def write_note(log: CommitLog, prefix: str, version: int) -> None:
-    """Write the note ``EXPIRING`` (before the deletion) or ``EXPIRED`` (after it), and delete all earlier ones."""
-    log.create(keys.newest_first(prefix, version), canonical({"version": version}))
-    for key in log.list_keys(prefix):
-        if (keys.parse_newest_first(key) or 0) < version:
-            log.store.delete(key)
-
-
-def _newest(log: CommitLog, prefix: str) -> int:
-    return max((keys.parse_newest_first(key) or 0 for key in log.list_keys(prefix, 1)), default=0)

@@ -186,20 +186,18 @@ def _delete_superseded(
 
     Sinks outside the log keep their rows in tables. Vacuum deletes the staged rows of these sinks by V4.
     """
-    deleted = superseded.read_expired_note(log)
-    # If the log was restored from an older copy, the note may be above its head.
-    begin = 0 if all_versions or deleted > closed else deleted
+    begin = 0 if all_versions else log.newest_note(keys.EXPIRED, closed)
     if oldest <= begin:
         return
     if not deletion.is_dry_run:
-        superseded.write_note(log, keys.EXPIRING, oldest)
+        log.write_note(keys.EXPIRING, oldest)
     for commit in superseded.superseded_commits(log, begin, oldest):
         for location in locations:
             is_there = (commit.version, commit.attempt_id) in location.sink.attempts(commit.version)
             if is_there and commit.attempt_id is not None and not location.sink.is_outside_log:
                 deletion.attempt(location.name, location.sink, commit.version, commit.attempt_id)
     if not deletion.is_dry_run:
-        superseded.write_note(log, keys.EXPIRED, oldest)
+        log.write_note(keys.EXPIRED, oldest)
 
 
 def _check_pipeline(pipeline: Pipeline, log: CommitLog, record: PipelineRecord, head: Head) -> None:

@@ -65,7 +65,7 @@ def alteration(result: Alteration, *, dry_run: bool) -> list[str]:
     ]
     if result.aborted is not None:
         lines.append(
-            f"version {result.aborted} was open and is aborted. If it was a batch, the next run reads its records"
+            f"version {result.aborted} is open and {'would be' if dry_run else 'was'} aborted. If it is a batch, the next run reads its records"
         )
     if dry_run and altered:
         lines.append(f"config of the log: {result.config}")

@@ -20,7 +20,7 @@ from airflow_provider_streamsem.connectors.files.stored import former_sinks, sto
 from airflow_provider_streamsem.connectors.ownership import claim_dataset
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
 from airflow_provider_streamsem.pipeline.spec import Pipeline
-from airflow_provider_streamsem.pipeline.superseded import read_expiring_note
+from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import lines
 from airflow_provider_streamsem.protocol.entries import (
     Outcome,
@@ -201,15 +201,8 @@ class CommittedLog:
         :raises LogDamagedError: an entry of the log or a dataset's ownership marker is missing or damaged
         """
         view = self.view(version=version, since=since)
-        oldest = 0 if version is None else read_expiring_note(self.log)
-        # If the log was restored from an older copy, the note may be above its head.
-        if version is not None and -1 < version < oldest <= self.head:
-            summary = (
-                "the version cannot be read any more, because a vacuum with readable_versions has deleted files of it"
-            )
-            raise InvalidError(summary, given=version, oldest_readable=oldest).advising(
-                "read the oldest readable version or a newer one."
-            )
+        if version is not None:
+            self._refuse_expired(version)
         return self._committed_files(view, sink)
 
     def changes(self, *, since: int, version: int | None = None, sink: str | None = None) -> Changes:
@@ -219,11 +212,13 @@ class CommittedLog:
         :param since: the version of the copy; -1 for an empty copy
         :param version: the target version, inclusive; default: the newest closed one
         :param sink: only files of this sink; default: of all sinks whose rows become visible through the log
-        :raises InvalidError: a version is not closed, there is no such sink, or the sink publishes outside the log
+        :raises InvalidError: as for :meth:`files`. Files of ``since`` may have been deleted
         :raises ConflictError: a dataset belongs to another log
         :raises LogDamagedError: an entry of the log or a dataset's ownership marker is missing or damaged
         """
         now = self.view(version=version)
+        if version is not None:
+            self._refuse_expired(version)
         visible = {(f.version, f.sink) for f in now.files}
         before = self._committed_files(self.view(version=since), sink)
         return Changes(
@@ -231,6 +226,21 @@ class CommittedLog:
             added=tuple(f for f in self._committed_files(now, sink) if f.version > since),
             removed=tuple(f for f in before if (f.version, f.sink) not in visible),
         )
+
+    def _refuse_expired(self, version: int) -> None:
+        """
+        Refuse to read a version whose files vacuum may have deleted (V8).
+
+        :raises InvalidError: names the oldest readable version
+        """
+        oldest = self.log.newest_note(keys.EXPIRING, self.head)
+        if -1 < version < oldest:
+            summary = (
+                "the version cannot be read any more, because a vacuum with readable_versions has deleted files of it"
+            )
+            raise InvalidError(summary, given=version, oldest_readable=oldest).advising(
+                "read the oldest readable version or a newer one."
+            )
 
     def _committed_files(self, view: LogView, sink: str | None) -> list[CommittedFile]:
         sinks = self.sinks_at(view.version)

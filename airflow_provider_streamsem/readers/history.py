@@ -27,7 +27,7 @@ class VersionSummary:
     A version without its files, pins and state.
 
     :param kind: ``batch``, ``reprocess``, ``rollback`` or ``alter``
-    :param result: ``open``, ``commit`` or ``abort``; or ``publishing`` for a commit whose receipts are not stored yet
+    :param result: ``open``, ``held``, ``commit`` or ``abort``; or ``publishing`` for a commit whose receipts are not stored yet
     :param replaces: the version whose rows a reprocessing run replaces
     :param replaced_by: the reprocessing run that has replaced the rows of the version, if it was read
     :param rolls_back_to: the version to which a rollback returns
@@ -210,9 +210,9 @@ def _size(version: Version) -> int:
 
 
 def _result(version: Version) -> str:
-    """Return ``open``, ``commit`` or ``abort``, or ``publishing`` for a commit whose receipts are not stored yet."""
+    """Return the result of a version; see :class:`VersionSummary`."""
     if version.outcome is None:
-        return "open"
+        return "held" if version.plan.held else "open"
     return "publishing" if version.outcome.requires_receipts and version.receipts is None else version.outcome.result
 
 

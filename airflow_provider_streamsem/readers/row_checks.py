@@ -24,20 +24,29 @@ _SHOWN = 5
 _VERSION = re.compile(r".*/data/([0-9]{1,12})/[^/]+/")
 
 
-def check_rows(spark: SparkSession, opened: CommittedLog, *, ids: Sequence[str] = ()) -> Iterator[Violation]:
+def id_columns(opened: CommittedLog, given: Sequence[str]) -> list[str]:
+    """
+    Return the columns of the id: the given ones, or the keys of the pipeline's ``dedup``, if they are unique in all batches.
+
+    :raises InvalidError: the columns are not known
+    """
+    dedup = None if opened.pipeline is None else opened.pipeline.dedup
+    columns = list(given or (dedup.keys if dedup is not None and dedup.keeps_state else ()))
+    if not columns:
+        raise InvalidError("the columns of the id are not known, so rows cannot be compared", ids=list(given)).advising(
+            'name them with --ids COLUMN, or give the pipeline file of a pipeline with dedup of the scope "pipeline".'
+        )
+    return columns
+
+
+def check_rows(spark: SparkSession, opened: CommittedLog, columns: Sequence[str]) -> Iterator[Violation]:
     """
     Yield a violation for each files sink in which an id is visible more than once. Rows in which a column of the id is null are not compared.
 
     :param spark: the session that reads all visible files
-    :param ids: the columns of the id. Default: the keys of the pipeline's ``dedup``
-    :raises InvalidError: the columns are not known, or no files sink has them
+    :param columns: the columns of the id; see :func:`id_columns`
+    :raises InvalidError: no files sink has the columns
     """
-    dedup = None if opened.pipeline is None else opened.pipeline.dedup
-    columns = list(ids or (() if dedup is None else dedup.keys))
-    if not columns:
-        raise InvalidError("the columns of the id are not known, so rows cannot be compared", ids=list(ids)).advising(
-            "name them with --ids COLUMN, or give the pipeline file of a pipeline with dedup."
-        )
     version, compared = opened.head, []
     visible = opened.files(version=version) if version >= 0 else []
     for name in sorted({file.sink for file in visible}):
@@ -74,7 +83,8 @@ def _repeated(rows: DataFrame, columns: Sequence[str], sink: str) -> Iterator[Vi
             invariant="ids",
             what=f"sink {sink}: {total} ids are visible more than once, for example in versions {where}",
             version=max(max(pair) for pair in pairs),
-            do="look for the ids in the source. If the source has them more than once, give the pipeline a `dedup` and reprocess the versions, oldest first",
+            do="look for the ids in the source, and in what the transform does: it may write several rows of a record, and an id may repeat after `ttl_s`. "
+            "If the source has the records more than once, give the pipeline a `dedup` and reprocess the versions, oldest first",
         )
 
 
@@ -85,7 +95,7 @@ def _version(path: str) -> int:
 
 def check_source(pipeline: Pipeline) -> Iterator[Violation]:
     """
-    Yield a violation if the source cannot continue after the offsets in the log, for example because it was recreated.
+    Yield a violation if the lag cannot be computed, for example because a topic does not exist any more, or if it is negative.
 
     :raises StreamsemError: the source cannot be read now, and a retry may succeed
     """

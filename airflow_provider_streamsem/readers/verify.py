@@ -23,7 +23,6 @@ from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import find_record
 from airflow_provider_streamsem.pipeline.publish import publishing_sink
 from airflow_provider_streamsem.pipeline.spec import Pipeline
-from airflow_provider_streamsem.pipeline.superseded import read_expiring_note
 from airflow_provider_streamsem.pipeline.vacuum import oldest_kept
 from airflow_provider_streamsem.protocol import invariants, keys, procedures, segments
 from airflow_provider_streamsem.protocol.entries import (
@@ -79,7 +78,9 @@ class Violation:
 
     def __post_init__(self) -> None:
         if not self.do:
-            object.__setattr__(self, "do", _DO.get(self.invariant, _RESTORE).format(version=self.version))
+            is_of_version = self.version is not None or "{version}" not in _DO.get(self.invariant, "")
+            advice = _DO.get(self.invariant, _RESTORE) if is_of_version else _RESTORE
+            object.__setattr__(self, "do", advice.format(version=self.version))
 
 
 _RESTORE = "restore the named object from a copy of the log; never delete or change entries; then verify again"
@@ -500,7 +501,7 @@ class _Verification:
         named: set[tuple[str, str]] = set()
         hidden, hidden_in = not_visible(outcomes), hidden_sinks(outcomes)
         # Vacuum may have deleted the files of the commits that were superseded up to this version (V8).
-        oldest = read_expiring_note(self.opened.log)
+        oldest = self.opened.log.newest_note(keys.EXPIRING, outcomes[-1].version if outcomes else -1)
         expired = not_visible(outcome for outcome in outcomes if outcome.version <= oldest)
         sinks, earlier = self._own_sinks(is_marked=bool(outcomes)), set[str]()
         for outcome in outcomes:

@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_streamsem import ActionOperator, FilesSink, actions_dag, open_log
-from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem import ActionOperator, FilesSink, actions_dag, open_log, rollback
+from airflow_provider_streamsem.errors import DataError, InvalidError, PublishError
 from airflow_provider_streamsem.hooks.failures import airflow_exception
+from airflow_provider_streamsem.operators import actions
 from airflow_provider_streamsem.stores.local import LocalStore
 from airflow_provider_streamsem.testing.dag_runs import initialise_airflow, run_dag
 from airflow_provider_streamsem.web.addresses import ACTION_KEY, ACTION_TASK
 from tests.external_systems import PublishingFixture
 from tests.operators.test_airflow import rows_engine  # noqa: F401
-from tests.pipeline.test_publish import run_with_refused_publish
+from tests.pipeline.test_publish import refusing, run_with_refused_publish
 from tests.pipeline_fixture import PipelineFixture
 from tests.releases import serialization, store_dag
 
@@ -157,6 +158,58 @@ def test_alter_applies_only_to_the_fields_that_its_preview_compared(fixture: Pub
     assert done["lines"][0] == "version 2 altered the pipeline"
 
 
+def test_action_is_refused_if_the_pipeline_has_changed_since_its_preview(fixture: PublishingFixture) -> None:
+    fixture.run("first")
+    sinks = fixture.pipeline().sinks
+    new = fixture.pipeline(sinks={**sinks, "copy": FilesSink(path=str(fixture.root / "copy"), format="json")})
+    found = preview(fixture, action="alter", pipeline=new)
+    deployed = fixture.pipeline(sinks={"out": sinks["out"]})
+    for confirmable, pipeline in ((found, deployed), (preview(fixture, action="reprocess", versions="0"), deployed)):
+        done = confirmed(fixture, confirmable, pipeline=pipeline)
+        assert "has changed since the preview; nothing was done" in done["problem"]
+    assert fixture.opened().head == 0
+
+
+def test_preview_of_an_alter_names_the_version_that_it_aborts(fixture: PublishingFixture) -> None:
+    fixture.run("first")
+    fixture.arrive(1)
+    fixture.dies("second")
+    new = fixture.pipeline(sinks={"out": fixture.pipeline().sinks["out"]})
+    assert "version 1 is open and would be aborted" in "\n".join(
+        preview(fixture, action="alter", pipeline=new)["lines"]
+    )
+
+
+def test_result_of_a_failed_reprocessing_has_the_versions_that_were_replaced(
+    fixture: PublishingFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fixture.run("first")
+    fixture.arrive(1)
+    fixture.run("second")
+    real = actions.reprocess
+
+    def failing(pipeline: Any, version: int, **arguments: Any) -> Any:
+        if version == 1:
+            raise DataError("the transform cannot process the rows")
+        return real(pipeline, version, **arguments)
+
+    monkeypatch.setattr(actions, "reprocess", failing)
+    done = act(fixture, action="reprocess", versions="0-1")
+    assert [line.split(":")[0] for line in done["lines"]] == ["version 0"]
+    assert "cannot process the rows" in done["problem"]
+
+
+def test_skip_of_a_rollback_says_which_rows_stay(fixture: PublishingFixture) -> None:
+    fixture.run("first")
+    fixture.arrive(1)
+    fixture.run("second")
+    with refusing("table"), pytest.raises(PublishError):
+        rollback(fixture.pipeline(), 0, log=fixture.log())
+    found = preview(fixture, action="skip", sinks=["table"])
+    assert found["lines"][0] == "version 2: the rows that the rollback removes would stay in table"
+    assert "no publish to these sinks is pending" in act(fixture, action="skip", sinks=["tabel"])["problem"]
+
+
 def test_verification_that_finds_a_violation_fails(fixture: PublishingFixture) -> None:
     fixture.run("first")
     assert act(fixture, action="verify", dry_run=True)["lines"][0].startswith("clean")
@@ -183,6 +236,8 @@ def test_pipeline_with_another_log_is_refused(fixture: PublishingFixture) -> Non
         {"action": "reprocess", "versions": "x"},
         {"action": "reprocess", "offsets": ["files"]},
         {"action": "reprocess", "since": "yesterday"},
+        {"action": "reprocess", "offsets": ["files=0:1", "files=2:3"]},
+        {"action": "vacuum", "versions": "0"},
         {"action": "abort", "versions": "0-3"},
         {"action": "skip", "versions": "1", "sinks": ["table"]},
     ],

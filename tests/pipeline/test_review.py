@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_streamsem import FilesSink, Pipeline, alter, rollback
-from airflow_provider_streamsem.errors import ConflictError, HeldVersionError, InvalidError, StreamsemError
+from airflow_provider_streamsem.errors import ConflictError, HeldVersionError, InvalidError, StageError, StreamsemError
 from airflow_provider_streamsem.pipeline.abort import abort
 from airflow_provider_streamsem.pipeline.review import Held, commit_held, stage_reprocessing
 from airflow_provider_streamsem.pipeline.run import plan_run
@@ -143,7 +143,8 @@ def test_rollback_and_a_submitted_run_do_not_close_a_held_version(fixture: Publi
     staged(fixture)
     with pytest.raises(InvalidError, match="a version is open"):
         rollback(fixture.pipeline(), 1, log=fixture.log())
-    assert plan_run(fixture.pipeline(), run_key="submitted", log=fixture.log()) is None
+    with pytest.raises(HeldVersionError):
+        plan_run(fixture.pipeline(), run_key="submitted", log=fixture.log())
     vacuum(fixture.pipeline(), log=fixture.log())
     committed(fixture)
     assert marks(fixture) == Counter({HELD: 3})
@@ -185,6 +186,56 @@ def test_commit_is_refused_if_files_of_the_reviewed_attempt_are_missing(fixture:
     with pytest.raises(InvalidError, match="reviewed rows cannot be committed"):
         committed(fixture)
     aborted(fixture)
+    fixture.run("rest", drain=True)
+    fixture.check()
+
+
+def test_commit_of_an_aborted_version_never_returns_the_one_that_was_staged_after_it(
+    fixture: PublishingFixture,
+) -> None:
+    first = staged(fixture)
+    aborted(fixture)
+    second = staged(fixture)
+    committed(fixture, second.version)
+    for attempt_id in (None, first.attempt_id):
+        with pytest.raises(InvalidError, match="was aborted; nothing was committed"):
+            committed(fixture, first.version, attempt_id=attempt_id)
+    with pytest.raises(InvalidError, match="another attempt of the held version is committed"):
+        committed(fixture, second.version, attempt_id=first.attempt_id)
+    assert committed(fixture, second.version, attempt_id=second.attempt_id).version == second.version
+    fixture.dies("later")
+    assert committed(fixture, second.version).version == second.version
+
+
+def test_open_reprocessing_run_is_not_closed_without_a_review(fixture: PublishingFixture) -> None:
+    fixture.dies("old code", reprocessed=1)
+    with pytest.raises(InvalidError, match="visible without a review; nothing was staged"):
+        staged(fixture)
+    assert fixture.opened().head == 2
+    aborted(fixture)
+    committed(fixture, staged(fixture).version)
+    fixture.run("rest", drain=True)
+    fixture.check()
+
+
+def test_attempt_with_another_spec_is_not_taken_for_the_requested_one(
+    fixture: PublishingFixture, caplog: pytest.LogCaptureFixture
+) -> None:
+    staged(fixture)
+    with pytest.raises(InvalidError, match="staged with another spec; nothing was staged"):
+        staged(fixture, pipeline=fixture.pipeline(transform=right, where="id > 3"))
+    caplog.set_level("WARNING")
+    staged(fixture)
+    assert "is held already, so this call staged nothing" in caplog.text
+
+
+@pytest.mark.parametrize("error", [StageError("an executor was lost"), ValueError("the transform is wrong")])
+def test_version_without_an_attempt_is_not_held(fixture: PublishingFixture, error: Exception) -> None:
+    def fail(rows: Any) -> Any:
+        raise error
+
+    with pytest.raises(type(error)):
+        staged(fixture, pipeline=fixture.pipeline(transform=fail))
     fixture.run("rest", drain=True)
     fixture.check()
 

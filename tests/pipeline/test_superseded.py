@@ -6,20 +6,23 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from airflow_provider_streamsem import FilesSink
+from airflow_provider_streamsem import FilesSink, PipelineTable, reprocess
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.errors import InvalidError, LookupChangedError
 from airflow_provider_streamsem.pipeline.alter import alter
 from airflow_provider_streamsem.pipeline.rollback import rollback
 from airflow_provider_streamsem.pipeline.vacuum import Vacuumed, vacuum
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.stores.contract import Store
+from airflow_provider_streamsem.stores.local import LocalStore
 from airflow_provider_streamsem.testing.clock import ManualClock
+from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import CountingStore, Crash, Fault, FaultyStore
 from tests.external_systems import PublishingFixture
 from tests.pipeline_fixture import PipelineFixture
@@ -90,6 +93,8 @@ def test_V8_version_that_can_no_longer_be_read_is_refused(fixture: PipelineFixtu
     run_vacuum(fixture, 2)
     with pytest.raises(InvalidError, match=r"cannot be read any more.*oldest_readable=6"):
         fixture.opened().files(version=5)
+    with pytest.raises(InvalidError, match="cannot be read any more"):
+        fixture.opened().changes(since=-1, version=5)
     changes = fixture.opened().changes(since=5)
     assert [file.version for file in changes.added] == [8]
 
@@ -218,6 +223,24 @@ def test_V8_files_of_a_sink_that_an_alter_removed_stay(tmp_path: Path) -> None:
     assert (versions_in(fixture), versions_in(fixture, "old")) == ({1}, {0, 1})
 
 
+def test_V8_note_above_the_head_does_not_hide_a_valid_one(fixture: PipelineFixture) -> None:
+    fixture.store.create(keys.newest_first(keys.EXPIRING, 50), b"")
+    run_vacuum(fixture, 2)
+    with pytest.raises(InvalidError, match="cannot be read any more"):
+        fixture.opened().files(version=3)
+
+
+def test_V8_commit_that_was_superseded_twice_is_counted_once(tmp_path: Path) -> None:
+    fixture = PipelineFixture(tmp_path)
+    for number in range(2):
+        fixture.arrive(1)
+        fixture.run(f"r{number}")
+    fixture.run("fix", reprocessed=1)
+    rollback(fixture.pipeline(), 0, log=fixture.log())
+    fixture.run("again")
+    assert [version for _, version, _ in run_vacuum(fixture, 0, dry_run=True).attempts] == [1, 2]
+
+
 @pytest.mark.parametrize("arguments", [{"readable_versions": 0}, {"readable_versions": 1, "readable_days": -1}])
 def test_V8_invalid_arguments_are_refused(fixture: PipelineFixture, arguments: dict[str, int]) -> None:
     with pytest.raises(InvalidError, match="must be an integer"):
@@ -232,3 +255,32 @@ def test_V8_rows_of_readable_versions_are_those_before_the_vacuum(fixture: Pipel
     before = {version: rows(version) for version in range(5, 9)}
     run_vacuum(fixture, 3)
     assert {version: rows(version) for version in range(5, 9)} == before
+
+
+def with_lookup(rows: Any, dimension: Any) -> Any:
+    return rows
+
+
+class WithoutLookups(RowsEngine):
+    """An engine that does not read the lookups, which need Spark. The run checks their pins."""
+
+    def stage(self, job: Any, log: CommitLog) -> Any:
+        return super().stage(replace(job, lookups={}, transform=lambda rows: rows), log)
+
+
+def test_V8_reprocessing_with_an_expired_lookup_says_how_to_continue(tmp_path: Path) -> None:
+    (tmp_path / "dimension").mkdir()
+    dimension = PipelineFixture(tmp_path / "dimension", store=LocalStore(str(tmp_path / "dimension" / "log")))
+    dimension.arrive(1)
+    dimension.run("first")
+    fixture = PipelineFixture(tmp_path)
+    lookups = {"dimension": PipelineTable(log=dimension.store.url)}
+    pipeline = fixture.pipeline(lookups=lookups, transform=with_lookup)
+    fixture.arrive(1)
+    fixture.run("first", pipeline=pipeline, engine=WithoutLookups())
+    dimension.run("fix", reprocessed=0)
+    run_vacuum(dimension, 0)
+    with pytest.raises(LookupChangedError, match="--current-lookups"):
+        fixture.run("fix", pipeline=pipeline, engine=WithoutLookups(), reprocessed=0)
+    reprocess(pipeline, 0, current_lookups=True, engine=WithoutLookups(), log=fixture.log())
+    fixture.check()

@@ -16,7 +16,7 @@ from airflow_provider_streamsem.cli.main import main
 from airflow_provider_streamsem.errors import InvalidError, UnavailableError
 from airflow_provider_streamsem.readers import row_checks
 from airflow_provider_streamsem.readers.lag import lag
-from airflow_provider_streamsem.readers.row_checks import check_rows, check_source
+from airflow_provider_streamsem.readers.row_checks import check_rows, check_source, id_columns
 from airflow_provider_streamsem.stores.local import LocalStore
 from tests.pipeline_fixture import PipelineFixture
 
@@ -51,9 +51,9 @@ def test_ids_that_are_visible_more_than_once_are_found(make: Callable[[str], Two
     fixture.batch("a", 1, 2, 3, None)
     fixture.batch("b", 4, 5, None)
     opened = open_log(str(fixture.root / "log"))
-    assert list(check_rows(spark, opened, ids=["id"])) == []
+    assert list(check_rows(spark, opened, ["id"])) == []
     fixture.batch("c", 5, 6, 6)
-    found = list(check_rows(spark, opened, ids=["id"]))
+    found = list(check_rows(spark, opened, ["id"]))
     assert [(violation.invariant, violation.version) for violation in found] == [("ids", 2), ("ids", 2)]
     assert "sink out: 2 ids are visible more than once, for example in versions 1 and 2, 2" in found[1].what
     assert "dedup" in found[0].do
@@ -65,7 +65,7 @@ def test_keys_of_dedup_are_the_ids(make: Callable[[str], TwoSinks], spark: Any) 
     fixture.batch("a", 1, 2, dedup=dedup)
     fixture.batch("b", 2, 3, dedup=dedup)
     opened = open_log(str(fixture.root / "log"), pipeline=fixture.pipeline(dedup=dedup))
-    assert list(check_rows(spark, opened)) == []
+    assert list(check_rows(spark, opened, id_columns(opened, []))) == []
 
 
 def test_check_without_known_ids_is_refused(make: Callable[[str], TwoSinks], spark: Any) -> None:
@@ -73,9 +73,9 @@ def test_check_without_known_ids_is_refused(make: Callable[[str], TwoSinks], spa
     fixture.batch("a", 1)
     opened = open_log(str(fixture.root / "log"))
     with pytest.raises(InvalidError, match="columns of the id are not known"):
-        list(check_rows(spark, opened))
+        id_columns(opened, [])
     with pytest.raises(InvalidError, match="no files sink has the columns"):
-        list(check_rows(spark, opened, ids=["other"]))
+        list(check_rows(spark, opened, ["other"]))
 
 
 def test_source_that_cannot_continue_is_a_violation(

@@ -37,6 +37,9 @@ describe("a form", () => {
     expect(suggested({ ...ROW, result: "open" })).toEqual({ action: "abort", values: {} });
     expect(suggested({ ...ROW, result: "publishing" }).action).toBe("skip");
     expect(suggested(ROW)).toEqual({ action: "reprocess", values: { versions: "7" } });
-    expect(suggested({ ...ROW, kind: "reprocess", replaces: 2 }).values).toEqual({ versions: "2" });
+    expect(suggested({ ...ROW, replaced_by: 9 }).action).toBe("reprocess");
+    expect(suggested({ ...ROW, kind: "reprocess", replaces: 2 }).action).toBe("verify");
+    expect(suggested({ ...ROW, is_rolled_back: true }).action).toBe("verify");
+    expect(suggested({ ...ROW, kind: "reprocess", result: "held" }).action).toBe("abort");
   });
 });

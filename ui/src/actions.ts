@@ -91,10 +91,12 @@ export const ACTIONS: Record<Action, { label: string; effect: string; fields: Fi
 export function suggested(row: VersionRow | undefined): { action: Action; values: Values } {
   if (row === undefined) return { action: "verify", values: {} };
   const state = versionState(row);
-  if (state === "open") return { action: "abort", values: {} };
+  if (state === "open" || state === "held") return { action: "abort", values: {} };
   if (state === "pending") return { action: "skip", values: {} };
-  const batch = row.replaces ?? row.version;
-  return { action: "reprocess", values: { versions: String(batch) } };
+  const isVisibleBatch = row.kind === "batch" && (state === "committed" || state === "replaced");
+  return isVisibleBatch
+    ? { action: "reprocess", values: { versions: String(row.version) } }
+    : { action: "verify", values: {} };
 }
 
 /** The fields of an action that need a value and have none. */

@@ -11,6 +11,7 @@ export type CellState =
   | "rolled_back"
   | "aborted"
   | "open"
+  | "held"
   | "pending"
   | "skipped"
   | "unknown"
@@ -25,6 +26,7 @@ export const LABELS: Record<CellState, string> = {
   rolled_back: "rolled back",
   aborted: "aborted",
   open: "open",
+  held: "held for review",
   pending: "committed, not published yet",
   skipped: "publishing was skipped",
   unknown: "unknown whether all effects were performed",
@@ -41,6 +43,7 @@ export const COLORS: Record<CellState, string> = {
   rolled_back: "gray.emphasized",
   aborted: "red.solid",
   open: "yellow.solid",
+  held: "yellow.emphasized",
   pending: "orange.solid",
   skipped: "pink.solid",
   unknown: "teal.solid",
@@ -48,7 +51,7 @@ export const COLORS: Record<CellState, string> = {
 };
 
 export function versionState(row: VersionRow): CellState {
-  if (row.result === "open") return "open";
+  if (row.result === "open" || row.result === "held") return row.result;
   if (row.result === "abort") return "aborted";
   if (row.is_rolled_back) return "rolled_back";
   if (row.replaced_by !== null) return "replaced";

@@ -11,7 +11,7 @@ from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.commitlog.log import open_commit_log
 from airflow_provider_streamsem.connectors.lookup import checking_pin
 from airflow_provider_streamsem.connectors.pipeline.upstream import UpstreamLog, naming_upstream, open_upstream
-from airflow_provider_streamsem.errors import LogDamagedError, SourceChangedError, UnavailableError
+from airflow_provider_streamsem.errors import LogDamagedError, LookupChangedError, SourceChangedError, UnavailableError
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import build, plain
 from airflow_provider_streamsem.protocol.entries import Json, Outcome, SegmentFile
@@ -127,6 +127,12 @@ class PipelineTable:
             closed = opened.find_outcome(pin.version)
             if closed is None or closed[1] != pin.outcome:
                 raise opened.rewritten_error(pin.version)
+            oldest = opened.log.newest_note(keys.EXPIRING, opened.log.closed_head())
+            if pin.version < oldest:
+                summary = "a vacuum of the upstream has deleted files of the version that the lookup read; nothing became visible"
+                raise LookupChangedError(summary, version=pin.version, oldest_readable=oldest).advising(
+                    "reprocess the version with the current rows: `streamsem reprocess PIPELINE.toml N --current-lookups`."
+                )
             files = [entry for entry in opened.log.view(version=pin.version).sink(opened.sink) if entry.file.rows]
             yield opened, closed[0], files
 

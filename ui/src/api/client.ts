@@ -1,6 +1,7 @@
 import createClient from "openapi-fetch";
 import type { components, paths } from "./schema";
 
+export type ActionsDag = components["schemas"]["ActionsDag"];
 export type PipelineSummary = components["schemas"]["PipelineSummary"];
 export type VersionRow = components["schemas"]["VersionRow"];
 export type VersionDetail = components["schemas"]["VersionDetail"];

@@ -13,10 +13,10 @@ import {
   Text,
 } from "@chakra-ui/react";
 import { useMutation, useQueryClient } from "@tanstack/react-query";
-import { useRef, useState } from "react";
+import { useEffect, useRef, useState } from "react";
 import { ACTIONS, type Action, missing, params, suggested, type Values } from "../actions";
 import { type ActionResult, type Params, runUrl, start, waitForRun } from "../api/airflow";
-import type { PipelineSummary, VersionRow } from "../api/client";
+import type { ActionsDag, PipelineSummary, VersionRow } from "../api/client";
 import { Problem } from "./Fetched";
 
 type Run = { id: string; state: string };
@@ -26,10 +26,11 @@ type Run = { id: string; state: string };
  * nothing.
  */
 export function Actions({ pipeline, row }: { pipeline: PipelineSummary; row?: VersionRow }) {
-  const dag = pipeline.actions.find((each) => each.may_run) ?? pipeline.actions[0];
-  if (dag === undefined) return null;
-  if (!dag.may_run) {
-    return <Text color="fg.muted">To act on this pipeline, you need the right to trigger the DAG {dag.dag_id}.</Text>;
+  const runnable = pipeline.actions.filter((each) => each.may_run);
+  const [first] = pipeline.actions;
+  if (first === undefined) return null;
+  if (runnable.length === 0) {
+    return <Text color="fg.muted">To act on this pipeline, you need the right to trigger the DAG {first.dag_id}.</Text>;
   }
   return (
     <Dialog.Root lazyMount unmountOnExit size="lg">
@@ -45,7 +46,7 @@ export function Actions({ pipeline, row }: { pipeline: PipelineSummary; row?: Ve
             <Dialog.Header>
               <Dialog.Title>Act on {pipeline.name}</Dialog.Title>
             </Dialog.Header>
-            <Form dag={dag.dag_id} isPaused={dag.is_paused} log={pipeline.log} row={row} />
+            <Form dags={runnable} log={pipeline.log} row={row} />
             <Dialog.CloseTrigger asChild>
               <CloseButton size="sm" />
             </Dialog.CloseTrigger>
@@ -56,12 +57,19 @@ export function Actions({ pipeline, row }: { pipeline: PipelineSummary; row?: Ve
   );
 }
 
-function Form({ dag, isPaused, log, row }: { dag: string; isPaused: boolean; log: string; row?: VersionRow }) {
+function Form({ dags, log, row }: { dags: ActionsDag[]; log: string; row?: VersionRow }) {
   const initial = suggested(row);
+  const [dag, setDag] = useState(dags[0]?.dag_id ?? "");
+  const isPaused = dags.some((each) => each.dag_id === dag && each.is_paused);
   const [action, setAction] = useState<Action>(initial.action);
   const [values, setValues] = useState<Values>(initial.values);
   const [run, setRun] = useState<Run | null>(null);
   const closing = useRef(new AbortController());
+  useEffect(() => {
+    const controller = new AbortController();
+    closing.current = controller;
+    return () => controller.abort();
+  }, []);
   const queries = useQueryClient();
   const task = useMutation({
     mutationFn: async (given: Params): Promise<ActionResult> => {
@@ -83,6 +91,30 @@ function Form({ dag, isPaused, log, row }: { dag: string; isPaused: boolean; log
     <>
       <Dialog.Body>
         <Stack gap="4">
+          {/* Two pipelines may have one name. The task refuses a pipeline with another log. */}
+          {dags.length < 2 ? (
+            <Text>A run of the DAG {dag} performs the action.</Text>
+          ) : (
+            <Field.Root>
+              <Field.Label>DAG</Field.Label>
+              <NativeSelect.Root disabled={task.isPending}>
+                <NativeSelect.Field
+                  value={dag}
+                  onChange={(event) => {
+                    setDag(event.target.value);
+                    task.reset();
+                  }}
+                >
+                  {dags.map(({ dag_id }) => (
+                    <option key={dag_id} value={dag_id}>
+                      {dag_id}
+                    </option>
+                  ))}
+                </NativeSelect.Field>
+                <NativeSelect.Indicator />
+              </NativeSelect.Root>
+            </Field.Root>
+          )}
           {isPaused ? <Text>The DAG {dag} is paused, so its runs wait until a user unpauses it.</Text> : null}
           <Field.Root>
             <Field.Label>Action</Field.Label>

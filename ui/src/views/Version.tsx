@@ -27,7 +27,7 @@ export function Version() {
 
 /** Whether a version can no longer change. */
 function isFinal(detail: VersionDetail | undefined): boolean {
-  return detail !== undefined && detail.row.result !== "open" && detail.row.result !== "publishing";
+  return detail !== undefined && !["open", "held", "publishing"].includes(detail.row.result);
 }
 
 function Detail({ id, detail }: { id: string; detail: VersionDetail }) {
