@@ -384,12 +384,15 @@ def _result_of_checks(title: str, document: Json, checks: Iterable[doctor_.Check
 def lag(args: argparse.Namespace) -> CommandResult:
     """Show the lag of a pipeline (``streamsem lag``)."""
     result = lag_of(args.pipeline)
+    newest = History(open_log(args.log)).summaries(limit=top_.NEWEST)
+    history = [each.lag for each in reversed(newest) if each.lag is not None]
     age_ms = result.version_age_ms
     version = "none" if age_ms is None else f"{result.version}, closed {age_ms / 1000:.0f} s ago"
     return CommandResult(
-        document=plain(result),
+        document={**plain(result), "history": history},
         lines=[
             f"lag            {result.lag} {result.unit}",
+            f"when planned   {top_.sparkline(history)} 0 to {max(history, default=0):,}: the newest {len(history)} versions",
             f"minimum clock  {_clock(result.minimum_clock_ms)}",
             *([] if result.watermark_ms is None else [f"watermark      {utc(result.watermark_ms)} UTC"]),
             f"newest version {version}",
