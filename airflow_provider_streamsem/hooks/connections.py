@@ -11,15 +11,16 @@ from airflow_provider_streamsem.errors import InvalidError
 _RETRY_WAITS_S = (0.5, 1.5)
 
 
-def airflow_connection(conn_id: str) -> Connection:
+def airflow_connection(conn_id: str, *, team_name: str | None = None) -> Connection:
     """
     Return the connection with an id, from any backend that Airflow is configured with. Blocks for up to two seconds if the lookup fails.
 
+    :param team_name: the team whose connection a process outside of tasks looks up. In a task, Airflow knows the team
     :raises InvalidError: three lookups returned no such connection, or its extra is nested too deep
     """
     for wait_s in (*_RETRY_WAITS_S, None):
         try:
-            stored = _look_up(conn_id)
+            stored = _look_up(conn_id, team_name)
             break
         except Exception as error:
             if type(error).__name__ != "AirflowNotFoundException":
@@ -48,9 +49,13 @@ def airflow_connection(conn_id: str) -> Connection:
     )
 
 
-def _look_up(conn_id: str) -> Any:
+def _look_up(conn_id: str, team_name: str | None) -> Any:
     from airflow.sdk.bases.hook import BaseHook
 
+    if team_name is not None:
+        from airflow.models.connection import Connection as StoredConnection
+
+        return StoredConnection.get_connection_from_secrets(conn_id, team_name=team_name)
     try:
         return BaseHook.get_connection(conn_id)
     except ImportError as error:

@@ -11,6 +11,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from threading import Lock
 from typing import Annotated, Any
 
@@ -35,8 +36,10 @@ _KEPT = 64
 """The number of logs that a process keeps open."""
 _XCOMS = 2_000
 """The maximum number of XComs that a request reads."""
-_opened: OrderedDict[tuple[str, str], OpenedLog] = OrderedDict()
-"""URL of a log and id of its connection → the log, in the order of their last use"""
+Location = tuple[str, str, str | None]
+"""URL of a log, id of its connection (``""`` without one), and the team whose connection it is (``None`` without one)."""
+_opened: OrderedDict[Location, OpenedLog] = OrderedDict()
+"""Location → the log, in the order of their last use"""
 _lock = Lock()
 
 
@@ -55,23 +58,35 @@ def readable(user: User) -> Sequence[LoggedPipeline]:
     :raises HTTPException: the request has no valid token
     """
     dag_ids = get_auth_manager().get_authorized_dag_ids(user=user, method="GET")
-    tasks: dict[tuple[str, str], dict[Task, None]] = {}
-    names: dict[tuple[str, str], set[str]] = {}
+    tasks: dict[Location, dict[Task, None]] = {}
+    names: dict[Location, set[str]] = {}
+    teams = _teams(dag_ids)
     for dag_id, task_id, found in _newest_logs(dag_ids):
-        key = (found["log"], found["conn_id"])
+        key = (found["log"], found["conn_id"], teams.get(dag_id))
         tasks.setdefault(key, {})[Task(dag_id=dag_id, task_id=task_id)] = None
         names.setdefault(key, set()).add(found["pipeline"])
     actions = _actions_dags(set().union(*names.values()), dag_ids, user)
     return [
-        LoggedPipeline(pipeline_id(*key), _opened_log(*key), tuple(tasks[key]), actions)
-        for key in sorted(names, key=lambda key: (min(names[key]), key))
+        LoggedPipeline(pipeline_id(*key[:2]), _opened_log(key), tuple(tasks[key]), actions)
+        for key in sorted(names, key=lambda key: (min(names[key]), key[:2], key[2] or ""))
     ]
 
 
-def _opened_log(log: str, conn_id: str) -> OpenedLog:
+def _teams(dag_ids: set[str]) -> dict[str, str | None]:
+    """Return DAG id → its team. Without ``[core] multi_team``, and before Airflow 3.2, DAGs have no team."""
+    from airflow.configuration import conf
+    from airflow.models.dag import DagModel
+
+    if not conf.getboolean("core", "multi_team", fallback=False):
+        return {}
+    teams: dict[str, str | None] = DagModel.get_dag_id_to_team_name_mapping(sorted(dag_ids))
+    return teams
+
+
+def _opened_log(location: Location) -> OpenedLog:
     with _lock:
-        opened = _opened.pop((log, conn_id), None) or OpenedLog(log, _store_access(log, conn_id))
-        _opened[log, conn_id] = opened
+        opened = _opened.pop(location, None) or OpenedLog(location[0], _store_access(*location))
+        _opened[location] = opened
         while len(_opened) > _KEPT:
             _opened.popitem(last=False)
         return opened
@@ -144,7 +159,7 @@ def _parsed(value: Any) -> dict[str, str] | None:
     return {name: found[name] for name in names} if is_valid else None
 
 
-def _store_access(log: str, conn_id: str) -> Any:
+def _store_access(log: str, conn_id: str, team_name: str | None) -> Any:
     """
     Return a context manager within which a log is opened with the S3 access of a connection of type ``streamsem``.
 
@@ -153,7 +168,7 @@ def _store_access(log: str, conn_id: str) -> Any:
 
     @contextmanager
     def with_connection() -> Iterator[None]:
-        with use_resolver(airflow_connection):
+        with use_resolver(partial(airflow_connection, team_name=team_name)):
             conn = connection(conn_id)
             if not log.startswith(f"{root(conn)}/"):
                 raise InvalidError("the log is not below the root of its connection", log=log, conn_id=conn_id)

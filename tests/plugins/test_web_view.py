@@ -15,12 +15,14 @@ from airflow.sdk import DAG, BaseOperator
 from fastapi.testclient import TestClient
 
 from airflow_provider_streamsem import FilesSink, FilesSource, Pipeline, actions_dag, run_batch
+from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.hooks.pipelines import HasPipeline
 from airflow_provider_streamsem.hooks.runs import run_key
 from airflow_provider_streamsem.observability.observed import LOG_KEY, Observed
 from airflow_provider_streamsem.testing.dag_runs import initialise_airflow, run_dag
 from airflow_provider_streamsem.testing.rows import RowsEngine
-from tests.releases import store_dag
+from airflow_provider_streamsem.web.pipelines import OpenedLog
+from tests.releases import since, store_dag
 
 pytestmark = pytest.mark.airflow
 
@@ -186,6 +188,43 @@ def test_web_view_accepts_no_request_that_changes_something(server: Any, method:
         f"/api/pipelines/{pipeline['id']}/versions/0",
     ):
         assert getattr(client, method)(f"/streamsem{path}").status_code == 405
+
+
+@since("3.2", "teams")
+def test_log_is_opened_with_the_connection_of_the_team_of_its_dag(dags: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from airflow.models.connection import Connection
+    from airflow.models.dagbundle import DagBundleModel
+    from airflow.models.team import Team
+    from airflow.utils.session import create_session
+    from sqlalchemy import delete, select
+
+    from airflow_provider_streamsem.plugins import access
+
+    monkeypatch.setenv("AIRFLOW__CORE__MULTI_TEAM", "True")
+    host = str(dags / "orders")
+    with create_session() as session:
+        team = Team(name="blue")
+        bundle = session.scalar(select(DagBundleModel).where(DagBundleModel.name == "dags-folder"))
+        bundle.teams.append(team)
+        session.flush()  # the connection refers to the team
+        session.add(Connection(conn_id="lake", conn_type="streamsem", host=host, team_name="blue"))
+    try:
+        assert access._teams({"orders"}) == {"orders": "blue"}
+        opened = OpenedLog(f"{host}/log", access._store_access(f"{host}/log", "lake", "blue"))
+        assert opened.history.opened.record.name == "orders"
+        for log, team_name, message in (
+            (f"{host}/log", None, "no connection"),
+            (f"{dags}/payments/log", "blue", "not below the root"),
+        ):
+            with pytest.raises(InvalidError, match=message):
+                assert OpenedLog(log, access._store_access(log, "lake", team_name)).history
+    finally:
+        with create_session() as session:
+            session.execute(delete(Connection).where(Connection.conn_id == "lake"))
+            bundle = session.scalar(select(DagBundleModel).where(DagBundleModel.name == "dags-folder"))
+            bundle.teams.clear()
+            session.flush()
+            session.execute(delete(Team))
 
 
 def test_user_without_a_role_sees_no_pipeline(server: Any) -> None:
