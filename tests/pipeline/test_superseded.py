@@ -175,6 +175,7 @@ def test_V8_vacuum_that_was_killed_while_it_deleted_leaves_no_file(
     assert versions_in(fixture) == {0, 2, 3, 5, 6, 8}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [Fault.PAUSE_BEFORE, Fault.PAUSE_AFTER])
 def test_V8_vacuum_that_pauses_at_any_request_deletes_no_file_of_a_readable_version(
     tmp_path: Path, fault: Fault

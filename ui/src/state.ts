@@ -43,7 +43,7 @@ export const COLORS: Record<CellState, string> = {
   rolled_back: "gray.emphasized",
   aborted: "red.solid",
   open: "yellow.solid",
-  held: "yellow.emphasized",
+  held: "blue.emphasized",
   pending: "orange.solid",
   skipped: "pink.solid",
   unknown: "teal.solid",

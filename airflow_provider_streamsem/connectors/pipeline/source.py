@@ -185,8 +185,8 @@ class PipelineSource:
                         raise RecordsMissingError(
                             summary, version=version.version, commit=version.commit, file=file.key
                         ).advising(
-                            "restore the file from a copy and run again. Or reprocess the version in the upstream, and close the open version of this "
-                            "pipeline with `streamsem abort`: its range is planned again. "
+                            "if the upstream has reprocessed or rolled back the commit, run `streamsem abort PIPELINE.toml N --reason TEXT`: the range is "
+                            "planned again, from the current rows. Otherwise restore the file from a copy, or reprocess the version in the upstream and abort. "
                             'Or set on_data_loss="record_gap": the version becomes a gap.'
                         )
 

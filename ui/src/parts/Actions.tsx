@@ -33,7 +33,7 @@ export function Actions({ pipeline, row }: { pipeline: PipelineSummary; row?: Ve
     return <Text color="fg.muted">To act on this pipeline, you need the right to trigger the DAG {first.dag_id}.</Text>;
   }
   return (
-    <Dialog.Root lazyMount unmountOnExit size="lg">
+    <Dialog.Root lazyMount unmountOnExit size="lg" scrollBehavior="inside">
       <Dialog.Trigger asChild>
         <Button size="sm" variant="outline" alignSelf="flex-start">
           Actions
@@ -95,47 +95,29 @@ function Form({ dags, log, row }: { dags: ActionsDag[]; log: string; row?: Versi
           {dags.length < 2 ? (
             <Text>A run of the DAG {dag} performs the action.</Text>
           ) : (
-            <Field.Root>
-              <Field.Label>DAG</Field.Label>
-              <NativeSelect.Root disabled={task.isPending}>
-                <NativeSelect.Field
-                  value={dag}
-                  onChange={(event) => {
-                    setDag(event.target.value);
-                    task.reset();
-                  }}
-                >
-                  {dags.map(({ dag_id }) => (
-                    <option key={dag_id} value={dag_id}>
-                      {dag_id}
-                    </option>
-                  ))}
-                </NativeSelect.Field>
-                <NativeSelect.Indicator />
-              </NativeSelect.Root>
-            </Field.Root>
+            <Choice
+              label="DAG"
+              value={dag}
+              options={dags.map(({ dag_id }) => [dag_id, dag_id])}
+              disabled={task.isPending}
+              onChange={(chosen) => {
+                setDag(chosen);
+                task.reset();
+              }}
+            />
           )}
           {isPaused ? <Text>The DAG {dag} is paused, so its runs wait until a user unpauses it.</Text> : null}
-          <Field.Root>
-            <Field.Label>Action</Field.Label>
-            <NativeSelect.Root disabled={task.isPending}>
-              <NativeSelect.Field
-                value={action}
-                onChange={(event) => {
-                  setAction(event.target.value as Action);
-                  task.reset();
-                }}
-              >
-                {Object.entries(ACTIONS).map(([name, { label }]) => (
-                  <option key={name} value={name}>
-                    {label}
-                  </option>
-                ))}
-              </NativeSelect.Field>
-              <NativeSelect.Indicator />
-            </NativeSelect.Root>
-            <Field.HelperText>{ACTIONS[action].effect}</Field.HelperText>
-          </Field.Root>
+          <Choice
+            label="Action"
+            value={action}
+            options={Object.entries(ACTIONS).map(([name, { label }]) => [name, label])}
+            help={ACTIONS[action].effect}
+            disabled={task.isPending}
+            onChange={(chosen) => {
+              setAction(chosen as Action);
+              task.reset();
+            }}
+          />
           {ACTIONS[action].fields.map((field) =>
             field.kind === "switch" ? (
               <Checkbox.Root
@@ -188,6 +170,40 @@ function Form({ dags, log, row }: { dags: ActionsDag[]; log: string; row?: Versi
   );
 }
 
+/** A list from which one value is chosen. `options` are pairs of value and text. */
+function Choice({
+  label,
+  value,
+  options,
+  help,
+  disabled,
+  onChange,
+}: {
+  label: string;
+  value: string;
+  options: [string, string][];
+  help?: string;
+  disabled: boolean;
+  onChange: (chosen: string) => void;
+}) {
+  return (
+    <Field.Root>
+      <Field.Label>{label}</Field.Label>
+      <NativeSelect.Root disabled={disabled}>
+        <NativeSelect.Field value={value} onChange={(event) => onChange(event.target.value)}>
+          {options.map(([name, text]) => (
+            <option key={name} value={name}>
+              {text}
+            </option>
+          ))}
+        </NativeSelect.Field>
+        <NativeSelect.Indicator />
+      </NativeSelect.Root>
+      {help === undefined ? null : <Field.HelperText>{help}</Field.HelperText>}
+    </Field.Root>
+  );
+}
+
 /** The run of the DAG, and what its task describes. */
 function Result({
   dag,
@@ -202,8 +218,12 @@ function Result({
   found: ActionResult | undefined;
   error: Error | null;
 }) {
+  const shown = useRef<HTMLDivElement>(null);
+  useEffect(() => {
+    if (found !== undefined || error !== null) shown.current?.scrollIntoView({ block: "end" });
+  }, [found, error]);
   return (
-    <Stack gap="2" aria-live="polite" aria-busy={isPending}>
+    <Stack ref={shown} gap="2" aria-live="polite" aria-busy={isPending}>
       {run === null ? null : (
         <Text fontSize="sm" color="fg.muted">
           Run <RunLink dag={dag} run={run.id} /> of DAG {dag}: {run.state}
