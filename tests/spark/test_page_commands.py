@@ -125,13 +125,27 @@ def test_commands_and_code_of_the_page_on_alters(lake: Path, monkeypatch: pytest
 
 
 def test_commands_of_the_page_on_reprocessing(lake: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log, reprocess, dry_run, by_time, by_offsets, quarantined = commands("reprocess.md", lake)
+    found = commands("reprocess.md", lake)
+    log, reprocess, dry_run, by_time, by_offsets, stage, compare, commit, abort, quarantined = found
     assert [run(command) for command in (log, reprocess, dry_run, by_time, by_offsets)] == [0] * 5
+    for decide in (commit, abort):
+        assert run(stage) == 0
+        capsys.readouterr()
+        assert main(["log", "PIPELINE.toml", "--limit", "1", "--json"]) == 0
+        (newest,) = json.loads(capsys.readouterr().out)["versions"]
+        assert newest["result"] == "held"
+        held = str(newest["version"])
+        assert [run(command.replace("57", held)) for command in (compare, decide)] == [0, 0]
     write_pipeline(Path.cwd(), "PIPELINE", "orders", "id long")  # the fix of the schema
     assert run(quarantined) == 0
     capsys.readouterr()
     assert main(["quarantine", "PIPELINE.toml", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["records"] == []
+
+
+def test_command_of_the_page_on_production(lake: Path) -> None:
+    (vacuum,) = commands("production.md", lake)
+    assert run(vacuum.replace("orders.toml", "PIPELINE.toml")) == 0
 
 
 def test_commands_and_code_of_the_page_on_reading(
