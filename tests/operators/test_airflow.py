@@ -501,7 +501,12 @@ def test_errors_declare_whether_they_are_retryable() -> None:
         for cls in vars(errors).values()
         if isinstance(cls, type) and issubclass(cls, StreamsemError) and cls is not StreamsemError
     ]
-    assert {cls.__name__ for cls in kinds if cls.retryable} == {"UnavailableError", "StageError", "LogMovingError"}
+    assert {cls.__name__ for cls in kinds if cls.retryable} == {
+        "UnavailableError",
+        "StageError",
+        "HeldVersionError",
+        "LogMovingError",
+    }
 
 
 def test_spark_conf_of_a_pipeline_file_reaches_the_session_and_the_task_overrides_it(
