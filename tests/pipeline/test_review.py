@@ -277,7 +277,7 @@ def test_error_of_another_process_does_not_abort_a_reviewed_version(fixture: Pub
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", Fault)
+@pytest.mark.parametrize("fault", [fault for fault in Fault if fault not in (Fault.PAUSE_BEFORE, Fault.PAUSE_AFTER)])
 def test_repeated_calls_complete_a_review_after_a_fault_at_any_request(tmp_path: Path, fault: Fault) -> None:
     at, is_done = 0, False
     while not is_done:
@@ -297,11 +297,8 @@ def test_repeated_calls_complete_a_review_after_a_fault_at_any_request(tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", [Fault.PAUSE_BEFORE, Fault.PAUSE_AFTER])
 @pytest.mark.parametrize("other", ["commit", "abort", "run", "stage"])
-def test_concurrent_writers_commit_only_a_staged_attempt_of_a_held_version(
-    tmp_path: Path, fault: Fault, other: str
-) -> None:
+def test_concurrent_writers_commit_only_a_staged_attempt_of_a_held_version(tmp_path: Path, other: str) -> None:
     at, is_done = 0, False
     while not is_done:
         fixture = prepared(tmp_path / str(at))
@@ -316,7 +313,7 @@ def test_concurrent_writers_commit_only_a_staged_attempt_of_a_held_version(
             with suppress(StreamsemError):
                 act()
 
-        store = FaultyStore(fixture.store, at, fault, other_processes=quietly)
+        store = FaultyStore(fixture.store, at, Fault.PAUSE_BEFORE, other_processes=quietly)
         with suppress(StreamsemError):
             held = staged(fixture, store=store)
             commit_held(fixed(fixture), held.version, attempt_id=held.attempt_id, log=fixture.log(store))

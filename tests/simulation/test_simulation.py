@@ -126,7 +126,7 @@ def test_no_fresh_seed_violates_the_protocol(root: Path, part: int) -> None:
     assert not rare_events(count, seeds, least=100), "the simulation no longer reaches these events"
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "mutation",
