@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from airflow_provider_streamsem import state_files
+from airflow_provider_streamsem import state_files, telemetry
 from airflow_provider_streamsem.connectors.contract import Compacting, Source
-from airflow_provider_streamsem.errors import InvalidError, SourceChangedError
+from airflow_provider_streamsem.errors import InvalidError, SourceChangedError, StreamsemError
 from airflow_provider_streamsem.pipeline.abort import abort_outcome
 from airflow_provider_streamsem.pipeline.corrections import before_version, repinned
 from airflow_provider_streamsem.pipeline.lookups import check_lookups, pin_lookups
@@ -20,6 +20,8 @@ from airflow_provider_streamsem.protocol import invariants, offsets
 from airflow_provider_streamsem.protocol.entries import Outcome, Plan, Replaced
 from airflow_provider_streamsem.protocol.procedures import Ready
 from airflow_provider_streamsem.protocol.view import Head, OpenHead
+
+logger = telemetry.log_of(__name__)
 
 
 def refuse_sinks(pipeline: Pipeline) -> None:
@@ -40,13 +42,17 @@ def abort_reprocessing(opened: OpenPipeline, run_key: str, reason: str) -> None:
     Abort the open version of a reprocessing run that no retry can stage (W22).
 
     Otherwise the open version would block every other run. The abort loses no records, because a reprocessing run does not move the offsets. A held version
-    that has a staged attempt stays open, because somebody may be reviewing it.
+    that has a staged attempt stays open, because a user may be reviewing it. If the abort fails, this is logged, and the next run aborts a version that is not
+    held.
     """
     log = opened.log
-    head = log.newest_head()
-    is_own = isinstance(head, OpenHead) and head.plan.kind == "reprocess" and head.plan.run_key == run_key
-    if isinstance(head, OpenHead) and is_own and not (head.plan.held and log.find_staged(head)):
-        log.decide(head, abort_outcome(log, head, reason=reason, initial_state=opened.record.initial_state))
+    try:
+        head = log.newest_head()
+        is_own = isinstance(head, OpenHead) and head.plan.kind == "reprocess" and head.plan.run_key == run_key
+        if isinstance(head, OpenHead) and is_own and not (head.plan.held and log.find_staged(head)):
+            log.decide(head, abort_outcome(log, head, reason=reason, initial_state=opened.record.initial_state))
+    except StreamsemError as failure:
+        logger.warning("the version of the reprocessing run stays open: %s", failure)
 
 
 def plan_reprocess(

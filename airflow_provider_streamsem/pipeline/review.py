@@ -10,7 +10,7 @@ from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.arguments import integer
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.engine import Engine
-from airflow_provider_streamsem.errors import InvalidError, StreamsemError
+from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import OpenPipeline, open_pipeline
 from airflow_provider_streamsem.pipeline.plan_reprocess import (
@@ -145,7 +145,8 @@ def stage_reprocessing(
             current, partial(plan_reprocess, opened, version, run_key, current_lookups, held=True)
         )
     except Exception:
-        _abort_if_not_staged(opened, run_key)
+        # Otherwise the version would block every run, with nothing to review.
+        abort_reprocessing(opened, run_key, "the held version cannot be staged")
         raise
     if not isinstance(opened.log.read_head(plan.version), OpenHead):
         summary = "another process has committed or aborted the held version in the meantime; nothing is staged"
@@ -197,22 +198,18 @@ def commit_held(
 
 def _refuse_new_plan(ready: Ready) -> Plan | None:
     """Refuse to plan a version in place of a held one that was aborted."""
-    raise InvalidError("the held version was aborted; nothing was committed").advising("stage the version again.")
+    raise _aborted_error()
+
+
+def _aborted_error() -> InvalidError:
+    return InvalidError("the held version was aborted; nothing was committed").advising("stage the version again.")
 
 
 def _earlier_result(opened: OpenPipeline, plan: Plan) -> RunResult:
     position = opened.log.locate(plan.run_key, without_pending(opened.head))
     if isinstance(position, RunComplete) and position.outcome.committed:
         return run_result(opened, position, plan.run_key, resumed=True, announces=False)
-    raise InvalidError("the held version was aborted; nothing was committed").advising("stage the version again.")
-
-
-def _abort_if_not_staged(opened: OpenPipeline, run_key: str) -> None:
-    """Abort the held version that this call has planned and could not stage. Otherwise it would block every run, with nothing to review."""
-    try:
-        abort_reprocessing(opened, run_key, "the held version cannot be staged")
-    except StreamsemError as failure:
-        logger.warning("the held version stays open: %s", failure)
+    raise _aborted_error()
 
 
 def staged_attempt(log: CommitLog, version: int, attempt_id: str | None = None) -> StagedManifest:

@@ -637,8 +637,5 @@ def run_reprocessing(
         return run.complete(partial(plan_reprocess, opened, version, run_key, current_lookups))
     except StreamsemError as error:
         if not error.retryable:
-            try:
-                abort_reprocessing(opened, run_key, f"the reprocessing run cannot be staged: {type(error).__name__}")
-            except StreamsemError as failure:  # the next run aborts the version
-                logger.warning("the version of the reprocessing run stays open: %s", failure)
+            abort_reprocessing(opened, run_key, f"the reprocessing run cannot be staged: {type(error).__name__}")
         raise

@@ -1,8 +1,8 @@
 """
 Finds superseded commits, whose data files only readers of old versions need (PROTOCOL.md, V8).
 
-A commit is superseded at version m if m reprocessed it or rolled it back. It is then visible at no version from m on: a rollback never undoes a reprocessing
-run of an earlier version, and no version that was rolled back returns.
+A commit is superseded at version m if m reprocessed it or rolled it back. It is then visible at no version from m on, because an outcome adds only its own
+files to what is visible (R4).
 """
 
 from __future__ import annotations

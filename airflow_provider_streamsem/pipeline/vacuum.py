@@ -191,10 +191,11 @@ def _delete_superseded(
         return
     if not deletion.is_dry_run:
         log.write_note(keys.EXPIRING, oldest)
+    datasets = [location for location in locations if not location.sink.is_outside_log]
     for commit in superseded.superseded_commits(log, begin, oldest):
-        for location in locations:
+        for location in datasets:
             is_there = (commit.version, commit.attempt_id) in location.sink.attempts(commit.version)
-            if is_there and commit.attempt_id is not None and not location.sink.is_outside_log:
+            if is_there and commit.attempt_id is not None:
                 deletion.attempt(location.name, location.sink, commit.version, commit.attempt_id)
     if not deletion.is_dry_run:
         log.write_note(keys.EXPIRED, oldest)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from threading import Lock
@@ -65,7 +65,7 @@ def readable(user: User) -> Sequence[LoggedPipeline]:
         key = (found["log"], found["conn_id"], teams.get(dag_id))
         tasks.setdefault(key, {})[Task(dag_id=dag_id, task_id=task_id)] = None
         names.setdefault(key, set()).add(found["pipeline"])
-    actions = _actions_dags(set().union(*names.values()), dag_ids, user)
+    actions = _actions_dags(set().union(*names.values()), dag_ids, teams, user)
     return [
         LoggedPipeline(pipeline_id(*key[:2]), _opened_log(key), tuple(tasks[key]), actions)
         for key in sorted(names, key=lambda key: (min(names[key]), key[:2], key[2] or ""))
@@ -115,7 +115,9 @@ def _newest_logs(dag_ids: set[str]) -> Iterator[tuple[str, str, dict[str, str]]]
             yield dag_id, task_id, parsed
 
 
-def _actions_dags(names: set[str], dag_ids: set[str], user: Any) -> dict[str, list[ActionsDag]]:
+def _actions_dags(
+    names: set[str], dag_ids: set[str], teams: Mapping[str, str | None], user: Any
+) -> dict[str, list[ActionsDag]]:
     """
     Return name of a pipeline → the DAGs that have its tag, among those that the user may read.
 
@@ -132,20 +134,14 @@ def _actions_dags(names: set[str], dag_ids: set[str], user: Any) -> dict[str, li
         rows = session.execute(query.where(is_action).order_by(DagModel.dag_id)).all()
     found: dict[str, list[ActionsDag]] = {}
     for tag, dag_id, is_paused in rows:
+        team_name = teams.get(dag_id)  # before Airflow 3.2, the details have no team
+        details = DagDetails(id=dag_id, team_name=team_name) if team_name else DagDetails(id=dag_id)
         may_run = get_auth_manager().is_authorized_dag(
-            method="POST", access_entity=DagAccessEntity.RUN, details=_details(dag_id), user=user
+            method="POST", access_entity=DagAccessEntity.RUN, details=details, user=user
         )
         actions = ActionsDag(dag_id=dag_id, may_run=may_run, is_paused=is_paused)
         found.setdefault(by_tag[tag], []).append(actions)
     return found
-
-
-def _details(dag_id: str) -> DagDetails:
-    """Return the details of a DAG for the auth manager. Before Airflow 3.2, DAGs have no team."""
-    from airflow.models.dag import DagModel
-
-    team_of = getattr(DagModel, "get_team_name", None)
-    return DagDetails(id=dag_id) if team_of is None else DagDetails(id=dag_id, team_name=team_of(dag_id))
 
 
 def _parsed(value: Any) -> dict[str, str] | None:

@@ -114,11 +114,7 @@ def diff(
         1: _rows_since(spark, original_log, sink, version, ends[1]),
         -1: _rows_since(spark, fork_log, sink, -1, ends[-1]),
     }
-    shared = [name for name in rows[1].columns if name in rows[-1].columns]
-    if not shared:
-        columns = {"original": rows[1].columns, "fork": rows[-1].columns}
-        raise InvalidError("the two sides have no column in common, so no row can be compared", **columns)
-
+    shared = shared_columns(rows, ("original", "fork"))
     different, counts = different_rows(rows, shared)
 
     def side(log: CommittedLog, sign: int) -> Side:
@@ -137,6 +133,21 @@ def diff(
         original=side(original_log, 1),
         fork=side(fork_log, -1),
     )
+
+
+def shared_columns(rows: Mapping[int, DataFrame], names: tuple[str, str]) -> list[str]:
+    """
+    Return the columns that both sides have, in the order of the first side.
+
+    :param rows: sign → DataFrame: 1 for the first side, -1 for the second
+    :param names: the names of the two sides
+    :raises InvalidError: the sides have no column in common
+    """
+    shared = [name for name in rows[1].columns if name in rows[-1].columns]
+    if not shared:
+        columns = {names[0]: rows[1].columns, names[1]: rows[-1].columns}
+        raise InvalidError("the two sides have no column in common, so no row can be compared", **columns)
+    return shared
 
 
 _EXACT = {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_streamsem.connectors.data_files.read import read_files
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.pipeline.review import staged_attempt
-from airflow_provider_streamsem.readers.diff import different_rows
+from airflow_provider_streamsem.readers.diff import different_rows, shared_columns
 from airflow_provider_streamsem.readers.files import CommittedFile, CommittedLog, sink_of
 
 if TYPE_CHECKING:
@@ -59,11 +59,9 @@ def diff_held(
         1: _rows(spark, visible, before),
         -1: _rows(spark, opened.attempt_files(manifest, name), manifest.schemas.get(name)),
     }
-    shared = [column for column in rows[1].columns if column in rows[-1].columns]
-    if not shared:
-        columns = {"visible": rows[1].columns, "staged": rows[-1].columns}
-        raise InvalidError("the two sides have no column in common, so no row can be compared", **columns)
-    different, counts = different_rows(rows, shared, names=("visible", "staged"))
+    names = ("visible", "staged")
+    shared = shared_columns(rows, names)
+    different, counts = different_rows(rows, shared, names=names)
     sides = {"visible": 1, "staged": -1}
     return HeldDifference(
         version=version,
