@@ -17,6 +17,7 @@ _NAMES = {
     "AmqpQueue": "airflow_provider_streamsem.connectors.amqp.client",
     "Avro": "airflow_provider_streamsem.connectors.parsing.decoders",
     "BatchCommittedSensor": "airflow_provider_streamsem.sensors.committed",
+    "CompactOperator": "airflow_provider_streamsem.operators.compact",
     "CompletedVersion": "airflow_provider_streamsem.pipeline.result",
     "Dedup": "airflow_provider_streamsem.dedup",
     "DeltaSink": "airflow_provider_streamsem.connectors.delta.sink",
@@ -65,6 +66,7 @@ _NAMES = {
     "VerifyOperator": "airflow_provider_streamsem.operators.maintenance",
     "Window": "airflow_provider_streamsem.transforms.window",
     "alter": "airflow_provider_streamsem.pipeline.alter",
+    "compact": "airflow_provider_streamsem.pipeline.compact",
     "diff": "airflow_provider_streamsem.readers.diff",
     "drop": "airflow_provider_streamsem.pipeline.drop",
     "diff_state": "airflow_provider_streamsem.readers.diff_state",
@@ -91,6 +93,7 @@ __all__ = [
     "AmqpQueue",
     "Avro",
     "BatchCommittedSensor",
+    "CompactOperator",
     "CompletedVersion",
     "Dedup",
     "DeltaSink",
@@ -142,6 +145,7 @@ __all__ = [
     "actions_dag",
     "alter",
     "commit_held",
+    "compact",
     "diff",
     "diff_held",
     "diff_state",
@@ -193,10 +197,12 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.errors import StreamsemError
     from airflow_provider_streamsem.limits import Limits
     from airflow_provider_streamsem.operators.actions import ActionOperator, actions_dag
+    from airflow_provider_streamsem.operators.compact import CompactOperator
     from airflow_provider_streamsem.operators.maintenance import VacuumOperator, VerifyOperator
     from airflow_provider_streamsem.operators.micro_batch import MicroBatchOperator
     from airflow_provider_streamsem.operators.reprocess import ReprocessOperator
     from airflow_provider_streamsem.pipeline.alter import alter
+    from airflow_provider_streamsem.pipeline.compact import compact
     from airflow_provider_streamsem.pipeline.drop import drop
     from airflow_provider_streamsem.pipeline.fork import fork
     from airflow_provider_streamsem.pipeline.guarantee import Guarantee, guarantee

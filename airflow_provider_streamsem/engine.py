@@ -8,9 +8,10 @@ from typing import Any, Protocol
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.contract import Sink, Source
+from airflow_provider_streamsem.connectors.files.sink import FilesSink
 from airflow_provider_streamsem.connectors.lookup import Lookup
 from airflow_provider_streamsem.dedup import ChainStates, Dedup
-from airflow_provider_streamsem.protocol.entries import Committable, Json, Plan, Quarantine
+from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Json, Plan, Quarantine
 from airflow_provider_streamsem.state import State
 
 
@@ -78,6 +79,50 @@ def nothing_produced(sinks: Mapping[str, Sink], state: Json = None) -> Produced:
     return Produced(sinks=empty, schemas={}, quarantine=Quarantine(), counts=counts, passed_to_writer={}, state=state)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewriteJob:
+    """
+    The input of one attempt to rewrite files of a dataset.
+
+    :param sink: the sink of the dataset, with the target size of the new files
+    :param files: the files to rewrite, in the format of the sink
+    :param schema: the columns of the sink, as schema JSON in Spark's form
+    """
+
+    sink: FilesSink
+    files: Sequence[DataFile]
+    schema: str
+    version: int
+    attempt_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """
+    What the rows of some files are, without their order.
+
+    :param rows: the number of rows
+    :param digest: a digest that equal rows have in any order. It contains no value of a row
+    """
+
+    rows: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewrittenFiles:
+    """
+    The result of one attempt to rewrite files.
+
+    :param before: the rows of the files that were read
+    :param after: the rows of the new files, which were read again after they were complete
+    """
+
+    output: Committable
+    before: Contents
+    after: Contents
+
+
 class Engine(Protocol):
     """
     Stages an attempt: reads the planned records, evaluates the transform once, and writes the rows of every sink.
@@ -95,6 +140,15 @@ class Engine(Protocol):
         """
         ...
 
+    def rewrite(self, job: RewriteJob, log: CommitLog) -> RewrittenFiles:
+        """
+        Write the rows of some files of a dataset again, into the location of the attempt, and compare the rows of both.
+
+        :raises StageError: the engine failed; a retry may succeed
+        :raises DataError: the engine cannot read the files
+        """
+        ...
+
     def cancel(self) -> None:
-        """Cancel the :meth:`stage` call of another thread, which then fails. The version stays open."""
+        """Cancel the :meth:`stage` or :meth:`rewrite` call of another thread, which then fails. The version stays open."""
         ...

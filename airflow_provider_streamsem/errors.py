@@ -200,6 +200,20 @@ class HeldVersionError(StreamsemError):
     )
 
 
+class OpenVersionError(StreamsemError):
+    """
+    A version is open, or its publishes are pending, so no rewrite can be planned. The rewrite wrote nothing. Visible rows are the same as before.
+
+    The run of this version may still be active.
+    """
+
+    retryable = True
+    do = (
+        "run again when the run of the version has ended. If no run is active, run the pipeline: it completes the version. "
+        "In a DAG, compact in a task after the batch."
+    )
+
+
 class StageError(StreamsemError):
     """The engine failed while staging. The attempt was discarded. Nothing became visible, and the offsets did not move."""
 

@@ -80,13 +80,16 @@ _SESSION = (
         help="a Spark setting of the session; may be repeated",
     ),
 )
+_PACKAGES = _argument(
+    "--spark-packages", choices=["auto"], help="auto: load the Spark packages that the pipeline needs"
+)
 _ENGINE = (
     _argument(
         "--run-key",
         help="identifies the run: a command with the same key returns the same result (default: a new key, which is printed)",
     ),
     *_SESSION,
-    _argument("--spark-packages", choices=["auto"], help="auto: load the Spark packages that the pipeline needs"),
+    _PACKAGES,
 )
 _ORIGINAL = _argument("original", metavar="LOG", help="URL or path of the original pipeline's log")
 _VERSION = _argument("version", type=int, metavar="N", help="the version")
@@ -172,6 +175,32 @@ COMMANDS = (
         "Commit a held version, which `reprocess --stage-only` has staged.",
         "orders.toml 57",
         (_VERSION, _argument("--attempt", metavar="ID", help="the reviewed attempt, if several were staged")),
+        builds="the source and the sinks",
+    ),
+    Command(
+        "compact",
+        "Rewrite the rows of many small files into fewer, larger files.",
+        "orders.toml --dry-run",
+        (
+            _argument("--dry-run", action="store_true", help="show which files would be rewritten, but write nothing"),
+            _argument("--sink", metavar="NAME", help="the files sink to compact (default: all files sinks)"),
+            _argument(
+                "--target-file-bytes",
+                metavar="N",
+                type=int,
+                default=134_217_728,
+                help="the size of the new files in bytes (default: %(default)s)",
+            ),
+            _argument(
+                "--max-bytes",
+                metavar="N",
+                type=int,
+                default=4_294_967_296,
+                help="the maximum size in bytes of the files that one version rewrites (default: %(default)s)",
+            ),
+            *_SESSION,
+            _PACKAGES,
+        ),
         builds="the source and the sinks",
     ),
     Command(

@@ -29,6 +29,7 @@ from airflow_provider_streamsem.cli.output import CommandResult, Table, utc
 from airflow_provider_streamsem.cli.version_commands import (
     alter,
     commit,
+    compact,
     engine_of_arguments,
     reprocess,
     rollback,
@@ -54,6 +55,7 @@ from airflow_provider_streamsem.pipeline.vacuum import vacuum as vacuum_log
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import Json, Outcome
 from airflow_provider_streamsem.protocol.keys import N
+from airflow_provider_streamsem.protocol.view import stored_output
 from airflow_provider_streamsem.readers import descriptions
 from airflow_provider_streamsem.readers import export as export_
 from airflow_provider_streamsem.readers.files import open_log, sink_of
@@ -187,9 +189,10 @@ def show(args: argparse.Namespace) -> CommandResult:
     }
     result = "open" if outcome is None else outcome[0].result
     rolled_back = plan[0].rolled_back
-    kind = "alter, " if plan[0].altered else "" if rolled_back is None else f"rollback to {rolled_back.to}, "
+    kinds = {"alter": "alter, ", "rewrite": "rewrite, "}
+    kind = kinds.get(plan[0].kind, "") if rolled_back is None else f"rollback to {rolled_back.to}, "
     lines = [f"version {args.version}: {kind}{result}"]
-    hidden = {"plan": ("pins", "lookups"), "outcome": ("sinks", "schemas"), "receipts": ()}
+    hidden = {"plan": ("pins", "lookups"), "outcome": ("sinks", "schemas", "rewritten"), "receipts": ()}
     for title, hidden_fields in hidden.items():
         entry = document[title] or {}
         lines += [f"{title}:"] if entry else []
@@ -219,7 +222,7 @@ def _state_text(state: dict[str, Json]) -> str:
 def _files_of(outcome: Outcome) -> list[str]:
     return [
         f"  {name}: {file.key}  {file.rows} rows  {file.bytes} bytes"
-        for name, sink in sorted(outcome.sinks.items())
+        for name, sink in sorted(stored_output(outcome).items())
         for file in sink.files
     ]
 
@@ -575,6 +578,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], CommandResult]] = {
     "run": run,
     "reprocess": reprocess,
     "rollback": rollback,
+    "compact": compact,
     "alter": alter,
     "commit": commit,
     "fork": fork,

@@ -1,5 +1,5 @@
 """
-The commands that create versions: ``run``, ``reprocess``, ``rollback`` and ``alter``.
+The commands that create versions: ``run``, ``reprocess``, ``compact``, ``rollback`` and ``alter``.
 
 Each takes the parsed arguments, with the pipeline in ``args.pipeline``, and returns a :class:`CommandResult`.
 """
@@ -20,6 +20,7 @@ from airflow_provider_streamsem.connections import connection
 from airflow_provider_streamsem.errors import InvalidError, StreamsemError
 from airflow_provider_streamsem.pipeline import report
 from airflow_provider_streamsem.pipeline.alter import alter as alter_
+from airflow_provider_streamsem.pipeline.compact import compact as compact_
 from airflow_provider_streamsem.pipeline.guarantee import guarantee
 from airflow_provider_streamsem.pipeline.reprocess import kept_versions
 from airflow_provider_streamsem.pipeline.reprocess import reprocess as reprocess_
@@ -171,6 +172,20 @@ def _kept_versions(pipeline: Pipeline, result: RunResult) -> tuple[dict[str, Any
     later = kept_versions(pipeline, open_commit_log(pipeline.log), result.version)
     field = {"kept_versions": None if later is None else [later.start, later.stop]}
     return field, [] if later is None else [report.state_kept(later)]
+
+
+def compact(args: argparse.Namespace) -> CommandResult:
+    """Compact the files of a pipeline (``streamsem compact``)."""
+    rewrites = compact_(
+        args.pipeline,
+        sink=args.sink,
+        target_file_bytes=args.target_file_bytes,
+        max_bytes=args.max_bytes,
+        dry_run=args.dry_run,
+        engine=engine_of_arguments(args, args.spark_packages),
+    )
+    lines = [descriptions.rewrite(rewrite) for rewrite in rewrites] or ["there are no files to rewrite"]
+    return CommandResult(document={"rewrites": plain(rewrites), "dry_run": args.dry_run}, lines=lines)
 
 
 def rollback(args: argparse.Namespace) -> CommandResult:

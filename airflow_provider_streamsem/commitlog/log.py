@@ -301,6 +301,10 @@ class CommitLog:
         """Return the outcomes of all alters up to an outcome, newest first; see :func:`procedures.alters`."""
         return self.perform(procedures.alters(outcome))
 
+    def rewrites(self, outcome: Outcome) -> list[Outcome]:
+        """Return the outcomes of all rewrites up to an outcome, newest first; see :func:`procedures.rewrites`."""
+        return self.perform(procedures.rewrites(outcome))
+
     def removed_at(self, sink: str, outcome: Outcome) -> int:
         """Return the newest alter up to an outcome that removed a sink, or -1. No row of this version or an earlier one is in the sink (W36)."""
         return next(
@@ -445,12 +449,13 @@ class CommitLog:
         """Return the newest closed version that a listing shows; -1 if there is none."""
         return self.find_head().closed
 
-    def view(self, *, version: int | None = None, since: int = -1) -> LogView:
+    def view(self, *, version: int | None = None, since: int = -1, with_rewrites: bool = True) -> LogView:
         """
         Return the visible files and the totals as of a version.
 
         :param version: a closed version, inclusive; -1 for an empty view; default: the newest closed version
         :param since: only files of versions above this one (exclusive)
+        :param with_rewrites: whether files of rewrites are in place of those of the commits that they rewrote (R8)
         :raises InvalidError: ``version`` is not closed yet, or ``since`` is above it
         """
         head = self.closed_head()
@@ -464,7 +469,8 @@ class CommitLog:
                 since=since,
                 newest_closed=head,
             )
-        view = fold(self.perform(procedures.read_segments_and_outcomes(at)), initial_offsets={}, since=since)
+        parts = self.perform(procedures.read_segments_and_outcomes(at))
+        view = fold(parts, initial_offsets={}, since=since, with_rewrites=with_rewrites)
         if view.version != at:
             raise LogDamagedError(
                 "the outcomes that were read do not end at the requested version",

@@ -55,6 +55,7 @@ def abort_outcome(log: CommitLog, head: OpenHead, *, reason: str, initial_state:
         schemas={} if before is None else before.schemas,
         newest_rollback=invariants.newest_rollback(plan, before=before, committed=False),
         newest_alter=invariants.newest_alter(plan, before=before, committed=False),
+        newest_rewrite=invariants.newest_rewrite(plan, before=before, committed=False),
         next=invariants.next_after(plan, before=head.next, committed=False),
         hint=plan.hint if plan.kind == "batch" else head.hint,
         markers=head.before.markers,

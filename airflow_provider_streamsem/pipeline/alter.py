@@ -229,6 +229,7 @@ def alter_outcome(log: CommitLog, head: OpenHead) -> Outcome:
         newest_rollback=invariants.newest_rollback(plan, before=before, committed=True),
         altered=plan.altered,
         newest_alter=plan.version,
+        newest_rewrite=before.newest_rewrite,
         next=invariants.next_after(plan, before=head.next, committed=True),
         hint=head.hint,
         markers=invariants.altered_markers(head.before.markers, plan.altered),
@@ -270,13 +271,17 @@ def _close(opened: OpenPipeline, head: Head) -> tuple[ClosedHead, int | None]:
 
 def _aborted_by_alter(head: Head) -> int | None:
     """
-    Return the open version if an alter aborts it: a batch or a reprocessing run.
+    Return the open version if an alter aborts it: a batch, a reprocessing run or a rewrite.
 
     :raises HeldVersionError: the open version is held
     """
     if isinstance(head, OpenHead) and head.plan.held:
         raise HeldVersionError("the open version is held; nothing was altered", version=head.plan.version)
-    return head.plan.version if isinstance(head, OpenHead) and head.plan.kind in ("batch", "reprocess") else None
+    return (
+        head.plan.version
+        if isinstance(head, OpenHead) and head.plan.kind in ("batch", "reprocess", "rewrite")
+        else None
+    )
 
 
 def _closed_head(log: CommitLog, version: int) -> ClosedHead:
@@ -453,7 +458,10 @@ class _Difference:
 
     def _check_moved(self, head: ClosedHead, name: str) -> None:
         log, sink = self._opened.log, self._opened.pipeline.sinks[name]
-        files = tuple(found.file for found in log.view(version=head.closed).sink(name))
+        # Readers of the newest version need the files of rewrites, and readers of some versions only (`since`) those of the commits.
+        views = [log.view(version=head.closed, with_rewrites=each) for each in (True, False)]
+        found = {file.file.key: file.file for view in views for file in view.sink(name)}
+        files = tuple(found.values())
         if not sink.is_complete(Committable(format=sink.format, rows=sum(file.rows for file in files), files=files)):
             raise InvalidError(
                 "files of the dataset are missing at the new path, or differ. The immutable fields in the log are unchanged",

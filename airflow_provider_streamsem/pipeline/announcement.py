@@ -109,7 +109,7 @@ def _first_version(log: CommitLog, run_key: str) -> int:
 
 def commits_of_others(log: CommitLog, versions: list[int], run_key: str) -> Completed:
     """
-    Return the commits of other runs among the newest :data:`LISTED` of these closed versions, in ascending order.
+    Return the commits of other runs, without rewrites, which commit no new rows, among the newest :data:`LISTED` of these closed versions, in ascending order.
 
     :param versions: closed versions in ascending order
     :param run_key: the run whose own commits are left out
@@ -117,6 +117,6 @@ def commits_of_others(log: CommitLog, versions: list[int], run_key: str) -> Comp
     commits = []
     for version in versions[-LISTED:]:
         plan, outcome = log.closed_version(version)
-        if outcome.committed and plan.run_key != run_key:
+        if outcome.committed and outcome.rewritten is None and plan.run_key != run_key:
             commits.append((plan, outcome))
     return commits

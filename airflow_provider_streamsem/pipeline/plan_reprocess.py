@@ -162,10 +162,10 @@ def current_commit(opened: OpenPipeline, head: Head, version: int) -> int:
     """
     Return the commit whose rows are visible for a version: the newest reprocessing run of its chain, or the version itself.
 
-    :raises InvalidError: the version is not closed, was aborted, is a rollback or an alter, or was rolled back
+    :raises InvalidError: the version is not closed, was aborted, is a rollback, an alter or a rewrite, or was rolled back
     """
     outcome = opened.log.outcome(version) if version <= head.closed else None
-    if outcome is None or not outcome[0].committed or outcome[0].rolled_back or outcome[0].altered:
+    if outcome is None or not outcome[0].committed or _kind_without_rows(outcome[0]):
         raise InvalidError(
             "only a committed batch can be reprocessed; nothing was written",
             given=version,
@@ -184,7 +184,13 @@ def _described(outcome: tuple[Outcome, str] | None) -> str:
     """Return why a version cannot be reprocessed."""
     if outcome is None:
         return "not closed"
-    return "rollback" if outcome[0].rolled_back else "alter" if outcome[0].altered else outcome[0].result
+    return _kind_without_rows(outcome[0]) or outcome[0].result
+
+
+def _kind_without_rows(outcome: Outcome) -> str:
+    """Return the kind of a commit that has no rows of its own; ``""`` for any other outcome."""
+    kinds = {"rollback": outcome.rolled_back, "alter": outcome.altered, "rewrite": outcome.rewritten}
+    return next((kind for kind, found in kinds.items() if found is not None), "")
 
 
 def check_record_count(sources: Mapping[str, Source], plan: Plan, counts: Mapping[str, int]) -> None:

@@ -242,6 +242,7 @@ def rollback_outcome(log: CommitLog, head: OpenHead) -> Outcome:
         rolled_back=plan.rolled_back,
         newest_rollback=invariants.newest_rollback(plan, before=head.outcome, committed=True),
         newest_alter=invariants.newest_alter(plan, before=head.outcome, committed=True),
+        newest_rewrite=invariants.newest_rewrite(plan, before=head.outcome, committed=True),
         next=invariants.next_after(plan, before=head.next, committed=True),
         hint=head.hint,
         publish=() if plan.rolled_back is None else plan.rolled_back.publish,
@@ -395,7 +396,8 @@ def _is_changed(log: CommitLog, kept: list[range], to: int) -> bool:
             if version <= to:
                 return False
             found = log.outcome(version)
-            if found is not None and found[0].committed and (found[0].rolled_back is None):
+            is_change = found is not None and found[0].rolled_back is None and found[0].rewritten is None
+            if found is not None and found[0].committed and is_change:
                 return True
     return False
 

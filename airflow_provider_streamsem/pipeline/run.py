@@ -31,6 +31,7 @@ from airflow_provider_streamsem.errors import (
 from airflow_provider_streamsem.pipeline import changes, report
 from airflow_provider_streamsem.pipeline.abort import abort_outcome
 from airflow_provider_streamsem.pipeline.alter import alter, outcome_without_rows
+from airflow_provider_streamsem.pipeline.compact import rewrite_outcome
 from airflow_provider_streamsem.pipeline.guarantee import guarantee
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.lookups import check_lookups
@@ -324,11 +325,7 @@ class Run:
             logger.info("%s", report.resumed(plan, self.run_key))
         if plan.spec != self.opened.spec and plan.kind != "alter":
             changes.warn_of_open_version(log, plan, self.opened.pipeline.to_json(), run_key=self.run_key)
-        proposed = (
-            self._outcome_of_held(head, plan)
-            if plan.held
-            else outcome_without_rows(log, head) or self._adopt_or_stage(head, plan, fresh=fresh)
-        )
+        proposed = self._propose(head, plan, fresh=fresh)
         if isinstance(proposed, ClosedHead):
             return log.locate(self.run_key, proposed)
         with telemetry.phase("commit", version=plan.version, attempt_id=proposed.attempt_id or ""):
@@ -341,6 +338,14 @@ class Run:
         if plan.run_key != self.run_key:
             return log.locate(self.run_key, closed)
         return position_after(closed, plan, outcome)
+
+    def _propose(self, head: OpenHead, plan: Plan, *, fresh: bool) -> Outcome | ClosedHead:
+        """Build the outcome that this process proposes for the open version, or return the closed head as :meth:`_adopt_or_stage` does."""
+        if plan.held:
+            return self._outcome_of_held(head, plan)
+        if plan.kind == "rewrite":
+            return rewrite_outcome(self.opened, head)
+        return outcome_without_rows(self.opened.log, head) or self._adopt_or_stage(head, plan, fresh=fresh)
 
     def _outcome_of_held(self, head: OpenHead, plan: Plan) -> Outcome:
         """
@@ -590,6 +595,7 @@ class Run:
             replaces=plan.replaces,
             newest_rollback=invariants.newest_rollback(plan, before=head.outcome, committed=True),
             newest_alter=invariants.newest_alter(plan, before=head.outcome, committed=True),
+            newest_rewrite=invariants.newest_rewrite(plan, before=head.outcome, committed=True),
             next=invariants.next_after(plan, before=head.next, committed=True),
             hint=self._hint(head, plan, staged),
             publish=staged.publish,

@@ -28,7 +28,11 @@ def compute_oldest_readable(log: CommitLog, closed: int, *, versions: int, days:
 
 
 def superseded_commits(log: CommitLog, begin: int, end: int) -> Iterator[Outcome]:
-    """Yield each commit that was superseded at a version in ``[begin, end]``, once."""
+    """
+    Yield each commit of rows that was superseded at a version in ``[begin, end]``, once.
+
+    A rollback does not supersede the rewrites that it passes.
+    """
     found: set[int] = set()
     for version in range(begin, end + 1):
         outcome = log.outcome(version)
@@ -40,5 +44,13 @@ def superseded_commits(log: CommitLog, begin: int, end: int) -> Iterator[Outcome
         for number in sorted({*replaced} - found):
             found.add(number)
             commit = log.outcome(number)
-            if commit is not None and commit[0].committed:
+            if commit is not None and commit[0].committed and commit[0].rewritten is None:
                 yield commit[0]
+
+
+def superseded_rewrites(log: CommitLog, version: int) -> list[Outcome]:
+    """Return the rewrites up to a version that do not apply at it. They apply at no later version (R8)."""
+    newest = log.outcome(version)
+    rewrites = [] if newest is None else log.rewrites(newest[0])
+    applied = {each.version for each in log.view(version=version).rewrites} if rewrites else set()
+    return [rewrite for rewrite in rewrites if rewrite.version not in applied]

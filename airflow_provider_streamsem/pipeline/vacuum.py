@@ -192,7 +192,8 @@ def _delete_superseded(
     if not deletion.is_dry_run:
         log.write_note(keys.EXPIRING, oldest)
     datasets = [location for location in locations if not location.sink.is_outside_log]
-    for commit in superseded.superseded_commits(log, begin, oldest):
+    commits = superseded.superseded_commits(log, begin, oldest)
+    for commit in chain(commits, superseded.superseded_rewrites(log, oldest)):
         for location in datasets:
             is_there = (commit.version, commit.attempt_id) in location.sink.attempts(commit.version)
             if is_there and commit.attempt_id is not None:

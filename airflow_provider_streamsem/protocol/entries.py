@@ -178,6 +178,21 @@ class Altered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rewritten:
+    """
+    The commits whose rows of one sink a rewrite stores again, in fewer files.
+
+    ``commits`` are versions in ascending order, and ``rows`` is the number of rows that their files have in total. ``output`` are the new files, with the same
+    rows. It is ``None`` in a plan, and in the plan's outcome it is set.
+    """
+
+    sink: str
+    commits: tuple[int, ...]
+    rows: int
+    output: Committable | None = field(default=None, metadata=SPARSE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """
     Plan(n): the work of version n. The planner creates it before any executor reads a row.
@@ -194,9 +209,10 @@ class Plan:
         "hint",
         "rolled_back",
         "altered",
+        "rewritten",
     )
     version: int
-    kind: Literal["batch", "reprocess", "rollback", "alter", "move"] = "batch"
+    kind: Literal["batch", "reprocess", "rollback", "alter", "rewrite", "move"] = "batch"
     previous: str
     initial_offsets: Offsets | None = field(default=None, metadata=SPARSE)
     ranges: Ranges
@@ -206,6 +222,7 @@ class Plan:
     """Whether the version of a reprocessing run stays open until it is committed or aborted on request (W39)."""
     rolled_back: RolledBack | None = field(default=None, metadata=SPARSE)
     altered: Altered | None = field(default=None, metadata=SPARSE)
+    rewritten: Rewritten | None = field(default=None, metadata=SPARSE)
     moved_to: str = field(default="", metadata=SPARSE)
     pins: Json = None
     lookups: Mapping[str, Json] = field(default_factory=dict, metadata=SPARSE)
@@ -260,7 +277,7 @@ class Outcome:
     """Outcome(n): version n was committed or aborted. The version is closed from the moment at which this single object exists."""
 
     entry: ClassVar[str] = "outcome"
-    spillable: ClassVar[tuple[str, ...]] = ("sinks", "schemas", "hint", "state", "rolled_back", "altered")
+    spillable: ClassVar[tuple[str, ...]] = ("sinks", "schemas", "hint", "state", "rolled_back", "altered", "rewritten")
     version: int
     result: Literal["commit", "abort"]
     plan: str
@@ -276,6 +293,9 @@ class Outcome:
     altered: Altered | None = field(default=None, metadata=SPARSE)
     newest_alter: int | None = field(default=None, metadata=SPARSE)
     """The newest committed alter up to and including this version. Readers follow it to find the sinks that a version wrote."""
+    rewritten: Rewritten | None = field(default=None, metadata=SPARSE)
+    newest_rewrite: int | None = field(default=None, metadata=SPARSE)
+    """The newest committed rewrite up to and including this version. Vacuum follows it to find the rewrites whose files no reader needs."""
     counts: Mapping[str, int] = field(default_factory=dict)
     next: Offsets
     hint: Json = None
@@ -317,6 +337,8 @@ class Outcome:
             )
         if self.altered is not None and (self.sinks or self.publish):
             raise LogDamagedError("an alter has output", invariant="I22", version=self.version)
+        if self.rewritten is not None and (self.sinks or self.publish or self.counts):
+            raise LogDamagedError("a rewrite has rows of its own", invariant="I23", version=self.version)
 
     @property
     def committed(self) -> bool:
@@ -465,6 +487,14 @@ class SegmentFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentRewrite:
+    """A committed rewrite and its version."""
+
+    version: int
+    rewritten: Rewritten
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """
     The summary of a fixed range of outcomes, from which readers compute the state of the log.
@@ -477,6 +507,7 @@ class Segment:
     * ``rolled_back_to``: the files of versions above it and *before* the first of these versions are no longer visible. ``None`` if no rollback among these
       versions returned to an earlier version than the first.
     * ``removed_sinks``: the files of these sinks *before* the first of these versions are no longer visible, because alters have removed the sinks.
+    * ``rewrites`` are the rewrites among these versions, also those that no longer apply. ``files`` has the files of the commits, not those of the rewrites.
     * ``counts`` are the counts of the commits minus the counts of the commits that they replaced.
     * ``last`` is the sha256 of the newest folded outcome, and ``next`` its offsets.
     * ``children`` holds the sha256 of each child's bytes. It is empty at level 1.
@@ -495,6 +526,7 @@ class Segment:
     replaced: tuple[int, ...] = field(default=(), metadata=SPARSE)
     rolled_back_to: int | None = field(default=None, metadata=SPARSE)
     removed_sinks: tuple[str, ...] = field(default=(), metadata=SPARSE)
+    rewrites: tuple[SegmentRewrite, ...] = field(default=(), metadata=SPARSE)
     children: tuple[str, ...] = ()
 
 

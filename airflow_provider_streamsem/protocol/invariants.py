@@ -8,6 +8,7 @@ checks the objects whose bytes are a function of their key. I7, I8 and I10 to I1
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from airflow_provider_streamsem.errors import DataError, LogDamagedError, StageError
 from airflow_provider_streamsem.protocol import offsets
@@ -516,6 +517,65 @@ def altered_schemas(schemas: Mapping[str, str], altered: Altered) -> dict[str, s
 def altered_markers(markers: Mapping[str, Marker], altered: Altered | None) -> dict[str, Marker]:
     """Return the markers after an alter: those of the sinks that it does not remove. ``altered`` is ``None`` for any other outcome."""
     return {name: marker for name, marker in markers.items() if altered is None or name not in altered.removed}
+
+
+def check_i23_plan(plan: Plan) -> None:
+    """Check that a plan of kind ``rewrite``, and no other plan, names earlier commits in ascending order, and that it has no ranges (I23)."""
+    found = plan.rewritten
+    if (plan.kind == "rewrite") != (found is not None):
+        raise LogDamagedError(
+            "a plan of kind `rewrite`, and no other plan, must name the commits that it rewrites",
+            invariant="I23",
+            version=plan.version,
+        )
+    if found is None:
+        return
+    are_earlier = bool(found.commits) and [*found.commits] == sorted({*found.commits})
+    are_earlier &= min(found.commits, default=-1) >= 0 and max(found.commits, default=0) < plan.version
+    if not are_earlier or found.output is not None or plan.ranges or plan.gaps:
+        raise LogDamagedError(
+            "a rewrite has ranges or output in its plan, or names commits that are not before it",
+            invariant="I23",
+            version=plan.version,
+        )
+
+
+def check_i23(plan: Plan, outcome: Outcome, *, before: Outcome | None) -> None:
+    """
+    Check that an outcome names the newest rewrite. A commit of a rewrite has the planned number of rows, and changes nothing but the files (I23).
+
+    :param before: the outcome before the plan
+    """
+    planned, found = plan.rewritten if outcome.committed else None, outcome.rewritten
+    is_same = outcome.newest_rewrite == newest_rewrite(plan, before=before, committed=outcome.committed)
+    is_same &= (planned is None) == (found is None)
+    if planned is not None and found is not None and before is not None:
+        output = found.output
+        is_same &= (
+            found == replace(planned, output=output)
+            and output is not None
+            and output.rows == planned.rows == sum(file.rows for file in output.files)
+            and outcome.state == before.state
+            and dict(outcome.schemas) == dict(before.schemas)
+        )
+    if not is_same:
+        raise LogDamagedError(
+            "an outcome does not name the newest rewrite, or a rewrite has other rows, columns or state than its plan",
+            invariant="I23",
+            version=plan.version,
+        )
+
+
+def newest_rewrite(plan: Plan, *, before: Outcome | None, committed: bool) -> int | None:
+    """
+    Return the field ``newest_rewrite`` of the outcome of a plan.
+
+    :param before: the outcome before the plan
+    :param committed: whether the outcome is a commit
+    """
+    if plan.kind == "rewrite" and committed:
+        return plan.version
+    return None if before is None else before.newest_rewrite
 
 
 def check_i19(plan: Plan) -> None:

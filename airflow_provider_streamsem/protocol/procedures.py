@@ -324,6 +324,24 @@ def alters(outcome: Outcome) -> Procedure[list[Outcome]]:
     return found
 
 
+def rewrites(outcome: Outcome) -> Procedure[list[Outcome]]:
+    """
+    Return the outcomes of all rewrites up to ``outcome``, newest first (I23). A rollback does not remove rewrites (R8).
+
+    :param outcome: the newest outcome to consider
+    """
+    found: list[Outcome] = []
+    last = outcome
+    while last.newest_rewrite is not None:
+        rewrite = yield from _stored_outcome(last.newest_rewrite)
+        if rewrite.rewritten is None:
+            what = "`newest_rewrite` names a version that is not a rewrite"
+            raise LogDamagedError(what, invariant="I23", version=last.version, newest_rewrite=rewrite.version)
+        found.append(rewrite)
+        last = yield from _stored_outcome(rewrite.version - 1)
+    return found
+
+
 def find_current(version: int, head: Head) -> Procedure[int | None]:
     """
     Return the commit whose output has replaced that of ``version``, as of the head (W25); ``None`` if the version was rolled back.

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from airflow_provider_streamsem.protocol import offsets
 from airflow_provider_streamsem.protocol.codec import encode
-from airflow_provider_streamsem.protocol.entries import SEGMENT_WIDTH, Outcome, Segment
+from airflow_provider_streamsem.protocol.entries import SEGMENT_WIDTH, Outcome, Segment, SegmentRewrite
 from airflow_provider_streamsem.protocol.view import add_counts, hidden_sinks, net_counts, not_visible, visible
 
 
@@ -51,6 +51,9 @@ def level_1(index: int, outcomes: Sequence[Outcome], last: str) -> Segment:
         replaced=tuple(sorted(version for version in replaced if version < index * SEGMENT_WIDTH)),
         rolled_back_to=oldest if oldest < index * SEGMENT_WIDTH - 1 else None,
         removed_sinks=tuple(sorted({name for o in outcomes if o.altered is not None for name in o.altered.removed})),
+        rewrites=tuple(
+            SegmentRewrite(version=o.version, rewritten=o.rewritten) for o in outcomes if o.rewritten is not None
+        ),
     )
 
 

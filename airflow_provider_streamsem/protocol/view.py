@@ -10,6 +10,7 @@ from airflow_provider_streamsem.errors import LogDamagedError, LogMovedError
 from airflow_provider_streamsem.protocol import invariants, offsets
 from airflow_provider_streamsem.protocol.entries import (
     SEGMENT_WIDTH,
+    Committable,
     Json,
     Marker,
     Outcome,
@@ -17,6 +18,7 @@ from airflow_provider_streamsem.protocol.entries import (
     Receipts,
     Segment,
     SegmentFile,
+    SegmentRewrite,
 )
 from airflow_provider_streamsem.protocol.offsets import Offsets
 
@@ -74,7 +76,7 @@ class ClosedHead:
 
     def with_plan(self, plan: Plan, sha256: str) -> OpenHead:
         """
-        Return the head after Plan(closed + 1) was stored. Checks I2, I3, I4, I20, I21 and I22.
+        Return the head after Plan(closed + 1) was stored. Checks I2, I3, I4, I20, I21, I22 and I23.
 
         :raises LogMovedError: the plan is of kind ``move``
         """
@@ -87,6 +89,7 @@ class ClosedHead:
         invariants.check_i4(plan, closed=self.closed, next=self.next if self.outcome is not None else initial_offsets)
         invariants.check_i21_plan(plan, next=self.next)
         invariants.check_i22_plan(plan, next=self.next)
+        invariants.check_i23_plan(plan)
         return OpenHead(before=replace(self, initial_offsets=initial_offsets), plan=plan, plan_sha=sha256)
 
     def with_receipts(self, receipts: Receipts) -> ClosedHead:
@@ -147,7 +150,7 @@ class OpenHead:
         return self.plan.spec
 
     def with_outcome(self, outcome: Outcome, sha256: str) -> ClosedHead:
-        """Return the head after the outcome of the open plan was stored. Checks I2, I3, I4, I5, I14, I15, I20, I21 and I22."""
+        """Return the head after the outcome of the open plan was stored. Checks I2, I3, I4, I5, I14, I15, I20, I21, I22 and I23."""
         before = self.before
         invariants.check_i2(self.plan, outcome)
         invariants.check_i3_outcome(outcome, plan_sha=self.plan_sha)
@@ -155,6 +158,7 @@ class OpenHead:
         invariants.check_next(self.plan, outcome, before=self.next)
         invariants.check_newest_rollback(self.plan, outcome, before=before.outcome)
         invariants.check_i22(self.plan, outcome, before=before.outcome)
+        invariants.check_i23(self.plan, outcome, before=before.outcome)
         invariants.check_i14(outcome)
         invariants.check_i15(outcome, before=before.markers)
         return ClosedHead(
@@ -184,7 +188,8 @@ class LogView:
     """
     The state of the log as of one version, inclusive: the visible files and the totals.
 
-    ``version`` is -1 for an empty log. ``files`` is in order of versions. ``counts`` exclude commits that reprocessing runs have replaced.
+    ``version`` is -1 for an empty log. ``files`` is in order of versions. ``counts`` exclude commits that reprocessing runs have replaced. ``rewrites`` are
+    those whose files are in ``files``, in place of the files of the commits that they rewrote (R8).
     """
 
     version: int = -1
@@ -193,6 +198,7 @@ class LogView:
     aborts: int = 0
     counts: Mapping[str, int] = field(default_factory=dict)
     files: tuple[SegmentFile, ...] = ()
+    rewrites: tuple[SegmentRewrite, ...] = ()
 
     def sink(self, name: str) -> tuple[SegmentFile, ...]:
         """Return the visible files of one sink."""
@@ -200,7 +206,7 @@ class LogView:
 
 
 def visible(outcome: Outcome) -> list[SegmentFile]:
-    """Return the files that an outcome makes visible. An abort makes none visible."""
+    """Return the files of the rows that an outcome makes visible. An abort makes none visible, and neither does a rewrite: its rows are visible already."""
     if not outcome.committed:
         return []
     return [
@@ -208,6 +214,12 @@ def visible(outcome: Outcome) -> list[SegmentFile]:
         for name, committable in sorted(outcome.sinks.items())
         for file in committable.files
     ]
+
+
+def stored_output(outcome: Outcome) -> Mapping[str, Committable]:
+    """Return sink → the files that the attempt of an outcome wrote: the rows of a batch, or the rows of other commits that a rewrite stores again."""
+    rewritten = outcome.rewritten
+    return outcome.sinks if rewritten is None or rewritten.output is None else {rewritten.sink: rewritten.output}
 
 
 def not_visible(outcomes: Iterable[Outcome]) -> set[int]:
@@ -279,17 +291,21 @@ def subtract_counts(total: Mapping[str, int], less: Mapping[str, int]) -> dict[s
     return add_counts(total, {name: -count for name, count in less.items()})
 
 
-def fold(parts: Iterable[Segment | Outcome], *, initial_offsets: Offsets, since: int = -1) -> LogView:
+def fold(
+    parts: Iterable[Segment | Outcome], *, initial_offsets: Offsets, since: int = -1, with_rewrites: bool = True
+) -> LogView:
     """
     Compute a view from level-1 segments and outcomes, which must cover the versions from 0 on, in order.
 
     :param since: keep only files of versions above this one; the totals always cover all versions
+    :param with_rewrites: whether files of rewrites are in place of those of the commits that they rewrote
     :raises LogDamagedError: a version is missing or duplicated (R1)
     """
     version, commits, aborts = -1, 0, 0
     counts: dict[str, int] = {}
     next_offsets: Offsets = dict(initial_offsets)
     files: dict[int, list[SegmentFile]] = {}
+    rewrites: list[SegmentRewrite] = []
     for part in parts:
         if isinstance(part, Segment):
             invariants.check_follows(part.index * SEGMENT_WIDTH, version)
@@ -304,6 +320,7 @@ def fold(parts: Iterable[Segment | Outcome], *, initial_offsets: Offsets, since:
             for file in part.files:
                 if file.version > since:
                     files.setdefault(file.version, []).append(file)
+            rewrites += part.rewrites
         else:
             invariants.check_follows(part.version, version)
             version = part.version
@@ -317,14 +334,52 @@ def fold(parts: Iterable[Segment | Outcome], *, initial_offsets: Offsets, since:
                 files = _without_sinks(files, part.altered.removed)
             if version > since:
                 files[version] = visible(part)
+            if part.rewritten is not None:
+                rewrites.append(SegmentRewrite(version=version, rewritten=part.rewritten))
         next_offsets = offsets.advance(next_offsets, part.next)
+    applied = _applied(rewrites, files) if with_rewrites else []
+    for rewrite in applied:
+        _replace_files(files, rewrite)
     return LogView(
         version=version,
         next=next_offsets,
         commits=commits,
         aborts=aborts,
         counts=counts,
-        files=tuple(file for kept in files.values() for file in kept),
+        files=tuple(file for _, kept in sorted(files.items()) for file in kept),
+        rewrites=tuple(applied),
+    )
+
+
+def _applied(rewrites: Sequence[SegmentRewrite], files: Mapping[int, Sequence[SegmentFile]]) -> list[SegmentRewrite]:
+    """
+    Return the rewrites whose files replace those of the commits that they rewrote (R8).
+
+    A rewrite applies if the rows of all these commits are visible, and if no later rewrite has rewritten one of them. A rewrite that no longer applies never
+    applies again.
+
+    :param rewrites: all rewrites, in ascending order of versions
+    :param files: version → the visible files of its commit
+    """
+    found: list[SegmentRewrite] = []
+    rewritten_later: set[tuple[str, int]] = set()
+    for rewrite in reversed(rewrites):
+        commits = {(rewrite.rewritten.sink, commit) for commit in rewrite.rewritten.commits}
+        are_visible = all(any(file.sink == sink for file in files.get(commit, ())) for sink, commit in commits)
+        if are_visible and not commits & rewritten_later:
+            found.append(rewrite)
+        rewritten_later |= commits
+    return found[::-1]
+
+
+def _replace_files(files: dict[int, list[SegmentFile]], rewrite: SegmentRewrite) -> None:
+    """Replace the files of the commits that were rewritten by those of the rewrite."""
+    rewritten = rewrite.rewritten
+    for commit in rewritten.commits:
+        files[commit] = [file for file in files[commit] if file.sink != rewritten.sink]
+    files.setdefault(rewrite.version, []).extend(
+        SegmentFile(version=rewrite.version, sink=rewritten.sink, file=file)
+        for file in (rewritten.output.files if rewritten.output is not None else ())
     )
 
 

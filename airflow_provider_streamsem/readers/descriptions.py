@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from airflow_provider_streamsem.pipeline import report
 from airflow_provider_streamsem.pipeline.alter import Alteration
+from airflow_provider_streamsem.pipeline.compact import Rewrite
 from airflow_provider_streamsem.pipeline.selection import BlastRadius
 from airflow_provider_streamsem.pipeline.vacuum import Vacuumed
 from airflow_provider_streamsem.readers.verify import Verdict
@@ -74,6 +75,14 @@ def alteration(result: Alteration, *, dry_run: bool) -> list[str]:
 
 def _label(label: str | None) -> str:
     return "none" if label is None else label.replace("_", "-")
+
+
+def rewrite(result: Rewrite) -> str:
+    """Describe a rewrite of files, or a possible one."""
+    before = f"{result.files} files of {result.commits} commits in sink {result.sink}, {result.rows} rows, {result.bytes} bytes"
+    if result.version is None:
+        return f"would rewrite {before}"
+    return f"version {result.version}: rewrote {before}, into {result.new_files} files, {result.new_bytes} bytes"
 
 
 def vacuumed(result: Vacuumed, *, dry_run: bool) -> str:

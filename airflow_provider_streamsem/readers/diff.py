@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.protocol.offsets import Offsets
 from airflow_provider_streamsem.readers.files import CommittedLog, open_log, sink_of
 from airflow_provider_streamsem.readers.spark import rows_of
+from airflow_provider_streamsem.spark.row_texts import row_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -150,14 +151,6 @@ def shared_columns(rows: Mapping[int, DataFrame], names: tuple[str, str]) -> lis
     return shared
 
 
-_EXACT = {
-    "ignoreNullFields": "false",
-    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
-    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
-}
-"""Options with which different values have different texts. Spark's defaults leave out microseconds."""
-
-
 def different_rows(
     rows: Mapping[int, DataFrame], columns: Sequence[str], *, names: tuple[str, str] = ("original", "fork")
 ) -> tuple[DataFrame, dict[int, int]]:
@@ -172,8 +165,7 @@ def different_rows(
     from pyspark.sql import functions as F
 
     def texts(sign: int) -> DataFrame:
-        text = F.to_json(F.struct(*[_comparable(rows[sign], name) for name in columns]), _EXACT)
-        return rows[sign].select(text.alias("row"), F.lit(sign).alias("sign"))
+        return rows[sign].select(row_text(rows[sign], columns).alias("row"), F.lit(sign).alias("sign"))
 
     both = texts(1).unionByName(texts(-1))
     counts = {row["sign"]: row["count"] for row in both.groupBy("sign").count().collect()}
@@ -185,33 +177,6 @@ def different_rows(
 def _rows_since(spark: SparkSession, log: CommittedLog, sink: str | None, since: int, version: int) -> DataFrame:
     """Return the rows of the batches above a version. A reprocessing run counts as the batch that it replaced."""
     name = sink_of(log, sink)
-    files = log.files(version=version, since=since, sink=name)
+    files = log.files(version=version, since=since, sink=name, with_rewrites=False)
     roots = {at: log.log.find_root(at) for at in {file.version for file in files}}
     return rows_of(spark, log, name, [file for file in files if roots[file.version] > since], version=version)
-
-
-def _comparable(frame: DataFrame, name: str) -> Any:
-    """Return a column whose JSON text is the same for equal values: each map in it is the array of its sorted entries."""
-    from pyspark.sql import functions as F
-
-    return _with_sorted_maps(F.col(f"`{name.replace('`', '``')}`"), frame.schema[name].dataType).alias(name)
-
-
-def _with_sorted_maps(column: Any, kind: Any) -> Any:
-    from pyspark.sql import functions as F
-    from pyspark.sql.types import ArrayType, MapType, StructType
-
-    if '"type":"map"' not in kind.json():
-        return column
-    if isinstance(kind, MapType):
-        entries = F.transform(
-            F.map_entries(column),
-            lambda entry: F.struct(entry["key"], _with_sorted_maps(entry["value"], kind.valueType).alias("value")),
-        )
-        return F.array_sort(entries)
-    if isinstance(kind, ArrayType):
-        return F.transform(column, lambda element: _with_sorted_maps(element, kind.elementType))
-    if isinstance(kind, StructType):
-        fields = [_with_sorted_maps(column[field.name], field.dataType).alias(field.name) for field in kind]
-        return F.when(column.isNotNull(), F.struct(*fields))
-    return column

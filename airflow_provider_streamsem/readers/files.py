@@ -68,7 +68,8 @@ class Changes:
 
     :param version: the later version
     :param added: files that are visible at the later version only
-    :param removed: files that are visible at the earlier version only, because a reprocessing run replaced them or a rollback removed them
+    :param removed: files that are visible at the earlier version only, because a reprocessing run replaced them, a rollback removed them, or a rewrite has
+        their rows. The rows of files that a rewrite replaced are in ``added`` again
     """
 
     version: int
@@ -174,21 +175,28 @@ class CommittedLog:
             self._owned.add(sink.location)
         return sink
 
-    def view(self, *, version: int | None = None, since: int | None = None) -> LogView:
+    def view(self, *, version: int | None = None, since: int | None = None, with_rewrites: bool = True) -> LogView:
         """
         Return the visible files of the versions above ``since``, and the totals over all versions, both as of ``version``.
 
         :param version: as of this version, inclusive; default: the newest closed one
         :param since: exclusive; default: -1, which means all versions
+        :param with_rewrites: whether files of rewrites are in place of those of the commits that they rewrote
         :raises InvalidError: a version is not closed
         """
         for name, value in (("version", version), ("since", since)):
             if value is not None:
                 integer(name, value, least=-1, most=N - 1)
-        return self.log.view(version=version, since=-1 if since is None else since)
+        since = -1 if since is None else since
+        return self.log.view(version=version, since=since, with_rewrites=with_rewrites)
 
     def files(
-        self, *, version: int | None = None, since: int | None = None, sink: str | None = None
+        self,
+        *,
+        version: int | None = None,
+        since: int | None = None,
+        sink: str | None = None,
+        with_rewrites: bool = True,
     ) -> list[CommittedFile]:
         """
         Return the visible files in ascending order of versions.
@@ -196,11 +204,13 @@ class CommittedLog:
         :param version: as of this version, inclusive; default: the newest closed one
         :param since: only files that became visible in versions *above* this one. For files that a reprocessing run replaced, see :meth:`changes`
         :param sink: only files of this sink; default: of all sinks whose rows become visible through the log
+        :param with_rewrites: whether files of rewrites are in place of those of the commits that they rewrote. With ``since``, a rewrite is used only if all
+            these commits are above ``since``
         :raises InvalidError: a version is not closed, or vacuum may have deleted its files; there is no such sink, or it publishes outside the log
         :raises ConflictError: a dataset belongs to another log
         :raises LogDamagedError: an entry of the log or a dataset's ownership marker is missing or damaged
         """
-        view = self.view(version=version, since=since)
+        view = self.view(version=version, since=since, with_rewrites=with_rewrites)
         if version is not None:
             self._refuse_expired(version)
         return self._committed_files(view, sink)
@@ -219,12 +229,12 @@ class CommittedLog:
         now = self.view(version=version)
         if version is not None:
             self._refuse_expired(version)
-        visible = {(f.version, f.sink) for f in now.files}
-        before = self._committed_files(self.view(version=since), sink)
+        before = self.view(version=since)
+        is_old, is_new = ({(f.version, f.sink) for f in view.files} for view in (before, now))
         return Changes(
             version=now.version,
-            added=tuple(f for f in self._committed_files(now, sink) if f.version > since),
-            removed=tuple(f for f in before if (f.version, f.sink) not in visible),
+            added=tuple(f for f in self._committed_files(now, sink) if (f.version, f.sink) not in is_old),
+            removed=tuple(f for f in self._committed_files(before, sink) if (f.version, f.sink) not in is_new),
         )
 
     def _refuse_expired(self, version: int) -> None:

@@ -11,7 +11,7 @@ from airflow_provider_streamsem.pipeline.changes import changed_fields
 from airflow_provider_streamsem.protocol.entries import Json, Outcome, Receipts
 from airflow_provider_streamsem.protocol.offsets import Gaps, Ranges
 from airflow_provider_streamsem.protocol.specs import stored_spec
-from airflow_provider_streamsem.protocol.view import OpenHead
+from airflow_provider_streamsem.protocol.view import OpenHead, stored_output
 from airflow_provider_streamsem.readers.files import CommittedLog, Version
 from airflow_provider_streamsem.stores.concurrency import in_threads
 
@@ -26,7 +26,7 @@ class VersionSummary:
     """
     A version without its files, pins and state.
 
-    :param kind: ``batch``, ``reprocess``, ``rollback`` or ``alter``
+    :param kind: ``batch``, ``reprocess``, ``rollback``, ``alter`` or ``rewrite``
     :param result: ``open``, ``held``, ``commit`` or ``abort``; or ``publishing`` for a commit whose receipts are not stored yet
     :param replaces: the version whose rows a reprocessing run replaces
     :param replaced_by: the reprocessing run that has replaced the rows of the version, if it was read
@@ -167,7 +167,8 @@ class History:
 
     def _summary(self, version: Version, earlier: Sequence[Version], *, is_rolled_back: bool) -> VersionSummary:
         plan, outcome, receipts = version.plan, version.outcome, version.receipts
-        files = [] if outcome is None else [file for sink in outcome.sinks.values() for file in sink.files]
+        output = {} if outcome is None else stored_output(outcome)
+        files = [file for sink in output.values() for file in sink.files]
         return VersionSummary(
             version=version.version,
             kind=plan.kind,
@@ -206,7 +207,9 @@ class History:
 
 def _size(version: Version) -> int:
     """Return the number of the version and its files."""
-    return 1 + (0 if version.outcome is None else sum(len(sink.files) for sink in version.outcome.sinks.values()))
+    return 1 + (
+        0 if version.outcome is None else sum(len(sink.files) for sink in stored_output(version.outcome).values())
+    )
 
 
 def _result(version: Version) -> str:

@@ -33,6 +33,7 @@ from airflow_provider_streamsem.protocol.entries import (
     Outcome,
     Plan,
     Receipts,
+    Rewritten,
     RunPointer,
     Segment,
 )
@@ -41,6 +42,7 @@ from airflow_provider_streamsem.protocol.view import (
     ClosedHead,
     OpenHead,
     add_counts,
+    fold,
     hidden_sinks,
     net_counts,
     not_visible,
@@ -243,6 +245,8 @@ class _Verification:
                     to = plan[0].rolled_back.to
                     ranges = {at: found for at, found in ranges.items() if at <= to}
                     visible = {at for at in visible if at <= to}
+                elif plan[0].rewritten is not None:
+                    self._rewrite(plan[0].rewritten, version, visible, [each for each, _ in outcomes])
                 elif plan[0].replaces is None:
                     ranges[version] = plan[0].ranges
                     visible.add(version)
@@ -528,8 +532,42 @@ class _Verification:
                     if outcome.version not in hidden:
                         self.verdict.rows[name] += rows
                         self.verdict.files += 1
+        named |= self._rewritten_files(outcomes, sinks, oldest)
         for name, sink in sinks.items():
             self.verdict.orphans += sum((name, key) not in named and key not in earlier for key in _data_keys(sink))
+
+    def _rewrite(self, rewritten: Rewritten, version: int, visible: set[int], outcomes: list[Outcome]) -> None:
+        """Check that the commits of a rewrite are visible before it, and have its number of rows (I23)."""
+        hidden_in = hidden_sinks(outcomes)
+        found = [
+            outcome.sinks.get(rewritten.sink)
+            for outcome in outcomes
+            if outcome.version in visible & {*rewritten.commits} and rewritten.sink not in hidden_in[outcome.version]
+        ]
+        rows = sum(committable.rows for committable in found if committable is not None)
+        if None in found or len(found) < len(rewritten.commits) or rows != rewritten.rows:
+            what = "a rewrite names commits that are not visible before it, or that have another number of rows"
+            self._report("I23", what, version=version)
+
+    def _rewritten_files(self, outcomes: list[Outcome], sinks: Mapping[str, Sink], oldest: int) -> set[tuple[str, str]]:
+        """
+        Check the files of the rewrites that readers read (I6).
+
+        :param oldest: vacuum may have deleted the files of earlier rewrites that do not apply at this version
+        :returns: sink and key of each file of a rewrite
+        """
+        rewrites = [(outcome.version, outcome.rewritten) for outcome in outcomes if outcome.rewritten is not None]
+        view = self._try(lambda: fold(outcomes[: oldest + 1], initial_offsets={})) if rewrites else None
+        applied = {each.version for each in view.rewrites} if view is not None else set()
+        named: set[tuple[str, str]] = set()
+        for version, rewritten in rewrites:
+            output = rewritten.output
+            if output is None or rewritten.sink not in sinks:
+                continue
+            named |= {(rewritten.sink, file.key) for file in output.files}
+            for file in output.files if version > oldest or version in applied else ():
+                self._try(partial(_file, sinks[rewritten.sink], file, output.format, version), version=version)
+        return named
 
     def _own_sinks(self, *, is_marked: bool) -> dict[str, Sink]:
         """

@@ -21,7 +21,7 @@ from urllib.parse import quote
 from airflow_provider_streamsem import arguments, telemetry
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connections import Connection
-from airflow_provider_streamsem.engine import Job, Produced
+from airflow_provider_streamsem.engine import Job, Produced, RewriteJob, RewrittenFiles
 from airflow_provider_streamsem.errors import InvalidError, StageError, StreamsemError
 from airflow_provider_streamsem.spark import causes, failures, packages, versions
 from airflow_provider_streamsem.spark.packages import Package
@@ -217,8 +217,45 @@ class SparkEngine:
         if job.state_settings is not None:
             versions.check_state(remote=self._remote is not None)
         needed = packages.needed((job.source, *job.lookups.values()), job.sinks, job.dedup, log.store.url)
+        try:
+            with self._attempt_session(needed, job.attempt_id) as (session, inspect):
+                from airflow_provider_streamsem.spark import staging
+
+                return staging.Staging(session, inspect, job, log).run()
+        except StreamsemError:
+            raise
+        except Exception as error:
+            is_analysis = type(error).__name__ == "AnalysisException"
+            raise failures.translated(error, job) from (causes.short(error) if is_analysis else error)
+
+    def rewrite(self, job: RewriteJob, log: CommitLog) -> RewrittenFiles:
+        """
+        Rewrite files in a clone of the session; see :class:`airflow_provider_streamsem.engine.Engine`.
+
+        :raises InvalidError: Spark lacks packages that the location needs, or no session can be started
+        :raises DataError: Spark cannot read a file
+        :raises StoreRefusedError: a store refused a read or write of Spark
+        :raises StageError: Spark failed, or the task was cancelled
+        """
+        try:
+            with self._attempt_session(packages.needed((), {"": job.sink}, None, ""), job.attempt_id) as (session, _):
+                from airflow_provider_streamsem.spark import rewriting
+
+                return rewriting.rewrite(session, job)
+        except StreamsemError:
+            raise
+        except Exception as error:
+            raise failures.rewrite_error(error, job) from error
+
+    @contextmanager
+    def _attempt_session(self, needed: Sequence[Package], attempt_id: str) -> Iterator[tuple[SparkSession, Any]]:
+        """
+        Clone the session for one attempt, with :data:`SETTINGS` and the access to the stores. Another thread can interrupt the jobs of the clone.
+
+        :returns: the clone, and the module that inspects its plans
+        """
         user_session = self.session(needed)
-        from airflow_provider_streamsem.spark import shipping, staging
+        from airflow_provider_streamsem.spark import shipping
 
         inspect: Any
         settings = dict(SETTINGS)
@@ -243,15 +280,9 @@ class SparkEngine:
             from airflow_provider_streamsem.spark import remote
 
             inspect = remote
-        try:
-            with causes.quiet(), shipping.by_value(), inspect.cloned(user_session, settings) as session:
-                with self._interruptible(inspect, session, f"streamsem-{job.attempt_id}"):
-                    return staging.Staging(session, inspect, job, log).run()
-        except StreamsemError:
-            raise
-        except Exception as error:
-            is_analysis = type(error).__name__ == "AnalysisException"
-            raise failures.translated(error, job) from (causes.short(error) if is_analysis else error)
+        with causes.quiet(), shipping.by_value(), inspect.cloned(user_session, settings) as session:
+            with self._interruptible(inspect, session, f"streamsem-{attempt_id}"):
+                yield session, inspect
 
     @contextmanager
     def _interruptible(self, inspect: Any, session: SparkSession, tag: str) -> Iterator[None]:

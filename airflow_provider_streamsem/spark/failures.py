@@ -9,7 +9,7 @@ from typing import Any
 
 from airflow_provider_streamsem import state_files
 from airflow_provider_streamsem.connectors.failures import ExplainsFailures, NamesFile
-from airflow_provider_streamsem.engine import Job
+from airflow_provider_streamsem.engine import Job, RewriteJob
 from airflow_provider_streamsem.errors import (
     UNREADABLE_FILE,
     DataError,
@@ -94,6 +94,31 @@ def translated(error: Exception, job: Job) -> StreamsemError:
         **({"transform": job.transform_name} if job.transform_name else {}),
         **_files(job),
     )
+
+
+def rewrite_error(error: Exception, job: RewriteJob) -> StreamsemError:
+    """Return the error of this package for an exception of Spark in an attempt to rewrite files. It quotes paths, and no values of records."""
+    where = {"version": job.version, "location": job.sink.location}
+    refusal = next((match[0] for text in _texts(error) if (match := _REFUSAL.search(text))), None)
+    if refusal is not None:
+        summary = "the store refused a read or write of Spark; no reader reads the new files"
+        return StoreRefusedError(summary, **where, refusal=refusal)
+    found = conditions(error)
+    is_transient = any(_TRANSIENT.search(text) for text in _texts(error))
+    for condition, parameters in found:
+        if condition.startswith("FAILED_READ_FILE") and not is_transient:
+            return DataError(
+                "Spark cannot read a file of the dataset; no reader reads the new files",
+                **where,
+                file=_path_of(parameters.get("path", "")),
+                condition=condition,
+            ).advising("run `streamsem verify`, and restore the files that it names.")
+    return StageError(
+        "the engine failed while it rewrote files; no reader reads the new files",
+        **where,
+        error=type(error).__name__,
+        **({"condition": found[0][0]} if found else {}),
+    ).advising("run again. If it fails again, correct the cause that this message or the exception before it names.")
 
 
 def _database_error(kind: str, problem: str, version: int) -> StreamsemError:

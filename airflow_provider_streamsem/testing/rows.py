@@ -6,19 +6,21 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from airflow_provider_streamsem import dedup, telemetry
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.columns import types as column_types
+from airflow_provider_streamsem.connectors.files.sink import FilesSink
 from airflow_provider_streamsem.connectors.landing.messages import body_of
 from airflow_provider_streamsem.connectors.pipeline.source import PipelineSource
 from airflow_provider_streamsem.connectors.queue.source import QueueSource
-from airflow_provider_streamsem.engine import Job, Produced
+from airflow_provider_streamsem.engine import Contents, Job, Produced, RewriteJob, RewrittenFiles
 from airflow_provider_streamsem.errors import DataError, InvalidError, StageError
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import canonical
-from airflow_provider_streamsem.protocol.entries import Json, Quarantine
+from airflow_provider_streamsem.protocol.entries import DataFile, Json, Quarantine
 from airflow_provider_streamsem.stores.contract import open_store, split_url
 
 SCHEMA = json.dumps({"type": "struct", "fields": []})
@@ -85,6 +87,18 @@ class RowsEngine:
             passed_to_writer={name: len(out[name]) for name in sinks},
             state=state,
         )
+
+    def rewrite(self, job: RewriteJob, log: CommitLog) -> RewrittenFiles:
+        """Write the lines of some files again, into one file; see :class:`airflow_provider_streamsem.engine.Engine`."""
+        self._step("read")
+        before = _lines(job.sink, job.files)
+        self._step("write")
+        location = job.sink.attempt_location(job.version, job.attempt_id)
+        self._write(location, [json.loads(line) for line in before], job.sink.format)
+        self._step("collect")
+        output = job.sink.collect(job.version, job.attempt_id)
+        self._step("staged")
+        return RewrittenFiles(output=output, before=_contents(before), after=_contents(_lines(job.sink, output.files)))
 
     def cancel(self) -> None:
         """Do nothing, because no work runs outside the thread that stages."""
@@ -177,6 +191,16 @@ class RowsEngine:
             key, b"".join(canonical({"path": p, "raw": raw, "error": "not a JSON object"}) + b"\n" for p, raw in bad)
         )
         return Quarantine(rows=len(bad), keys=(key,))
+
+
+def _lines(sink: FilesSink, files: Sequence[DataFile]) -> list[str]:
+    """Return the lines of JSON files of a dataset."""
+    return [line for url in sink.urls(files) for line in Path(split_url(url)[1]).read_text().splitlines()]
+
+
+def _contents(lines: Sequence[str]) -> Contents:
+    rows = sorted(canonical(json.loads(line)) for line in lines)
+    return Contents(rows=len(rows), digest=hashlib.sha256(b"\n".join(rows)).hexdigest())
 
 
 def _id(row: Mapping[str, Any], names: Sequence[str]) -> bytes:

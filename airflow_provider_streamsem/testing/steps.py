@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.contract import Sink, Source
-from airflow_provider_streamsem.engine import Engine, Job, Produced
+from airflow_provider_streamsem.engine import Engine, Job, Produced, RewriteJob, RewrittenFiles
 from airflow_provider_streamsem.stores.contract import ObjectStat, Store
 from airflow_provider_streamsem.testing.stores import Crash
 
@@ -123,6 +123,13 @@ class StepReportingEngine:
         produced = self._engine.stage(step_by_step, log)
         self._step("staged")
         return produced
+
+    def rewrite(self, job: RewriteJob, log: CommitLog) -> RewrittenFiles:
+        """Rewrite with the other engine, and report the first and the last step."""
+        self._step("read")
+        rewritten = self._engine.rewrite(job, log)
+        self._step("staged")
+        return rewritten
 
     def cancel(self) -> None:
         """Cancel the other engine."""

@@ -16,6 +16,7 @@ from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import DataFile, StagedManifest
 from airflow_provider_streamsem.protocol.procedures import read_entry
+from airflow_provider_streamsem.protocol.view import stored_output
 from airflow_provider_streamsem.readers.files import CommittedLog, Version, open_log
 from airflow_provider_streamsem.readers.history import History, rows_per_minute
 from airflow_provider_streamsem.state import operator_state
@@ -292,7 +293,7 @@ def _result_of_attempt(version: Version, attempt_id: str) -> str:
 
 def _files(version: Version, *, shows_records: bool) -> Iterator[FileRow]:
     """Yield the files. The directories of a file may contain values of partition columns, as ``partition`` does."""
-    for name, sink in sorted({} if version.outcome is None else version.outcome.sinks.items()):
+    for name, sink in sorted({} if version.outcome is None else stored_output(version.outcome).items()):
         for file in sink.files:
             path = file.key if shows_records or not file.partition else file.key.rpartition("/")[2]
             partition = dict(file.partition) if shows_records else {}

@@ -260,6 +260,10 @@ class FilesSink:
             files = tuple(pool.map(data_file, staged))
         return Committable(format=self.format, rows=sum(f.rows for f in files), files=files)
 
+    def urls(self, files: Sequence[DataFile]) -> list[str]:
+        """Return the paths or URLs of files of the dataset."""
+        return [f"{self.path.rstrip('/')}/{file.key}" for file in files]
+
     def attempts(self, version: int | None = None) -> set[tuple[int, str]]:
         """Return the attempts that have a directory."""
         dataset = self._dataset()

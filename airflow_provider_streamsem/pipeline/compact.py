@@ -1,0 +1,381 @@
+"""Rewrites the rows of many small files of a dataset into fewer, larger files (PROTOCOL.md, 4.11)."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from airflow_provider_streamsem import registry, telemetry
+from airflow_provider_streamsem.arguments import flag, integer, text
+from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.connectors.files.sink import FilesSink
+from airflow_provider_streamsem.engine import Engine, RewriteJob
+from airflow_provider_streamsem.errors import DataError, InvalidError, OpenVersionError, StreamsemError
+from airflow_provider_streamsem.pipeline.abort import abort_outcome
+from airflow_provider_streamsem.pipeline.location import with_log_location
+from airflow_provider_streamsem.pipeline.opening import OpenPipeline, find_record, open_pipeline
+from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.protocol import invariants
+from airflow_provider_streamsem.protocol.entries import (
+    DataFile,
+    Outcome,
+    Plan,
+    Quarantine,
+    Rewritten,
+    SegmentFile,
+    StagedManifest,
+)
+from airflow_provider_streamsem.protocol.view import ClosedHead, Head, LogView, OpenHead
+from airflow_provider_streamsem.state import watermark_after
+
+logger = telemetry.log_of(__name__)
+
+TARGET_FILE_BYTES = 128 * 2**20
+"""The default of ``target_file_bytes``."""
+MAX_BYTES = 4 * 2**30
+"""The default of ``max_bytes``."""
+LEAST_BYTES = 65_536
+"""The smallest value of both."""
+_ABORTED = "a run needed the next version, and no attempt had staged the rewrite"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewrite:
+    """
+    One rewrite of files, committed or, in a dry run, possible.
+
+    :param sink: name of the sink
+    :param version: the version of the rewrite; ``None`` in a dry run
+    :param commits: how many commits' rows it has rewritten
+    :param rows: the number of rows
+    :param files: the number of files before
+    :param bytes: the size of these files in bytes
+    :param new_files: the number of files after; ``None`` in a dry run
+    :param new_bytes: the size of these files in bytes; ``None`` in a dry run
+    """
+
+    sink: str
+    version: int | None
+    commits: int
+    rows: int
+    files: int
+    bytes: int
+    new_files: int | None = None
+    new_bytes: int | None = None
+
+
+@with_log_location
+def compact(
+    pipeline: Pipeline,
+    *,
+    sink: str | None = None,
+    target_file_bytes: int = TARGET_FILE_BYTES,
+    max_bytes: int = MAX_BYTES,
+    dry_run: bool = False,
+    engine: Engine | None = None,
+    log: CommitLog | None = None,
+) -> list[Rewrite]:
+    """
+    Rewrite the rows of many small files into fewer, larger files. No row changes, appears or disappears.
+
+    A rewrite is a version of its own. Readers of this version and of later ones read the new files. Readers of earlier versions, and readers that ask for the
+    rows since a version, still read the files of the commits, which stay in the dataset. If one of these commits is reprocessed or rolled back, readers read
+    the files of the other commits again, until the next compaction.
+
+    The files of a commit, or of an earlier rewrite, are rewritten if their average size is less than half of ``target_file_bytes``, and if the number of files
+    becomes at most half.
+
+    No run waits for a rewrite: a run that finds an open rewrite commits it if it is staged, and aborts it otherwise. Compact in the DAG of the pipeline, after
+    the batch, or at a time at which no batch runs.
+
+    :param sink: the sink to compact, which must be a files sink; default: all files sinks
+    :param target_file_bytes: the size in bytes of the new files, 65,536 or more
+    :param max_bytes: the maximum size in bytes of the files that one version rewrites. More files are rewritten by several versions, one after another
+    :param dry_run: write nothing, and return which rewrites are possible
+    :param engine: default: Spark in this process. The engine starts a session only when it rewrites files
+    :param log: default: the log at ``pipeline.log``
+    :returns: the rewrites in the order of their versions; empty if there is nothing to rewrite
+    :raises InvalidError: there is no log at the location, the pipeline has no such files sink, or an argument is not valid. Nothing was written
+    :raises OpenVersionError: a version is open, or another run needed the next version. The rewrites that were committed before stay
+    :raises DataError: files cannot be read, or the new files have other rows. Visible rows are the same as before
+    """
+    integer("target_file_bytes", target_file_bytes, least=LEAST_BYTES)
+    integer("max_bytes", max_bytes, least=LEAST_BYTES)
+    flag("dry_run", dry_run)
+    names = _files_sinks(pipeline, sink)
+    log = log or open_commit_log(pipeline.log)
+    if find_record(pipeline, log) is None:
+        raise InvalidError("there is no log at this location; nothing was written", log=pipeline.log).advising(
+            "run the pipeline once, or correct the location."
+        )
+    opened = open_pipeline(pipeline, log)
+    sizes = _Sizes(target=target_file_bytes, most=max_bytes)
+    if dry_run:
+        view = log.view()
+        return [_rewrite(name, view, chosen) for name in names for chosen in sizes.choose(view.sink(name))]
+    engine = engine or registry.load("engines", "spark")()
+    return [done for name in names for done in _Compaction(opened, name, sizes, engine).run()]
+
+
+def _files_sinks(pipeline: Pipeline, sink: str | None) -> list[str]:
+    names = [name for name, each in pipeline.sinks.items() if isinstance(each, FilesSink) and not each.is_outside_log]
+    if sink is not None and text("sink", sink) not in names:
+        raise InvalidError(
+            "only the files of a files sink can be compacted; nothing was written", given=sink, accepted=sorted(names)
+        ).advising("compact a table with the tools of its format, such as OPTIMIZE of Delta Lake.")
+    if not names:
+        raise InvalidError(
+            "the pipeline has no files sink, so there is nothing to compact", sinks=sorted(pipeline.sinks)
+        )
+    return sorted(names) if sink is None else [sink]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """
+    Chooses the files to rewrite.
+
+    :param target: target size of a file in bytes
+    :param most: maximum size in bytes of the files of one rewrite
+    """
+
+    target: int
+    most: int
+
+    def choose(self, visible: Sequence[SegmentFile]) -> Iterator[list[SegmentFile]]:
+        """
+        Yield the files of each rewrite. All files of a version belong to the same rewrite.
+
+        :param visible: the visible files of one sink
+        """
+        by_version: dict[int, list[SegmentFile]] = defaultdict(list)
+        for file in visible:
+            by_version[file.version].append(file)
+        chosen: list[SegmentFile] = []
+        for _, files in sorted(by_version.items()):
+            size = _bytes(files)
+            if size * 2 >= self.target * len(files) or size > self.most:
+                continue
+            if _bytes(chosen) + size > self.most:
+                yield from self._worthwhile(chosen)
+                chosen = []
+            chosen += files
+        yield from self._worthwhile(chosen)
+
+    def _worthwhile(self, chosen: list[SegmentFile]) -> Iterator[list[SegmentFile]]:
+        """Yield the files if the rewrite at least halves their number. There is at least one file for each combination of partition values."""
+        by_partition: Counter[tuple[tuple[str, str | None], ...]] = Counter()
+        for file in chosen:
+            by_partition[tuple(sorted(file.file.partition.items()))] += file.file.bytes
+        least = sum(max(1, -(-size // self.target)) for size in by_partition.values())
+        if len(chosen) >= 2 * least and len(chosen) > 1:
+            yield chosen
+
+
+def _bytes(files: Sequence[SegmentFile]) -> int:
+    return sum(file.file.bytes for file in files)
+
+
+def _commits(view: LogView, name: str, chosen: Sequence[SegmentFile]) -> tuple[int, ...]:
+    """Return the commits whose rows are in some visible files. A file of a rewrite has the rows of several commits."""
+    rewritten = {each.version: each.rewritten.commits for each in view.rewrites if each.rewritten.sink == name}
+    versions = {file.version for file in chosen}
+    return tuple(sorted({commit for version in versions for commit in rewritten.get(version, (version,))}))
+
+
+def _rewrite(name: str, view: LogView, chosen: Sequence[SegmentFile]) -> Rewrite:
+    return Rewrite(
+        sink=name,
+        version=None,
+        commits=len(_commits(view, name, chosen)),
+        rows=sum(file.file.rows for file in chosen),
+        files=len(chosen),
+        bytes=_bytes(chosen),
+    )
+
+
+class _Compaction:
+    """Compacts one sink, one version after another."""
+
+    def __init__(self, opened: OpenPipeline, name: str, sizes: _Sizes, engine: Engine) -> None:
+        self._opened, self._log, self._name, self._sizes, self._engine = opened, opened.log, name, sizes, engine
+        sink = opened.pipeline.sinks[name]
+        assert isinstance(sink, FilesSink)
+        self._sink = replace(sink, target_file_bytes=sizes.target)
+
+    def run(self) -> Iterator[Rewrite]:
+        """Yield each rewrite after it was committed."""
+        done: set[int] = set()  # the commits that this compaction has rewritten, so that it ends
+        while True:
+            head = self._closed_head()
+            if head.outcome is None:
+                return
+            view = self._log.view(version=head.closed)
+            chosen = next(
+                (
+                    files
+                    for files in self._sizes.choose(view.sink(self._name))
+                    if not done & {*_commits(view, self._name, files)}
+                ),
+                None,
+            )
+            if chosen is None:
+                return
+            commits = _commits(view, self._name, chosen)
+            done |= {*commits}
+            yield self._commit(head, _rewrite(self._name, view, chosen), commits, [file.file for file in chosen])
+
+    def _closed_head(self) -> ClosedHead:
+        """
+        Return the newest head. Closes the rewrite that another process left open.
+
+        :raises OpenVersionError: another version is open, or its publishes are pending
+        """
+        head: Head = self._log.newest_head()
+        if isinstance(head, OpenHead) and head.plan.kind == "rewrite":
+            head, outcome = self._log.decide(head, rewrite_outcome(self._opened, head))
+            self._log.write_segments(outcome.version, [(outcome, head.outcome_sha)])
+        if isinstance(head, OpenHead) or head.has_pending_publishes:
+            raise OpenVersionError(
+                "a version is open, or its publishes are pending, so no rewrite was planned",
+                version=head.plan.version if isinstance(head, OpenHead) else head.closed,
+            )
+        return head
+
+    def _commit(self, head: ClosedHead, wanted: Rewrite, commits: tuple[int, ...], files: list[DataFile]) -> Rewrite:
+        """Plan one rewrite, stage it, and commit it."""
+        log, plan = self._log, self._plan(head, commits, rows=wanted.rows)
+        stored, _ = log.put_plan(head, plan)
+        if not isinstance(stored, OpenHead) or stored.plan != plan:
+            raise _lost_error(plan.version)
+        logger.info("version %d: rewriting %d files of sink %s", plan.version, len(files), self._name)
+        try:
+            manifest = self._stage(stored, files)
+        except StreamsemError:
+            self._abort(stored)
+            raise
+        closed, outcome = log.decide(stored, _outcome(log, stored, manifest))
+        log.write_segments(outcome.version, [(outcome, closed.outcome_sha)])
+        if outcome.rewritten is None or outcome.rewritten.output is None:
+            raise _lost_error(plan.version)
+        output = outcome.rewritten.output
+        logger.info("version %d: %d files became %d", plan.version, len(files), len(output.files))
+        new_bytes = sum(file.bytes for file in output.files)
+        return replace(wanted, version=plan.version, new_files=len(output.files), new_bytes=new_bytes)
+
+    def _plan(self, head: ClosedHead, commits: tuple[int, ...], *, rows: int) -> Plan:
+        log, version = self._log, head.closed + 1
+        return Plan(
+            version=version,
+            kind="rewrite",
+            previous=head.outcome_sha,
+            ranges={},
+            rewritten=Rewritten(sink=self._name, commits=commits, rows=rows),
+            run_key=f"rewrite:{self._name}:{version}:{log.clock.new_id()}",
+            j=0,
+            run_start={},
+            planned_at_ms=log.now_ms(head),
+            spec=self._opened.spec,
+            transform="" if head.outcome is None else head.outcome.transform,
+            nonce=log.clock.new_id(),
+        )
+
+    def _stage(self, head: OpenHead, files: list[DataFile]) -> StagedManifest:
+        """
+        Write the new files, compare their rows with those of the old ones, and store the manifest (W18, W41).
+
+        :raises DataError: the rows differ
+        """
+        log, plan = self._log, head.plan
+        assert head.outcome is not None  # commits exist
+        attempt_id, started_ms = log.clock.new_id(), log.clock.now_ms()
+        schema = head.outcome.schemas[self._name]
+        job = RewriteJob(sink=self._sink, files=files, schema=schema, version=plan.version, attempt_id=attempt_id)
+        with telemetry.phase("stage", version=plan.version, attempt_id=attempt_id):
+            result = self._engine.rewrite(job, log)
+        rows = sum(file.rows for file in files)
+        if result.before != result.after or not result.before.rows == rows == result.output.rows:
+            raise DataError(
+                "the new files have other rows than the files that were rewritten; no reader reads the new files",
+                version=plan.version,
+                sink=self._name,
+                rows_in_log=rows,
+                rows_read=result.before.rows,
+                rows_written=result.after.rows,
+            ).advising("run `streamsem verify`. If it finds no violation, run `streamsem doctor-spark`.")
+        manifest = StagedManifest(
+            version=plan.version,
+            attempt_id=attempt_id,
+            plan=head.plan_sha,
+            spec=plan.spec,
+            transform=plan.transform,
+            sinks={self._name: result.output},
+            schemas={},
+            quarantine=Quarantine(),
+            counts={},
+            staged_ms=log.clock.now_ms() - started_ms,
+            nonce=log.clock.new_id(),
+        )
+        log.put_staged(manifest)
+        return manifest
+
+    def _abort(self, head: OpenHead) -> None:
+        """Abort the rewrite that could not be staged. If this fails, the next run, or the next compaction, aborts it."""
+        try:
+            reason = "the rewrite could not be staged"
+            initial_state = self._opened.record.initial_state
+            self._log.decide(head, abort_outcome(self._log, head, reason=reason, initial_state=initial_state))
+        except StreamsemError as failure:
+            logger.warning("the rewrite stays open until the next run: %s", failure)
+
+
+def _lost_error(version: int) -> OpenVersionError:
+    return OpenVersionError("another run needed the next version, so the rewrite was not committed", version=version)
+
+
+def rewrite_outcome(opened: OpenPipeline, head: OpenHead) -> Outcome:
+    """
+    Build the outcome that closes the open rewrite of another process: a commit of a complete attempt, or an abort (W41).
+
+    No records are lost by an abort, because a rewrite reads no source.
+    """
+    log, plan = opened.log, head.plan
+    for manifest in log.find_staged(head):
+        assert plan.rewritten is not None
+        output = manifest.sinks.get(plan.rewritten.sink)
+        sink = opened.pipeline.sinks.get(plan.rewritten.sink)
+        if output is not None and sink is not None and sink.is_complete(output):
+            return _outcome(log, head, manifest)
+    logger.warning("version %d is closed as an abort: %s", plan.version, _ABORTED)
+    return abort_outcome(log, head, reason=_ABORTED, initial_state=opened.record.initial_state)
+
+
+def _outcome(log: CommitLog, head: OpenHead, manifest: StagedManifest) -> Outcome:
+    """Build the commit of a staged rewrite. It differs from the outcome before it only in what identifies the version."""
+    plan, before = head.plan, head.outcome
+    assert plan.rewritten is not None
+    assert before is not None  # I23
+    now_ms = log.now_ms(head)
+    return Outcome(
+        version=plan.version,
+        result="commit",
+        plan=head.plan_sha,
+        attempt_id=manifest.attempt_id,
+        schemas=before.schemas,
+        newest_rollback=invariants.newest_rollback(plan, before=before, committed=True),
+        newest_alter=invariants.newest_alter(plan, before=before, committed=True),
+        rewritten=replace(plan.rewritten, output=manifest.sinks[plan.rewritten.sink]),
+        newest_rewrite=plan.version,
+        next=invariants.next_after(plan, before=head.next, committed=True),
+        hint=head.hint,
+        markers=head.before.markers,
+        state=before.state,
+        watermark_ms=watermark_after(before.state),
+        spec=plan.spec,
+        transform=plan.transform,
+        decided_at_ms=now_ms,
+        duration_ms=max(0, now_ms - plan.planned_at_ms),
+        staged_ms=manifest.staged_ms,
+        nonce=log.clock.new_id(),
+    )

@@ -1,0 +1,37 @@
+"""Rewrites files of a dataset with Spark, and compares the rows before and after. Only the Spark engine imports this module."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from airflow_provider_streamsem import telemetry
+from airflow_provider_streamsem.connectors.data_files.read import read_files
+from airflow_provider_streamsem.engine import Contents, RewriteJob, RewrittenFiles
+from airflow_provider_streamsem.protocol.entries import DataFile
+from airflow_provider_streamsem.spark.row_texts import row_text
+
+
+def rewrite(session: SparkSession, job: RewriteJob) -> RewrittenFiles:
+    """Write the rows of the files again, and read the rows of both; see :class:`airflow_provider_streamsem.engine.Engine`."""
+    rows = _read(session, job, job.files)
+    accepted = job.sink.stage(rows, job.version, job.attempt_id)
+    with telemetry.phase("collect"):
+        output = job.sink.collect(job.version, job.attempt_id, accepted)
+    return RewrittenFiles(output=output, before=_contents(rows), after=_contents(_read(session, job, output.files)))
+
+
+def _read(session: SparkSession, job: RewriteJob, files: Sequence[DataFile]) -> DataFrame:
+    return read_files(session, job.sink.urls(files), format=job.sink.format, schema=job.schema)
+
+
+def _contents(rows: DataFrame) -> Contents:
+    """Count the rows, and add the hashes of their texts. Two sums of different hashes differ with near certainty if the rows differ."""
+    text = row_text(rows, rows.columns)
+    hashes = {"first": F.xxhash64(text), "second": F.xxhash64(F.lit(1), text)}
+    sums = [F.sum(each.cast("decimal(38,0)")).cast("string").alias(name) for name, each in hashes.items()]
+    row = rows.agg(F.count(F.lit(1)).alias("rows"), *sums).first()
+    assert row is not None  # an aggregation without keys returns one row
+    return Contents(rows=row["rows"], digest=f"{row['first']},{row['second']}")

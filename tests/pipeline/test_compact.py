@@ -1,0 +1,476 @@
+"""Tests of compaction: readers get the same rows from fewer files, and no crash or other writer changes that."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_streamsem import FilesSink, Limits, Pipeline, PipelineSource, alter, compact, rollback
+from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.engine import Contents, RewriteJob, RewrittenFiles
+from airflow_provider_streamsem.errors import DataError, InvalidError, OpenVersionError, StageError, StreamsemError
+from airflow_provider_streamsem.pipeline.compact import Rewrite
+from airflow_provider_streamsem.pipeline.review import stage_reprocessing
+from airflow_provider_streamsem.pipeline.vacuum import vacuum
+from airflow_provider_streamsem.protocol.view import OpenHead
+from airflow_provider_streamsem.stores.contract import Store
+from airflow_provider_streamsem.stores.local import LocalStore
+from airflow_provider_streamsem.testing.clock import ManualClock
+from airflow_provider_streamsem.testing.rows import RowsEngine
+from airflow_provider_streamsem.testing.stores import Crash, Fault, FaultyStore
+from tests.external_systems import PublishingFixture
+from tests.pipeline_fixture import PipelineFixture
+
+TARGET = 65_536
+DAY_MS = 86_400_000
+
+
+@pytest.fixture
+def fixture(tmp_path: Path) -> PipelineFixture:
+    return prepared(tmp_path)
+
+
+def prepared(root: Path, **arguments: Any) -> PipelineFixture:
+    """Versions 0 to 3 have one file each, and one file is unread."""
+    fixture = PipelineFixture(root, **arguments)
+    for number in range(4):
+        fixture.arrive(1)
+        fixture.run(f"r{number}")
+    fixture.arrive(1)
+    return fixture
+
+
+def compacted(fixture: PipelineFixture, *, store: Store | None = None, **named: Any) -> list[Rewrite]:
+    arguments: dict[str, Any] = {"engine": RowsEngine(), "target_file_bytes": TARGET, **named}
+    return compact(arguments.pop("pipeline", None) or fixture.pipeline(), log=fixture.log(store), **arguments)
+
+
+def rows(fixture: PipelineFixture, **arguments: Any) -> Counter[int]:
+    found = fixture.opened().files(sink="out", **arguments)
+    return Counter(json.loads(line)["id"] for file in found for line in Path(file.path).read_text().splitlines())
+
+
+def files(fixture: PipelineFixture, **arguments: Any) -> list[int]:
+    """Return the versions of the files that a reader reads."""
+    return [file.version for file in fixture.opened().files(sink="out", **arguments)]
+
+
+def test_rows_of_many_files_are_read_from_one_file(fixture: PipelineFixture) -> None:
+    before = fixture.opened().view()
+    (done,) = compacted(fixture)
+    assert (done.version, done.commits, done.rows, done.files, done.new_files) == (4, 4, 12, 4, 1)
+    assert (files(fixture), rows(fixture)) == ([4], Counter(range(12)))
+    after = fixture.opened().view()
+    assert (after.counts, after.next) == (before.counts, before.next)
+    fixture.run("rest", drain=True)
+    fixture.check()
+
+
+def test_dry_run_writes_nothing(fixture: PipelineFixture) -> None:
+    before = sorted(stat.key for stat in fixture.store.list(""))
+    (possible,) = compacted(fixture, dry_run=True)
+    assert (possible.version, possible.files, possible.new_files) == (None, 4, None)
+    assert sorted(stat.key for stat in fixture.store.list("")) == before
+
+
+def test_readers_of_earlier_versions_and_of_some_versions_read_the_files_of_the_commits(
+    fixture: PipelineFixture,
+) -> None:
+    compacted(fixture)
+    for version in range(4):
+        assert rows(fixture, version=version) == Counter(range(3 * version + 3))
+    for since in range(-1, 5):
+        assert rows(fixture, since=since) == Counter(range(3 * since + 3, 12))
+    assert (files(fixture, since=0), files(fixture, since=-1)) == ([1, 2, 3], [4])
+    assert files(fixture, with_rewrites=False) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("since", [-1, 1, 4, 6])
+def test_changes_between_two_versions_update_a_copy(fixture: PipelineFixture, since: int) -> None:
+    compacted(fixture)
+    fixture.run("rest")
+    fixture.run("fix", reprocessed=1)
+    compacted(fixture)
+    opened = fixture.opened()
+    for version in range(since, opened.head + 1):
+        copy = {file.path for file in opened.files(version=since)} if since >= 0 else set()
+        changes = opened.changes(since=since, version=version)
+        copy = copy - {file.path for file in changes.removed} | {file.path for file in changes.added}
+        assert copy == {file.path for file in opened.files(version=version)}
+
+
+def test_second_compaction_rewrites_the_result_of_the_first(fixture: PipelineFixture) -> None:
+    compacted(fixture)
+    assert compacted(fixture) == []
+    fixture.run("rest")
+    (done,) = compacted(fixture)
+    assert (done.commits, done.files, files(fixture)) == (5, 2, [6])
+    fixture.check()
+
+
+def test_compaction_is_cut_into_versions_by_size(tmp_path: Path) -> None:
+    fixture = PipelineFixture(tmp_path, rows_per_file=2_800)
+    for number in range(5):
+        fixture.arrive(1)
+        fixture.run(f"r{number}")
+    sizes = [file.bytes for file in fixture.opened().files()]
+    assert all(TARGET / 2 < size < TARGET for size in sizes)
+    done = compacted(fixture, target_file_bytes=100 * TARGET, max_bytes=2 * max(sizes))
+    assert [(each.version, each.files) for each in done] == [(5, 2), (6, 2)]
+    assert files(fixture) == [4, 5, 6]
+    fixture.check()
+
+
+def test_files_of_the_target_size_are_not_rewritten(tmp_path: Path) -> None:
+    fixture = PipelineFixture(tmp_path, rows_per_file=5_000)
+    for number in range(2):
+        fixture.arrive(1)
+        fixture.run(f"r{number}")
+    assert all(file.bytes > TARGET / 2 for file in fixture.opened().files())
+    assert compacted(fixture) == []
+
+
+def test_reprocessed_commit_is_read_with_the_files_of_the_other_commits(fixture: PipelineFixture) -> None:
+    compacted(fixture)
+    fixture.run("fix", reprocessed=1)
+    assert (files(fixture), rows(fixture)) == ([0, 2, 3, 5], Counter(range(12)))
+    compacted(fixture)
+    assert files(fixture) == [6]
+    fixture.run("fix again", reprocessed=1)
+    fixture.run("rest", drain=True)
+    fixture.check()
+
+
+def test_rollback_below_the_rewritten_commits_removes_their_rows(fixture: PipelineFixture) -> None:
+    compacted(fixture)
+    rollback(fixture.pipeline(), 1, log=fixture.log())
+    assert (files(fixture), rows(fixture)) == ([0, 1], Counter(range(6)))
+    fixture.run("rest", drain=True)
+    fixture.check()
+
+
+def test_rollback_above_the_rewritten_commits_keeps_the_rewrite(fixture: PipelineFixture) -> None:
+    fixture.run("wrong")
+    compacted(fixture, max_bytes=TARGET)
+    fixture.run("fix", reprocessed=4)
+    rollback(fixture.pipeline(), 6, log=fixture.log())
+    assert fixture.opened().head == 6, "nothing was committed after version 6"
+    fixture.arrive(1)
+    fixture.run("wrong again")
+    compacted(fixture)
+    rollback(fixture.pipeline(), 8, log=fixture.log())
+    rollback(fixture.pipeline(), 7, log=fixture.log())
+    assert files(fixture) == [8]
+    fixture.check()
+
+
+def test_rollback_to_a_version_before_a_rewrite_writes_nothing(fixture: PipelineFixture) -> None:
+    compacted(fixture)
+    assert rollback(fixture.pipeline(), 3, log=fixture.log()).version is None
+
+
+def test_rewrite_cannot_be_reprocessed(fixture: PipelineFixture) -> None:
+    compacted(fixture)
+    with pytest.raises(InvalidError, match=r"only a committed batch can be reprocessed.*result='rewrite'"):
+        fixture.run("fix", reprocessed=4)
+
+
+def test_sink_that_an_alter_removes_is_no_longer_read_from_its_rewrite(tmp_path: Path) -> None:
+    fixture = PipelineFixture(tmp_path)
+    both = fixture.pipeline(
+        sinks={name: FilesSink(path=str(tmp_path / name), format="json") for name in ("out", "old")}
+    )
+    for number in range(3):
+        fixture.arrive(1)
+        fixture.run(f"r{number}", pipeline=both)
+    assert [done.sink for done in compacted(fixture, pipeline=both)] == ["old", "out"]
+    fixture.check(lambda: rows(fixture))
+    alter(fixture.pipeline(), log=fixture.log())
+    fixture.ran = None
+    assert {file.sink for file in fixture.opened().files()} == {"out"}
+    fixture.check()
+
+
+def test_only_files_sinks_are_compacted(tmp_path: Path) -> None:
+    fixture = PublishingFixture(tmp_path)
+    for number in range(3):
+        fixture.arrive(1)
+        fixture.run(f"r{number}")
+    with pytest.raises(InvalidError, match="only the files of a files sink"):
+        compacted(fixture, sink="table")
+    (done,) = compacted(fixture)
+    assert done.sink == "out"
+    fixture.arrive(1)
+    fixture.run("next")
+    fixture.check()
+
+
+@pytest.mark.parametrize("arguments", [{"target_file_bytes": 1}, {"max_bytes": 0}, {"sink": "none"}])
+def test_invalid_arguments_are_refused(fixture: PipelineFixture, arguments: dict[str, Any]) -> None:
+    with pytest.raises(InvalidError):
+        compacted(fixture, **arguments)
+    assert fixture.opened().head == 3
+
+
+def test_compaction_without_a_log_is_refused(tmp_path: Path) -> None:
+    fixture = PipelineFixture(tmp_path)
+    with pytest.raises(InvalidError, match="there is no log"):
+        compacted(fixture)
+
+
+def test_result_of_a_run_does_not_name_rewrites(fixture: PipelineFixture) -> None:
+    compacted(fixture)
+    result = fixture.run("rest")
+    assert (result.version, result.completed, result.versions) == (5, (), (4, 6))
+    compacted(fixture)
+    assert fixture.run("nothing").status == "empty"
+
+
+def test_downstream_pipeline_reads_each_row_once(tmp_path: Path) -> None:
+    fixture = prepared(tmp_path, store=LocalStore(str(tmp_path / "log")))
+    downstream = PipelineFixture(tmp_path / "downstream")
+
+    def run(key: str) -> None:
+        pipeline = downstream.pipeline(
+            source=PipelineSource(log=fixture.store.url, sink="out", on_reprocess="reprocess"), limits=Limits()
+        )
+        downstream.run(key, pipeline=pipeline, drain=True)
+
+    run("first")
+    compacted(fixture)
+    run("second")
+    fixture.run("rest")
+    fixture.run("fix", reprocessed=1)
+    compacted(fixture)
+    run("third")
+    assert rows(downstream) == rows(fixture) == fixture.expected
+
+
+class FailingEngine(RowsEngine):
+    """Returns other rows than those that it has read, or fails."""
+
+    def __init__(self, change: Callable[[RewrittenFiles], RewrittenFiles]) -> None:
+        super().__init__()
+        self._change = change
+
+    def rewrite(self, job: RewriteJob, log: CommitLog) -> RewrittenFiles:
+        return self._change(super().rewrite(job, log))
+
+
+def _fail(result: RewrittenFiles) -> RewrittenFiles:
+    raise StageError("an executor was lost")
+
+
+CHANGES: dict[str, tuple[Callable[[RewrittenFiles], RewrittenFiles], type[StreamsemError]]] = {
+    "row lost": (lambda r: replace(r, after=Contents(rows=11, digest=r.after.digest)), DataError),
+    "value changed": (lambda r: replace(r, after=Contents(rows=12, digest="other")), DataError),
+    "file changed before": (lambda r: replace(r, before=(c := Contents(rows=13, digest="x")), after=c), DataError),
+    "rows of the footers": (lambda r: replace(r, output=replace(r.output, rows=11)), DataError),
+    "engine": (_fail, StageError),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_files_with_other_rows_never_become_visible(fixture: PipelineFixture, name: str) -> None:
+    change, error = CHANGES[name]
+    with pytest.raises(error):
+        compacted(fixture, engine=FailingEngine(change))
+    assert files(fixture) == [0, 1, 2, 3]
+    assert not isinstance(fixture.log().newest_head(), OpenHead), "the rewrite is aborted, so that no run meets it"
+    compacted(fixture)
+    fixture.run("rest", drain=True)
+    fixture.check()
+
+
+def test_compaction_waits_for_the_open_version_of_a_run(fixture: PipelineFixture) -> None:
+    fixture.dies("other")
+    with pytest.raises(OpenVersionError, match=r"no rewrite was planned.*version=4"):
+        compacted(fixture)
+    fixture.run("rest", drain=True)
+    compacted(fixture)
+    fixture.check()
+
+
+def test_compaction_waits_for_a_held_version(fixture: PipelineFixture) -> None:
+    stage_reprocessing(fixture.pipeline(), 1, engine=RowsEngine(), log=fixture.log())
+    with pytest.raises(OpenVersionError):
+        compacted(fixture)
+
+
+def killed(fixture: PipelineFixture, at: str) -> None:
+    """Run a compaction in a process that is killed at a step."""
+
+    def die(step: str) -> None:
+        if step == at:
+            raise Crash
+
+    with suppress(Crash):
+        compacted(fixture, engine=RowsEngine(die))
+        raise AssertionError("the process did not die")
+
+
+WRITERS: dict[str, Callable[[PipelineFixture], object]] = {
+    "run": lambda fixture: fixture.run("rest"),
+    "reprocessing run": lambda fixture: fixture.run("fix", reprocessed=1),
+    "held version": lambda fixture: stage_reprocessing(fixture.pipeline(), 1, engine=RowsEngine(), log=fixture.log()),
+    "alter": lambda fixture: alter(_altered(fixture), log=fixture.log()),
+    "compaction": compacted,
+}
+
+
+def _altered(fixture: PipelineFixture) -> Pipeline:
+    new = FilesSink(path=str(fixture.root / "new"), format="json")
+    return fixture.pipeline(sinks={**fixture.pipeline().sinks, "new": new})
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_writer_that_finds_an_open_rewrite_aborts_it(fixture: PipelineFixture, writer: str) -> None:
+    killed(fixture, "write")
+    WRITERS[writer](fixture)
+    outcome = fixture.log().outcome(4)
+    assert outcome is not None
+    assert (outcome[0].result, outcome[0].rewritten) == ("abort", None)
+    assert rows(fixture) == Counter(range(15 if writer == "run" else 12))
+    assert fixture.opened().head >= 5 or writer == "held version"
+
+
+@pytest.mark.parametrize("fault", [fault for fault in Fault if fault not in (Fault.PAUSE_BEFORE, Fault.PAUSE_AFTER)])
+@pytest.mark.slow
+def test_fault_at_any_request_of_a_compaction_changes_no_row(tmp_path: Path, fault: Fault) -> None:
+    at, is_done = 0, False
+    while not is_done:
+        fixture = prepared(tmp_path / str(at))
+        store = FaultyStore(fixture.store, at, fault)
+        with suppress(Crash, StreamsemError):
+            compacted(fixture, store=store)
+        is_done, at = not store.reached, at + 1
+        assert rows(fixture) == Counter(range(12))
+        if at % 2:
+            fixture.run("rest", drain=True)
+        compacted(fixture)
+        assert len(files(fixture)) == 1
+        fixture.run("rest", drain=True)
+        fixture.check()
+
+
+def _vacuumed(fixture: PipelineFixture) -> None:
+    log = CommitLog(fixture.store, ManualClock(1_700_000_000_000 + 30 * DAY_MS))
+    vacuum(fixture.pipeline(), readable_versions=1, readable_days=0, log=log)
+
+
+OTHERS: dict[str, Callable[[PipelineFixture], object]] = {
+    "run": WRITERS["run"],
+    "reprocessing run": WRITERS["reprocessing run"],
+    "rollback": lambda fixture: rollback(fixture.pipeline(), 1, log=fixture.log()),
+    "compaction": compacted,
+    "vacuum": _vacuumed,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("other", OTHERS)
+def test_other_process_at_any_request_of_a_compaction(tmp_path: Path, other: str) -> None:
+    at, is_done = 0, False
+    while not is_done:
+        fixture = prepared(tmp_path / str(at))
+
+        def quietly(fixture: PipelineFixture = fixture) -> None:
+            with suppress(StreamsemError):
+                OTHERS[other](fixture)
+
+        store = FaultyStore(fixture.store, at, Fault.PAUSE_BEFORE, other_processes=quietly)
+        with suppress(StreamsemError):
+            compacted(fixture, store=store)
+        is_done, at = not store.reached, at + 1
+        fixture.run("rest", drain=True)
+        fixture.check()
+        compacted(fixture)
+        _vacuumed(fixture)
+        fixture.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("other", OTHERS)
+def test_compaction_at_any_request_of_another_process(tmp_path: Path, other: str) -> None:
+    at, is_done = 0, False
+    while not is_done:
+        fixture = prepared(tmp_path / str(at))
+        if other == "vacuum":
+            compacted(fixture)
+            fixture.run("fix", reprocessed=2)
+
+        def quietly(fixture: PipelineFixture = fixture) -> None:
+            with suppress(StreamsemError):
+                compacted(fixture)
+
+        store = FaultyStore(fixture.store, at, Fault.PAUSE_BEFORE, other_processes=quietly)
+        fixture_log = fixture.log
+
+        def paused(_: Store | None = None, *, log: Any = fixture_log, store: Any = store) -> CommitLog:
+            opened: CommitLog = log(store)
+            return opened
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(fixture, "log", paused)
+            patch.setattr(fixture, "store", store)
+            with suppress(StreamsemError):
+                OTHERS[other](fixture)
+        is_done, at = not store.reached, at + 1
+        fixture.run("rest", drain=True)
+        fixture.check()
+
+
+def test_vacuum_deletes_the_files_of_a_rewrite_that_no_longer_applies(fixture: PipelineFixture) -> None:
+    compacted(fixture)
+    fixture.run("fix", reprocessed=1)
+    compacted(fixture)
+    _vacuumed(fixture)
+    stored = {int(path.parts[-3]) for path in (fixture.root / "out" / "data").glob("*/*/*")}
+    assert stored == {0, 2, 3, 5, 6}
+    fixture.run("rest")
+    fixture.check()
+
+
+def test_vacuum_keeps_the_files_of_a_rewrite_that_a_rollback_passed(fixture: PipelineFixture) -> None:
+    fixture.run("wrong")
+    rollback(fixture.pipeline(), 3, log=fixture.log())
+    fixture.run("right")
+    compacted(fixture)
+    rollback(fixture.pipeline(), 6, log=fixture.log())
+    fixture.arrive(1)
+    fixture.run("next")
+    rollback(fixture.pipeline(), 6, log=fixture.log())
+    assert files(fixture) == [7]
+    _vacuumed(fixture)
+    fixture.run("next again")
+    fixture.check()
+
+
+def test_segments_give_the_same_view_as_outcomes(tmp_path: Path) -> None:
+    fixture = PipelineFixture(tmp_path, rows_per_file=1)
+    for number in range(105):
+        fixture.arrive(1)
+        fixture.run(f"r{number}")
+        if number in (40, 60, 97):
+            compacted(fixture)
+    fixture.run("fix", reprocessed=90)
+    opened = fixture.opened()
+    assert fixture.store.read("segments/1/0.json") is not None
+    assert rows(fixture) == fixture.expected
+    compacted(fixture)
+    assert files(fixture) == [opened.head]
+    fixture.check()
+
+
+def test_verify_finds_a_missing_file_of_a_rewrite(fixture: PipelineFixture) -> None:
+    compacted(fixture)
+    Path(fixture.opened().files()[0].path).unlink()
+    (violation,) = fixture.verdict().violations
+    assert (violation.invariant, violation.version) == ("I6", 4)
