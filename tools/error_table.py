@@ -22,6 +22,7 @@ from airflow_provider_streamsem.errors import (
     MarkerConflictError,
     MarkerLostError,
     NewerFormatError,
+    OpenVersionError,
     PublishError,
     RecordsMissingError,
     SourceChangedError,
@@ -139,6 +140,18 @@ TABLES: dict[str, list[Row]] = {
             HeldVersionError,
             "[compare](../how-to/reprocess.md#compare-before-the-rows-become-visible) its rows, then commit or abort the version",
             "pipeline/test_review.py::test_no_other_writer_closes_a_held_version",
+        ),
+        Row(
+            "a version is open, or a run needed the version of a rewrite, so the files were not compacted",
+            OpenVersionError,
+            "[compact](../how-to/compact.md#in-a-dag) again when the run of the version has ended",
+            "pipeline/test_compact.py::test_compaction_waits_for_the_open_version_of_a_run",
+        ),
+        Row(
+            "a compaction cannot read files of the dataset, or the new files have other rows",
+            DataError,
+            "run `streamsem verify`, and restore the files that it names",
+            "spark/test_compact.py::test_damaged_file_stops_the_rewrite_and_the_version_is_aborted",
         ),
         Row(
             "an alter removes a sink to which a commit is not published yet",

@@ -113,7 +113,11 @@ def compact(
     sizes = _Sizes(target=target_file_bytes, most=max_bytes)
     if dry_run:
         view = log.view()
-        return [_rewrite(name, view, chosen) for name in names for chosen in sizes.choose(view.sink(name))]
+        return [
+            _rewrite(name, view, chosen)
+            for name in names
+            for chosen in sizes.choose(view.sink(name), _files_sink(pipeline, name).partition_by)
+        ]
     engine = engine or registry.load("engines", "spark")()
     return [done for name in names for done in _Compaction(opened, name, sizes, engine).run()]
 
@@ -131,6 +135,12 @@ def _files_sinks(pipeline: Pipeline, sink: str | None) -> list[str]:
     return sorted(names) if sink is None else [sink]
 
 
+def _files_sink(pipeline: Pipeline, name: str) -> FilesSink:
+    sink = pipeline.sinks[name]
+    assert isinstance(sink, FilesSink)
+    return sink
+
+
 @dataclass(frozen=True, slots=True)
 class _Sizes:
     """
@@ -143,11 +153,12 @@ class _Sizes:
     target: int
     most: int
 
-    def choose(self, visible: Sequence[SegmentFile]) -> Iterator[list[SegmentFile]]:
+    def choose(self, visible: Sequence[SegmentFile], partition_by: Sequence[str]) -> Iterator[list[SegmentFile]]:
         """
         Yield the files of each rewrite. All files of a version belong to the same rewrite.
 
         :param visible: the visible files of one sink
+        :param partition_by: the partition columns of the new files
         """
         by_version: dict[int, list[SegmentFile]] = defaultdict(list)
         for file in visible:
@@ -158,16 +169,16 @@ class _Sizes:
             if size * 2 >= self.target * len(files) or size > self.most:
                 continue
             if _bytes(chosen) + size > self.most:
-                yield from self._worthwhile(chosen)
+                yield from self._worthwhile(chosen, partition_by)
                 chosen = []
             chosen += files
-        yield from self._worthwhile(chosen)
+        yield from self._worthwhile(chosen, partition_by)
 
-    def _worthwhile(self, chosen: list[SegmentFile]) -> Iterator[list[SegmentFile]]:
+    def _worthwhile(self, chosen: list[SegmentFile], partition_by: Sequence[str]) -> Iterator[list[SegmentFile]]:
         """Yield the files if the rewrite at least halves their number. There is at least one file for each combination of partition values."""
-        by_partition: Counter[tuple[tuple[str, str | None], ...]] = Counter()
+        by_partition: Counter[tuple[str | None, ...]] = Counter()
         for file in chosen:
-            by_partition[tuple(sorted(file.file.partition.items()))] += file.file.bytes
+            by_partition[tuple(map(file.file.partition.get, partition_by))] += file.file.bytes
         least = sum(max(1, -(-size // self.target)) for size in by_partition.values())
         if len(chosen) >= 2 * least and len(chosen) > 1:
             yield chosen
@@ -200,9 +211,7 @@ class _Compaction:
 
     def __init__(self, opened: OpenPipeline, name: str, sizes: _Sizes, engine: Engine) -> None:
         self._opened, self._log, self._name, self._sizes, self._engine = opened, opened.log, name, sizes, engine
-        sink = opened.pipeline.sinks[name]
-        assert isinstance(sink, FilesSink)
-        self._sink = replace(sink, target_file_bytes=sizes.target)
+        self._sink = replace(_files_sink(opened.pipeline, name), target_file_bytes=sizes.target)
 
     def run(self) -> Iterator[Rewrite]:
         """Yield each rewrite after it was committed."""
@@ -212,14 +221,8 @@ class _Compaction:
             if head.outcome is None:
                 return
             view = self._log.view(version=head.closed)
-            chosen = next(
-                (
-                    files
-                    for files in self._sizes.choose(view.sink(self._name))
-                    if not done & {*_commits(view, self._name, files)}
-                ),
-                None,
-            )
+            possible = self._sizes.choose(view.sink(self._name), self._sink.partition_by)
+            chosen = next((files for files in possible if not done & {*_commits(view, self._name, files)}), None)
             if chosen is None:
                 return
             commits = _commits(view, self._name, chosen)

@@ -106,7 +106,7 @@ def rewrite_error(error: Exception, job: RewriteJob) -> StreamsemError:
     found = conditions(error)
     is_transient = any(_TRANSIENT.search(text) for text in _texts(error))
     for condition, parameters in found:
-        if condition.startswith("FAILED_READ_FILE") and not is_transient:
+        if condition.startswith(("FAILED_READ_FILE", "PATH_NOT_FOUND")) and not is_transient:
             return DataError(
                 "Spark cannot read a file of the dataset; no reader reads the new files",
                 **where,

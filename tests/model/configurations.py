@@ -6,7 +6,14 @@ from dataclasses import dataclass
 
 from tests.model.state import Budget
 
-SINGLE, DRAIN, REPROCESS_RUN, ROLLBACK_RUN, ALTER_RUN = "single", "drain", "reprocess", "rollback", "alter"
+SINGLE, DRAIN, REPROCESS_RUN, ROLLBACK_RUN, ALTER_RUN, COMPACTION = (
+    "single",
+    "drain",
+    "reprocess",
+    "rollback",
+    "alter",
+    "compaction",
+)
 TXN, ALO, AMO = "transactional", "at-least-once", "at-most-once"
 DRAIN_LENGTH = 5  # three batches of two offsets each, the last truncated by the target
 
@@ -68,6 +75,8 @@ V = Actor("V", 6, ROLLBACK_RUN, of=1)
 X = Actor("X", 7, ALTER_RUN, config=1)
 N = Actor("N", 8, config=1)
 M = Actor("M", 9, REPROCESS_RUN, config=1)
+W = Actor("W", 10, COMPACTION)
+Y = Actor("Y", 11, COMPACTION)
 
 
 def _scope(
@@ -110,6 +119,13 @@ SMALL: dict[str, Configuration] = {
     "alter_abort": _scope((A, N, X), aborts=1, states=8_199),
     "alter_state": _scope((A, N, X), keep=1, state_vacuums=1, states=1_286),
     "alter_txn": _scope((A, N, X), (TXN,), states=2_038),
+    "rewrite": _scope((A, B, W), states=1_032),
+    "rewrite_retry": _scope((D, W), crashes=1, states=2_067),
+    "rewrite_abort": _scope((D, W), unknown=1, aborts=1, states=4_457),
+    "rewrite_reprocess": _scope((D, W, R), states=15_026),
+    "rewrite_rollback": _scope((D, W, V), states=7_453),
+    "rewrite_vacuum": _scope((D, W, Y), vacuums=1, states=8_153),
+    "rewrite_txn": _scope((D, W), (TXN,), states=298),
     "txn": _scope((A, B), (TXN,), unknown=1, states=1_501),
     "txn_retry": _scope((A, A), (TXN,), unknown=1, crashes=1, aborts=1, states=7_386),
     "skip": _scope((A, A), (TXN,), unknown=1, crashes=1, clears=1, skips=1, states=3_366),
@@ -168,6 +184,12 @@ EXHAUSTIVE: dict[str, Configuration] = {
     "alter_rollback": _scope((A, B, U, X), states=225_680),
     "alter_state_wide": _scope((D, N, X), keep=1, state_vacuums=2, states=30_587),
     "alter_txn_wide": _scope((A, N, X), (TXN,), crashes=1, skips=1, states=35_029),
+    "rewrite_wide": _scope((A, B, W), unknown=1, crashes=1, aborts=1, states=228_956),
+    "rewrite_twice": _scope((D, W, Y), unknown=1, states=23_487),
+    "rewrite_reprocess_vacuum": _scope((D, W, R), vacuums=1, states=173_188),
+    "rewrite_rollback_vacuum": _scope((D, W, U), vacuums=1, states=120_071),
+    "rewrite_rollback_kept": _scope((D, W, V), vacuums=1, states=82_117),
+    "rewrite_alter": _scope((A, B, W, X), states=74_228),
     "txn_wide": _scope((A, B), (TXN,), unknown=2, crashes=1, aborts=1, skips=1, states=213_113),
     "txn_twins": _scope((A, A), (TXN,), unknown=2, crashes=2, aborts=1, skips=1, clears=1, states=62_793),
     "txn_stale": _scope((A, B), (TXN,), stale=True, unknown=1, crashes=1, aborts=1, states=87_413),

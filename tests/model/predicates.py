@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.model.configurations import ALTER_RUN, REPROCESS_RUN, ROLLBACK_RUN, TXN, Configuration
+from tests.model.configurations import ALTER_RUN, COMPACTION, REPROCESS_RUN, ROLLBACK_RUN, TXN, Configuration
 from tests.model.state import (
     ALTER,
     APPLIED,
@@ -19,14 +19,18 @@ from tests.model.state import (
     NO_STATE,
     NONE,
     REPROCESS,
+    REWRITE,
     ROLLBACK,
     SENT,
     SKIPPED,
     WHOLE,
+    WITHOUT_ATTEMPT,
+    WITHOUT_PUBLISH,
     WITHOUT_ROWS,
     Log,
     Outcome,
     State,
+    applied_rewrites,
     committed,
     config_after,
     is_loadable,
@@ -37,9 +41,10 @@ from tests.model.state import (
     pointer,
     root_of,
     state_after,
+    visible,
 )
 
-KINDS = {REPROCESS_RUN: REPROCESS, ROLLBACK_RUN: ROLLBACK, ALTER_RUN: ALTER}
+KINDS = {REPROCESS_RUN: REPROCESS, ROLLBACK_RUN: ROLLBACK, ALTER_RUN: ALTER, COMPACTION: REWRITE}
 """Kind of a run → kind of its versions. All other runs plan batches."""
 
 Predicate = Callable[[State, Configuration], str]
@@ -51,7 +56,9 @@ def i2(s: State, c: Configuration) -> str:
         before = s.log[n - 1] if n else None
         if before is not None and before.outcome is None:
             return f"version {n} is planned while version {n - 1} is open"
-        needs_receipts = before is not None and c.sinks and committed(before) and before.plan.kind != ALTER
+        needs_receipts = (
+            before is not None and c.sinks and committed(before) and before.plan.kind not in WITHOUT_PUBLISH
+        )
         if before is not None and needs_receipts and before.receipts is None:
             return f"version {n} is planned while version {n - 1} has no receipts"
         if (version.claim or version.receipts is not None) and not committed(version):
@@ -64,7 +71,7 @@ def i3(s: State, _: Configuration) -> str:
     for n, version in enumerate(s.log):
         if version.outcome is not None:
             x = version.outcome.attempt
-            has_attempt = committed(version) and version.plan.kind not in WITHOUT_ROWS
+            has_attempt = committed(version) and version.plan.kind not in WITHOUT_ATTEMPT
             if has_attempt != (0 <= x < len(version.attempts)):
                 return f"the outcome of version {n} names attempt {x}"
     return ""
@@ -121,7 +128,8 @@ def i6(s: State, _: Configuration) -> str:
 def i7(s: State, _: Configuration) -> str:
     """A version reads the same at any later time: files that were visible at an earlier version still exist."""
     for n, version in enumerate(s.log):
-        if committed(version) and not has_committed_files(s.log, n):
+        is_rewrite = version.plan.kind == REWRITE  # I23 says which of its files are needed
+        if committed(version) and not is_rewrite and not has_committed_files(s.log, n):
             return f"files that a reader of version {n} needs are missing"
     return ""
 
@@ -158,7 +166,7 @@ def i18(s: State, c: Configuration) -> str:
     sink = s.external
     rows: dict[int, tuple[int, int, int]] = {}
     for n, version in enumerate(s.log):
-        if not committed(version) or version.plan.kind == ALTER:
+        if not committed(version) or version.plan.kind in WITHOUT_PUBLISH:
             continue
         assert version.outcome is not None
         if n <= sink.marker and n not in sink.skipped and TXN in c.sinks:
@@ -242,6 +250,24 @@ def i21(s: State, _: Configuration) -> str:
     return ""
 
 
+def i23(s: State, _: Configuration) -> str:
+    """A rewrite names commits that are visible before it. Readers of the head find all files of the rewrites that apply, and read each visible commit once."""
+    for n, version in enumerate(s.log):
+        plan = version.plan
+        if (plan.kind == REWRITE) != bool(plan.commits):
+            return f"version {n} is a {plan.kind} and names the commits {plan.commits}"
+        if not {*plan.commits} <= visible(s.log, n - 1):
+            return f"version {n} rewrites {plan.commits}, visible before it are {sorted(visible(s.log, n - 1))}"
+    head = newest_closed(s.log)
+    applied = applied_rewrites(s.log, head)
+    for n in applied:
+        if not has_committed_files(s.log, n):
+            return f"files of the rewrite {n} are missing, and readers of version {head} need them"
+    rewritten = [commit for n in applied for commit in s.log[n].plan.commits]
+    read = sorted([*rewritten, *(visible(s.log, head) - {*rewritten})])
+    return "" if read == sorted(visible(s.log, head)) else f"readers of version {head} read the rows of {read}"
+
+
 def w35(s: State, _: Configuration) -> str:
     """Each plan has the immutable fields of the outcome before it, except an alter, and so has each attempt at the version."""
     for n, version in enumerate(s.log):
@@ -308,24 +334,10 @@ def newest_is_visible(log: Log) -> str:
     )
 
 
-def visible(log: Log, at: int) -> set[int]:
-    """The versions whose files are visible at version ``at`` (R4)."""
-    versions: set[int] = set()
-    for n in range(at + 1):
-        outcome = log[n].outcome
-        if outcome is not None and outcome.to != NONE:
-            versions = {m for m in versions if m <= outcome.to}
-        if committed(log[n]) and log[n].plan.kind not in WITHOUT_ROWS:
-            versions.add(n)
-        if outcome is not None:
-            versions.discard(outcome.replaces)
-    return versions
-
-
 def has_committed_files(log: Log, n: int) -> bool:
     """Whether the attempt that Outcome(n) names has all its files."""
     outcome = log[n].outcome
-    if log[n].plan.kind in WITHOUT_ROWS:
+    if log[n].plan.kind in WITHOUT_ATTEMPT:
         return True
     return outcome is not None and log[n].attempts[outcome.attempt].files == WHOLE
 
@@ -342,7 +354,7 @@ def i12(s: State, c: Configuration) -> str:
             return f"{subject} is open"
         if version.plan.run != actor.run or version.plan.kind != KINDS.get(actor.kind, BATCH):
             return f"{subject} is not of its run"
-        if c.sinks and committed(version) and version.plan.kind != ALTER and version.receipts is None:
+        if c.sinks and committed(version) and version.plan.kind not in WITHOUT_PUBLISH and version.receipts is None:
             return f"{subject} has no receipts"
         target = version.plan.target
         if target == NONE and not committed(version):
@@ -407,6 +419,7 @@ STORED: dict[str, Predicate] = {
     "I19": i19,
     "I20": i20,
     "I21": i21,
+    "I23": i23,
     "W28": w28,
     "W35": w35,
     "V7": v7,

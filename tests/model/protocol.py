@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from tests.model.configurations import (
     ALTER_RUN,
     AMO,
+    COMPACTION,
     REPROCESS_RUN,
     ROLLBACK_RUN,
     TXN,
@@ -34,11 +35,12 @@ from tests.model.state import (
     POINTER,
     READ_HEAD,
     RECEIPTS,
+    REWRITE,
     ROLLBACK,
     STAGE,
     TRANSACT,
     UNKNOWN,
-    WITHOUT_ROWS,
+    WITHOUT_ATTEMPT,
     Attempt,
     ExternalSinks,
     Log,
@@ -48,6 +50,7 @@ from tests.model.state import (
     State,
     Steps,
     Version,
+    applied_rewrites,
     committed,
     config_after,
     newest_alter,
@@ -141,6 +144,7 @@ class Protocol(Publisher):
         is_rolled_back = any(committed(version) and version.plan.kind == ROLLBACK for version in s.log)
         is_altered = newest_alter(s.log, len(s.log) - 1) != NONE
         refusable = (REPROCESS_RUN, ROLLBACK_RUN) if is_rolled_back or is_altered else (ROLLBACK_RUN,)
+        refusable = (*refusable, COMPACTION)  # there may be fewer than two commits
         return all(
             p.at == COMPLETED
             or (self.actors[i].kind in refusable and self.waits_for_commit(s, i))
@@ -158,7 +162,8 @@ class Protocol(Publisher):
 
     def waits_for_commit(self, s: State, i: int) -> bool:
         """Whether a reprocessing run or a rollback cannot be planned yet."""
-        is_closed = self.actors[i].kind in (REPROCESS_RUN, ROLLBACK_RUN, ALTER_RUN) and self.is_closed(s)
+        kinds = (REPROCESS_RUN, ROLLBACK_RUN, ALTER_RUN, COMPACTION)
+        is_closed = self.actors[i].kind in kinds and self.is_closed(s)
         return is_closed and self.next_step(s, i, len(s.log) - 1).at == LIST_HEAD
 
     def waits_for_others(self, s: State, run: int) -> bool:
@@ -169,6 +174,8 @@ class Protocol(Publisher):
         kinds = {actor.kind for actor in self.actors if actor.run == run}
         if kinds == {ALTER_RUN} and s.log and s.log[-1].outcome is None and s.log[-1].plan.kind != ALTER:
             return self.has_no_try_left(s)
+        if kinds == {COMPACTION} and not self.is_closed(s) and s.log[-1].plan.kind != REWRITE:
+            return True  # it closes no version of another run (W40)
         if not s.log or not self.has_pending_publishes(s, len(s.log) - 1):
             return False
         head = s.log[-1]
@@ -222,19 +229,24 @@ class Protocol(Publisher):
             yield ("an operator closes the claim of version", n), closed
 
     def vacuum(self, s: State) -> Steps:
-        """Delete the losing attempts of one closed version: files, then manifests (V1, V3)."""
+        """Delete the losing attempts of one closed version: files, then manifests (V1, V3); or the files of a rewrite that no longer applies (V8)."""
         if not s.budget.vacuums:
             return
         for n, version in enumerate(s.log):
             if not self.may_vacuum(version):
                 continue
-            kept = NONE if version.outcome is None else version.outcome.attempt
+            kept = NONE if version.outcome is None or self.is_superseded(s, n) else version.outcome.attempt
             attempts = tuple(a if x == kept else self.deleted(a) for x, a in enumerate(version.attempts))
             if attempts != version.attempts:
                 yield (
                     ("vacuum deletes losing attempts of version", n),
                     with_version(spend(s, "vacuums"), n, version._replace(attempts=attempts)),
                 )
+
+    def is_superseded(self, s: State, n: int) -> bool:
+        """Whether version n is a rewrite that does not apply at the newest closed version, and so at no later one (R8)."""
+        is_rewrite = s.log[n].plan.kind == REWRITE and committed(s.log[n])
+        return is_rewrite and n not in applied_rewrites(s.log, newest_closed(s.log))
 
     def vacuum_state(self, s: State) -> Steps:
         """Select the oldest state that is kept. The files of older ones are deleted at any later time (V7)."""
@@ -299,7 +311,7 @@ class Protocol(Publisher):
     def folded(version: Version) -> Version:
         """A closed version without its losing attempts."""
         outcome = version.outcome
-        if outcome is None or version.plan.kind in WITHOUT_ROWS:
+        if outcome is None or version.plan.kind in WITHOUT_ATTEMPT:
             return version
         if outcome.attempt <= 0 and len(version.attempts) == committed(version):
             return version

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
-BATCH, REPROCESS, ROLLBACK, ALTER = "batch", "reprocess", "rollback", "alter"
-WITHOUT_ROWS = (ROLLBACK, ALTER)
+BATCH, REPROCESS, ROLLBACK, ALTER, REWRITE = "batch", "reprocess", "rollback", "alter", "rewrite"
+WITHOUT_ATTEMPT = (ROLLBACK, ALTER)
+WITHOUT_ROWS = (ROLLBACK, ALTER, REWRITE)
+WITHOUT_PUBLISH = (ALTER, REWRITE)
 COMMIT, ABORT = "commit", "abort"
 NONE = -1  # no target, no replaced version, no attempt
 ABORTING = -2  # in place of an attempt: the process aborts the version
@@ -45,7 +47,7 @@ class Plan(NamedTuple):
     """
     Plan(n); ``replaces`` is the version whose files a reprocessing run replaces, ``to`` the version to which a rollback returns.
 
-    ``config`` are the immutable fields of the planner's spec: 0 before the alter, 1 after it.
+    ``config`` are the immutable fields of the planner's spec: 0 before the alter, 1 after it. ``commits`` are those whose rows a rewrite stores again.
     """
 
     kind: str
@@ -57,6 +59,7 @@ class Plan(NamedTuple):
     replaces: int = NONE
     to: int = NONE
     config: int = 0
+    commits: tuple[int, ...] = ()
 
 
 class Outcome(NamedTuple):
@@ -235,6 +238,32 @@ def kept(log: Log, upto: int) -> list[int]:
             found = [m for m in found if m <= outcome.to]
         found.append(n)
     return found
+
+
+def visible(log: Log, at: int) -> set[int]:
+    """The versions whose rows are visible at version ``at`` (R4)."""
+    versions: set[int] = set()
+    for n in range(at + 1):
+        outcome = log[n].outcome
+        if outcome is not None and outcome.to != NONE:
+            versions = {m for m in versions if m <= outcome.to}
+        if committed(log[n]) and log[n].plan.kind not in WITHOUT_ROWS:
+            versions.add(n)
+        if outcome is not None:
+            versions.discard(outcome.replaces)
+    return versions
+
+
+def applied_rewrites(log: Log, at: int) -> list[int]:
+    """The rewrites whose files readers of version ``at`` read (R8)."""
+    rewrites = [n for n in range(at + 1) if log[n].plan.kind == REWRITE and committed(log[n])]
+    rows = visible(log, at)
+    return [
+        n
+        for n in rewrites
+        if {*log[n].plan.commits} <= rows
+        and not any(later > n and {*log[n].plan.commits} & {*log[later].plan.commits} for later in rewrites)
+    ]
 
 
 def newest_of(log: Log, k: int, upto: int) -> int:

@@ -139,6 +139,7 @@ def test_small_scopes_cover_all_faults_runs_and_sinks() -> None:
         "reprocess",
         "rollback",
         "alter",
+        "compaction",
     }
     scopes: list[Configuration] = list(CONFIGURATIONS.values())
     for scope in scopes:

@@ -7,7 +7,7 @@ as one read at the time of the last. Each rule that a mutant breaks is a separat
 
 from __future__ import annotations
 
-from tests.model.configurations import ALTER_RUN, AMO, DRAIN, DRAIN_LENGTH, REPROCESS_RUN, ROLLBACK_RUN, TXN
+from tests.model.configurations import ALTER_RUN, AMO, COMPACTION, DRAIN, DRAIN_LENGTH, REPROCESS_RUN, ROLLBACK_RUN, TXN
 from tests.model.state import (
     ABORT,
     ABORTING,
@@ -31,10 +31,13 @@ from tests.model.state import (
     READ_HEAD,
     RECEIPTS,
     REPROCESS,
+    REWRITE,
     ROLLBACK,
     STAGE,
     TRANSACT,
     WHOLE,
+    WITHOUT_ATTEMPT,
+    WITHOUT_PUBLISH,
     WITHOUT_ROWS,
     Attempt,
     Outcome,
@@ -55,6 +58,7 @@ from tests.model.state import (
     root_of,
     spend,
     state_after,
+    visible,
     with_attempt,
     with_late,
     with_process,
@@ -86,12 +90,12 @@ class Writer(Store):
         if s.log[n].outcome is None:
             return Process(CLOSE, n)
         if self.has_pending_publishes(s, n):
-            return self.publish(s, n, ())
+            return Process(LIST_HEAD) if self.actors[i].kind == COMPACTION else self.publish(s, n, ())
         return Process(LOCATE, n)
 
     def has_pending_publishes(self, s: State, n: int) -> bool:
         """Whether version n is a commit with sinks outside the log and without receipts."""
-        has_rows = self.sinks and committed(s.log[n]) and s.log[n].plan.kind != ALTER
+        has_rows = self.sinks and committed(s.log[n]) and s.log[n].plan.kind not in WITHOUT_PUBLISH
         return bool(has_rows) and s.log[n].receipts is None
 
     def locate(self, s: State, i: int, process: Process) -> Steps:
@@ -143,6 +147,8 @@ class Writer(Store):
             return self.cut_reprocess(s, i, head, j)
         if actor.kind == ROLLBACK_RUN:
             return self.cut_rollback(s, i, head, j)
+        if actor.kind == COMPACTION:
+            return self.cut_rewrite(s, i, head, j)
         if actor.kind == DRAIN:
             target = self.target_of(start, target)
             end = min(start + actor.size, target)
@@ -210,6 +216,19 @@ class Writer(Store):
         plan = Plan(ROLLBACK, at, at, self.run_key(s, i), j, to=to, config=self.actors[i].config)
         return Process(PLAN, head + 1, memory=(plan,))
 
+    def cut_rewrite(self, s: State, i: int, head: int, j: int) -> Process:
+        """Cut the plan of a rewrite of all rows that are visible at ``head`` (W40). If there are fewer than two commits, list the head again."""
+        commits = self.commits_to_rewrite(s, head)
+        if len(commits) < 2 or self.has_no_try_left(s):
+            return Process(LIST_HEAD)
+        at = next_after(s.log, head)
+        plan = Plan(REWRITE, at, at, self.run_key(s, i), j, config=self.actors[i].config, commits=commits)
+        return Process(PLAN, head + 1, memory=(plan,))
+
+    def commits_to_rewrite(self, s: State, head: int) -> tuple[int, ...]:
+        """The commits whose rows are visible at ``head``."""
+        return tuple(sorted(visible(s.log, head)))
+
     def is_corrected(self, s: State, to: int, head: int) -> bool:
         """Whether a version after ``to`` has reprocessed a version up to ``to``. Such a rollback is refused (W32)."""
         return any(s.log[n].plan.replaces in range(to + 1) and committed(s.log[n]) for n in range(to + 1, head + 1))
@@ -233,7 +252,7 @@ class Writer(Store):
 
     def plan_answered(self, s: State, i: int, process: Process, answer: object) -> State:
         """Stage at once if the plan was created (W17). Otherwise recover again (W12): the stored plan may be of another run, or an earlier copy of this request."""
-        if answer and s.log[process.n].plan.kind in WITHOUT_ROWS:
+        if answer and s.log[process.n].plan.kind in WITHOUT_ATTEMPT:
             return with_process(s, i, Process(CLOSE, process.n))
         return with_process(s, i, Process(STAGE, process.n) if answer else Process(READ_HEAD, process.n))
 
@@ -243,8 +262,11 @@ class Writer(Store):
         """Close an open version whose plan this process did not create: adopt a staged attempt, or stage a new one (W17)."""
         n = process.n
         plan = s.log[n].plan
-        if plan.kind in WITHOUT_ROWS:
+        if plan.kind in WITHOUT_ATTEMPT:
             yield (f"closes the {plan.kind}", n), with_process(s, i, self.to_commit(s, i, n, NONE, own=False))
+            return
+        if self.actors[i].kind == COMPACTION and plan.kind != REWRITE:
+            yield ("is refused at the open version", n), with_process(s, i, Process(LIST_HEAD))
             return
         if self.actors[i].kind == ALTER_RUN:
             if plan.config == self.actors[i].config:
@@ -260,11 +282,22 @@ class Writer(Store):
         adoptable = self.adoptable(s, n)
         for x in adoptable:
             yield (f"adopts attempt {x} of version", n), with_process(s, i, self.to_commit(s, i, n, x, own=False))
+        if plan.kind == REWRITE:
+            yield from self.abort_rewrite(s, i, n, is_staged=bool(adoptable))
+            return
         if not adoptable or self.stale:
             yield from self.stage(s, i, process)
 
+    def abort_rewrite(self, s: State, i: int, n: int, *, is_staged: bool) -> Steps:
+        """Abort the rewrite of another process, if it is not staged or if the listing does not show its attempt (W42)."""
+        if not is_staged or self.stale:
+            yield ("aborts the rewrite", n), with_process(s, i, self.to_commit(s, i, n, ABORTING, own=False))
+
     def has_no_try_left(self, s: State) -> bool:
-        """Whether an alter no longer aborts open versions. Without a limit, an alter and a run could abort and plan versions forever."""
+        """
+        Whether an alter no longer aborts open versions, and a compaction plans no rewrite again. Without a limit, they and a run could abort and plan versions
+        forever.
+        """
         aborted = [version for version in s.log if version.outcome is not None and not committed(version)]
         return len(aborted) >= self.configuration.tries
 
@@ -375,7 +408,7 @@ class Writer(Store):
 
     def after_outcome(self, s: State, i: int, n: int) -> Process:
         """The step after Outcome(n) was read: publish a commit."""
-        if self.sinks and committed(s.log[n]) and s.log[n].plan.kind != ALTER:
+        if self.sinks and committed(s.log[n]) and s.log[n].plan.kind not in WITHOUT_PUBLISH:
             return self.publish(s, n, ())
         return self.after_close(s, i, n)
 

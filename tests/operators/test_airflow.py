@@ -505,6 +505,7 @@ def test_errors_declare_whether_they_are_retryable() -> None:
         "UnavailableError",
         "StageError",
         "HeldVersionError",
+        "OpenVersionError",
         "LogMovingError",
     }
 

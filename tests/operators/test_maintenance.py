@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_streamsem import ReprocessOperator, VacuumOperator, VerifyOperator, open_log
+from airflow_provider_streamsem import CompactOperator, ReprocessOperator, VacuumOperator, VerifyOperator, open_log
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.hooks.failures import airflow_exception
+from tests.architecture.test_pages import blocks
 from tests.operators.test_airflow import context, fixture, operator, rows_engine  # noqa: F401
 from tests.pipeline_fixture import PipelineFixture
 from tests.releases import since
@@ -69,6 +70,44 @@ def test_vacuum_operator_deletes_losing_attempts_and_returns_counts(
     assert fixture.verdict().clean
 
 
+def test_compact_operator_rewrites_the_files_and_returns_what_it_rewrote(
+    fixture: PipelineFixture,  # noqa: F811
+    rows_engine: list[str],  # noqa: F811
+) -> None:
+    operator(fixture, drain=True).execute(context())
+    task = CompactOperator(task_id="c", pipeline=fixture.pipeline())
+    (done,) = task.execute(context())
+    assert {name: done[name] for name in ("sink", "version", "commits", "rows", "files", "new_files")} == {
+        "sink": "out",
+        "version": 2,
+        "commits": 2,
+        "rows": 9,
+        "files": 2,
+        "new_files": 1,
+    }
+    assert task.execute(context()) == []
+    fixture.check()
+
+
+def test_dag_of_the_page_on_compaction_loads_and_compacts(
+    fixture: PipelineFixture,  # noqa: F811
+    rows_engine: list[str],  # noqa: F811
+) -> None:
+    (code,) = blocks(Path(__file__).parents[2] / "docs" / "how-to" / "compact.md", "python")
+    root = fixture.root
+    (root / "orders.toml").write_text(
+        f'name = "orders"\nlog = "{root}/log"\n[source]\ntype = "files"\npath = "{root}/in"\nformat = "json"\nschema = "id long"\n'
+        f'[sinks.out]\ntype = "files"\npath = "{root}/out"\nformat = "json"\n[limits]\nmax_files = 1\n'
+    )
+    names: dict[str, Any] = {}
+    exec(compile(code.replace("/pipelines/", f"{root}/"), "compact.md", "exec"), names)
+    (compact,) = names["load"].downstream_list
+    names["load"].execute(context())
+    (done,) = compact.execute(context())
+    assert (done["files"], done["new_files"], done["rows"]) == (3, 1, 9)
+    assert fixture.visible() == fixture.expected
+
+
 def test_verify_operator_fails_without_a_retry_if_a_visible_file_is_missing(
     fixture: PipelineFixture,  # noqa: F811
     rows_engine: list[str],  # noqa: F811
@@ -85,7 +124,7 @@ def test_verify_operator_fails_without_a_retry_if_a_visible_file_is_missing(
         verified.execute(context())
 
 
-@pytest.mark.parametrize("cls", [ReprocessOperator, VacuumOperator, VerifyOperator])
+@pytest.mark.parametrize("cls", [CompactOperator, ReprocessOperator, VacuumOperator, VerifyOperator])
 def test_invalid_pipeline_is_reported_when_the_dag_is_parsed(cls: Any) -> None:
     with pytest.raises(InvalidError, match="pipeline"):
         cls(task_id="t", pipeline=5, **({"version": 1} if cls is ReprocessOperator else {}))

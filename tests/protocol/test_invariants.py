@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import DataError, LogDamagedError, LogMovedError, StageError
-from airflow_provider_streamsem.protocol import announcements, invariants, procedures
+from airflow_provider_streamsem.protocol import announcements, invariants, keys, procedures
 from airflow_provider_streamsem.protocol.codec import encode, lines
 from airflow_provider_streamsem.protocol.entries import (
     Altered,
@@ -21,12 +22,14 @@ from airflow_provider_streamsem.protocol.entries import (
     Receipt,
     Receipts,
     Replaced,
+    Rewritten,
     RolledBack,
     RunPointer,
     StagedManifest,
 )
 from airflow_provider_streamsem.protocol.machine import Created, Exists, Found, Listed, Missing
 from airflow_provider_streamsem.protocol.view import ClosedHead
+from airflow_provider_streamsem.stores.memory import MemoryStore
 from tests.protocol import samples
 from tests.protocol.test_machine import drive
 
@@ -443,6 +446,90 @@ def test_I22_versions_after_an_alter_name_it() -> None:
     assert opened.with_outcome(commit, "sha").closed == 5
     with raises_damage("I22"):  # type: ignore[attr-defined]
         opened.with_outcome(dataclasses.replace(commit, newest_alter=None), "sha")
+
+
+REWRITTEN = Rewritten(sink="out", commits=(1, 3), rows=4)
+REWRITE = samples.plan(4, kind="rewrite", ranges={}, previous="sha", rewritten=REWRITTEN)
+NEW_FILES = Committable(format="parquet", rows=4, files=(samples.file(4, rows=4),))
+
+
+def rewritten(**changes: Any) -> Outcome:
+    given = {
+        "sinks": {},
+        "counts": {},
+        "next": BEFORE.next,
+        "rewritten": dataclasses.replace(REWRITTEN, output=NEW_FILES),
+        "newest_rewrite": 4,
+        "state": BEFORE.state,
+        "schemas": BEFORE.schemas,
+        "markers": BEFORE.markers,
+    }
+    return samples.outcome(REWRITE, **{**given, **changes})
+
+
+def test_I23_rewrite_without_commits_with_ranges_or_of_later_commits_is_refused() -> None:
+    assert AT_ALTER.with_plan(REWRITE, "sha").next == BEFORE.next
+    for changes in (
+        {"rewritten": None},
+        {"kind": "batch"},
+        {"ranges": {"a": (4, 5)}},
+        {"rewritten": dataclasses.replace(REWRITTEN, commits=())},
+        {"rewritten": dataclasses.replace(REWRITTEN, commits=(3, 1))},
+        {"rewritten": dataclasses.replace(REWRITTEN, commits=(1, 1))},
+        {"rewritten": dataclasses.replace(REWRITTEN, commits=(1, 4))},
+        {"rewritten": dataclasses.replace(REWRITTEN, commits=(-1, 3))},
+        {"rewritten": dataclasses.replace(REWRITTEN, output=NEW_FILES)},
+    ):
+        with raises_damage("I23"):  # type: ignore[attr-defined]
+            AT_ALTER.with_plan(dataclasses.replace(REWRITE, **changes), "sha")
+
+
+def test_I23_outcome_of_a_rewrite_has_the_planned_rows_and_changes_nothing_else() -> None:
+    opened = AT_ALTER.with_plan(REWRITE, encode(REWRITE).sha256)
+    closed = opened.with_outcome(rewritten(), "sha")
+    assert (closed.next, closed.markers) == (BEFORE.next, BEFORE.markers)
+    abort = {"result": "abort", "rewritten": None, "newest_rewrite": None}
+    assert opened.with_outcome(rewritten(**abort), "sha").next == BEFORE.next
+    fewer = Committable(format="parquet", rows=3, files=(samples.file(4, rows=3),))
+    unequal = Committable(format="parquet", rows=4, files=(samples.file(4, rows=3),))
+    for changes in (
+        {"rewritten": None},
+        {"newest_rewrite": None},
+        {**abort, "newest_rewrite": 4},
+        {**abort, "rewritten": dataclasses.replace(REWRITTEN, output=NEW_FILES)},
+        {"rewritten": REWRITTEN},
+        {"rewritten": dataclasses.replace(REWRITTEN, output=fewer)},
+        {"rewritten": dataclasses.replace(REWRITTEN, output=unequal)},
+        {"rewritten": dataclasses.replace(REWRITTEN, commits=(1, 2), output=NEW_FILES)},
+        {"state": None},
+        {"schemas": {}},
+    ):
+        with raises_damage("I23"):  # type: ignore[attr-defined]
+            opened.with_outcome(rewritten(**changes), "sha")
+    with raises_damage("I4"):  # type: ignore[attr-defined]
+        opened.with_outcome(rewritten(next={"a": 5, "b": 1}), "sha")
+    with raises_damage("I23"):  # type: ignore[attr-defined]
+        rewritten(sinks={"out": OUTPUT})
+
+
+def test_I23_versions_after_a_rewrite_name_it() -> None:
+    later = samples.plan(5, previous="sha", ranges={"a": (4, 5)})
+    head = ClosedHead(outcome=rewritten(), outcome_sha="sha", markers=BEFORE.markers)
+    opened = head.with_plan(later, encode(later).sha256)
+    commit = samples.outcome(later, next={"a": 5, "b": 1}, newest_rewrite=4, markers=head.markers)
+    assert opened.with_outcome(commit, "sha").closed == 5
+    with raises_damage("I23"):  # type: ignore[attr-defined]
+        opened.with_outcome(dataclasses.replace(commit, newest_rewrite=None), "sha")
+    broken = dataclasses.replace(commit, newest_rewrite=3)
+    with pytest.raises(LogDamagedError, match="I23"):
+        CommitLog(stored_outcome(BEFORE)).rewrites(broken)
+
+
+def stored_outcome(outcome: Outcome) -> MemoryStore:
+    """Return a store with one outcome."""
+    store = MemoryStore("memory://one-outcome")
+    store.create(keys.outcome(outcome.version), encode(outcome).data)
+    return store
 
 
 def test_state_without_a_remaining_field_is_none() -> None:

@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import LogDamagedError
 from airflow_provider_streamsem.protocol import codec, keys, procedures, segments, view
-from airflow_provider_streamsem.protocol.entries import Altered, Outcome, Replaced, RolledBack, Segment
+from airflow_provider_streamsem.protocol.entries import (
+    Altered,
+    Committable,
+    Outcome,
+    Replaced,
+    Rewritten,
+    RolledBack,
+    Segment,
+)
 from airflow_provider_streamsem.protocol.view import ClosedHead, fold, without_pending
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.stores import CountingStore
@@ -48,9 +56,11 @@ def test_fold_from_segments_equals_fold_from_outcomes(kinds: list[bool], since: 
 
 
 class History:
-    """A history with batches, reprocessing runs, rollbacks and aborts, and what is visible after it."""
+    """A history with batches, reprocessing runs, rollbacks, rewrites and aborts, and what is visible after it."""
 
     def __init__(self, seed: int, versions: int) -> None:
+        self.rewritten: dict[int, tuple[int, ...]] = {}
+        """Version of a rewrite → the commits whose rows are in its files."""
         self.outcomes: list[Outcome] = []
         self.views: list[dict[int, int]] = []
         """For each version: root → the commit that holds its rows."""
@@ -61,7 +71,7 @@ class History:
             self.add(random)
 
     def add(self, random: Random) -> None:
-        """Add an abort, a reprocessing run or a rollback; or a batch, also if there is nothing to reprocess or to roll back."""
+        """Add an abort, a reprocessing run, a rollback or a rewrite; or a batch, also if there is nothing to reprocess, to roll back or to rewrite."""
         kind = random.randrange(20)
         version = len(self.outcomes)
         rows, offset = (dict(self.views[-1]), self.offsets[-1]) if version else ({}, 0)
@@ -84,6 +94,11 @@ class History:
                 "attempt_id": None,
                 "rolled_back": RolledBack(to=to, next={"files": offset}, counts=counts),
             }
+        elif kind in (4, 5) and rows:
+            visible = sorted(rows.values())
+            first = random.randrange(len(visible))
+            self.rewritten[version] = tuple(visible[first : first + random.randrange(1, 20)])
+            changes = self.rewrite(version, self.rewritten[version])
         else:
             rows[version], offset = version, offset + 1
         kept.append(version)
@@ -96,6 +111,19 @@ class History:
         self.offsets.append(offset)
         self.kept.append(kept)
 
+    @staticmethod
+    def rewrite(version: int, commits: tuple[int, ...]) -> dict[str, Any]:
+        """Return the fields of the outcome of a rewrite."""
+        rows = 2 * len(commits)
+        output = Committable(format="parquet", rows=rows, files=(samples.file(version, rows=rows),))
+        rewritten = Rewritten(sink="out", commits=commits, rows=rows, output=output)
+        return {"sinks": {}, "counts": {}, "rewritten": rewritten}
+
+    def read(self, parts: list[Segment | Outcome], *, since: int = -1, with_rewrites: bool = True) -> list[int]:
+        """Return the commits whose rows a reader reads, each as often as the reader reads it."""
+        view = fold(parts, initial_offsets={"files": 0}, since=since, with_rewrites=with_rewrites)
+        return sorted(commit for file in view.files for commit in self.rewritten.get(file.version, (file.version,)))
+
     def is_corrected(self, to: int) -> bool:
         """Whether a later version has reprocessed a version up to ``to``, so that no rollback to it is planned (W32)."""
         return any(o.replaces is not None and o.replaces.version <= to for o in self.outcomes[to + 1 :])
@@ -107,9 +135,34 @@ def test_view_after_reprocessing_runs_and_rollbacks_is_the_same_from_segments_an
     folded = [segments.level_1(i, found.outcomes[i * 100 : i * 100 + 100], "sha") for i in range(2)]
     for parts in (found.outcomes, [folded[0], *found.outcomes[100:]], [*folded, *found.outcomes[200:]]):
         view = fold(parts, initial_offsets={"files": 0})
-        assert {file.version for file in view.files} == set(found.views[-1].values())
+        assert found.read(parts) == sorted(found.views[-1].values())
         assert view.next == {"files": found.offsets[-1]}
         assert view.counts["read"] == 2 * len(found.views[-1])
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_R8_readers_of_any_versions_read_the_rows_of_each_commit_once(seed: int) -> None:
+    found, applied = History(seed, 230), 0
+    segment = segments.level_1(0, found.outcomes[:100], "sha")
+    for version in range(0, 230, 3):
+        commits, parts = sorted(found.views[version].values()), found.outcomes[: version + 1]
+        applied += len(fold(parts, initial_offsets={"files": 0}).rewrites)
+        for since in (-1, version // 2, version):
+            expected = [commit for commit in commits if commit > since]
+            assert found.read(parts, since=since) == expected
+            assert found.read(parts, since=since, with_rewrites=False) == expected
+            if version >= 99:
+                assert found.read([segment, *parts[100:]], since=since) == expected
+    assert applied > 20, "rewrites that apply are rare"
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_R8_rewrite_that_does_not_apply_never_applies_again(seed: int) -> None:
+    found, ended = History(seed, 120), set[int]()
+    for version in range(120):
+        applied = {each.version for each in fold(found.outcomes[: version + 1], initial_offsets={}).rewrites}
+        assert not applied & ended
+        ended |= {rewrite for rewrite in found.rewritten if rewrite <= version} - applied
 
 
 @pytest.mark.parametrize("seed", range(10))

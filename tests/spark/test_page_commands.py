@@ -124,6 +124,19 @@ def test_commands_and_code_of_the_page_on_alters(lake: Path, monkeypatch: pytest
     sys.modules.pop("my_pipelines", None)
 
 
+def test_commands_of_the_page_on_compaction(lake: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dry_run, compact = (command.replace("orders.toml", "PIPELINE.toml") for command in commands("compact.md", lake))
+    page = (PAGES / "compact.md").read_text()
+    for command in (dry_run, compact):
+        capsys.readouterr()
+        assert run(command) == 0
+        printed = re.sub(r"\d+", "N", capsys.readouterr().out.strip())
+        assert printed in re.sub(r"\d+", "N", page)
+    assert main(["verify", "PIPELINE.toml"]) == 0
+    assert main(["log", "PIPELINE.toml"]) == 0
+    assert "rewrite, commit" in capsys.readouterr().out
+
+
 def test_commands_of_the_page_on_reprocessing(lake: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = commands("reprocess.md", lake)
     log, reprocess, dry_run, by_time, by_offsets, stage, compare, commit, abort, quarantined = found

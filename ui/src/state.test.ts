@@ -40,6 +40,7 @@ describe("the state of a version", () => {
     expect(versionState(row({ result: "publishing" }))).toBe("pending");
     expect(versionState(row({ kind: "reprocess", replaces: 1 }))).toBe("reprocessing");
     expect(versionState(row({ kind: "rollback", rolls_back_to: 1 }))).toBe("rollback");
+    expect(versionState(row({ kind: "rewrite" }))).toBe("rewrite");
     expect(versionState(row({ kind: "reprocess", is_rolled_back: true }))).toBe("rolled_back");
     expect(versionState(row({ result: "abort", is_rolled_back: true }))).toBe("aborted");
     expect(versionState(row({ replaced_by: 7 }))).toBe("replaced");

@@ -7,6 +7,7 @@ export type CellState =
   | "reprocessing"
   | "rollback"
   | "alter"
+  | "rewrite"
   | "replaced"
   | "rolled_back"
   | "aborted"
@@ -22,6 +23,7 @@ export const LABELS: Record<CellState, string> = {
   reprocessing: "reprocessing run",
   rollback: "rollback",
   alter: "alter",
+  rewrite: "rewrite (compaction)",
   replaced: "replaced by a reprocessing run",
   rolled_back: "rolled back",
   aborted: "aborted",
@@ -39,6 +41,7 @@ export const COLORS: Record<CellState, string> = {
   reprocessing: "blue.solid",
   rollback: "purple.solid",
   alter: "cyan.solid",
+  rewrite: "cyan.emphasized",
   replaced: "green.emphasized",
   rolled_back: "gray.emphasized",
   aborted: "red.solid",
@@ -57,7 +60,7 @@ export function versionState(row: VersionRow): CellState {
   if (row.replaced_by !== null) return "replaced";
   if (row.result === "publishing") return "pending";
   if (row.kind === "rollback") return "rollback";
-  if (row.kind === "alter") return "alter";
+  if (row.kind === "alter" || row.kind === "rewrite") return row.kind;
   return row.kind === "reprocess" ? "reprocessing" : "committed";
 }
 
