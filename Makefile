@@ -24,7 +24,7 @@ RACES = in_every_round or two_concurrent_publish or late_publisher or killed_and
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow check page docs integration prove chaos bench release clean
+.PHONY: help demo test slow check page docs parts integration prove chaos bench release clean
 
 help:  ## list the targets
 	@grep -E '^[a-z.]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -61,16 +61,22 @@ check: .venv/ready  ## format, lint, types, layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+PAGE := airflow_provider_streamsem/web/page/index.html
+
 ui/node_modules/ready: ui/package.json ui/package-lock.json
 	cd ui && npm ci --silent
 	touch ui/node_modules/ready
 
-page: .venv/ready ui/node_modules/ready  ## check, test and build the page of the web view; needs Node.js 20.19 or newer
+$(PAGE): .venv/ready ui/node_modules/ready $(shell git ls-files ui) $(wildcard airflow_provider_streamsem/web/*.py)
 	$(BIN)/python -m tools.api_description
 	cd ui && npm run --silent client && npm run --silent check && npm run --silent test && npm run --silent build
 
-integration: .venv/spark.jsa page  ## tests on real servers: Kafka, an S3 server (S3=minio selects MinIO), databases, queues, a Spark cluster, Spark Connect, and a browser
+page: $(PAGE)  ## check, test and build the page of the web view, if its sources have changed; needs Node.js 20.19 or newer
+
+parts: .venv/ready  ## download the servers of the integration tests
 	$(RUN) -m tests.integration.parts.install $${S3:-versitygw}
+
+integration: .venv/spark.jsa page parts  ## tests on real servers: Kafka, an S3 server (S3=minio selects MinIO), databases, queues, a Spark cluster, Spark Connect, and a browser
 	$(BY_FILE) -m 'integration and not prove' --durations 15 $(INTEGRATION) $(ARGS)
 
 prove: .venv/spark.jsa  ## the long tests: real Spark killed at random, a real scheduler, new random examples for the property tests

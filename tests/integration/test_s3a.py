@@ -19,6 +19,7 @@ from airflow_provider_streamsem import (
     Pipeline,
     PipelineSource,
     State,
+    compact,
     fork,
     open_log,
     read_committed,
@@ -268,6 +269,16 @@ def test_reprocessing_on_s3_switches_readers(lake: str, arrivals: Path, spark: S
     reprocess(pipeline(lake, arrivals, transform=lambda frame: frame.selectExpr("id", "'right' s")), 0)
     assert [tuple(row) for row in read_committed(spark, f"{lake}/log").collect()] == [(1, "right")]
     assert [tuple(row) for row in read_committed(spark, f"{lake}/log", version=0).collect()] == [(1, "wrong")]
+
+
+def test_compaction_on_s3_keeps_the_rows(lake: str, arrivals: Path, spark: SparkSession) -> None:
+    for number in range(2):
+        put(arrivals, f"{number}.json", [{"id": number, "s": "x"}])
+        run_batch(pipeline(lake, arrivals), run_key=str(number))
+    (done,) = compact(pipeline(lake, arrivals))
+    assert (done.files, done.new_files) == (2, 1)
+    assert sorted(tuple(row) for row in read_committed(spark, f"{lake}/log").collect()) == [(0, "x"), (1, "x")]
+    assert verify(pipeline(lake, arrivals)).violations == []
 
 
 @pytest.mark.parametrize("fault", ["deleted", "truncated", "swapped"])
