@@ -87,6 +87,8 @@ class RewriteJob:
     :param sink: the sink of the dataset, with the target size of the new files
     :param files: the files to rewrite, in the format of the sink
     :param schema: the columns of the sink, as schema JSON in Spark's form
+    :param version: the version of the rewrite
+    :param attempt_id: the attempt, which has its own location in the dataset
     """
 
     sink: FilesSink
@@ -99,10 +101,10 @@ class RewriteJob:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
     """
-    What the rows of some files are, without their order.
+    The number and a digest of the rows of some files.
 
     :param rows: the number of rows
-    :param digest: a digest that equal rows have in any order. It contains no value of a row
+    :param digest: a digest that is equal for equal rows in any order, and that reveals no value
     """
 
     rows: int
@@ -114,6 +116,7 @@ class RewrittenFiles:
     """
     The result of one attempt to rewrite files.
 
+    :param output: the new files
     :param before: the rows of the files that were read
     :param after: the rows of the new files, which were read again after they were complete
     """
@@ -125,7 +128,7 @@ class RewrittenFiles:
 
 class Engine(Protocol):
     """
-    Stages an attempt: reads the planned records, evaluates the transform once, and writes the rows of every sink.
+    Stages an attempt: reads the planned records, evaluates the transform once, and writes the rows of every sink. Rewrites files of a dataset.
 
     * An engine reads exactly the records that ``job.pins`` identifies. It commits nothing, and writes only to the attempt's own locations.
     * The constructor starts no session. The first call of :meth:`stage` may start one.
@@ -142,7 +145,7 @@ class Engine(Protocol):
 
     def rewrite(self, job: RewriteJob, log: CommitLog) -> RewrittenFiles:
         """
-        Write the rows of some files of a dataset again, into the location of the attempt, and compare the rows of both.
+        Write the rows of some files of a dataset to new files at the location of the attempt. Return the number and the digest of the rows of both.
 
         :raises StageError: the engine failed; a retry may succeed
         :raises DataError: the engine cannot read the files

@@ -202,15 +202,15 @@ class HeldVersionError(StreamsemError):
 
 class OpenVersionError(StreamsemError):
     """
-    A version is open, or its publishes are pending, so no rewrite can be planned. The rewrite wrote nothing. Visible rows are the same as before.
+    A compaction finds a version that is open or not published yet, or another writer creates the version that the compaction plans.
 
-    The run of this version may still be active.
+    No rewrite was committed, except those that the same compaction had committed before. Visible rows are unchanged.
     """
 
     retryable = True
     do = (
-        "run again when the run of the version has ended. If no run is active, run the pipeline: it completes the version. "
-        "In a DAG, compact in a task after the batch."
+        "compact again when the run of the version has ended. If no run is active, run the pipeline: it completes the version. "
+        "In a DAG, compact in a task after the batch, and set `retries`."
     )
 
 

@@ -142,10 +142,10 @@ TABLES: dict[str, list[Row]] = {
             "pipeline/test_review.py::test_no_other_writer_closes_a_held_version",
         ),
         Row(
-            "a version is open, or a run needed the version of a rewrite, so the files were not compacted",
+            "a compaction finds a version that is open or not published yet, or another writer creates the version that it plans",
             OpenVersionError,
             "[compact](../how-to/compact.md#in-a-dag) again when the run of the version has ended",
-            "pipeline/test_compact.py::test_compaction_waits_for_the_open_version_of_a_run",
+            "pipeline/test_compact.py::test_compaction_is_refused_while_a_version_is_open",
         ),
         Row(
             "a compaction cannot read files of the dataset, or the new files have other rows",

@@ -455,7 +455,7 @@ class CommitLog:
 
         :param version: a closed version, inclusive; -1 for an empty view; default: the newest closed version
         :param since: only files of versions above this one (exclusive)
-        :param with_rewrites: whether files of rewrites are in place of those of the commits that they rewrote (R8)
+        :param with_rewrites: whether to return the files of the rewrites that apply (R8) in place of the original files
         :raises InvalidError: ``version`` is not closed yet, or ``since`` is above it
         """
         head = self.closed_head()

@@ -19,9 +19,9 @@ class CompactOperator(HasPipeline, HasEngine, BaseOperator):  # type: ignore[mis
     """
     Rewrite the rows of many small files into fewer, larger files. No row changes, appears or disappears.
 
-    A rewrite is a version of the log. Readers of this version and of later ones read the new files. If a run needs the next version before the new files are
-    complete, the run aborts the rewrite, and the task is retried. So place the task after the batch in the DAG of the pipeline, or in a DAG that runs when no
-    batch runs.
+    Each rewrite is one version of the log. Readers of this version and of later ones read the new files. If a run needs the next version before the new files
+    are complete, the run aborts the rewrite. The task then fails with the retryable :class:`OpenVersionError`. So set ``retries``, and place the task after the
+    batch in the DAG of the pipeline, or in a DAG that runs when no batch runs.
 
     XCom ``return_value``: a list with one object for each rewrite: ``{"sink": name, "version": n, "commits": n, "rows": n, "files": n, "bytes": n,
     "new_files": n, "new_bytes": n}``. It is empty if there was nothing to rewrite.

@@ -13,6 +13,7 @@ from airflow_provider_streamsem.connectors.ownership import claim_dataset
 from airflow_provider_streamsem.errors import ConflictError, HeldVersionError, InvalidError
 from airflow_provider_streamsem.pipeline.abort import abort_outcome
 from airflow_provider_streamsem.pipeline.changes import changed_fields
+from airflow_provider_streamsem.pipeline.compact import rewrite_outcome
 from airflow_provider_streamsem.pipeline.guarantee import guarantee
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import OpenPipeline, config_digest, find_record
@@ -253,7 +254,7 @@ def _close(opened: OpenPipeline, head: Head) -> tuple[ClosedHead, int | None]:
     log, aborted = opened.log, None
     if isinstance(head, OpenHead):
         _aborted_by_alter(head)
-        proposed = outcome_without_rows(log, head) or abort_outcome(
+        proposed = outcome_without_records(opened, head) or abort_outcome(
             log, head, reason="the pipeline is altered", initial_state=opened.record.initial_state
         )
         version = head.plan.version
@@ -271,17 +272,13 @@ def _close(opened: OpenPipeline, head: Head) -> tuple[ClosedHead, int | None]:
 
 def _aborted_by_alter(head: Head) -> int | None:
     """
-    Return the open version if an alter aborts it: a batch, a reprocessing run or a rewrite.
+    Return the open version if an alter aborts it: a batch or a reprocessing run.
 
     :raises HeldVersionError: the open version is held
     """
     if isinstance(head, OpenHead) and head.plan.held:
         raise HeldVersionError("the open version is held; nothing was altered", version=head.plan.version)
-    return (
-        head.plan.version
-        if isinstance(head, OpenHead) and head.plan.kind in ("batch", "reprocess", "rewrite")
-        else None
-    )
+    return head.plan.version if isinstance(head, OpenHead) and head.plan.kind in ("batch", "reprocess") else None
 
 
 def _closed_head(log: CommitLog, version: int) -> ClosedHead:
@@ -290,11 +287,16 @@ def _closed_head(log: CommitLog, version: int) -> ClosedHead:
     return head
 
 
-def outcome_without_rows(log: CommitLog, head: OpenHead) -> Outcome | None:
-    """Return the outcome of an open rollback or alter, which any process can build from the log; ``None`` for another kind, which stages rows."""
-    if head.plan.kind == "rollback":
-        return rollback_outcome(log, head)
-    return alter_outcome(log, head) if head.plan.kind == "alter" else None
+def outcome_without_records(opened: OpenPipeline, head: OpenHead) -> Outcome | None:
+    """
+    Return the outcome that closes an open rollback, alter or rewrite of another process, which any process can build.
+
+    :returns: ``None`` for a batch and a reprocessing run, which read records
+    """
+    builders = {"rollback": rollback_outcome, "alter": alter_outcome}
+    if head.plan.kind == "rewrite":
+        return rewrite_outcome(opened, head)
+    return builders[head.plan.kind](opened.log, head) if head.plan.kind in builders else None
 
 
 class _Difference:

@@ -109,7 +109,7 @@ def _first_version(log: CommitLog, run_key: str) -> int:
 
 def commits_of_others(log: CommitLog, versions: list[int], run_key: str) -> Completed:
     """
-    Return the commits of other runs, without rewrites, which commit no new rows, among the newest :data:`LISTED` of these closed versions, in ascending order.
+    Return the commits of other runs among the newest :data:`LISTED` of these closed versions, in ascending order. Rewrites are left out: they add no rows.
 
     :param versions: closed versions in ascending order
     :param run_key: the run whose own commits are left out

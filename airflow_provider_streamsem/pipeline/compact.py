@@ -11,7 +11,13 @@ from airflow_provider_streamsem.arguments import flag, integer, text
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
 from airflow_provider_streamsem.engine import Engine, RewriteJob
-from airflow_provider_streamsem.errors import DataError, InvalidError, OpenVersionError, StreamsemError
+from airflow_provider_streamsem.errors import (
+    DataError,
+    HeldVersionError,
+    InvalidError,
+    OpenVersionError,
+    StreamsemError,
+)
 from airflow_provider_streamsem.pipeline.abort import abort_outcome
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import OpenPipeline, find_record, open_pipeline
@@ -37,22 +43,22 @@ MAX_BYTES = 4 * 2**30
 """The default of ``max_bytes``."""
 LEAST_BYTES = 65_536
 """The smallest value of both."""
-_ABORTED = "a run needed the next version, and no attempt had staged the rewrite"
+_ABORTED = "another writer found the rewrite open, and no attempt was complete"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewrite:
     """
-    One rewrite of files, committed or, in a dry run, possible.
+    A committed rewrite, or in a dry run a possible one.
 
     :param sink: name of the sink
     :param version: the version of the rewrite; ``None`` in a dry run
-    :param commits: how many commits' rows it has rewritten
-    :param rows: the number of rows
-    :param files: the number of files before
-    :param bytes: the size of these files in bytes
-    :param new_files: the number of files after; ``None`` in a dry run
-    :param new_bytes: the size of these files in bytes; ``None`` in a dry run
+    :param commits: number of commits whose rows are rewritten
+    :param rows: number of their rows
+    :param files: number of files that have these rows before the rewrite
+    :param bytes: total size of these files in bytes
+    :param new_files: number of new files; ``None`` in a dry run
+    :param new_bytes: total size of the new files in bytes; ``None`` in a dry run
     """
 
     sink: str
@@ -79,26 +85,27 @@ def compact(
     """
     Rewrite the rows of many small files into fewer, larger files. No row changes, appears or disappears.
 
-    A rewrite is a version of its own. Readers of this version and of later ones read the new files. Readers of earlier versions, and readers that ask for the
-    rows since a version, still read the files of the commits, which stay in the dataset. If one of these commits is reprocessed or rolled back, readers read
-    the files of the other commits again, until the next compaction.
+    Each rewrite is one version of the log. Readers of this version and of later ones read the new files. Readers of earlier versions, and readers that ask for
+    the rows since a rewritten commit, still read the files of the commits, which stay in the dataset. If one of these commits is reprocessed or rolled back,
+    readers read the files of the other commits again, until the next compaction.
 
-    The files of a commit, or of an earlier rewrite, are rewritten if their average size is less than half of ``target_file_bytes``, and if the number of files
-    becomes at most half.
+    A commit or an earlier rewrite is selected if the average size of its files is less than half of ``target_file_bytes``. An earlier rewrite is selected only
+    together with at least as many bytes of other commits. A rewrite must at least halve the number of files.
 
-    No run waits for a rewrite: a run that finds an open rewrite commits it if it is staged, and aborts it otherwise. Compact in the DAG of the pipeline, after
-    the batch, or at a time at which no batch runs.
+    No run waits for a rewrite. A run that finds one open commits it if its attempt is complete, and aborts it otherwise. Compact in the DAG of the pipeline,
+    after the batch, or at a time at which no batch runs.
 
     :param sink: the sink to compact, which must be a files sink; default: all files sinks
     :param target_file_bytes: the size in bytes of the new files, 65,536 or more
-    :param max_bytes: the maximum size in bytes of the files that one version rewrites. More files are rewritten by several versions, one after another
-    :param dry_run: write nothing, and return which rewrites are possible
+    :param max_bytes: the maximum size in bytes of the files that one version rewrites, unless a single commit has more. Several versions rewrite more files
+    :param dry_run: write nothing, and return which rewrites are possible. Whether a version is open is not checked
     :param engine: default: Spark in this process. The engine starts a session only when it rewrites files
     :param log: default: the log at ``pipeline.log``
     :returns: the rewrites in the order of their versions; empty if there is nothing to rewrite
     :raises InvalidError: there is no log at the location, the pipeline has no such files sink, or an argument is not valid. Nothing was written
-    :raises OpenVersionError: a version is open, or another run needed the next version. The rewrites that were committed before stay
-    :raises DataError: files cannot be read, or the new files have other rows. Visible rows are the same as before
+    :raises OpenVersionError: a version is open or not published yet, or another writer created the next version. Rewrites that were committed before remain
+    :raises HeldVersionError: the open version is held
+    :raises DataError: files cannot be read, or the rows of the new files differ. Visible rows are unchanged
     """
     integer("target_file_bytes", target_file_bytes, least=LEAST_BYTES)
     integer("max_bytes", max_bytes, least=LEAST_BYTES)
@@ -163,25 +170,50 @@ class _Sizes:
         by_version: dict[int, list[SegmentFile]] = defaultdict(list)
         for file in visible:
             by_version[file.version].append(file)
+        small = {
+            version: files for version, files in by_version.items() if _bytes(files) * 2 < self.target * len(files)
+        }
         chosen: list[SegmentFile] = []
-        for _, files in sorted(by_version.items()):
-            size = _bytes(files)
-            if size * 2 >= self.target * len(files) or size > self.most:
-                continue
-            if _bytes(chosen) + size > self.most:
+        for _, files in sorted(self._without_large(small, partition_by).items()):
+            if chosen and _bytes(chosen) + _bytes(files) > self.most:
                 yield from self._worthwhile(chosen, partition_by)
                 chosen = []
             chosen += files
         yield from self._worthwhile(chosen, partition_by)
 
+    def _without_large(
+        self, small: dict[int, list[SegmentFile]], partition_by: Sequence[str]
+    ) -> dict[int, list[SegmentFile]]:
+        """
+        Leave out the versions that are compact already and larger than all others together.
+
+        So a row is rewritten again only when the size of its rewrite doubles, and not in each compaction.
+        """
+        found = dict(small)
+        by_size = sorted(small, key=lambda version: _bytes(small[version]))
+        total = sum(map(_bytes, small.values()))
+        while by_size:
+            largest = by_size.pop()
+            size = _bytes(small[largest])
+            if self._is_worthwhile(small[largest], partition_by):
+                continue
+            if size <= total - size:
+                break
+            del found[largest]
+            total -= size
+        return found
+
     def _worthwhile(self, chosen: list[SegmentFile], partition_by: Sequence[str]) -> Iterator[list[SegmentFile]]:
-        """Yield the files if the rewrite at least halves their number. There is at least one file for each combination of partition values."""
+        if self._is_worthwhile(chosen, partition_by):
+            yield chosen
+
+    def _is_worthwhile(self, chosen: Sequence[SegmentFile], partition_by: Sequence[str]) -> bool:
+        """Return whether a rewrite at least halves the number of files. There is at least one file for each combination of partition values."""
         by_partition: Counter[tuple[str | None, ...]] = Counter()
         for file in chosen:
             by_partition[tuple(map(file.file.partition.get, partition_by))] += file.file.bytes
         least = sum(max(1, -(-size // self.target)) for size in by_partition.values())
-        if len(chosen) >= 2 * least and len(chosen) > 1:
-            yield chosen
+        return len(chosen) >= max(2, 2 * least)
 
 
 def _bytes(files: Sequence[SegmentFile]) -> int:
@@ -234,16 +266,18 @@ class _Compaction:
         Return the newest head. Closes the rewrite that another process left open.
 
         :raises OpenVersionError: another version is open, or its publishes are pending
+        :raises HeldVersionError: the open version is held
         """
         head: Head = self._log.newest_head()
         if isinstance(head, OpenHead) and head.plan.kind == "rewrite":
             head, outcome = self._log.decide(head, rewrite_outcome(self._opened, head))
             self._log.write_segments(outcome.version, [(outcome, head.outcome_sha)])
-        if isinstance(head, OpenHead) or head.has_pending_publishes:
-            raise OpenVersionError(
-                "a version is open, or its publishes are pending, so no rewrite was planned",
-                version=head.plan.version if isinstance(head, OpenHead) else head.closed,
-            )
+        if isinstance(head, OpenHead) and head.plan.held:
+            raise HeldVersionError("the open version is held; no rewrite was planned", version=head.plan.version)
+        if isinstance(head, OpenHead):
+            raise OpenVersionError("a version is open, so no rewrite was planned", version=head.plan.version)
+        if head.has_pending_publishes:
+            raise OpenVersionError("a commit is not published yet, so no rewrite was planned", version=head.closed)
         return head
 
     def _commit(self, head: ClosedHead, wanted: Rewrite, commits: tuple[int, ...], files: list[DataFile]) -> Rewrite:
@@ -255,8 +289,8 @@ class _Compaction:
         logger.info("version %d: rewriting %d files of sink %s", plan.version, len(files), self._name)
         try:
             manifest = self._stage(stored, files)
-        except StreamsemError:
-            self._abort(stored)
+        except StreamsemError as error:
+            self._abort(stored, error)
             raise
         closed, outcome = log.decide(stored, _outcome(log, stored, manifest))
         log.write_segments(outcome.version, [(outcome, closed.outcome_sha)])
@@ -300,7 +334,7 @@ class _Compaction:
         rows = sum(file.rows for file in files)
         if result.before != result.after or not result.before.rows == rows == result.output.rows:
             raise DataError(
-                "the new files have other rows than the files that were rewritten; no reader reads the new files",
+                "the rows of the new files differ from those of the files that were rewritten; the new files are not visible",
                 version=plan.version,
                 sink=self._name,
                 rows_in_log=rows,
@@ -323,10 +357,10 @@ class _Compaction:
         log.put_staged(manifest)
         return manifest
 
-    def _abort(self, head: OpenHead) -> None:
+    def _abort(self, head: OpenHead, error: StreamsemError) -> None:
         """Abort the rewrite that could not be staged. If this fails, the next run, or the next compaction, aborts it."""
         try:
-            reason = "the rewrite could not be staged"
+            reason = f"the rewrite could not be staged: {type(error).__name__}: {error.summary}"
             initial_state = self._opened.record.initial_state
             self._log.decide(head, abort_outcome(self._log, head, reason=reason, initial_state=initial_state))
         except StreamsemError as failure:
@@ -334,7 +368,8 @@ class _Compaction:
 
 
 def _lost_error(version: int) -> OpenVersionError:
-    return OpenVersionError("another run needed the next version, so the rewrite was not committed", version=version)
+    summary = "another writer created the next version or aborted the rewrite, so the rewrite was not committed"
+    return OpenVersionError(summary, version=version)
 
 
 def rewrite_outcome(opened: OpenPipeline, head: OpenHead) -> Outcome:

@@ -11,6 +11,7 @@ from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.contract import SinkMarker
 from airflow_provider_streamsem.errors import ConflictError, InvalidError, LogDamagedError, MarkerLostError
 from airflow_provider_streamsem.pipeline.closing_times import newest_closed_until
+from airflow_provider_streamsem.pipeline.compact import rewrite_outcome
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import (
     OpenPipeline,
@@ -206,15 +207,19 @@ def _result(log: CommitLog, plan: Plan, outcome: Outcome) -> Rollback:
 
 def _completed(opened: OpenPipeline, head: Head) -> tuple[ClosedHead, bool]:
     """
-    Commit an open rollback, and publish the newest commit if that is pending (P1). Any process may do both.
+    Commit an open rollback, close an open rewrite, and publish the newest commit if that is pending (P1). Any process may do this.
 
     :returns: the closed head, and whether there was anything to do
-    :raises InvalidError: the open version is not a rollback
+    :raises InvalidError: the open version is neither a rollback nor a rewrite
     """
     log, is_open = opened.log, isinstance(head, OpenHead)
     if isinstance(head, OpenHead):
-        _refuse_open_batch(head)
-        head, outcome = log.decide(head, rollback_outcome(log, head))
+        if head.plan.kind == "rewrite":
+            proposed = rewrite_outcome(opened, head)
+        else:
+            _refuse_open_batch(head)
+            proposed = rollback_outcome(log, head)
+        head, outcome = log.decide(head, proposed)
         log.write_segments(outcome.version, [(outcome, head.outcome_sha)])
     if not head.has_pending_publishes:
         return head, is_open

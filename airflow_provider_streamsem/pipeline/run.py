@@ -30,8 +30,7 @@ from airflow_provider_streamsem.errors import (
 )
 from airflow_provider_streamsem.pipeline import changes, report
 from airflow_provider_streamsem.pipeline.abort import abort_outcome
-from airflow_provider_streamsem.pipeline.alter import alter, outcome_without_rows
-from airflow_provider_streamsem.pipeline.compact import rewrite_outcome
+from airflow_provider_streamsem.pipeline.alter import alter, outcome_without_records
 from airflow_provider_streamsem.pipeline.guarantee import guarantee
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.lookups import check_lookups
@@ -323,7 +322,7 @@ class Run:
         telemetry.emit(telemetry.Planned.from_plan, plan)
         if not fresh:
             logger.info("%s", report.resumed(plan, self.run_key))
-        if plan.spec != self.opened.spec and plan.kind != "alter":
+        if plan.spec != self.opened.spec and plan.kind not in ("alter", "rewrite"):
             changes.warn_of_open_version(log, plan, self.opened.pipeline.to_json(), run_key=self.run_key)
         proposed = self._propose(head, plan, fresh=fresh)
         if isinstance(proposed, ClosedHead):
@@ -343,9 +342,7 @@ class Run:
         """Build the outcome that this process proposes for the open version, or return the closed head as :meth:`_adopt_or_stage` does."""
         if plan.held:
             return self._outcome_of_held(head, plan)
-        if plan.kind == "rewrite":
-            return rewrite_outcome(self.opened, head)
-        return outcome_without_rows(self.opened.log, head) or self._adopt_or_stage(head, plan, fresh=fresh)
+        return outcome_without_records(self.opened, head) or self._adopt_or_stage(head, plan, fresh=fresh)
 
     def _outcome_of_held(self, head: OpenHead, plan: Plan) -> Outcome:
         """

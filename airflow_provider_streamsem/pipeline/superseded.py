@@ -31,7 +31,7 @@ def superseded_commits(log: CommitLog, begin: int, end: int) -> Iterator[Outcome
     """
     Yield each commit of rows that was superseded at a version in ``[begin, end]``, once.
 
-    A rollback does not supersede the rewrites that it passes.
+    A rollback to a version before a rewrite does not supersede the rewrite.
     """
     found: set[int] = set()
     for version in range(begin, end + 1):

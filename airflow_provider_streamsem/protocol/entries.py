@@ -180,7 +180,7 @@ class Altered:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewritten:
     """
-    The commits whose rows of one sink a rewrite stores again, in fewer files.
+    A rewrite of one sink: the commits whose rows it stores in new files.
 
     ``commits`` are versions in ascending order, and ``rows`` is the number of rows that their files have in total. ``output`` are the new files, with the same
     rows. It is ``None`` in a plan, and in the plan's outcome it is set.
@@ -338,7 +338,9 @@ class Outcome:
         if self.altered is not None and (self.sinks or self.publish):
             raise LogDamagedError("an alter has output", invariant="I22", version=self.version)
         if self.rewritten is not None and (self.sinks or self.publish or self.counts):
-            raise LogDamagedError("a rewrite has rows of its own", invariant="I23", version=self.version)
+            raise LogDamagedError(
+                "the outcome of a rewrite has `sinks`, `publish` or `counts`", invariant="I23", version=self.version
+            )
 
     @property
     def committed(self) -> bool:

@@ -534,7 +534,7 @@ def check_i23_plan(plan: Plan) -> None:
     are_earlier &= min(found.commits, default=-1) >= 0 and max(found.commits, default=0) < plan.version
     if not are_earlier or found.output is not None or plan.ranges or plan.gaps:
         raise LogDamagedError(
-            "a rewrite has ranges or output in its plan, or names commits that are not before it",
+            "the plan of a rewrite has ranges, gaps or output, or its `commits` are empty, not in ascending order, or not before it",
             invariant="I23",
             version=plan.version,
         )
@@ -546,9 +546,17 @@ def check_i23(plan: Plan, outcome: Outcome, *, before: Outcome | None) -> None:
 
     :param before: the outcome before the plan
     """
+    expected = newest_rewrite(plan, before=before, committed=outcome.committed)
+    if outcome.newest_rewrite != expected:
+        raise LogDamagedError(
+            "an outcome does not name the newest rewrite",
+            invariant="I23",
+            version=plan.version,
+            newest_rewrite=outcome.newest_rewrite,
+            expected=expected,
+        )
     planned, found = plan.rewritten if outcome.committed else None, outcome.rewritten
-    is_same = outcome.newest_rewrite == newest_rewrite(plan, before=before, committed=outcome.committed)
-    is_same &= (planned is None) == (found is None)
+    is_same = (planned is None) == (found is None)
     if planned is not None and found is not None and before is not None:
         output = found.output
         is_same &= (
@@ -560,7 +568,7 @@ def check_i23(plan: Plan, outcome: Outcome, *, before: Outcome | None) -> None:
         )
     if not is_same:
         raise LogDamagedError(
-            "an outcome does not name the newest rewrite, or a rewrite has other rows, columns or state than its plan",
+            "the outcome of a rewrite has another number of rows than its plan, or it changes the columns or the state",
             invariant="I23",
             version=plan.version,
         )

@@ -298,7 +298,7 @@ def fold(
     Compute a view from level-1 segments and outcomes, which must cover the versions from 0 on, in order.
 
     :param since: keep only files of versions above this one; the totals always cover all versions
-    :param with_rewrites: whether files of rewrites are in place of those of the commits that they rewrote
+    :param with_rewrites: whether to return the files of the rewrites that apply (R8) in place of the original files
     :raises LogDamagedError: a version is missing or duplicated (R1)
     """
     version, commits, aborts = -1, 0, 0

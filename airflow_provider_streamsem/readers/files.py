@@ -69,7 +69,7 @@ class Changes:
     :param version: the later version
     :param added: files that are visible at the later version only
     :param removed: files that are visible at the earlier version only, because a reprocessing run replaced them, a rollback removed them, or a rewrite has
-        their rows. The rows of files that a rewrite replaced are in ``added`` again
+        their rows. In the last case, ``added`` has the files of the rewrite, with the same rows
     """
 
     version: int
@@ -181,7 +181,7 @@ class CommittedLog:
 
         :param version: as of this version, inclusive; default: the newest closed one
         :param since: exclusive; default: -1, which means all versions
-        :param with_rewrites: whether files of rewrites are in place of those of the commits that they rewrote
+        :param with_rewrites: whether to return the files of the rewrites that apply (R8) in place of the original files
         :raises InvalidError: a version is not closed
         """
         for name, value in (("version", version), ("since", since)):
@@ -204,8 +204,8 @@ class CommittedLog:
         :param version: as of this version, inclusive; default: the newest closed one
         :param since: only files that became visible in versions *above* this one. For files that a reprocessing run replaced, see :meth:`changes`
         :param sink: only files of this sink; default: of all sinks whose rows become visible through the log
-        :param with_rewrites: whether files of rewrites are in place of those of the commits that they rewrote. With ``since``, a rewrite is used only if all
-            these commits are above ``since``
+        :param with_rewrites: whether to return the files of the rewrites that apply (R8) in place of the original files. With ``since``, a rewrite
+            applies only if all commits that it rewrote are above ``since``
         :raises InvalidError: a version is not closed, or vacuum may have deleted its files; there is no such sink, or it publishes outside the log
         :raises ConflictError: a dataset belongs to another log
         :raises LogDamagedError: an entry of the log or a dataset's ownership marker is missing or damaged

@@ -546,7 +546,7 @@ class _Verification:
         ]
         rows = sum(committable.rows for committable in found if committable is not None)
         if None in found or len(found) < len(rewritten.commits) or rows != rewritten.rows:
-            what = "a rewrite names commits that are not visible before it, or that have another number of rows"
+            what = "a rewrite names commits that are not visible before it, or their number of rows differs"
             self._report("I23", what, version=version)
 
     def _rewritten_files(self, outcomes: list[Outcome], sinks: Mapping[str, Sink], oldest: int) -> set[tuple[str, str]]:

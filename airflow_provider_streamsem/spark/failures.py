@@ -101,24 +101,26 @@ def rewrite_error(error: Exception, job: RewriteJob) -> StreamsemError:
     where = {"version": job.version, "location": job.sink.location}
     refusal = next((match[0] for text in _texts(error) if (match := _REFUSAL.search(text))), None)
     if refusal is not None:
-        summary = "the store refused a read or write of Spark; no reader reads the new files"
+        summary = "the store refused a read or write of Spark; the new files are not visible"
         return StoreRefusedError(summary, **where, refusal=refusal)
     found = conditions(error)
     is_transient = any(_TRANSIENT.search(text) for text in _texts(error))
     for condition, parameters in found:
         if condition.startswith(("FAILED_READ_FILE", "PATH_NOT_FOUND")) and not is_transient:
             return DataError(
-                "Spark cannot read a file of the dataset; no reader reads the new files",
+                "Spark cannot read a file of the dataset; the new files are not visible",
                 **where,
                 file=_path_of(parameters.get("path", "")),
                 condition=condition,
             ).advising("run `streamsem verify`, and restore the files that it names.")
     return StageError(
-        "the engine failed while it rewrote files; no reader reads the new files",
+        "Spark failed while it rewrote files; the new files are not visible",
         **where,
         error=type(error).__name__,
         **({"condition": found[0][0]} if found else {}),
-    ).advising("run again. If it fails again, correct the cause that this message or the exception before it names.")
+    ).advising(
+        "compact again. If it fails again, correct the cause that this message or the exception before it names. If memory was short, lower `max_bytes`."
+    )
 
 
 def _database_error(kind: str, problem: str, version: int) -> StreamsemError:

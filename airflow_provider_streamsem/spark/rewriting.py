@@ -1,4 +1,4 @@
-"""Rewrites files of a dataset with Spark, and compares the rows before and after. Only the Spark engine imports this module."""
+"""Rewrites files of a dataset with Spark. Only the Spark engine imports this module."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from airflow_provider_streamsem.spark.row_texts import row_text
 
 
 def rewrite(session: SparkSession, job: RewriteJob) -> RewrittenFiles:
-    """Write the rows of the files again, and read the rows of both; see :class:`airflow_provider_streamsem.engine.Engine`."""
+    """Write the rows of the files to new files, and read both; see :class:`airflow_provider_streamsem.engine.Engine`."""
     rows = _read(session, job, job.files)
     accepted = job.sink.stage(rows, job.version, job.attempt_id)
     with telemetry.phase("collect"):
@@ -28,7 +28,7 @@ def _read(session: SparkSession, job: RewriteJob, files: Sequence[DataFile]) -> 
 
 
 def _contents(rows: DataFrame) -> Contents:
-    """Count the rows, and add the hashes of their texts. Two sums of different hashes differ with near certainty if the rows differ."""
+    """Count the rows, and sum two 64-bit hashes of each row. The sums do not depend on the order. Different rows have equal sums only if both collide."""
     text = row_text(rows, rows.columns)
     hashes = {"first": F.xxhash64(text), "second": F.xxhash64(F.lit(1), text)}
     sums = [F.sum(each.cast("decimal(38,0)")).cast("string").alias(name) for name, each in hashes.items()]

@@ -68,7 +68,7 @@ class RunWaitsForRewrite(Mutant):
 
 @caught_by("I23", "rewrite_rollback_kept")
 class VacuumOfRolledBackRewrite(Mutant):
-    """Vacuum deletes the files of a rewrite that a rollback has passed, although the rewrite still applies."""
+    """Vacuum deletes the files of a rewrite after a rollback to a version before it, although the rewrite still applies."""
 
     def is_superseded(self, s: State, n: int) -> bool:
         is_passed = any(version.outcome is not None and -1 < version.outcome.to < n for version in s.log[n:])

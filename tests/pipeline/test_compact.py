@@ -15,7 +15,14 @@ import pytest
 from airflow_provider_streamsem import FilesSink, Limits, Pipeline, PipelineSource, alter, compact, rollback
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.engine import Contents, RewriteJob, RewrittenFiles
-from airflow_provider_streamsem.errors import DataError, InvalidError, OpenVersionError, StageError, StreamsemError
+from airflow_provider_streamsem.errors import (
+    DataError,
+    HeldVersionError,
+    InvalidError,
+    OpenVersionError,
+    StageError,
+    StreamsemError,
+)
 from airflow_provider_streamsem.pipeline.compact import Rewrite
 from airflow_provider_streamsem.pipeline.review import stage_reprocessing
 from airflow_provider_streamsem.pipeline.vacuum import vacuum
@@ -24,9 +31,9 @@ from airflow_provider_streamsem.stores.contract import Store
 from airflow_provider_streamsem.stores.local import LocalStore
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.rows import RowsEngine
-from airflow_provider_streamsem.testing.stores import Crash, Fault, FaultyStore
+from airflow_provider_streamsem.testing.stores import CountingStore, Crash, Fault, FaultyStore
 from tests.external_systems import PublishingFixture
-from tests.pipeline_fixture import PipelineFixture
+from tests.pipeline_fixture import BeforeOutcome, PipelineFixture, die
 
 TARGET = 65_536
 DAY_MS = 86_400_000
@@ -109,13 +116,14 @@ def test_changes_between_two_versions_update_a_copy(fixture: PipelineFixture, si
 def test_second_compaction_rewrites_the_result_of_the_first(fixture: PipelineFixture) -> None:
     compacted(fixture)
     assert compacted(fixture) == []
-    fixture.run("rest")
+    fixture.arrive(3)
+    fixture.run("rest", drain=True)
     (done,) = compacted(fixture)
-    assert (done.commits, done.files, files(fixture)) == (5, 2, [6])
+    assert (done.commits, done.rows, files(fixture)) == (6, 24, [7])
     fixture.check()
 
 
-def test_compaction_is_cut_into_versions_by_size(tmp_path: Path) -> None:
+def test_compaction_is_split_into_versions_by_size(tmp_path: Path) -> None:
     fixture = PipelineFixture(tmp_path, rows_per_file=2_800)
     for number in range(5):
         fixture.arrive(1)
@@ -125,6 +133,30 @@ def test_compaction_is_cut_into_versions_by_size(tmp_path: Path) -> None:
     done = compacted(fixture, target_file_bytes=100 * TARGET, max_bytes=2 * max(sizes))
     assert [(each.version, each.files) for each in done] == [(5, 2), (6, 2)]
     assert files(fixture) == [4, 5, 6]
+    fixture.check()
+
+
+def test_commit_with_more_bytes_than_a_rewrite_may_have_is_rewritten_alone(tmp_path: Path) -> None:
+    fixture = PipelineFixture(tmp_path, rows_per_file=5_000)
+    for number in range(3):
+        fixture.arrive(1)
+        fixture.run(f"r{number}")
+    compacted(fixture, target_file_bytes=100 * TARGET)
+    fixture.rows_per_file = 1
+    assert fixture.opened().files()[0].bytes > TARGET
+    assert compacted(fixture, target_file_bytes=100 * TARGET, max_bytes=TARGET) == []
+
+
+def test_row_is_rewritten_again_only_when_its_rewrite_doubles(tmp_path: Path) -> None:
+    fixture, rewritten, compactions = PipelineFixture(tmp_path), 0, 32
+    for number in range(compactions):
+        for part in range(2):
+            fixture.arrive(1)
+            fixture.run(f"r{number}.{part}")
+        rewritten += sum(done.rows for done in compacted(fixture))
+    total = compactions * 2 * fixture.rows_per_file
+    assert rewritten <= 6 * total, "each row at most once for each doubling"
+    assert len(files(fixture)) <= 6
     fixture.check()
 
 
@@ -278,18 +310,18 @@ CHANGES: dict[str, tuple[Callable[[RewrittenFiles], RewrittenFiles], type[Stream
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_files_with_other_rows_never_become_visible(fixture: PipelineFixture, name: str) -> None:
+def test_files_with_different_rows_never_become_visible(fixture: PipelineFixture, name: str) -> None:
     change, error = CHANGES[name]
     with pytest.raises(error):
         compacted(fixture, engine=FailingEngine(change))
     assert files(fixture) == [0, 1, 2, 3]
-    assert not isinstance(fixture.log().newest_head(), OpenHead), "the rewrite is aborted, so that no run meets it"
+    assert not isinstance(fixture.log().newest_head(), OpenHead), "the rewrite is aborted, so that no run finds it open"
     compacted(fixture)
     fixture.run("rest", drain=True)
     fixture.check()
 
 
-def test_compaction_waits_for_the_open_version_of_a_run(fixture: PipelineFixture) -> None:
+def test_compaction_is_refused_while_a_version_is_open(fixture: PipelineFixture) -> None:
     fixture.dies("other")
     with pytest.raises(OpenVersionError, match=r"no rewrite was planned.*version=4"):
         compacted(fixture)
@@ -298,10 +330,32 @@ def test_compaction_waits_for_the_open_version_of_a_run(fixture: PipelineFixture
     fixture.check()
 
 
-def test_compaction_waits_for_a_held_version(fixture: PipelineFixture) -> None:
+def test_compaction_is_refused_while_a_version_is_held(fixture: PipelineFixture) -> None:
     stage_reprocessing(fixture.pipeline(), 1, engine=RowsEngine(), log=fixture.log())
-    with pytest.raises(OpenVersionError):
+    with pytest.raises(HeldVersionError, match="no rewrite was planned"):
         compacted(fixture)
+
+
+class _WithoutReceipts(CountingStore):
+    """A process that uses this store is killed before it creates receipts."""
+
+    def create(self, key: str, data: bytes) -> bool:
+        if key.endswith(".d.json"):
+            raise Crash
+        return super().create(key, data)
+
+
+def test_compaction_is_refused_while_a_commit_is_not_published(tmp_path: Path) -> None:
+    fixture = PublishingFixture(tmp_path)
+    fixture.arrive(3)
+    fixture.run("first")
+    with suppress(Crash):
+        fixture.run("second", store=_WithoutReceipts(fixture.store))
+    assert fixture.log().newest_head().has_pending_publishes
+    with pytest.raises(OpenVersionError, match="not published yet"):
+        compacted(fixture)
+    fixture.run("third")
+    fixture.check()
 
 
 def killed(fixture: PipelineFixture, at: str) -> None:
@@ -321,6 +375,7 @@ WRITERS: dict[str, Callable[[PipelineFixture], object]] = {
     "reprocessing run": lambda fixture: fixture.run("fix", reprocessed=1),
     "held version": lambda fixture: stage_reprocessing(fixture.pipeline(), 1, engine=RowsEngine(), log=fixture.log()),
     "alter": lambda fixture: alter(_altered(fixture), log=fixture.log()),
+    "rollback": lambda fixture: rollback(fixture.pipeline(), 3, log=fixture.log()),
     "compaction": compacted,
 }
 
@@ -331,14 +386,27 @@ def _altered(fixture: PipelineFixture) -> Pipeline:
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_writer_that_finds_an_open_rewrite_aborts_it(fixture: PipelineFixture, writer: str) -> None:
+def test_writer_that_finds_an_open_unstaged_rewrite_aborts_it(fixture: PipelineFixture, writer: str) -> None:
     killed(fixture, "write")
     WRITERS[writer](fixture)
     outcome = fixture.log().outcome(4)
     assert outcome is not None
     assert (outcome[0].result, outcome[0].rewritten) == ("abort", None)
     assert rows(fixture) == Counter(range(15 if writer == "run" else 12))
-    assert fixture.opened().head >= 5 or writer == "held version"
+    assert fixture.opened().head >= 5 or writer in ("held version", "rollback")
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_writer_that_finds_an_open_staged_rewrite_commits_it(fixture: PipelineFixture, writer: str) -> None:
+    with suppress(Crash):
+        compacted(fixture, store=BeforeOutcome(fixture.store, die))
+        raise AssertionError("the process did not die")
+    WRITERS[writer](fixture)
+    outcome = fixture.log().outcome(4)
+    assert outcome is not None
+    assert outcome[0].rewritten is not None
+    fixture.ran = _altered(fixture) if writer == "alter" else None
+    assert fixture.verdict().violations == []
 
 
 @pytest.mark.parametrize("fault", [fault for fault in Fault if fault not in (Fault.PAUSE_BEFORE, Fault.PAUSE_AFTER)])
@@ -438,7 +506,7 @@ def test_vacuum_deletes_the_files_of_a_rewrite_that_no_longer_applies(fixture: P
     fixture.check()
 
 
-def test_vacuum_keeps_the_files_of_a_rewrite_that_a_rollback_passed(fixture: PipelineFixture) -> None:
+def test_vacuum_keeps_the_files_of_a_rewrite_that_still_applies_after_a_rollback(fixture: PipelineFixture) -> None:
     fixture.run("wrong")
     rollback(fixture.pipeline(), 3, log=fixture.log())
     fixture.run("right")
