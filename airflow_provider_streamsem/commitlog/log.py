@@ -301,9 +301,9 @@ class CommitLog:
         """Return the outcomes of all alters up to an outcome, newest first; see :func:`procedures.alters`."""
         return self.perform(procedures.alters(outcome))
 
-    def rewrites(self, outcome: Outcome) -> list[Outcome]:
-        """Return the outcomes of all rewrites up to an outcome, newest first; see :func:`procedures.rewrites`."""
-        return self.perform(procedures.rewrites(outcome))
+    def rewrites(self, outcome: Outcome, *, after: int = -1) -> list[Outcome]:
+        """Return the outcomes of the rewrites above version ``after`` up to an outcome, newest first; see :func:`procedures.rewrites`."""
+        return self.perform(procedures.rewrites(outcome, after))
 
     def removed_at(self, sink: str, outcome: Outcome) -> int:
         """Return the newest alter up to an outcome that removed a sink, or -1. No row of this version or an earlier one is in the sink (W36)."""

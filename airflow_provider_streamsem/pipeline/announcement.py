@@ -8,6 +8,8 @@ versions. If it dies after the create, the retry of the run announces them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import LogDamagedError
 from airflow_provider_streamsem.protocol import keys
@@ -46,7 +48,7 @@ def announce_run(
         wanted = _announcement(log, last.version, since, upto, last.run_key)
         stored = log.put_announcement(keys.announced(last.version), wanted)
     since, upto = stored.since, stored.upto
-    before, after = range(max(since + 1, first - LISTED), first), range(max(last.version, upto - LISTED) + 1, upto + 1)
+    before, after = range(since + 1, first), range(last.version + 1, upto + 1)
     versions = [*before, *(n for n in between if n > since), *after]
     return (min(since + 1, first), upto + 1), commits_of_others(log, versions, last.run_key)
 
@@ -92,8 +94,8 @@ def announce_others(log: CommitLog, closed: int, run_key: str) -> tuple[tuple[in
         # Create the run's own announcement first (A3). Once the announcement of the version exists, no other run announces these versions.
         stored = log.put_announcement(own, _announcement(log, closed, since, closed, run_key))
         log.put_announcement(keys.announced(stored.version), stored)
-    versions = range(max(stored.since, stored.upto - LISTED) + 1, stored.upto + 1)
-    return (stored.since + 1, stored.upto + 1), commits_of_others(log, [*versions], run_key)
+    versions = range(stored.since + 1, stored.upto + 1)
+    return (stored.since + 1, stored.upto + 1), commits_of_others(log, versions, run_key)
 
 
 def _announcement(log: CommitLog, version: int, since: int, upto: int, run_key: str) -> Announcement:
@@ -107,16 +109,22 @@ def _first_version(log: CommitLog, run_key: str) -> int:
     return pointer.version
 
 
-def commits_of_others(log: CommitLog, versions: list[int], run_key: str) -> Completed:
+def commits_of_others(log: CommitLog, versions: Sequence[int], run_key: str) -> Completed:
     """
-    Return the commits of other runs among the newest :data:`LISTED` of these closed versions, in ascending order. Rewrites are left out: they add no rows.
+    Return the commits of other runs among the newest :data:`LISTED` of these closed versions, in ascending order. Rewrites are not counted: they add no rows.
 
     :param versions: closed versions in ascending order
     :param run_key: the run whose own commits are left out
     """
-    commits = []
-    for version in versions[-LISTED:]:
+    commits: Completed = []
+    left = LISTED
+    for version in reversed(versions):
+        if not left:
+            break
         plan, outcome = log.closed_version(version)
-        if outcome.committed and outcome.rewritten is None and plan.run_key != run_key:
+        if outcome.rewritten is not None:
+            continue
+        left -= 1
+        if outcome.committed and plan.run_key != run_key:
             commits.append((plan, outcome))
-    return commits
+    return commits[::-1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from airflow_provider_streamsem import registry, telemetry
@@ -20,7 +20,13 @@ from airflow_provider_streamsem.errors import (
 )
 from airflow_provider_streamsem.pipeline.abort import abort_outcome
 from airflow_provider_streamsem.pipeline.location import with_log_location
-from airflow_provider_streamsem.pipeline.opening import OpenPipeline, find_record, open_pipeline
+from airflow_provider_streamsem.pipeline.opening import (
+    OpenPipeline,
+    check_immutable_config,
+    find_record,
+    open_pipeline,
+    read_head,
+)
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import invariants
 from airflow_provider_streamsem.protocol.entries import (
@@ -103,6 +109,7 @@ def compact(
     :param log: default: the log at ``pipeline.log``
     :returns: the rewrites in the order of their versions; empty if there is nothing to rewrite
     :raises InvalidError: there is no log at the location, the pipeline has no such files sink, or an argument is not valid. Nothing was written
+    :raises ConflictError: the log has other immutable fields than the pipeline. Rewrites that were committed before remain
     :raises OpenVersionError: a version is open or not published yet, or another writer created the next version. Rewrites that were committed before remain
     :raises HeldVersionError: the open version is held
     :raises DataError: files cannot be read, or the rows of the new files differ. Visible rows are unchanged
@@ -116,15 +123,11 @@ def compact(
         raise InvalidError("there is no log at this location; nothing was written", log=pipeline.log).advising(
             "run the pipeline once, or correct the location."
         )
-    opened = open_pipeline(pipeline, log)
     sizes = _Sizes(target=target_file_bytes, most=max_bytes)
     if dry_run:
-        view = log.view()
-        return [
-            _rewrite(name, view, chosen)
-            for name in names
-            for chosen in sizes.choose(view.sink(name), _files_sink(pipeline, name).partition_by)
-        ]
+        view = log.view(version=read_head(pipeline, log).closed)
+        return [_rewrite(name, view, chosen) for name in names for chosen in sizes.choose(pipeline, name, view)]
+    opened = open_pipeline(pipeline, log)
     engine = engine or registry.load("engines", "spark")()
     return [done for name in names for done in _Compaction(opened, name, sizes, engine).run()]
 
@@ -160,13 +163,10 @@ class _Sizes:
     target: int
     most: int
 
-    def choose(self, visible: Sequence[SegmentFile], partition_by: Sequence[str]) -> Iterator[list[SegmentFile]]:
-        """
-        Yield the files of each rewrite. All files of a version belong to the same rewrite.
-
-        :param visible: the visible files of one sink
-        :param partition_by: the partition columns of the new files
-        """
+    def choose(self, pipeline: Pipeline, name: str, view: LogView) -> Iterator[list[SegmentFile]]:
+        """Yield the visible files of one sink that each rewrite has. All files of a version belong to the same rewrite."""
+        visible, partition_by = view.sink(name), _files_sink(pipeline, name).partition_by
+        rewrites = {each.version for each in view.rewrites if each.rewritten.sink == name}
         by_version: dict[int, list[SegmentFile]] = defaultdict(list)
         for file in visible:
             by_version[file.version].append(file)
@@ -174,34 +174,12 @@ class _Sizes:
             version: files for version, files in by_version.items() if _bytes(files) * 2 < self.target * len(files)
         }
         chosen: list[SegmentFile] = []
-        for _, files in sorted(self._without_large(small, partition_by).items()):
+        for _, files in sorted(_without_large_rewrites(small, rewrites).items()):
             if chosen and _bytes(chosen) + _bytes(files) > self.most:
                 yield from self._worthwhile(chosen, partition_by)
                 chosen = []
             chosen += files
         yield from self._worthwhile(chosen, partition_by)
-
-    def _without_large(
-        self, small: dict[int, list[SegmentFile]], partition_by: Sequence[str]
-    ) -> dict[int, list[SegmentFile]]:
-        """
-        Leave out the versions that are compact already and larger than all others together.
-
-        So a row is rewritten again only when the size of its rewrite doubles, and not in each compaction.
-        """
-        found = dict(small)
-        by_size = sorted(small, key=lambda version: _bytes(small[version]))
-        total = sum(map(_bytes, small.values()))
-        while by_size:
-            largest = by_size.pop()
-            size = _bytes(small[largest])
-            if self._is_worthwhile(small[largest], partition_by):
-                continue
-            if size <= total - size:
-                break
-            del found[largest]
-            total -= size
-        return found
 
     def _worthwhile(self, chosen: list[SegmentFile], partition_by: Sequence[str]) -> Iterator[list[SegmentFile]]:
         if self._is_worthwhile(chosen, partition_by):
@@ -214,6 +192,26 @@ class _Sizes:
             by_partition[tuple(map(file.file.partition.get, partition_by))] += file.file.bytes
         least = sum(max(1, -(-size // self.target)) for size in by_partition.values())
         return len(chosen) >= max(2, 2 * least)
+
+
+def _without_large_rewrites(small: Mapping[int, list[SegmentFile]], rewrites: Set[int]) -> dict[int, list[SegmentFile]]:
+    """
+    Leave out each rewrite that is larger than everything else together.
+
+    So a row is rewritten again only when the size of its rewrite doubles, and not in each compaction.
+
+    :param small: version → its files
+    :param rewrites: which of the versions are rewrites
+    """
+    found = dict(small)
+    total = sum(map(_bytes, small.values()))
+    for version in sorted({*small} & rewrites, key=lambda version: _bytes(small[version]), reverse=True):
+        size = _bytes(small[version])
+        if size <= total - size:
+            break
+        del found[version]
+        total -= size
+    return found
 
 
 def _bytes(files: Sequence[SegmentFile]) -> int:
@@ -253,7 +251,7 @@ class _Compaction:
             if head.outcome is None:
                 return
             view = self._log.view(version=head.closed)
-            possible = self._sizes.choose(view.sink(self._name), self._sink.partition_by)
+            possible = self._sizes.choose(self._opened.pipeline, self._name, view)
             chosen = next((files for files in possible if not done & {*_commits(view, self._name, files)}), None)
             if chosen is None:
                 return
@@ -267,6 +265,7 @@ class _Compaction:
 
         :raises OpenVersionError: another version is open, or its publishes are pending
         :raises HeldVersionError: the open version is held
+        :raises ConflictError: the pipeline was altered since, so its immutable fields differ (W35)
         """
         head: Head = self._log.newest_head()
         if isinstance(head, OpenHead) and head.plan.kind == "rewrite":
@@ -278,6 +277,8 @@ class _Compaction:
             raise OpenVersionError("a version is open, so no rewrite was planned", version=head.plan.version)
         if head.has_pending_publishes:
             raise OpenVersionError("a commit is not published yet, so no rewrite was planned", version=head.closed)
+        if head.binding_spec is not None:
+            check_immutable_config(self._opened.pipeline, self._log, head.binding_spec, version=max(head.closed, 0))
         return head
 
     def _commit(self, head: ClosedHead, wanted: Rewrite, commits: tuple[int, ...], files: list[DataFile]) -> Rewrite:
@@ -325,9 +326,10 @@ class _Compaction:
         :raises DataError: the rows differ
         """
         log, plan = self._log, head.plan
-        assert head.outcome is not None  # commits exist
+        assert plan.rewritten is not None
         attempt_id, started_ms = log.clock.new_id(), log.clock.now_ms()
-        schema = head.outcome.schemas[self._name]
+        # The columns of the newest of these commits. A later version may have columns that a rollback removes.
+        schema = log.closed_version(plan.rewritten.commits[-1])[1].schemas[self._name]
         job = RewriteJob(sink=self._sink, files=files, schema=schema, version=plan.version, attempt_id=attempt_id)
         with telemetry.phase("stage", version=plan.version, attempt_id=attempt_id):
             result = self._engine.rewrite(job, log)

@@ -48,9 +48,14 @@ def superseded_commits(log: CommitLog, begin: int, end: int) -> Iterator[Outcome
                 yield commit[0]
 
 
-def superseded_rewrites(log: CommitLog, version: int) -> list[Outcome]:
-    """Return the rewrites up to a version that do not apply at it. They apply at no later version (R8)."""
-    newest = log.outcome(version)
-    rewrites = [] if newest is None else log.rewrites(newest[0])
-    applied = {each.version for each in log.view(version=version).rewrites} if rewrites else set()
-    return [rewrite for rewrite in rewrites if rewrite.version not in applied]
+def superseded_rewrites(log: CommitLog, begin: int, end: int) -> Iterator[Outcome]:
+    """Yield the rewrites that do not apply at version ``end``, unless they did not apply at ``begin`` already. They apply at no later version (R8)."""
+    newest = log.outcome(end)
+    if newest is None or newest[0].newest_rewrite is None:
+        return
+    before, now = ({each.version for each in log.view(version=version).rewrites} for version in (begin, end))
+    later = {rewrite.version for rewrite in log.rewrites(newest[0], after=begin)}
+    for version in sorted((before | later) - now):
+        rewrite = log.outcome(version)
+        if rewrite is not None:
+            yield rewrite[0]

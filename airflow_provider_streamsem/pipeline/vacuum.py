@@ -22,7 +22,7 @@ from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import canonical
 from airflow_provider_streamsem.protocol.entries import PipelineRecord
-from airflow_provider_streamsem.protocol.view import Head
+from airflow_provider_streamsem.protocol.view import Head, remains
 from airflow_provider_streamsem.state import FIELD as OPERATORS
 from airflow_provider_streamsem.state import operator_state
 from airflow_provider_streamsem.stores.contract import ObjectStat
@@ -193,7 +193,7 @@ def _delete_superseded(
         log.write_note(keys.EXPIRING, oldest)
     datasets = [location for location in locations if not location.sink.is_outside_log]
     commits = superseded.superseded_commits(log, begin, oldest)
-    for commit in chain(commits, superseded.superseded_rewrites(log, oldest)):
+    for commit in chain(commits, superseded.superseded_rewrites(log, begin, oldest)):
         for location in datasets:
             is_there = (commit.version, commit.attempt_id) in location.sink.attempts(commit.version)
             if is_there and commit.attempt_id is not None:
@@ -265,7 +265,8 @@ def _is_state_dropped_after(log: CommitLog, version: int) -> bool:
 
 def oldest_kept(log: CommitLog, closed: int, keep_versions: int) -> int | None:
     """
-    Return the version whose state is the oldest that vacuum keeps: ``keep_versions`` before the newest, counting only versions that no rollback removed.
+    Return the version whose state is the oldest that vacuum keeps: ``keep_versions`` before the newest. Versions that a rollback removed, and rewrites, do not
+    count.
 
     The result is at least what it was before each rollback, because an earlier vacuum may have deleted states up to there. A version that was rolled back
     since then is never the result: it was not the oldest at that time, because ``keep_versions`` was higher, and newer states do not build on its state.
@@ -278,13 +279,15 @@ def oldest_kept(log: CommitLog, closed: int, keep_versions: int) -> int | None:
     for head in heads:
         newest = log.outcome(head)
         kept = [] if newest is None else log.remaining_versions(newest[0])
+        rewrites = {rewrite.version for rewrite in log.rewrites(newest[0])} if newest is not None else set()
         remaining = remaining or kept
         before = {versions[0] - 1 for versions in kept[1:]} - found
         heads += before
         found |= before
-        at = sum(map(len, kept)) - 1 - keep_versions
+        at = sum(map(len, kept)) - sum(remains(version, kept) for version in rewrites) - 1 - keep_versions
         if at >= 0:
-            oldest.append(next(islice(chain.from_iterable(kept), at, None)))
+            counted = (version for version in chain.from_iterable(kept) if version not in rewrites)
+            oldest.append(next(islice(counted, at, None)))
     return max((version for version in oldest if any(version in versions for versions in remaining)), default=None)
 
 

@@ -324,15 +324,16 @@ def alters(outcome: Outcome) -> Procedure[list[Outcome]]:
     return found
 
 
-def rewrites(outcome: Outcome) -> Procedure[list[Outcome]]:
+def rewrites(outcome: Outcome, after: int) -> Procedure[list[Outcome]]:
     """
     Return the outcomes of all rewrites up to ``outcome``, newest first (I23). A rollback does not remove rewrites (R8).
 
     :param outcome: the newest outcome to consider
+    :param after: only rewrites above this version
     """
     found: list[Outcome] = []
     last = outcome
-    while last.newest_rewrite is not None:
+    while last.newest_rewrite is not None and last.newest_rewrite > after:
         rewrite = yield from _stored_outcome(last.newest_rewrite)
         if rewrite.rewritten is None:
             what = "`newest_rewrite` names a version that is not a rewrite"

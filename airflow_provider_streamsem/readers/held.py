@@ -53,7 +53,7 @@ def diff_held(
     assert planned is not None  # the version is open
     assert planned[0].replaces is not None  # a held version is that of a reprocessing run
     replaces = planned[0].replaces.version
-    visible = [file for file in opened.files(sink=name) if file.version == replaces]
+    visible = [file for file in opened.files(sink=name, with_rewrites=False) if file.version == replaces]
     before = opened.schema(name, version=replaces)
     rows = {
         1: _rows(spark, visible, before),

@@ -122,7 +122,7 @@ class History:
         versions = self.versions(range(end - 1, max(-1, end - 1 - limit - _EXTRA), -1))
         removed = self.opened.rolled_back(head.outcome)
         return [
-            self._summary(version, versions[at + 1 :], is_rolled_back=version.version in removed)
+            self._summary(version, versions[at + 1 :], is_rolled_back=_is_rolled_back(version, removed))
             for at, version in enumerate(versions[:limit])
         ]
 
@@ -130,7 +130,7 @@ class History:
         """Return the summary of one version."""
         earlier = self.versions(range(version.version - 1, max(-1, version.version - 1 - _EXTRA), -1))
         removed = self.opened.rolled_back(self.opened.log.find_head().outcome)
-        return self._summary(version, earlier, is_rolled_back=version.version in removed)
+        return self._summary(version, earlier, is_rolled_back=_is_rolled_back(version, removed))
 
     def versions(self, numbers: Sequence[int]) -> list[Version]:
         """Return versions with their entries, in the given order. Versions that do not exist are left out."""
@@ -203,6 +203,11 @@ class History:
         if version.plan.kind == "rollback" or len({*specs}) < 2:
             return ()
         return tuple(changed_fields(self.spec(specs[1]), self.spec(specs[0])))
+
+
+def _is_rolled_back(version: Version, removed: set[int]) -> bool:
+    """Return whether a rollback has removed the rows of a version. A rewrite adds none, and may apply after a rollback to an earlier version."""
+    return version.version in removed and version.plan.kind != "rewrite"
 
 
 def _size(version: Version) -> int:

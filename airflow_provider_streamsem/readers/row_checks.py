@@ -48,7 +48,8 @@ def check_rows(spark: SparkSession, opened: CommittedLog, columns: Sequence[str]
     :raises InvalidError: no files sink has the columns
     """
     version, compared = opened.head, []
-    visible = opened.files(version=version) if version >= 0 else []
+    # The files of the commits, so that a violation names the versions of the rows.
+    visible = opened.files(version=version, with_rewrites=False) if version >= 0 else []
     for name in sorted({file.sink for file in visible}):
         files = [file for file in visible if file.sink == name]
         rows = rows_of(spark, opened, name, files, version=version)

@@ -33,7 +33,6 @@ from airflow_provider_streamsem.protocol.entries import (
     Outcome,
     Plan,
     Receipts,
-    Rewritten,
     RunPointer,
     Segment,
 )
@@ -50,6 +49,7 @@ from airflow_provider_streamsem.protocol.view import (
 )
 from airflow_provider_streamsem.readers.discoveries import DiscoveryCheck
 from airflow_provider_streamsem.readers.files import CommittedLog, open_log
+from airflow_provider_streamsem.readers.rewrite_checks import wrong_rewrites
 from airflow_provider_streamsem.stores.dataset import open_dataset
 
 logger = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ class Verdict:
     :param open: the version that was planned and is not closed yet; ``None`` if there is none
     :param commits: number of committed versions
     :param counts: row counts by name, summed over the visible commits. The counts of replaced commits are not included
-    :param files: number of visible files. Files that reprocessing runs replaced are checked too, but not counted
+    :param files: number of files of the visible commits. Files that reprocessing runs replaced, and those of rewrites, are checked too, but not counted
     :param rows: sink → number of rows in its visible files, counted from the files
     :param orphans: number of files of attempts that did not commit. They are invisible, and vacuum deletes them
     :param unchecked: names of the sinks whose files and markers were not checked, because only the user's pipeline defines how to access them
@@ -184,6 +184,9 @@ class _Verification:
         self.verdict.commits = sum(o.committed for o, _ in outcomes)
         for outcome, _ in outcomes:
             self.verdict.counts = add_counts(self.verdict.counts, net_counts(outcome))
+        for version in wrong_rewrites([outcome for outcome, _ in outcomes]):
+            what = "a rewrite names commits that are not visible before it, or their number of rows differs"
+            self._report("I23", what, version=version)
         self._segments(outcomes)
         self._discoveries()
         for outcome, _ in outcomes:
@@ -246,7 +249,7 @@ class _Verification:
                     ranges = {at: found for at, found in ranges.items() if at <= to}
                     visible = {at for at in visible if at <= to}
                 elif plan[0].rewritten is not None:
-                    self._rewrite(plan[0].rewritten, version, visible, [each for each, _ in outcomes])
+                    pass  # adds no ranges, and hides no rows
                 elif plan[0].replaces is None:
                     ranges[version] = plan[0].ranges
                     visible.add(version)
@@ -532,42 +535,52 @@ class _Verification:
                     if outcome.version not in hidden:
                         self.verdict.rows[name] += rows
                         self.verdict.files += 1
-        named |= self._rewritten_files(outcomes, sinks, oldest)
+        named |= self._rewritten_files(outcomes, sinks, hidden_in, oldest)
         for name, sink in sinks.items():
             self.verdict.orphans += sum((name, key) not in named and key not in earlier for key in _data_keys(sink))
 
-    def _rewrite(self, rewritten: Rewritten, version: int, visible: set[int], outcomes: list[Outcome]) -> None:
-        """Check that the commits of a rewrite are visible before it, and have its number of rows (I23)."""
-        hidden_in = hidden_sinks(outcomes)
-        found = [
-            outcome.sinks.get(rewritten.sink)
-            for outcome in outcomes
-            if outcome.version in visible & {*rewritten.commits} and rewritten.sink not in hidden_in[outcome.version]
-        ]
-        rows = sum(committable.rows for committable in found if committable is not None)
-        if None in found or len(found) < len(rewritten.commits) or rows != rewritten.rows:
-            what = "a rewrite names commits that are not visible before it, or their number of rows differs"
-            self._report("I23", what, version=version)
-
-    def _rewritten_files(self, outcomes: list[Outcome], sinks: Mapping[str, Sink], oldest: int) -> set[tuple[str, str]]:
+    def _rewritten_files(
+        self, outcomes: list[Outcome], sinks: Mapping[str, Sink], hidden_in: Mapping[int, set[str]], oldest: int
+    ) -> set[tuple[str, str]]:
         """
-        Check the files of the rewrites that readers read (I6).
+        Check the files of the rewrites that readers read (I6, I8).
 
+        :param hidden_in: version → the sinks that a later alter has removed
         :param oldest: vacuum may have deleted the files of earlier rewrites that do not apply at this version
         :returns: sink and key of each file of a rewrite
         """
-        rewrites = [(outcome.version, outcome.rewritten) for outcome in outcomes if outcome.rewritten is not None]
+        rewrites = [(outcome, outcome.rewritten) for outcome in outcomes if outcome.rewritten is not None]
         view = self._try(lambda: fold(outcomes[: oldest + 1], initial_offsets={})) if rewrites else None
         applied = {each.version for each in view.rewrites} if view is not None else set()
         named: set[tuple[str, str]] = set()
-        for version, rewritten in rewrites:
-            output = rewritten.output
-            if output is None or rewritten.sink not in sinks:
+        for outcome, rewritten in rewrites:
+            name, version, output = rewritten.sink, outcome.version, rewritten.output
+            named |= {(name, file.key) for file in (output.files if output is not None else ())}
+            if output is None or name not in sinks or name in hidden_in[version]:
                 continue
-            named |= {(rewritten.sink, file.key) for file in output.files}
-            for file in output.files if version > oldest or version in applied else ():
-                self._try(partial(_file, sinks[rewritten.sink], file, output.format, version), version=version)
+            for file in output.files:
+                if f"/{outcome.attempt_id}/" not in file.key:
+                    what = "a rewrite names a file outside the directory of its attempt"
+                    self._report("I8", what, version=version, key=file.key)
+                elif version > oldest or version in applied:
+                    self._rewritten_file(file, sinks[name], output.format, version, rewritten.commits[0])
         return named
+
+    def _rewritten_file(self, file: DataFile, sink: Sink, format: str, version: int, commit: int) -> None:
+        """
+        Check one file of a rewrite.
+
+        :param commit: a commit whose rows are in the file
+        """
+        try:
+            _file(sink, file, format, version)
+        except StreamsemError as error:
+            do = (
+                f"restore the file from a copy. Or run `streamsem reprocess PIPELINE.toml {commit}`: readers then read the files of the commits that were "
+                "rewritten"
+            )
+            rule, what = str(error.fields.get("invariant", "I6")), str(error).split(". Do:")[0]
+            self.verdict.violations.append(Violation(invariant=rule, what=what, version=version, key=file.key, do=do))
 
     def _own_sinks(self, *, is_marked: bool) -> dict[str, Sink]:
         """

@@ -16,6 +16,7 @@ from airflow_provider_streamsem import FilesSink, Limits, Pipeline, PipelineSour
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.engine import Contents, RewriteJob, RewrittenFiles
 from airflow_provider_streamsem.errors import (
+    ConflictError,
     DataError,
     HeldVersionError,
     InvalidError,
@@ -25,7 +26,7 @@ from airflow_provider_streamsem.errors import (
 )
 from airflow_provider_streamsem.pipeline.compact import Rewrite
 from airflow_provider_streamsem.pipeline.review import stage_reprocessing
-from airflow_provider_streamsem.pipeline.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.vacuum import oldest_kept, vacuum
 from airflow_provider_streamsem.protocol.view import OpenHead
 from airflow_provider_streamsem.stores.contract import Store
 from airflow_provider_streamsem.stores.local import LocalStore
@@ -160,6 +161,118 @@ def test_row_is_rewritten_again_only_when_its_rewrite_doubles(tmp_path: Path) ->
     fixture.check()
 
 
+class LargeFilesEngine(RowsEngine):
+    """Writes three times as many files as the target size requires."""
+
+    def rewrite(self, job: RewriteJob, log: CommitLog) -> RewrittenFiles:
+        done = super().rewrite(job, log)
+        directory = Path(job.sink.attempt_location(job.version, job.attempt_id))
+        lines = (directory / "part-00000.json").read_text().splitlines()
+        for number in range(1, 3):
+            (directory / f"part-{number:05d}.json").write_text("".join(f"{line}\n" for line in lines[number::3]))
+        (directory / "part-00000.json").write_text("".join(f"{line}\n" for line in lines[::3]))
+        return replace(done, output=job.sink.collect(job.version, job.attempt_id))
+
+
+def test_rewrite_with_more_files_than_expected_is_not_repeated(fixture: PipelineFixture) -> None:
+    assert [done.new_files for done in compacted(fixture, engine=LargeFilesEngine())] == [3]
+    assert compacted(fixture, engine=LargeFilesEngine()) == []
+    fixture.run("rest")
+    fixture.check()
+
+
+def test_files_are_written_with_the_columns_of_their_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rollback may remove later columns, and the rewrite still applies after it."""
+    schemas: list[str] = []
+
+    class Recording(RowsEngine):
+        def rewrite(self, job: RewriteJob, log: CommitLog) -> RewrittenFiles:
+            schemas.append(job.schema)
+            return super().rewrite(job, log)
+
+    fixture = PipelineFixture(tmp_path, rows_per_file=2_800)
+    columns = []
+    for number in range(4):
+        name = "later" if number > 1 else "first"
+        columns.append(
+            json.dumps({"type": "struct", "fields": [{"name": name, "type": "long", "nullable": True, "metadata": {}}]})
+        )
+        monkeypatch.setattr("airflow_provider_streamsem.testing.rows.SCHEMA", columns[-1])
+        monkeypatch.setattr("airflow_provider_streamsem.spark.schema.evolve", lambda before, now: now)
+        fixture.arrive(1)
+        fixture.run(f"r{number}")
+    size = max(file.bytes for file in fixture.opened().files())
+    compacted(fixture, engine=Recording(), target_file_bytes=100 * TARGET, max_bytes=2 * size)
+    assert schemas == [columns[0], columns[3]]
+
+
+def test_commits_before_many_rewrites_are_announced(tmp_path: Path) -> None:
+    fixture = PipelineFixture(tmp_path, rows_per_file=2_800)
+    for number in range(44):
+        fixture.arrive(1)
+        fixture.run(f"r{number}")
+    fixture.arrive(1)
+    with suppress(Crash):
+        fixture.run("killed", store=_WithoutAnnouncement(fixture.store))
+    size = max(file.bytes for file in fixture.opened().files())
+    assert len(compacted(fixture, target_file_bytes=100 * TARGET, max_bytes=2 * size)) == 22
+    result = fixture.run("next")
+    assert [completed.version for completed in result.completed] == [44]
+    assert fixture.unannounced() == [*range(45, 67)], "the rewrites"
+
+
+class _WithoutAnnouncement(CountingStore):
+    """A process that uses this store is killed before it creates its announcement."""
+
+    def create(self, key: str, data: bytes) -> bool:
+        if key.startswith("announced/"):
+            raise Crash
+        return super().create(key, data)
+
+
+def test_rewrites_are_not_counted_among_the_versions_whose_state_is_kept(fixture: PipelineFixture) -> None:
+    before = oldest_kept(fixture.log(), 3, 2)
+    compacted(fixture)
+    assert before == 1
+    assert oldest_kept(fixture.log(), 4, 2) == 1
+    fixture.run("rest")
+    assert oldest_kept(fixture.log(), 5, 2) == 2
+
+
+def test_dry_run_with_another_limit_in_the_spec_writes_nothing(fixture: PipelineFixture) -> None:
+    before = sorted(stat.key for stat in fixture.store.list(""))
+    compacted(fixture, pipeline=fixture.pipeline(limits=Limits(max_files=7)), dry_run=True)
+    assert sorted(stat.key for stat in fixture.store.list("")) == before
+    with pytest.raises(ConflictError, match="immutable fields differ"):
+        compacted(fixture, pipeline=moved(fixture), dry_run=True)
+
+
+def test_second_vacuum_does_not_inspect_old_rewrites(tmp_path: Path) -> None:
+    fixture, requests = PipelineFixture(tmp_path), []
+    for number in range(40):
+        fixture.arrive(1)
+        fixture.run(f"a{number}")
+        fixture.arrive(1)
+        fixture.run(f"b{number}")
+        compacted(fixture)
+        if number in (9, 39):
+            _vacuumed(fixture)
+            store = CountingStore(fixture.store)
+            _vacuumed(fixture, store)
+            requests.append(sum(store.requests.values()))
+    assert requests[1] <= requests[0] + 4, "only the search by time reads more"
+
+
+def test_lost_file_of_a_rewrite_is_replaced_by_those_of_the_commits(fixture: PipelineFixture) -> None:
+    fixture.run("rest")
+    compacted(fixture)
+    Path(fixture.opened().files()[0].path).unlink()
+    (violation,) = fixture.verdict().violations
+    assert (violation.invariant, "reprocess PIPELINE.toml 0" in violation.do) == ("I6", True)
+    fixture.run("fix", reprocessed=0)
+    assert rows(fixture) == fixture.expected
+
+
 def test_files_of_the_target_size_are_not_rewritten(tmp_path: Path) -> None:
     fixture = PipelineFixture(tmp_path, rows_per_file=5_000)
     for number in range(2):
@@ -228,6 +341,42 @@ def test_sink_that_an_alter_removes_is_no_longer_read_from_its_rewrite(tmp_path:
     fixture.ran = None
     assert {file.sink for file in fixture.opened().files()} == {"out"}
     fixture.check()
+
+
+def moved(fixture: PipelineFixture) -> Pipeline:
+    return fixture.pipeline(sinks={"out": FilesSink(path=str(fixture.root / "other"), format="json")})
+
+
+def test_alter_that_replaces_the_dataset_hides_its_rewrite_and_the_log_stays_clean(fixture: PipelineFixture) -> None:
+    fixture.run("rest", drain=True)
+    compacted(fixture)
+    alter(moved(fixture), log=fixture.log())
+    opened = fixture.opened()
+    assert (opened.files(), len(opened.files(version=5))) == ([], 1)
+    fixture.ran = moved(fixture)
+    assert fixture.verdict().violations == []
+
+
+@pytest.mark.slow
+def test_alter_at_any_request_of_a_compaction_stays_in_effect(tmp_path: Path) -> None:
+    at, is_done, committed = 0, False, 0
+    while not is_done:
+        fixture = prepared(tmp_path / str(at))
+        fixture.run("rest", drain=True)
+
+        def altered(fixture: PipelineFixture = fixture) -> None:
+            alter(moved(fixture), log=fixture.log())
+
+        store = FaultyStore(fixture.store, at, Fault.PAUSE_BEFORE, other_processes=altered)
+        with suppress(ConflictError, OpenVersionError):
+            committed += len(compacted(fixture, store=store))
+        is_done, at = not store.reached, at + 1
+        fixture.arrive(1)
+        if not is_done:
+            fixture.run("new", pipeline=moved(fixture))
+        fixture.run("old" if is_done else "new", pipeline=None if is_done else moved(fixture))
+        assert fixture.verdict().violations == []
+    assert committed > 1
 
 
 def test_only_files_sinks_are_compacted(tmp_path: Path) -> None:
@@ -423,13 +572,13 @@ def test_fault_at_any_request_of_a_compaction_changes_no_row(tmp_path: Path, fau
         if at % 2:
             fixture.run("rest", drain=True)
         compacted(fixture)
-        assert len(files(fixture)) == 1
+        assert len(files(fixture)) <= 2, "a rewrite, and a commit that is smaller"
         fixture.run("rest", drain=True)
         fixture.check()
 
 
-def _vacuumed(fixture: PipelineFixture) -> None:
-    log = CommitLog(fixture.store, ManualClock(1_700_000_000_000 + 30 * DAY_MS))
+def _vacuumed(fixture: PipelineFixture, store: Store | None = None) -> None:
+    log = CommitLog(store or fixture.store, ManualClock(1_700_000_000_000 + 30 * DAY_MS))
     vacuum(fixture.pipeline(), readable_versions=1, readable_days=0, log=log)
 
 
@@ -445,7 +594,7 @@ OTHERS: dict[str, Callable[[PipelineFixture], object]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("other", OTHERS)
 def test_other_process_at_any_request_of_a_compaction(tmp_path: Path, other: str) -> None:
-    at, is_done = 0, False
+    at, is_done, committed = 0, False, 0
     while not is_done:
         fixture = prepared(tmp_path / str(at))
 
@@ -454,45 +603,40 @@ def test_other_process_at_any_request_of_a_compaction(tmp_path: Path, other: str
                 OTHERS[other](fixture)
 
         store = FaultyStore(fixture.store, at, Fault.PAUSE_BEFORE, other_processes=quietly)
-        with suppress(StreamsemError):
-            compacted(fixture, store=store)
+        with suppress(OpenVersionError):
+            committed += len(compacted(fixture, store=store))
         is_done, at = not store.reached, at + 1
         fixture.run("rest", drain=True)
         fixture.check()
         compacted(fixture)
         _vacuumed(fixture)
         fixture.check()
+    assert committed > 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("other", OTHERS)
 def test_compaction_at_any_request_of_another_process(tmp_path: Path, other: str) -> None:
-    at, is_done = 0, False
+    at, is_done, committed = 0, False, list[Rewrite]()
     while not is_done:
         fixture = prepared(tmp_path / str(at))
         if other == "vacuum":
             compacted(fixture)
             fixture.run("fix", reprocessed=2)
 
-        def quietly(fixture: PipelineFixture = fixture) -> None:
-            with suppress(StreamsemError):
-                compacted(fixture)
+        plain = replace(fixture)
 
-        store = FaultyStore(fixture.store, at, Fault.PAUSE_BEFORE, other_processes=quietly)
-        fixture_log = fixture.log
+        def quietly(fixture: PipelineFixture = plain) -> None:
+            with suppress(OpenVersionError):
+                committed.extend(compacted(fixture))
 
-        def paused(_: Store | None = None, *, log: Any = fixture_log, store: Any = store) -> CommitLog:
-            opened: CommitLog = log(store)
-            return opened
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(fixture, "log", paused)
-            patch.setattr(fixture, "store", store)
-            with suppress(StreamsemError):
-                OTHERS[other](fixture)
-        is_done, at = not store.reached, at + 1
-        fixture.run("rest", drain=True)
-        fixture.check()
+        fixture.store = FaultyStore(fixture.store, at, Fault.PAUSE_BEFORE, other_processes=quietly)
+        with suppress(StreamsemError):
+            OTHERS[other](fixture)
+        is_done, at = not fixture.store.reached, at + 1
+        plain.run("rest", drain=True)
+        plain.check()
+    assert committed or other == "vacuum"
 
 
 def test_vacuum_deletes_the_files_of_a_rewrite_that_no_longer_applies(fixture: PipelineFixture) -> None:
