@@ -24,7 +24,7 @@ RACES = in_every_round or two_concurrent_publish or late_publisher or killed_and
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow check page docs parts integration prove chaos bench release clean
+.PHONY: help demo test slow check page docs integration prove chaos bench release clean
 
 help:  ## list the targets
 	@grep -E '^[a-z.]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -73,10 +73,8 @@ $(PAGE): .venv/ready ui/node_modules/ready $(shell git ls-files ui) $(wildcard a
 
 page: $(PAGE)  ## check, test and build the page of the web view, if its sources have changed; needs Node.js 20.19 or newer
 
-parts: .venv/ready  ## download the servers of the integration tests
+integration: .venv/spark.jsa page  ## tests on real servers: Kafka, an S3 server (S3=minio selects MinIO), databases, queues, a Spark cluster, Spark Connect, and a browser
 	$(RUN) -m tests.integration.parts.install $${S3:-versitygw}
-
-integration: .venv/spark.jsa page parts  ## tests on real servers: Kafka, an S3 server (S3=minio selects MinIO), databases, queues, a Spark cluster, Spark Connect, and a browser
 	$(BY_FILE) -m 'integration and not prove' --durations 15 $(INTEGRATION) $(ARGS)
 
 prove: .venv/spark.jsa  ## the long tests: real Spark killed at random, a real scheduler, new random examples for the property tests

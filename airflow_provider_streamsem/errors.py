@@ -204,7 +204,7 @@ class OpenVersionError(StreamsemError):
     """
     A compaction finds a version that is open or not published yet, or another writer creates the version that the compaction plans.
 
-    No rewrite was committed, except those that the same compaction had committed before. Visible rows are unchanged.
+    Nothing of the rewrite became visible. Rewrites that the same compaction had committed before remain. They change no rows.
     """
 
     retryable = True
