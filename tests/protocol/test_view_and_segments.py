@@ -136,6 +136,7 @@ def test_view_after_reprocessing_runs_and_rollbacks_is_the_same_from_segments_an
     for parts in (found.outcomes, [folded[0], *found.outcomes[100:]], [*folded, *found.outcomes[200:]]):
         view = fold(parts, initial_offsets={"files": 0})
         assert found.read(parts) == sorted(found.views[-1].values())
+        assert view.rewrites == fold(found.outcomes, initial_offsets={"files": 0}).rewrites
         assert view.next == {"files": found.offsets[-1]}
         assert view.counts["read"] == 2 * len(found.views[-1])
 
