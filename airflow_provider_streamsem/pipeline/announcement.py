@@ -116,15 +116,17 @@ def commits_of_others(log: CommitLog, versions: Sequence[int], run_key: str) -> 
     :param versions: closed versions in ascending order
     :param run_key: the run whose own commits are left out
     """
-    commits: Completed = []
-    left = LISTED
-    for version in reversed(versions):
-        if not left:
+    newest, older = versions[-LISTED:], versions[:-LISTED]
+    closed = [log.closed_version(version) for version in newest]
+    not_counted = sum(outcome.rewritten is not None for _, outcome in closed)
+    for version in reversed(older):
+        if not not_counted:
             break
         plan, outcome = log.closed_version(version)
-        if outcome.rewritten is not None:
-            continue
-        left -= 1
-        if outcome.committed and plan.run_key != run_key:
-            commits.append((plan, outcome))
-    return commits[::-1]
+        closed.insert(0, (plan, outcome))
+        not_counted -= outcome.rewritten is None
+    return [
+        (plan, outcome)
+        for plan, outcome in closed
+        if outcome.committed and outcome.rewritten is None and plan.run_key != run_key
+    ]
