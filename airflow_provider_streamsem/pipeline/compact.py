@@ -290,8 +290,12 @@ class _Compaction:
         logger.info("version %d: rewriting %d files of sink %s", plan.version, len(files), self._name)
         try:
             manifest = self._stage(stored, files)
-        except StreamsemError as error:
-            self._abort(stored, error)
+        except Exception as error:
+            # If another process has closed the version, vacuum may have deleted files and caused the error. The attempt has lost (W21).
+            if isinstance(log.read_head(plan.version), ClosedHead):
+                raise _lost_error(plan.version) from error
+            if isinstance(error, StreamsemError):
+                self._abort(stored, error)
             raise
         closed, outcome = log.decide(stored, _outcome(log, stored, manifest))
         log.write_segments(outcome.version, [(outcome, closed.outcome_sha)])

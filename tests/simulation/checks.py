@@ -69,7 +69,24 @@ class RawLog:
         return found
 
     def visible(self, at: int) -> list[str]:
-        """The keys of the files that are visible in the dataset at a version, in the order of versions."""
+        """The keys of the files that readers of a version read from the dataset, in the order of versions."""
+        files = self.visible_commits(at)
+        rewrites = [
+            (version, found)
+            for version in range(at + 1)
+            if (found := self.outcomes[version].get("rewritten")) is not None
+        ]
+        rewritten: set[int] = set()
+        for version, found in reversed(rewrites):
+            commits = {*found["commits"]}
+            if not commits & rewritten and all(files.get(commit) for commit in commits):
+                files |= {commit: [] for commit in commits}
+                files[version] = [file["key"] for file in found["output"]["files"]]
+            rewritten |= commits
+        return [key for version in sorted(files) for key in files[version]]
+
+    def visible_commits(self, at: int) -> dict[int, list[str]]:
+        """For each commit whose rows are visible at a version, the keys of its own files."""
         files: dict[int, list[str]] = {}
         for version in range(at + 1):
             outcome = self.outcomes[version]
@@ -86,7 +103,7 @@ class RawLog:
                 require(back["to"] in self.kept(version - 1), "a rollback returned to a removed version", version, back)
                 files = {v: keys for v, keys in files.items() if v <= back["to"]}
             files[version] = self.files(version)
-        return [key for version in sorted(files) for key in files[version]]
+        return {version: keys for version, keys in files.items() if keys}
 
     def is_below_target(self, run_key: str) -> bool:
         """Whether a rollback has returned to offsets below the target of a drain, so that the drain continues. It may have removed versions of other runs."""

@@ -16,11 +16,12 @@ from random import Random
 from typing import Any
 from unittest import mock
 
-from airflow_provider_streamsem import Limits, RunResult, reprocess, rollback, run_batch
+from airflow_provider_streamsem import Limits, RunResult, compact, reprocess, rollback, run_batch
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import (
     ConflictError,
     InvalidError,
+    OpenVersionError,
     PublishError,
     StreamsemError,
     UnavailableError,
@@ -39,6 +40,7 @@ from tests.simulation import checks
 from tests.simulation.checks import RawLog, require
 from tests.simulation.disk import simulated_directories
 from tests.simulation.effects import EffectsPipeline
+from tests.simulation.rewrites import RewritesPipeline
 from tests.simulation.rollback import RollbackPipeline, StatefulRollbackPipeline, TablesRollbackPipeline
 from tests.simulation.scheduler import Process, Scheduler, Violation
 from tests.simulation.simulated_pipeline import DedupPipeline, PipelineFixture
@@ -72,8 +74,12 @@ FIXTURES: tuple[type[PipelineFixture], ...] = (
 """The pipelines of consecutive seeds, in a cycle. Slow ones occur less often."""
 
 
+REWRITE_SEEDS = 2**50
+"""Seeds from here on simulate the pipeline that is compacted, and seeds below all others. So the traces of known seeds stay the same."""
+
+
 def fixture_of(seed: int) -> type[PipelineFixture]:
-    return FIXTURES[seed % len(FIXTURES)]
+    return FIXTURES[seed % len(FIXTURES)] if seed < REWRITE_SEEDS else RewritesPipeline
 
 
 @dataclass
@@ -103,7 +109,7 @@ class Simulation:
         self.fixture = fixture_of(self.seed)(self.root, self.scheduler)
         pipeline = self.fixture.pipeline()
         self.pipelines = (pipeline, pipeline.replace(limits=Limits(max_files=1)))
-        self.pending = [self.rng.choice(self.fixture.kinds) for _ in range(self.rng.randrange(5, 10))]
+        self.pending = [self.rng.choice(self.fixture.kinds) for _ in range(self.rng.randrange(*self.fixture.processes))]
         self.pending[0] = self.rng.choice(("single", "drain"))
         self.restarts: list[tuple[str, str]] = []
         self.failed: list[tuple[str, str]] = []
@@ -143,9 +149,9 @@ class Simulation:
 
     def start(self, kind: str) -> None:
         if (
-            kind in ("reprocess", "named reprocess", "reader", "vacuum", "rollback")
-            and self.store.closed < (2 if kind == "rollback" else 0)
-            and (self.rng.random() < 0.9 or kind == "rollback")
+            kind in ("reprocess", "named reprocess", "reader", "vacuum", "rollback", "compact")
+            and self.store.closed < (2 if kind in ("rollback", "compact") else 0)
+            and (self.rng.random() < 0.9 or kind in ("rollback", "compact"))
         ):
             # Too few versions exist yet, so this process starts later. A few start anyway.
             if self.store.closed < 0 or self.scheduler.live:
@@ -175,6 +181,7 @@ class Simulation:
                 "vacuum": self.vacuum,
                 "reader": self.read,
                 "rollback": self.roll_back,
+                "compact": self.compact,
                 "skip": self.skip,
             }[kind]
             self.scheduler.start(kind, body)
@@ -278,9 +285,23 @@ class Simulation:
                 process.turn()
         record = process.log.read_pipeline()
         if record is not None:
-            report = vacuum.vacuum(self.pipelines[0], log=process.log)
+            report = vacuum.vacuum(self.pipelines[0], log=process.log, **self.fixture.vacuum_arguments)
             self.count["attempts vacuumed"] += len(report.attempts)
             self.scheduler.record(process.name, f"vacuumed {[attempt for _, *attempt in report.attempts]}")
+
+    def compact(self, process: Process) -> None:
+        """Rewrite the visible files. The rows do not change, and neither do the offsets."""
+        for _ in range(8):  # its task is retried while a run has an open version
+            for _ in range(100):
+                if self.store.planned > self.store.closed:
+                    process.turn()
+            with suppress(OpenVersionError):
+                for rewrite in compact(
+                    self.pipelines[0], target_file_bytes=65_536, engine=self.engine(process), log=process.log
+                ):
+                    self.scheduler.record(process.name, f"rewrote {rewrite.files} files as version {rewrite.version}")
+                    self.count["rewrites"] += 1
+                return
 
     def roll_back(self, process: Process) -> None:
         """Roll back to a closed version. The log then shows the files of that version, and continues at its offsets."""
@@ -307,7 +328,8 @@ class Simulation:
             self.count["rollbacks"] += 1
             self.count["rollbacks of tables"] += bool(self.raw_log().outcomes[result.version].get("publish"))
             log = self.raw_log()
-            require(log.visible(result.version) == log.visible(to), "a rollback shows other files", result, to)
+            same_rows = log.visible_commits(result.version) == log.visible_commits(to)
+            require(same_rows, "a rollback shows other rows", result, to)
             require(
                 log.outcomes[result.version]["next"] == log.outcomes[to]["next"], "a rollback has other offsets", to
             )
@@ -342,12 +364,19 @@ class Simulation:
             self.count["versions read"] += 1
 
     def check_read(self, version: int, files: list[str]) -> None:
+        if self.is_expired(version):  # while the reader was waiting for a turn
+            return
         content = (files, self.fixture.ids(files))
         twice = content[1] and max(content[1].values()) > 1
         require(not (twice and self.fixture.unique_ids), "a reader found an id twice", version)
         require(
             self.reads.setdefault(version, content) == content, "a version reads differently than before (I7)", version
         )
+
+    def is_expired(self, version: int) -> bool:
+        """Whether vacuum may have deleted files of a version."""
+        notes = [keys.parse_newest_first(stat.key) or 0 for stat in self.store.list(keys.EXPIRING)]
+        return version < max(notes, default=0)
 
     def check_completed(self, process: Process, result: RunResult, run_key: str) -> None:
         self.scheduler.record(process.name, f"result {result.status} {result.version} {dict(result.ranges)}")
@@ -496,16 +525,18 @@ class Simulation:
         raw = self.raw_log()
         require(raw.open is None, "a version is still open")
         # The next run announces what a rollback, a reprocessing run without run key, or a request that failed has committed after the last result.
-        keys = {version: raw.plans[version]["run_key"] for version in raw.committed}
+        # No result names a rewrite.
+        committed = [version for version in raw.committed if raw.plans[version]["kind"] != "rewrite"]
+        keys = {version: raw.plans[version]["run_key"] for version in committed}
         of_others = {v for v, key in keys.items() if "#" in key or key.startswith(("reprocess:", "rollback"))}
         exempt = {version for version in of_others if version > max(self.announced, default=-1)}
-        missing = {*raw.committed} - self.announced - exempt
+        missing = {*committed} - self.announced - exempt
         require(not missing, "no run result announces these commits (A5)", missing)
         checks.check_runs(raw)
         checks.check_published(raw, len(raw.outcomes))
         for run_key, result in self.results:
             checks.check_result(raw, result, run_key)
-        vacuum.vacuum(self.pipelines[0], log=log)
+        vacuum.vacuum(self.pipelines[0], log=log, **self.fixture.vacuum_arguments)
         opened = open_log(log, pipeline=self.pipelines[0])
         verdict = verify(opened)
         require(verdict.clean, "verify", *verdict.violations)
@@ -513,7 +544,7 @@ class Simulation:
         head = len(raw.outcomes) - 1
         self.fixture.check(raw)
         self.fixture.check_end(raw)
-        for version in sorted({*self.reads, head}):
+        for version in sorted({version for version in self.reads if not self.is_expired(version)} | {head}):
             files = [os.path.relpath(file.path, self.root / "out") for file in opened.files(version=version)]
             require(files == raw.visible(version), "the reader and the raw log differ", version)
             self.check_read(version, files)

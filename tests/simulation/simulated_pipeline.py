@@ -24,8 +24,10 @@ class PipelineFixture:
     A pipeline from files into files.
 
     :cvar kinds: the kinds of processes from which the simulation draws. A kind that occurs more often is drawn more often
+    :cvar processes: the number of processes: at least the first, and less than the second
     :cvar external_sinks: the names of the sinks outside the log
     :cvar vacuum_from: vacuum waits until this version is closed, for at most ``vacuum_waits`` turns
+    :cvar vacuum_arguments: the arguments of vacuum
     :attr unique_ids: whether each id is visible at most once
     :attr run_keys: the run key of each process that has one, by the process's name
     """
@@ -47,9 +49,11 @@ class PipelineFixture:
         "reader",
         "arrival",
     )
+    processes: ClassVar[tuple[int, int]] = (5, 10)
     external_sinks: ClassVar[tuple[str, ...]] = ()
     vacuum_from: ClassVar[int] = 0
     vacuum_waits: ClassVar[int] = 0
+    vacuum_arguments: ClassVar[dict[str, Any]] = {}
     unique_ids: bool = True
 
     def __init__(self, root: Path, scheduler: Scheduler) -> None:

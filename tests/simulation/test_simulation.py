@@ -21,9 +21,10 @@ from airflow_provider_streamsem.testing.stores import Crash
 from tests.simulation.faults import Fate
 from tests.simulation.mutations import MUTATIONS, Mutation
 from tests.simulation.mutations_publish import PUBLISH_MUTATIONS
+from tests.simulation.mutations_rewrite import REWRITE_MUTATIONS
 from tests.simulation.mutations_rollback import ROLLBACK_MUTATIONS
 from tests.simulation.mutations_state import STATE_MUTATIONS
-from tests.simulation.scenario import FIXTURES, Simulation, scratch, simulate
+from tests.simulation.scenario import FIXTURES, REWRITE_SEEDS, Simulation, scratch, simulate
 from tests.simulation.scheduler import Process, Violation
 
 FIRST_SEEDS = (20_310, 23_010)
@@ -126,11 +127,26 @@ def test_no_fresh_seed_violates_the_protocol(root: Path, part: int) -> None:
     assert not rare_events(count, seeds, least=100), "the simulation no longer reaches these events"
 
 
+@pytest.mark.slow
+def test_no_seed_with_rewrites_violates_the_protocol(root: Path) -> None:
+    count = play(root, REWRITE_SEEDS, 25)
+    assert count["rewrites"] > 10
+    assert count["attempts vacuumed"] > 10
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(3_600)
+def test_no_fresh_seed_with_rewrites_violates_the_protocol(root: Path) -> None:
+    first = REWRITE_SEEDS + int.from_bytes(os.urandom(5), "big")
+    print(f"first seed: {first}")
+    assert play(root, first, 1_000)["rewrites"] > 400
+
+
 @pytest.mark.prove
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "mutation",
-    [*MUTATIONS, *PUBLISH_MUTATIONS, *STATE_MUTATIONS, *ROLLBACK_MUTATIONS],
+    [*MUTATIONS, *PUBLISH_MUTATIONS, *STATE_MUTATIONS, *ROLLBACK_MUTATIONS, *REWRITE_MUTATIONS],
     ids=lambda mutation: f"{mutation.apply.__name__}-{mutation.fixture}",
 )
 def test_simulation_detects_mutation(root: Path, monkeypatch: pytest.MonkeyPatch, mutation: Mutation) -> None:

@@ -1,0 +1,26 @@
+"""A simulated pipeline whose files are compacted while runs, reprocessing runs, rollbacks and vacuum go on."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from airflow_provider_streamsem.errors import InvalidError
+from tests.simulation.checks import RawLog
+from tests.simulation.rollback import RollbackPipeline
+from tests.simulation.scheduler import Process
+
+
+class RewritesPipeline(RollbackPipeline):
+    """A pipeline from files into files, with rollbacks and compactions. Vacuum deletes files that the newest two versions do not need."""
+
+    name = "rewrites"
+    kinds = (*RollbackPipeline.kinds, *("compact",) * 9, "vacuum", "vacuum", "vacuum")
+    processes = (12, 20)
+    vacuum_arguments: ClassVar[dict[str, Any]] = {"readable_versions": 2, "readable_days": 0}
+
+    def allows_failure(self, process: Process, error: Exception | None, log: RawLog) -> bool:
+        is_expired = isinstance(error, InvalidError) and "cannot be read any more" in error.summary
+        if process.kind == "reader" and is_expired:
+            self.scheduler.count["refused: the request was outdated"] += 1
+            return True
+        return super().allows_failure(process, error, log)
