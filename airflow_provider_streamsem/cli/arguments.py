@@ -475,7 +475,7 @@ COMMANDS = (
                 "--readable-versions",
                 metavar="N",
                 type=int,
-                help="also delete files that reprocessing runs replaced or rollbacks removed; the newest N versions stay readable",
+                help="also delete files that reprocessing runs replaced or rollbacks removed, and unused rewrites; the newest N versions stay readable",
             ),
             _argument(
                 "--readable-days",

@@ -134,7 +134,9 @@ def compact(
 
 def _files_sinks(pipeline: Pipeline, sink: str | None) -> list[str]:
     names = [name for name, each in pipeline.sinks.items() if isinstance(each, FilesSink) and not each.is_outside_log]
-    if sink is not None and text("sink", sink) not in names:
+    if sink is not None and text("sink", sink) not in pipeline.sinks:
+        raise InvalidError("the pipeline has no such sink; nothing was written", given=sink, accepted=sorted(names))
+    if sink is not None and sink not in names:
         raise InvalidError(
             "only the files of a files sink can be compacted; nothing was written", given=sink, accepted=sorted(names)
         ).advising("compact a table with the tools of its format, such as OPTIMIZE of Delta Lake.")
@@ -302,8 +304,17 @@ class _Compaction:
         if outcome.rewritten is None or outcome.rewritten.output is None:
             raise _lost_error(plan.version)
         output = outcome.rewritten.output
-        logger.info("version %d: %d files became %d", plan.version, len(files), len(output.files))
         new_bytes = sum(file.bytes for file in output.files)
+        logger.info(
+            "version %d: %d rows of %d commits moved from %d files (%d bytes) into %d (%d bytes); their number and hash are equal",
+            plan.version,
+            wanted.rows,
+            wanted.commits,
+            wanted.files,
+            wanted.bytes,
+            len(output.files),
+            new_bytes,
+        )
         return replace(wanted, version=plan.version, new_files=len(output.files), new_bytes=new_bytes)
 
     def _plan(self, head: ClosedHead, commits: tuple[int, ...], *, rows: int) -> Plan:

@@ -106,7 +106,7 @@ class Verdict:
     :param open: the version that was planned and is not closed yet; ``None`` if there is none
     :param commits: number of committed versions
     :param counts: row counts by name, summed over the visible commits. The counts of replaced commits are not included
-    :param files: number of files of the visible commits. Files that reprocessing runs replaced, and those of rewrites, are checked too, but not counted
+    :param files: number of visible files. Files that reprocessing runs or rewrites replaced are checked too, but not counted
     :param rows: sink → number of rows in its visible files, counted from the files
     :param orphans: number of files of attempts that did not commit. They are invisible, and vacuum deletes them
     :param unchecked: names of the sinks whose files and markers were not checked, because only the user's pipeline defines how to access them
@@ -550,6 +550,8 @@ class _Verification:
         :returns: sink and key of each file of a rewrite
         """
         rewrites = [(outcome, outcome.rewritten) for outcome in outcomes if outcome.rewritten is not None]
+        if rewrites:
+            self._try(lambda: self._count_rewritten(outcomes))
         view = self._try(lambda: fold(outcomes[: oldest + 1], initial_offsets={})) if rewrites else None
         applied = {each.version for each in view.rewrites} if view is not None else set()
         named: set[tuple[str, str]] = set()
@@ -565,6 +567,14 @@ class _Verification:
                 elif version > oldest or version in applied:
                     self._rewritten_file(file, sinks[name], output.format, version, rewritten.commits[0])
         return named
+
+    def _count_rewritten(self, outcomes: list[Outcome]) -> None:
+        """Count the files of the rewrites that apply at the newest version, in place of those of the commits that they rewrote."""
+        for each in fold(outcomes, initial_offsets={}).rewrites:
+            commits = [outcomes[version].sinks[each.rewritten.sink] for version in each.rewritten.commits]
+            replaced = sum(len(commit.files) for commit in commits)
+            added = 0 if each.rewritten.output is None else len(each.rewritten.output.files)
+            self.verdict.files += added - replaced
 
     def _rewritten_file(self, file: DataFile, sink: Sink, format: str, version: int, commit: int) -> None:
         """

@@ -75,6 +75,7 @@ def test_rows_of_many_files_are_read_from_one_file(fixture: PipelineFixture) -> 
     (done,) = compacted(fixture)
     assert (done.version, done.commits, done.rows, done.files, done.new_files) == (4, 4, 12, 4, 1)
     assert (files(fixture), rows(fixture)) == ([4], Counter(range(12)))
+    assert fixture.verdict().files == 1
     after = fixture.opened().view()
     assert (after.counts, after.next) == (before.counts, before.next)
     fixture.run("rest", drain=True)
@@ -386,6 +387,8 @@ def test_only_files_sinks_are_compacted(tmp_path: Path) -> None:
         fixture.run(f"r{number}")
     with pytest.raises(InvalidError, match="only the files of a files sink"):
         compacted(fixture, sink="table")
+    with pytest.raises(InvalidError, match="the pipeline has no such sink"):
+        compacted(fixture, sink="tabel")
     (done,) = compacted(fixture)
     assert done.sink == "out"
     fixture.arrive(1)
