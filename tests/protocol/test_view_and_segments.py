@@ -77,6 +77,7 @@ class History:
         rows, offset = (dict(self.views[-1]), self.offsets[-1]) if version else ({}, 0)
         kept = [*self.kept[-1]] if version else []
         newest = self.outcomes[-1].newest_rollback if version else None
+        newest_rewrite = self.outcomes[-1].newest_rewrite if version else None
         changes: dict[str, Any] = {}
         if kind == 0:
             changes = {"result": "abort"}
@@ -98,12 +99,13 @@ class History:
             visible = sorted(rows.values())
             first = random.randrange(len(visible))
             self.rewritten[version] = tuple(visible[first : first + random.randrange(1, 20)])
-            changes = self.rewrite(version, self.rewritten[version])
+            changes, newest_rewrite = self.rewrite(version, self.rewritten[version]), version
         else:
             rows[version], offset = version, offset + 1
         kept.append(version)
         of = samples.plan(version)
         commit = samples.outcome(of, **{**changes, "next": {"files": offset}, "newest_rollback": newest})
+        commit = dataclasses.replace(commit, newest_rewrite=newest_rewrite)
         if commit.counts:
             commit = dataclasses.replace(commit, counts={"read": 2, "parsed": 2, "quarantined": 0, "written.out": 2})
         self.outcomes.append(commit)
@@ -155,6 +157,15 @@ def test_R8_readers_of_any_versions_read_the_rows_of_each_commit_once(seed: int)
             if version >= 99:
                 assert found.read([segment, *parts[100:]], since=since) == expected
     assert applied > 20, "rewrites that apply are rare"
+
+
+@pytest.mark.parametrize("after", [-1, 20, 60])
+def test_rewrites_of_an_outcome_are_found_newest_first(after: int) -> None:
+    found = History(0, 60)
+    log = CommitLog(stored(found.outcomes))
+    expected = [version for version in sorted(found.rewritten, reverse=True) if version > after]
+    assert [rewrite.version for rewrite in log.rewrites(found.outcomes[-1], after=after)] == expected
+    assert len(found.rewritten) == 3
 
 
 @pytest.mark.parametrize("seed", range(10))
