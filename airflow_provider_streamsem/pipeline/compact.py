@@ -126,7 +126,11 @@ def compact(
     sizes = _Sizes(target=target_file_bytes, most=max_bytes)
     if dry_run:
         view = log.view(version=read_head(pipeline, log).closed)
-        return [_rewrite(name, view, chosen) for name in names for chosen in sizes.choose(pipeline, name, view)]
+        return [
+            _rewrite(name, _commits(view, name, chosen), chosen)
+            for name in names
+            for chosen in sizes.choose(pipeline, name, view)
+        ]
     opened = open_pipeline(pipeline, log)
     engine = engine or registry.load("engines", "spark")()
     return [done for name in names for done in _Compaction(opened, name, sizes, engine).run()]
@@ -165,8 +169,8 @@ class _Sizes:
     target: int
     most: int
 
-    def choose(self, pipeline: Pipeline, name: str, view: LogView) -> Iterator[list[SegmentFile]]:
-        """Yield the visible files of one sink that each rewrite has. All files of a version belong to the same rewrite."""
+    def choose(self, pipeline: Pipeline, name: str, view: LogView) -> list[list[SegmentFile]]:
+        """Return the visible files of one sink that each rewrite has. All files of a version belong to the same rewrite."""
         visible, partition_by = view.sink(name), _files_sink(pipeline, name).partition_by
         rewrites = {each.version for each in view.rewrites if each.rewritten.sink == name}
         by_version: dict[int, list[SegmentFile]] = defaultdict(list)
@@ -175,17 +179,15 @@ class _Sizes:
         small = {
             version: files for version, files in by_version.items() if _bytes(files) * 2 < self.target * len(files)
         }
+        candidates: list[list[SegmentFile]] = []
         chosen: list[SegmentFile] = []
         for _, files in sorted(_without_large_rewrites(small, rewrites).items()):
             if chosen and _bytes(chosen) + _bytes(files) > self.most:
-                yield from self._worthwhile(chosen, partition_by)
+                candidates.append(chosen)
                 chosen = []
             chosen += files
-        yield from self._worthwhile(chosen, partition_by)
-
-    def _worthwhile(self, chosen: list[SegmentFile], partition_by: Sequence[str]) -> Iterator[list[SegmentFile]]:
-        if self._is_worthwhile(chosen, partition_by):
-            yield chosen
+        candidates.append(chosen)
+        return [candidate for candidate in candidates if self._is_worthwhile(candidate, partition_by)]
 
     def _is_worthwhile(self, chosen: Sequence[SegmentFile], partition_by: Sequence[str]) -> bool:
         """Return whether a rewrite at least halves the number of files. There is at least one file for each combination of partition values."""
@@ -227,11 +229,11 @@ def _commits(view: LogView, name: str, chosen: Sequence[SegmentFile]) -> tuple[i
     return tuple(sorted({commit for version in versions for commit in rewritten.get(version, (version,))}))
 
 
-def _rewrite(name: str, view: LogView, chosen: Sequence[SegmentFile]) -> Rewrite:
+def _rewrite(name: str, commits: Sequence[int], chosen: Sequence[SegmentFile]) -> Rewrite:
     return Rewrite(
         sink=name,
         version=None,
-        commits=len(_commits(view, name, chosen)),
+        commits=len(commits),
         rows=sum(file.file.rows for file in chosen),
         files=len(chosen),
         bytes=_bytes(chosen),
@@ -254,12 +256,14 @@ class _Compaction:
                 return
             view = self._log.view(version=head.closed)
             possible = self._sizes.choose(self._opened.pipeline, self._name, view)
-            chosen = next((files for files in possible if not done & {*_commits(view, self._name, files)}), None)
-            if chosen is None:
+            with_commits = ((_commits(view, self._name, files), files) for files in possible)
+            commits, chosen = next(
+                ((commits, files) for commits, files in with_commits if not done & {*commits}), ((), [])
+            )
+            if not chosen:
                 return
-            commits = _commits(view, self._name, chosen)
             done |= {*commits}
-            yield self._commit(head, _rewrite(self._name, view, chosen), commits, [file.file for file in chosen])
+            yield self._commit(head, _rewrite(self._name, commits, chosen), commits, [file.file for file in chosen])
 
     def _closed_head(self) -> ClosedHead:
         """
