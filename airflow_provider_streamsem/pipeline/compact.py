@@ -395,7 +395,7 @@ def _lost_error(version: int) -> OpenVersionError:
 
 def rewrite_outcome(opened: OpenPipeline, head: OpenHead) -> Outcome:
     """
-    Build the outcome that closes the open rewrite of another process: a commit of a complete attempt, or an abort (W41).
+    Build the outcome that closes the open rewrite of another process: a commit of a complete attempt, or an abort (W42).
 
     No records are lost by an abort, because a rewrite reads no source.
     """
