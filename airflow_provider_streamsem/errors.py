@@ -202,15 +202,15 @@ class HeldVersionError(StreamsemError):
 
 class OpenVersionError(StreamsemError):
     """
-    A compaction finds a version that is open or not published yet, or another writer creates the version that the compaction plans.
+    A compaction, or a vacuum with ``keep_versions``, finds a version that is open or not published yet, or another writer creates the next version first.
 
-    Nothing of the rewrite became visible. Rewrites that the same compaction had committed before remain. They change no rows.
+    Nothing became visible or expired. Rewrites that the same compaction had committed before remain. They change no rows.
     """
 
     retryable = True
     do = (
-        "compact again when the run of the version has ended. If no run is active, run the pipeline: it completes the version. "
-        "In a DAG, compact in a task after the batch, and set `retries`."
+        "repeat the command when the run of the version has ended. If no run is active, run the pipeline: it completes the version. "
+        "In a DAG, compact and vacuum in tasks after the batch, and set `retries`."
     )
 
 

@@ -148,7 +148,7 @@ class PipelineFixture:
     def check(self, visible_ids: Callable[[], Counter[int]] | None = None) -> None:
         """Check that the log is clean and that every id that arrived is visible exactly once."""
         verdict = self.verdict()
-        assert verdict.violations == []
+        assert verdict.violations == [], verdict.violations
         visible = (visible_ids or self.visible)()
         assert visible - self.expected == Counter(), "duplicated"
         assert self.expected - visible == Counter(), "lost"

@@ -189,7 +189,7 @@ def show(args: argparse.Namespace) -> CommandResult:
     }
     result = "open" if outcome is None else outcome[0].result
     rolled_back = plan[0].rolled_back
-    kinds = {"alter": "alter, ", "rewrite": "rewrite, "}
+    kinds = {"alter": "alter, ", "rewrite": "rewrite, ", "expire": "expire, "}
     kind = kinds.get(plan[0].kind, "") if rolled_back is None else f"rollback to {rolled_back.to}, "
     lines = [f"version {args.version}: {kind}{result}"]
     hidden = {"plan": ("pins", "lookups"), "outcome": ("sinks", "schemas", "rewritten"), "receipts": ()}
@@ -565,8 +565,8 @@ def vacuum(args: argparse.Namespace) -> CommandResult:
         args.pipeline,
         dry_run=args.dry_run,
         all_versions=args.all,
-        readable_versions=args.readable_versions,
-        readable_days=args.readable_days,
+        keep_versions=args.keep_versions,
+        keep_days=args.keep_days,
     )
     return CommandResult(
         document={**plain(vacuumed), "dry_run": args.dry_run},

@@ -69,7 +69,7 @@ def _result(row: Json) -> str:
         return f"{row['result']}, rolled back"
     if row.get("rolls_back_to") is not None:
         return f"rollback to {row['rolls_back_to']}"
-    if row.get("kind") in ("alter", "rewrite"):
+    if row.get("kind") in ("alter", "rewrite", "expire"):
         return f"{row['kind']}, {row['result']}"
     return row["result"] if row.get("replaces") is None else f"{row['result']}, replaces {row['replaces']}"
 

@@ -51,7 +51,7 @@ from airflow_provider_streamsem.protocol.machine import (
     list_keys,
 )
 from airflow_provider_streamsem.protocol.specs import stored_spec
-from airflow_provider_streamsem.protocol.view import ClosedHead, Head, LogView, OpenHead, fold
+from airflow_provider_streamsem.protocol.view import ClosedHead, Head, LogView, OpenHead, fold, is_bound
 from airflow_provider_streamsem.stores.contract import Store, UnknownResultError, open_store
 from airflow_provider_streamsem.stores.prefix import PrefixStore
 
@@ -455,10 +455,11 @@ class CommitLog:
 
         :param version: a closed version, inclusive; -1 for an empty view; default: the newest closed version
         :param since: only files of versions above this one (exclusive)
-        :param with_rewrites: whether to return the files of the rewrites that apply (R8) in place of the original files
-        :raises InvalidError: ``version`` is not closed yet, or ``since`` is above it
+        :param with_rewrites: whether to return the files of the rewrites that apply (R8) in place of the original files; if not, still those of bound rewrites
+        :raises InvalidError: ``version`` is not closed yet; or ``since`` is above it, or between commits whose rows may be only in the same files (R9)
         """
-        head = self.closed_head()
+        newest = self.find_head()
+        head, oldest = newest.closed, newest.outcome.oldest_readable or 0 if newest.outcome is not None else 0
         if version is not None and version > head and self.outcome(version) is not None:
             head = version  # The listing lags. A version that a reader has read once must stay readable (I7).
         at = head if version is None else version
@@ -470,7 +471,9 @@ class CommitLog:
                 newest_closed=head,
             )
         parts = self.perform(procedures.read_segments_and_outcomes(at))
-        view = fold(parts, initial_offsets={}, since=since, with_rewrites=with_rewrites)
+        view = fold(parts, initial_offsets={}, since=since, with_rewrites=with_rewrites, oldest_readable=oldest)
+        if 0 <= since < oldest:
+            _refuse_split(fold(parts, initial_offsets={}), since, oldest)
         if view.version != at:
             raise LogDamagedError(
                 "the outcomes that were read do not end at the requested version",
@@ -479,6 +482,24 @@ class CommitLog:
                 reached=view.version,
             )
         return view
+
+
+def _refuse_split(view: LogView, since: int, oldest_readable: int) -> None:
+    """
+    Check that no bound rewrite has rows of versions up to ``since``, and of later ones (R9).
+
+    :raises InvalidError: names the versions between which no reader can start
+    """
+    for rewrite in view.rewrites:
+        commits = rewrite.rewritten.commits
+        if is_bound(rewrite, oldest_readable) and commits[0] <= since < commits[-1]:
+            raise InvalidError(
+                "the rows above `since` cannot be read separately: a compaction has stored them together with earlier rows, and the versions have expired",
+                since=since,
+                first=commits[0],
+                last=commits[-1],
+                rewrite=rewrite.version,
+            ).advising(f"read since {commits[0] - 1} or since {commits[-1]}.")
 
 
 def open_commit_log(url: str, *, clock: Clock = SYSTEM_CLOCK, retry_policy: RetryPolicy | None = None) -> CommitLog:

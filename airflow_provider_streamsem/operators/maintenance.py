@@ -11,7 +11,7 @@ from airflow_provider_streamsem.arguments import flag, integer
 from airflow_provider_streamsem.hooks.failures import airflow_exception
 from airflow_provider_streamsem.hooks.pipelines import HasPipeline
 from airflow_provider_streamsem.pipeline.spec import Pipeline
-from airflow_provider_streamsem.pipeline.vacuum import READABLE_DAYS, vacuum
+from airflow_provider_streamsem.pipeline.vacuum import KEEP_DAYS, vacuum
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.readers.verify import verify
 
@@ -23,8 +23,9 @@ class VacuumOperator(HasPipeline, BaseOperator):  # type: ignore[misc]
     Delete the files, quarantined records and manifests that losing attempts of closed versions left behind.
 
     The operator also deletes rows that were staged for sinks outside the log, once their receipts exist. For a transform with state, it deletes the state
-    that only versions before the newest ``state.keep_versions`` need. It deletes no file of an open version. Without ``readable_versions``, it deletes no file
-    that a reader needs. It is safe to run while batches run.
+    that only versions before the newest ``state.keep_versions`` need. It deletes no file of an open version. Without ``keep_versions``, it deletes no file that
+    a reader needs. It is safe to run while batches run. With ``keep_versions``, it needs the next version of the log, and fails with ``OpenVersionError`` while
+    a version is open, so set ``retries``.
 
     By default, a vacuum skips the versions that an earlier vacuum inspected more than a day after they were closed.
 
@@ -35,9 +36,9 @@ class VacuumOperator(HasPipeline, BaseOperator):  # type: ignore[misc]
     :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated). The operator deletes only in the datasets and the log of this pipeline
     :param dry_run: delete nothing, and report what a vacuum would delete
     :param all_versions: inspect all versions. This finds the files of an attempt that ran for more than a day after its version was closed
-    :param readable_versions: also delete the files of superseded commits, which a reprocessing run replaced or a rollback removed. This many of the newest
-        versions stay readable. Default: all, so that these files stay
-    :param readable_days: with ``readable_versions``: the versions that were the newest ones in the last days stay readable, too
+    :param keep_versions: also delete the files that no reader of the newest ``keep_versions`` versions needs. Older versions expire: they can no longer be read
+        or rolled back to. Default: all, so that these files stay
+    :param keep_days: with ``keep_versions``: the versions that were the newest ones in the last days are kept, too
     :raises InvalidError: an argument is not valid
     """
 
@@ -50,17 +51,15 @@ class VacuumOperator(HasPipeline, BaseOperator):  # type: ignore[misc]
         pipeline: Pipeline | str,
         dry_run: bool = False,
         all_versions: bool = False,
-        readable_versions: int | None = None,
-        readable_days: int = READABLE_DAYS,
+        keep_versions: int | None = None,
+        keep_days: int = KEEP_DAYS,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.set_pipeline(pipeline)
         self.all_versions = flag("all_versions", all_versions)
-        self.readable_versions = (
-            None if readable_versions is None else integer("readable_versions", readable_versions, least=1)
-        )
-        self.readable_days = integer("readable_days", readable_days, least=0)
+        self.keep_versions = None if keep_versions is None else integer("keep_versions", keep_versions, least=1)
+        self.keep_days = integer("keep_days", keep_days, least=0)
         self.is_dry_run = flag("dry_run", dry_run)  # BaseOperator has a method named dry_run
 
     def execute(self, context: Any) -> dict[str, Any]:
@@ -74,8 +73,8 @@ class VacuumOperator(HasPipeline, BaseOperator):  # type: ignore[misc]
                 pipeline,
                 dry_run=self.is_dry_run,
                 all_versions=self.all_versions,
-                readable_versions=self.readable_versions,
-                readable_days=self.readable_days,
+                keep_versions=self.keep_versions,
+                keep_days=self.keep_days,
             )
         return {
             "attempts": len(report.attempts),

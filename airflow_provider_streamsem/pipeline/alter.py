@@ -11,22 +11,18 @@ from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.extending import Extending
 from airflow_provider_streamsem.connectors.ownership import claim_dataset
 from airflow_provider_streamsem.errors import ConflictError, HeldVersionError, InvalidError
-from airflow_provider_streamsem.pipeline.abort import abort_outcome
 from airflow_provider_streamsem.pipeline.changes import changed_fields
-from airflow_provider_streamsem.pipeline.compact import rewrite_outcome
 from airflow_provider_streamsem.pipeline.guarantee import guarantee
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import OpenPipeline, config_digest, find_record
+from airflow_provider_streamsem.pipeline.outcomes import abort_outcome, alter_outcome, outcome_without_records
 from airflow_provider_streamsem.pipeline.publish import publish, publishing_sink
-from airflow_provider_streamsem.pipeline.rollback import rollback_outcome
 from airflow_provider_streamsem.pipeline.spec import Pipeline
-from airflow_provider_streamsem.protocol import invariants
-from airflow_provider_streamsem.protocol.entries import Altered, Committable, Json, Outcome, Plan
+from airflow_provider_streamsem.protocol.entries import Altered, Committable, Json, Plan
 from airflow_provider_streamsem.protocol.offsets import Offsets
 from airflow_provider_streamsem.protocol.specs import stored_spec
 from airflow_provider_streamsem.protocol.view import ClosedHead, Head, OpenHead
 from airflow_provider_streamsem.state import FIELD as OPERATORS
-from airflow_provider_streamsem.state import watermark_after
 
 logger = telemetry.log_of(__name__)
 
@@ -214,36 +210,6 @@ def _commit(
     return closed, version if outcome.committed else None
 
 
-def alter_outcome(log: CommitLog, head: OpenHead) -> Outcome:
-    """Build the outcome of an open alter. Does not store it. It is a function of the plan and the outcome before, so any process may close the version."""
-    plan, before = head.plan, head.outcome
-    assert plan.altered is not None
-    assert before is not None  # I22
-    state = invariants.altered_state(before.state, plan.altered)
-    now_ms = log.now_ms(head)
-    return Outcome(
-        version=plan.version,
-        result="commit",
-        plan=head.plan_sha,
-        attempt_id=None,
-        schemas=invariants.altered_schemas(before.schemas, plan.altered),
-        newest_rollback=invariants.newest_rollback(plan, before=before, committed=True),
-        altered=plan.altered,
-        newest_alter=plan.version,
-        newest_rewrite=before.newest_rewrite,
-        next=invariants.next_after(plan, before=head.next, committed=True),
-        hint=head.hint,
-        markers=invariants.altered_markers(head.before.markers, plan.altered),
-        state=state,
-        watermark_ms=watermark_after(state),
-        spec=plan.spec,
-        transform=plan.transform,
-        decided_at_ms=now_ms,
-        duration_ms=max(0, now_ms - plan.planned_at_ms),
-        nonce=log.clock.new_id(),
-    )
-
-
 def _close(opened: OpenPipeline, head: Head) -> tuple[ClosedHead, int | None]:
     """
     Close the open version, and publish the newest commit if that is pending (P1).
@@ -285,18 +251,6 @@ def _closed_head(log: CommitLog, version: int) -> ClosedHead:
     head = log.read_head(version)
     assert isinstance(head, ClosedHead)  # the version was closed before
     return head
-
-
-def outcome_without_records(opened: OpenPipeline, head: OpenHead) -> Outcome | None:
-    """
-    Return the outcome that closes an open rollback, alter or rewrite of another process, which any process can build.
-
-    :returns: ``None`` for a batch and a reprocessing run, which read records
-    """
-    builders = {"rollback": rollback_outcome, "alter": alter_outcome}
-    if head.plan.kind == "rewrite":
-        return rewrite_outcome(opened, head)
-    return builders[head.plan.kind](opened.log, head) if head.plan.kind in builders else None
 
 
 class _Difference:

@@ -13,33 +13,29 @@ from airflow_provider_streamsem.connectors.files.sink import FilesSink
 from airflow_provider_streamsem.engine import Engine, RewriteJob
 from airflow_provider_streamsem.errors import (
     DataError,
-    HeldVersionError,
     InvalidError,
     OpenVersionError,
     StreamsemError,
 )
-from airflow_provider_streamsem.pipeline.abort import abort_outcome
+from airflow_provider_streamsem.pipeline.idle import idle_head
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import (
     OpenPipeline,
-    check_immutable_config,
     find_record,
     open_pipeline,
     read_head,
 )
+from airflow_provider_streamsem.pipeline.outcomes import abort_outcome, staged_rewrite_outcome
 from airflow_provider_streamsem.pipeline.spec import Pipeline
-from airflow_provider_streamsem.protocol import invariants
 from airflow_provider_streamsem.protocol.entries import (
     DataFile,
-    Outcome,
     Plan,
     Quarantine,
     Rewritten,
     SegmentFile,
     StagedManifest,
 )
-from airflow_provider_streamsem.protocol.view import ClosedHead, Head, LogView, OpenHead
-from airflow_provider_streamsem.state import watermark_after
+from airflow_provider_streamsem.protocol.view import ClosedHead, LogView, OpenHead
 
 logger = telemetry.log_of(__name__)
 
@@ -49,7 +45,6 @@ MAX_BYTES = 4 * 2**30
 """The default of ``max_bytes``."""
 LEAST_BYTES = 65_536
 """The smallest value of both."""
-_ABORTED = "another writer found the rewrite open, and no attempt was complete"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,11 +120,12 @@ def compact(
         )
     sizes = _Sizes(target=target_file_bytes, most=max_bytes)
     if dry_run:
-        view = log.view(version=read_head(pipeline, log).closed)
+        head = read_head(pipeline, log)
+        view, oldest = log.view(version=head.closed), 0 if head.outcome is None else head.outcome.oldest_readable or 0
         return [
             _rewrite(name, _commits(view, name, chosen), chosen)
             for name in names
-            for chosen in sizes.choose(pipeline, name, view)
+            for chosen in sizes.choose(pipeline, name, view, oldest)
         ]
     opened = open_pipeline(pipeline, log)
     engine = engine or registry.load("engines", "spark")()
@@ -169,25 +165,36 @@ class _Sizes:
     target: int
     most: int
 
-    def choose(self, pipeline: Pipeline, name: str, view: LogView) -> list[list[SegmentFile]]:
-        """Return the visible files of one sink that each rewrite has. All files of a version belong to the same rewrite."""
+    def choose(self, pipeline: Pipeline, name: str, view: LogView, oldest_readable: int) -> list[list[SegmentFile]]:
+        """
+        Return the visible files of one sink that each rewrite has. All files of a version belong to the same rewrite.
+
+        A rewrite has either commits that have all expired, or others (W45).
+        """
         visible, partition_by = view.sink(name), _files_sink(pipeline, name).partition_by
-        rewrites = {each.version for each in view.rewrites if each.rewritten.sink == name}
+        last = {each.version: each.rewritten.commits[-1] for each in view.rewrites if each.rewritten.sink == name}
         by_version: dict[int, list[SegmentFile]] = defaultdict(list)
         for file in visible:
             by_version[file.version].append(file)
         small = {
             version: files for version, files in by_version.items() if _bytes(files) * 2 < self.target * len(files)
         }
+        expired = {version for version in small if last.get(version, version) < oldest_readable}
+        candidates: list[list[SegmentFile]] = []
+        for versions in (expired, {*small} - expired):
+            candidates += self._divided(_without_large_rewrites({at: small[at] for at in versions}, {*last}))
+        return [candidate for candidate in candidates if self._is_worthwhile(candidate, partition_by)]
+
+    def _divided(self, small: Mapping[int, list[SegmentFile]]) -> list[list[SegmentFile]]:
+        """Divide the files of some versions into rewrites of limited size."""
         candidates: list[list[SegmentFile]] = []
         chosen: list[SegmentFile] = []
-        for _, files in sorted(_without_large_rewrites(small, rewrites).items()):
+        for _, files in sorted(small.items()):
             if chosen and _bytes(chosen) + _bytes(files) > self.most:
                 candidates.append(chosen)
                 chosen = []
             chosen += files
-        candidates.append(chosen)
-        return [candidate for candidate in candidates if self._is_worthwhile(candidate, partition_by)]
+        return [*candidates, chosen]
 
     def _is_worthwhile(self, chosen: Sequence[SegmentFile], partition_by: Sequence[str]) -> bool:
         """Return whether a rewrite at least halves the number of files. There is at least one file for each combination of partition values."""
@@ -251,11 +258,11 @@ class _Compaction:
         """Yield each rewrite after it was committed."""
         done: set[int] = set()  # the commits that this compaction has rewritten, so that it ends
         while True:
-            head = self._closed_head()
+            head = idle_head(self._opened, "rewrite", closes=("rewrite", "expire"))
             if head.outcome is None:
                 return
-            view = self._log.view(version=head.closed)
-            possible = self._sizes.choose(self._opened.pipeline, self._name, view)
+            view, oldest = self._log.view(version=head.closed), head.outcome.oldest_readable or 0
+            possible = self._sizes.choose(self._opened.pipeline, self._name, view, oldest)
             with_commits = ((_commits(view, self._name, files), files) for files in possible)
             commits, chosen = next(
                 ((commits, files) for commits, files in with_commits if not done & {*commits}), ((), [])
@@ -264,28 +271,6 @@ class _Compaction:
                 return
             done |= {*commits}
             yield self._commit(head, _rewrite(self._name, commits, chosen), commits, [file.file for file in chosen])
-
-    def _closed_head(self) -> ClosedHead:
-        """
-        Return the newest head. Closes the rewrite that another process left open.
-
-        :raises OpenVersionError: another version is open, or its publishes are pending
-        :raises HeldVersionError: the open version is held
-        :raises ConflictError: the pipeline was altered since, so its immutable fields differ (W35)
-        """
-        head: Head = self._log.newest_head()
-        if isinstance(head, OpenHead) and head.plan.kind == "rewrite":
-            head, outcome = self._log.decide(head, rewrite_outcome(self._opened, head))
-            self._log.write_segments(outcome.version, [(outcome, head.outcome_sha)])
-        if isinstance(head, OpenHead) and head.plan.held:
-            raise HeldVersionError("the open version is held; no rewrite was planned", version=head.plan.version)
-        if isinstance(head, OpenHead):
-            raise OpenVersionError("a version is open, so no rewrite was planned", version=head.plan.version)
-        if head.has_pending_publishes:
-            raise OpenVersionError("a commit is not published yet, so no rewrite was planned", version=head.closed)
-        if head.binding_spec is not None:
-            check_immutable_config(self._opened.pipeline, self._log, head.binding_spec, version=max(head.closed, 0))
-        return head
 
     def _commit(self, head: ClosedHead, wanted: Rewrite, commits: tuple[int, ...], files: list[DataFile]) -> Rewrite:
         """Plan one rewrite, stage it, and commit it."""
@@ -303,7 +288,7 @@ class _Compaction:
             if isinstance(error, StreamsemError):
                 self._abort(stored, error)
             raise
-        closed, outcome = log.decide(stored, _outcome(log, stored, manifest))
+        closed, outcome = log.decide(stored, staged_rewrite_outcome(log, stored, manifest))
         log.write_segments(outcome.version, [(outcome, closed.outcome_sha)])
         if outcome.rewritten is None or outcome.rewritten.output is None:
             raise _lost_error(plan.version)
@@ -391,50 +376,3 @@ class _Compaction:
 def _lost_error(version: int) -> OpenVersionError:
     summary = "another writer created the next version or aborted the rewrite, so the rewrite was not committed"
     return OpenVersionError(summary, version=version)
-
-
-def rewrite_outcome(opened: OpenPipeline, head: OpenHead) -> Outcome:
-    """
-    Build the outcome that closes the open rewrite of another process: a commit of a complete attempt, or an abort (W42).
-
-    No records are lost by an abort, because a rewrite reads no source.
-    """
-    log, plan = opened.log, head.plan
-    for manifest in log.find_staged(head):
-        assert plan.rewritten is not None
-        output = manifest.sinks.get(plan.rewritten.sink)
-        sink = opened.pipeline.sinks.get(plan.rewritten.sink)
-        if output is not None and sink is not None and sink.is_complete(output):
-            return _outcome(log, head, manifest)
-    logger.warning("version %d is closed as an abort: %s", plan.version, _ABORTED)
-    return abort_outcome(log, head, reason=_ABORTED, initial_state=opened.record.initial_state)
-
-
-def _outcome(log: CommitLog, head: OpenHead, manifest: StagedManifest) -> Outcome:
-    """Build the commit of a staged rewrite. It differs from the outcome before it only in what identifies the version."""
-    plan, before = head.plan, head.outcome
-    assert plan.rewritten is not None
-    assert before is not None  # I23
-    now_ms = log.now_ms(head)
-    return Outcome(
-        version=plan.version,
-        result="commit",
-        plan=head.plan_sha,
-        attempt_id=manifest.attempt_id,
-        schemas=before.schemas,
-        newest_rollback=invariants.newest_rollback(plan, before=before, committed=True),
-        newest_alter=invariants.newest_alter(plan, before=before, committed=True),
-        rewritten=replace(plan.rewritten, output=manifest.sinks[plan.rewritten.sink]),
-        newest_rewrite=plan.version,
-        next=invariants.next_after(plan, before=head.next, committed=True),
-        hint=head.hint,
-        markers=head.before.markers,
-        state=before.state,
-        watermark_ms=watermark_after(before.state),
-        spec=plan.spec,
-        transform=plan.transform,
-        decided_at_ms=now_ms,
-        duration_ms=max(0, now_ms - plan.planned_at_ms),
-        staged_ms=manifest.staged_ms,
-        nonce=log.clock.new_id(),
-    )

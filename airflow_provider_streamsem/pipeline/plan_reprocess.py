@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from airflow_provider_streamsem import state_files, telemetry
 from airflow_provider_streamsem.connectors.contract import Compacting, Source
 from airflow_provider_streamsem.errors import InvalidError, SourceChangedError, StreamsemError
-from airflow_provider_streamsem.pipeline.abort import abort_outcome
 from airflow_provider_streamsem.pipeline.corrections import before_version, repinned
 from airflow_provider_streamsem.pipeline.lookups import check_lookups, pin_lookups
 from airflow_provider_streamsem.pipeline.opening import OpenPipeline
+from airflow_provider_streamsem.pipeline.outcomes import abort_outcome
 from airflow_provider_streamsem.pipeline.publish import (
     current_output,
     publishing_sink,
@@ -19,7 +19,7 @@ from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import invariants, offsets
 from airflow_provider_streamsem.protocol.entries import Outcome, Plan, Replaced
 from airflow_provider_streamsem.protocol.procedures import Ready
-from airflow_provider_streamsem.protocol.view import Head, OpenHead
+from airflow_provider_streamsem.protocol.view import Head, OpenHead, is_bound
 
 logger = telemetry.log_of(__name__)
 
@@ -109,15 +109,36 @@ def plan_reprocess(
 
 def check_state(opened: OpenPipeline, current: int, outcome: Outcome, newest: Outcome) -> None:
     """
-    Check that the state before a version fits the pipeline and can be loaded.
+    Check that a version can be reprocessed: no rewrite binds its rows, and the state before it fits the pipeline and can be loaded.
 
     :param current: the commit that holds the rows of the version
     :param outcome: the outcome of this commit
     :param newest: the newest outcome of the log
-    :raises InvalidError: the deduplication or the state was altered since, or a state file is missing or was changed
+    :raises InvalidError: a rewrite binds the rows; the deduplication or the state was altered since; or a state file is missing or was changed
     """
+    _refuse_bound(opened, current, newest)
     _refuse_other_state(opened, outcome, newest)
     _refuse_deleted_state(opened, current)
+
+
+def _refuse_bound(opened: OpenPipeline, current: int, newest: Outcome) -> None:
+    """
+    Refuse a version whose rows are only in the files of a rewrite, together with the rows of other versions (W44).
+
+    :raises InvalidError: names the rewrite
+    """
+    oldest = newest.oldest_readable or 0
+    if current >= oldest or newest.newest_rewrite is None:
+        return
+    for rewrite in opened.log.view(version=newest.version).rewrites:
+        if current in rewrite.rewritten.commits and is_bound(rewrite, oldest):
+            raise InvalidError(
+                "the version has expired: vacuum may have deleted its own files, and a compaction has stored its rows together with those of other versions; "
+                "nothing was written",
+                version=current,
+                compacted_by=rewrite.version,
+                oldest_readable=oldest,
+            ).advising("reprocess newer versions only. For later versions, raise keep_versions or keep_days of vacuum.")
 
 
 def _refuse_other_state(opened: OpenPipeline, outcome: Outcome, newest: Outcome) -> None:
@@ -162,7 +183,7 @@ def current_commit(opened: OpenPipeline, head: Head, version: int) -> int:
     """
     Return the commit whose rows are visible for a version: the newest reprocessing run of its chain, or the version itself.
 
-    :raises InvalidError: the version is not closed, was aborted, is a rollback, an alter or a rewrite, or was rolled back
+    :raises InvalidError: the version is not closed, was aborted, is a rollback, an alter, a rewrite or an expiry, or was rolled back
     """
     outcome = opened.log.outcome(version) if version <= head.closed else None
     if outcome is None or not outcome[0].committed or _kind_without_rows(outcome[0]):
@@ -189,7 +210,12 @@ def _described(outcome: tuple[Outcome, str] | None) -> str:
 
 def _kind_without_rows(outcome: Outcome) -> str:
     """Return the kind of a commit that has no rows of its own; ``""`` for any other outcome."""
-    kinds = {"rollback": outcome.rolled_back, "alter": outcome.altered, "rewrite": outcome.rewritten}
+    kinds = {
+        "rollback": outcome.rolled_back,
+        "alter": outcome.altered,
+        "rewrite": outcome.rewritten,
+        "expiry": outcome.expires,
+    }
     return next((kind for kind, found in kinds.items() if found is not None), "")
 
 

@@ -52,6 +52,8 @@ def _work(plan: Plan) -> str:
         return f"rollback to version {plan.rolled_back.to}"
     if plan.kind == "alter":
         return "alter"
+    if plan.expires is not None:
+        return f"expiry of the versions below {plan.expires}"
     if plan.rewritten is not None:
         return f"rewrite of {len(plan.rewritten.commits)} commits of sink {plan.rewritten.sink}"
     if plan.watermark_ms is not None:
@@ -64,6 +66,8 @@ def closed(outcome: Outcome, ms: int) -> str:
     if not outcome.committed:
         return f"version {outcome.version} aborted: {outcome.reason}"
     done = "the pipeline is altered" if outcome.altered is not None else format_counts(outcome.counts)
+    if outcome.expires is not None:
+        done = f"the versions below {outcome.expires} have expired"
     if outcome.rewritten is not None and outcome.rewritten.output is not None:
         files = len(outcome.rewritten.output.files)
         done = f"the rows of {len(outcome.rewritten.commits)} commits of sink {outcome.rewritten.sink} are in {files} files"

@@ -9,9 +9,8 @@ from airflow_provider_streamsem import dedup, state_files, telemetry
 from airflow_provider_streamsem.arguments import integer, text
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.contract import SinkMarker
-from airflow_provider_streamsem.errors import ConflictError, InvalidError, LogDamagedError, MarkerLostError
+from airflow_provider_streamsem.errors import ConflictError, InvalidError, MarkerLostError
 from airflow_provider_streamsem.pipeline.closing_times import newest_closed_until
-from airflow_provider_streamsem.pipeline.compact import rewrite_outcome
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import (
     OpenPipeline,
@@ -19,10 +18,11 @@ from airflow_provider_streamsem.pipeline.opening import (
     find_record,
     open_pipeline,
 )
+from airflow_provider_streamsem.pipeline.outcomes import outcome_without_records, restored_outcome
 from airflow_provider_streamsem.pipeline.publish import publish, publishing_sink, rows_after
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.pipeline.vacuum import oldest_kept
-from airflow_provider_streamsem.protocol import invariants, offsets
+from airflow_provider_streamsem.protocol import offsets
 from airflow_provider_streamsem.protocol.entries import Marker, Outcome, Plan, RolledBack
 from airflow_provider_streamsem.protocol.offsets import Offsets
 from airflow_provider_streamsem.protocol.procedures import OpenVersion, PendingPublish, Ready, RunComplete
@@ -34,7 +34,6 @@ from airflow_provider_streamsem.protocol.view import (
     remains,
     subtract_counts,
 )
-from airflow_provider_streamsem.state import watermark_after
 
 logger = telemetry.log_of(__name__)
 
@@ -207,18 +206,14 @@ def _result(log: CommitLog, plan: Plan, outcome: Outcome) -> Rollback:
 
 def _completed(opened: OpenPipeline, head: Head) -> tuple[ClosedHead, bool]:
     """
-    Commit an open rollback, close an open rewrite, and publish the newest commit if that is pending (P1). Any process may do this.
+    Commit an open rollback or expiry, close an open rewrite, and publish the newest commit if that is pending (P1). Any process may do this.
 
     :returns: the closed head, and whether there was anything to do
-    :raises InvalidError: the open version is neither a rollback nor a rewrite
+    :raises InvalidError: the open version is a batch, a reprocessing run or an alter
     """
     log, is_open = opened.log, isinstance(head, OpenHead)
     if isinstance(head, OpenHead):
-        if head.plan.kind == "rewrite":
-            proposed = rewrite_outcome(opened, head)
-        else:
-            _refuse_open_batch(head)
-            proposed = rollback_outcome(log, head)
+        proposed = _outcome_of(opened, head)
         head, outcome = log.decide(head, proposed)
         log.write_segments(outcome.version, [(outcome, head.outcome_sha)])
     if not head.has_pending_publishes:
@@ -226,50 +221,6 @@ def _completed(opened: OpenPipeline, head: Head) -> tuple[ClosedHead, bool]:
     _, outcome = log.closed_version(head.closed)
     # Only HTTP sinks have claims of a run, and they cannot remove rows.
     return publish(opened, head, outcome, is_own=False), True
-
-
-def rollback_outcome(log: CommitLog, head: OpenHead) -> Outcome:
-    """
-    Build the outcome of an open rollback. Does not store it.
-
-    The state is that of the version to which it returns. The hint stays the newest one, because only it knows the ends of partitions that were deleted since.
-    """
-    plan = head.plan
-    restored = _restored(log, plan)
-    now_ms = log.now_ms(head)
-    logger.info("version %d rolls back to version %d", plan.version, restored.version)
-    return Outcome(
-        version=plan.version,
-        result="commit",
-        plan=head.plan_sha,
-        attempt_id=None,
-        schemas=restored.schemas,
-        rolled_back=plan.rolled_back,
-        newest_rollback=invariants.newest_rollback(plan, before=head.outcome, committed=True),
-        newest_alter=invariants.newest_alter(plan, before=head.outcome, committed=True),
-        newest_rewrite=invariants.newest_rewrite(plan, before=head.outcome, committed=True),
-        next=invariants.next_after(plan, before=head.next, committed=True),
-        hint=head.hint,
-        publish=() if plan.rolled_back is None else plan.rolled_back.publish,
-        markers=head.before.markers,
-        state=restored.state,
-        watermark_ms=watermark_after(restored.state),
-        spec=plan.spec,
-        transform=plan.transform,
-        decided_at_ms=now_ms,
-        duration_ms=max(0, now_ms - plan.planned_at_ms),
-        nonce=log.clock.new_id(),
-    )
-
-
-def _restored(log: CommitLog, plan: Plan) -> Outcome:
-    assert plan.rolled_back is not None
-    found = log.outcome(plan.rolled_back.to)
-    if found is None:
-        raise LogDamagedError(
-            "a rollback returns to a version that has no outcome", invariant="I21", version=plan.version
-        )
-    return found[0]
 
 
 def _refuse_sinks(pipeline: Pipeline, position: str) -> None:
@@ -281,19 +232,26 @@ def _refuse_sinks(pipeline: Pipeline, position: str) -> None:
         )
 
 
-def _refuse_open_batch(head: OpenHead) -> None:
+def _outcome_of(opened: OpenPipeline, head: OpenHead) -> Outcome:
+    """
+    Build the outcome of an open version that a rollback closes.
+
+    :raises InvalidError: the open version is a batch, a reprocessing run or an alter
+    """
     if head.plan.kind == "alter":
         summary = "an alter is not complete yet; nothing was rolled back"
         raise InvalidError(summary, version=head.plan.version).advising(
             "run the pipeline, or repeat `streamsem alter`; then roll back again."
         )
-    if head.plan.kind != "rollback":
+    proposed = outcome_without_records(opened, head)
+    if proposed is None:
         raise InvalidError(
             "a version is open, so its batch may still be committed; nothing was rolled back", version=head.plan.version
         ).advising(
             "pause the DAG, then run the pipeline, or abort the version with "
             f"`streamsem abort PIPELINE.toml {head.plan.version} --reason TEXT`; then roll back again."
         )
+    return proposed
 
 
 def _plan(opened: OpenPipeline, ready: Ready, to: int, run_key: str | None) -> Plan | None:
@@ -318,6 +276,7 @@ def _plan(opened: OpenPipeline, ready: Ready, to: int, run_key: str | None) -> P
             newest_rollback=head.outcome.newest_rollback,
             newest_kept_before=newest_kept_before(to, kept),
         ).advising("give a version that `streamsem log` does not show as rolled back, such as `newest_kept_before`.")
+    _refuse_expired(head.outcome, to)
     if head.outcome.newest_alter is not None and to < head.outcome.newest_alter:
         raise InvalidError(
             "the pipeline was altered after the version, and a rollback does not restore another spec; nothing was rolled back",
@@ -401,7 +360,12 @@ def _is_changed(log: CommitLog, kept: list[range], to: int) -> bool:
             if version <= to:
                 return False
             found = log.outcome(version)
-            is_change = found is not None and found[0].rolled_back is None and found[0].rewritten is None
+            is_change = (
+                found is not None
+                and found[0].rolled_back is None
+                and found[0].rewritten is None
+                and found[0].expires is None
+            )
             if found is not None and found[0].committed and is_change:
                 return True
     return False
@@ -425,9 +389,23 @@ def _refuse_reprocessed(log: CommitLog, to: int, closed: int) -> None:
 
 
 def _warn_of_expired_ids(opened: OpenPipeline, plan: Plan) -> None:
-    if dedup.has_only_expired_ids(opened.pipeline.dedup, _restored(opened.log, plan).state, plan.planned_at_ms):
+    if dedup.has_only_expired_ids(opened.pipeline.dedup, restored_outcome(opened.log, plan).state, plan.planned_at_ms):
         message = "every id in the restored deduplication state has expired by dedup.ttl_s, so records that were dropped as duplicates may be written"
         logger.warning(message)
+
+
+def _refuse_expired(newest: Outcome, to: int) -> None:
+    """
+    Refuse an expired version, because the rows of later commits may be only in a rewrite, together with those of earlier ones (W44).
+
+    :raises InvalidError: names the oldest readable version
+    """
+    if to < (newest.oldest_readable or 0):
+        raise InvalidError(
+            "the version has expired, so vacuum may have deleted its files; nothing was rolled back",
+            given=to,
+            oldest_readable=newest.oldest_readable,
+        ).advising("roll back to the oldest readable version or a newer one.")
 
 
 def _refuse_deleted_state(opened: OpenPipeline, head: ClosedHead, restored: Outcome) -> None:

@@ -29,8 +29,7 @@ from airflow_provider_streamsem.errors import (
     UnavailableError,
 )
 from airflow_provider_streamsem.pipeline import changes, report
-from airflow_provider_streamsem.pipeline.abort import abort_outcome
-from airflow_provider_streamsem.pipeline.alter import alter, outcome_without_records
+from airflow_provider_streamsem.pipeline.alter import alter
 from airflow_provider_streamsem.pipeline.guarantee import guarantee
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.lookups import check_lookups
@@ -41,6 +40,7 @@ from airflow_provider_streamsem.pipeline.opening import (
     claim_datasets,
     open_pipeline,
 )
+from airflow_provider_streamsem.pipeline.outcomes import abort_outcome, committed_outcome, outcome_without_records
 from airflow_provider_streamsem.pipeline.plan import Corrections, plan_batch
 from airflow_provider_streamsem.pipeline.plan_reprocess import (
     abort_reprocessing,
@@ -322,7 +322,7 @@ class Run:
         telemetry.emit(telemetry.Planned.from_plan, plan)
         if not fresh:
             logger.info("%s", report.resumed(plan, self.run_key))
-        if plan.spec != self.opened.spec and plan.kind not in ("alter", "rewrite"):
+        if plan.spec != self.opened.spec and plan.kind not in ("alter", "rewrite", "expire"):
             changes.warn_of_open_version(log, plan, self.opened.pipeline.to_json(), run_key=self.run_key)
         proposed = self._propose(head, plan, fresh=fresh)
         if isinstance(proposed, ClosedHead):
@@ -575,11 +575,8 @@ class Run:
         return produced.state if is_changed else self._current_state(head)
 
     def _outcome(self, head: OpenHead, plan: Plan, staged: StagedManifest) -> Outcome:
-        clock = self.opened.log.clock
-        decided_at_ms = self.opened.log.now_ms(head)
-        return Outcome(
-            version=plan.version,
-            result="commit",
+        return replace(
+            committed_outcome(self.opened.log, head),
             plan=staged.plan,
             attempt_id=staged.attempt_id,
             sinks=staged.sinks,
@@ -590,21 +587,13 @@ class Run:
             if not plan.gaps
             else {**staged.counts, "gaps": count_gaps(self.opened.pipeline.source, plan.gaps)},
             replaces=plan.replaces,
-            newest_rollback=invariants.newest_rollback(plan, before=head.outcome, committed=True),
-            newest_alter=invariants.newest_alter(plan, before=head.outcome, committed=True),
-            newest_rewrite=invariants.newest_rewrite(plan, before=head.outcome, committed=True),
-            next=invariants.next_after(plan, before=head.next, committed=True),
             hint=self._hint(head, plan, staged),
             publish=staged.publish,
-            markers=head.before.markers,
             state=staged.state,
             watermark_ms=watermark_after(staged.state),
             spec=staged.spec,
             transform=staged.transform,
-            decided_at_ms=decided_at_ms,
-            duration_ms=max(0, decided_at_ms - plan.planned_at_ms),
             staged_ms=staged.staged_ms,
-            nonce=clock.new_id(),
         )
 
     def _hint(self, head: OpenHead, plan: Plan, staged: StagedManifest) -> Json:

@@ -13,15 +13,20 @@ from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.contract import Sink
 from airflow_provider_streamsem.dedup import STATE, layers_dataset, stored_layers
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.pipeline import superseded
+from airflow_provider_streamsem.pipeline import retention
 from airflow_provider_streamsem.pipeline.closing_times import first_closed_after
 from airflow_provider_streamsem.pipeline.location import with_log_location
-from airflow_provider_streamsem.pipeline.opening import check_immutable_config, claim_datasets, find_record
+from airflow_provider_streamsem.pipeline.opening import (
+    check_immutable_config,
+    claim_datasets,
+    find_record,
+    open_pipeline,
+)
 from airflow_provider_streamsem.pipeline.publish import publishing_sink, refuse_conflicts
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import canonical
-from airflow_provider_streamsem.protocol.entries import PipelineRecord
+from airflow_provider_streamsem.protocol.entries import Outcome, PipelineRecord
 from airflow_provider_streamsem.protocol.view import Head, remains
 from airflow_provider_streamsem.state import FIELD as OPERATORS
 from airflow_provider_streamsem.state import operator_state
@@ -38,8 +43,8 @@ versions are inspected once.
 """
 
 
-READABLE_DAYS = 7
-"""The default of ``readable_days``."""
+KEEP_DAYS = 7
+"""The default of ``keep_days``."""
 _MOST_DAYS = 36_500
 
 
@@ -64,8 +69,8 @@ def vacuum(
     *,
     dry_run: bool = False,
     all_versions: bool = False,
-    readable_versions: int | None = None,
-    readable_days: int = READABLE_DAYS,
+    keep_versions: int | None = None,
+    keep_days: int = KEEP_DAYS,
     log: CommitLog | None = None,
 ) -> Vacuumed:
     """
@@ -74,8 +79,10 @@ def vacuum(
     Also delete the rows that were staged for sinks outside the log, once the receipts exist (V4). Also delete the operators' state that only versions before
     the newest ``state.keep_versions`` need (V7).
 
-    With ``readable_versions``, also delete the data files of superseded commits: those that a reprocessing run replaced or a rollback removed (V8). Only files
-    sinks have such files. The readable versions need none of them.
+    With ``keep_versions``, also let older versions expire, and delete the data files that no reader of a kept version needs (V8): those of commits that a
+    reprocessing run replaced or a rollback removed, of commits whose rows a :func:`compaction <compact>` has stored again, and of compactions that no longer
+    apply. Only files sinks have such files. An expired version cannot be read or rolled back to. A version whose rows are only in the files of a compaction
+    cannot be reprocessed. If there is no such file, nothing expires.
 
     Vacuum is safe while writers run. Once a version's outcome exists, no other attempt of the version can win. An attempt that still runs may write more
     files, which the next vacuum deletes. By default, vacuum skips the versions that an earlier vacuum inspected more than a day after they were closed (V6).
@@ -83,18 +90,19 @@ def vacuum(
     :param pipeline: the user's own pipeline. Vacuum deletes only in its datasets and its log, never in a location that a stored object names (V5)
     :param dry_run: delete nothing, and return what vacuum would delete
     :param all_versions: inspect all versions. This finds the files of an attempt that ran for more than a day after its version was closed
-    :param readable_versions: how many of the newest versions stay readable, 1 or more. Default: all
-    :param readable_days: with ``readable_versions``: the versions that were the newest ones in the last days stay readable, too. The value must be longer than
-        the longest reader, export, or run of a pipeline that reads this one
+    :param keep_versions: how many of the newest versions are kept, 1 or more. Default: all
+    :param keep_days: with ``keep_versions``: the versions that were the newest ones in the last days are kept, too. The value must be longer than the longest
+        reader, export, or delay of a pipeline that reads this one
     :param log: default: the log at ``pipeline.log``
     :raises InvalidError: the location holds no log, or an argument is not valid
     :raises ConflictError: the log belongs to another pipeline or was moved, or a dataset belongs to another log. Nothing was deleted
     :raises MarkerConflictError: a sink has a version that the log does not have. Nothing was deleted
     :raises MarkerLostError: a sink was restored from an older copy. Nothing was deleted
+    :raises OpenVersionError: a version is open or not published yet, so no version has expired. Everything else is deleted. Run vacuum again
     """
-    if readable_versions is not None:
-        integer("readable_versions", readable_versions, least=1)
-    integer("readable_days", readable_days, least=0, most=_MOST_DAYS)
+    if keep_versions is not None:
+        integer("keep_versions", keep_versions, least=1)
+    integer("keep_days", keep_days, least=0, most=_MOST_DAYS)
     log = log or open_commit_log(pipeline.log)
     record = find_record(pipeline, log)
     if record is None:
@@ -110,11 +118,10 @@ def vacuum(
     inspected_from = _delete_losing(pipeline, record, head, locations, deletion, all_versions=all_versions)
     for stat in _unneeded_state(pipeline, log, record, head.closed):
         deletion.object(stat)
-    if readable_versions is not None:
-        oldest = superseded.compute_oldest_readable(log, head.closed, versions=readable_versions, days=readable_days)
-        _delete_superseded(log, head.closed, locations, oldest, deletion, all_versions=all_versions)
     if not dry_run:
         _record_inspected(log, _first_late(log, inspected_from, _end(head)))
+    wanted = retention.compute_oldest_readable(log, head, keep_versions=keep_versions, keep_days=keep_days)
+    _delete_expired(pipeline, head, locations, wanted, deletion, all_versions=all_versions)
     return Vacuumed(attempts=tuple(deletion.attempts), keys=tuple(deletion.keys), bytes=deletion.bytes)
 
 
@@ -178,28 +185,54 @@ def _delete_losing_of(
                 deletion.object(stat)
 
 
-def _delete_superseded(
-    log: CommitLog, closed: int, locations: list[_SinkLocation], oldest: int, deletion: _Deletion, *, all_versions: bool
+def _delete_expired(
+    pipeline: Pipeline,
+    head: Head,
+    locations: list[_SinkLocation],
+    wanted: int,
+    deletion: _Deletion,
+    *,
+    all_versions: bool,
 ) -> None:
     """
-    Delete the data files of the commits that were superseded up to the oldest version that stays readable (V8).
+    Delete the data files that no reader of the oldest readable version or a later one needs (V8). First raise the oldest readable version, if there are files
+    that no reader of a kept version needs.
 
     Sinks outside the log keep their rows in tables. Vacuum deletes the staged rows of these sinks by V4.
+
+    :param wanted: the oldest version to keep; 0 or less: all that are readable now
     """
-    begin = 0 if all_versions else log.newest_note(keys.EXPIRED, closed)
-    if oldest <= begin:
+    log, newest = deletion.log, head.outcome
+    assert newest is not None  # a version is closed
+    if wanted <= 0 and newest.oldest_readable is None:
         return
-    if not deletion.is_dry_run:
-        log.write_note(keys.EXPIRING, oldest)
+    begin = 0 if all_versions else log.newest_note(keys.EXPIRED, head.closed)
     datasets = [location for location in locations if not location.sink.is_outside_log]
-    commits = superseded.superseded_commits(log, begin, oldest)
-    for commit in chain(commits, superseded.superseded_rewrites(log, begin, oldest)):
-        for location in datasets:
-            is_there = (commit.version, commit.attempt_id) in location.sink.attempts(commit.version)
-            if is_there and commit.attempt_id is not None:
-                deletion.attempt(location.name, location.sink, commit.version, commit.attempt_id)
-    if not deletion.is_dry_run:
-        log.write_note(keys.EXPIRED, oldest)
+    oldest = newest.oldest_readable or 0
+    if wanted > oldest and next(_expired_attempts(log, newest, datasets, begin, wanted), None) is not None:
+        oldest = wanted
+        if not deletion.is_dry_run:
+            # A rewrite may have been committed since the head was read, so judge by the outcome of the expiry.
+            newest = retention.expire(open_pipeline(pipeline, log), wanted)
+            oldest = newest.oldest_readable or 0
+    for location, version, attempt_id in list(_expired_attempts(log, newest, datasets, begin, oldest)):
+        deletion.attempt(location.name, location.sink, version, attempt_id)
+    inspected = max(wanted, oldest)
+    if inspected > begin and not deletion.is_dry_run:
+        log.write_note(keys.EXPIRED, inspected)
+
+
+def _expired_attempts(
+    log: CommitLog, newest: Outcome, datasets: list[_SinkLocation], begin: int, oldest: int
+) -> Iterator[tuple[_SinkLocation, int, str]]:
+    """Yield the attempts with files that no reader from version ``oldest`` on needs, each once."""
+    found: set[tuple[str, int]] = set()
+    for outcome, sink in retention.unneeded_attempts(log, newest, begin, oldest):
+        for location in datasets if sink is None else [each for each in datasets if each.name == sink]:
+            attempt, key = (outcome.version, outcome.attempt_id), (location.name, outcome.version)
+            if outcome.attempt_id and key not in found and attempt in location.sink.attempts(outcome.version):
+                found.add(key)
+                yield location, outcome.version, outcome.attempt_id
 
 
 def _check_pipeline(pipeline: Pipeline, log: CommitLog, record: PipelineRecord, head: Head) -> None:

@@ -212,7 +212,7 @@ class Plan:
         "rewritten",
     )
     version: int
-    kind: Literal["batch", "reprocess", "rollback", "alter", "rewrite", "move"] = "batch"
+    kind: Literal["batch", "reprocess", "rollback", "alter", "rewrite", "expire", "move"] = "batch"
     previous: str
     initial_offsets: Offsets | None = field(default=None, metadata=SPARSE)
     ranges: Ranges
@@ -223,6 +223,8 @@ class Plan:
     rolled_back: RolledBack | None = field(default=None, metadata=SPARSE)
     altered: Altered | None = field(default=None, metadata=SPARSE)
     rewritten: Rewritten | None = field(default=None, metadata=SPARSE)
+    expires: int | None = field(default=None, metadata=SPARSE)
+    """Of a plan of kind ``expire``: the versions below this one expire (W43)."""
     moved_to: str = field(default="", metadata=SPARSE)
     pins: Json = None
     lookups: Mapping[str, Json] = field(default_factory=dict, metadata=SPARSE)
@@ -296,6 +298,9 @@ class Outcome:
     rewritten: Rewritten | None = field(default=None, metadata=SPARSE)
     newest_rewrite: int | None = field(default=None, metadata=SPARSE)
     """The newest committed rewrite up to and including this version. Vacuum follows it to find the rewrites whose files no reader needs."""
+    expires: int | None = field(default=None, metadata=SPARSE)
+    oldest_readable: int | None = field(default=None, metadata=SPARSE)
+    """The oldest readable version according to the newest committed expiry up to and including this version; ``None`` if no version has expired."""
     counts: Mapping[str, int] = field(default_factory=dict)
     next: Offsets
     hint: Json = None
@@ -340,6 +345,16 @@ class Outcome:
         if self.rewritten is not None and (self.sinks or self.publish or self.counts):
             raise LogDamagedError(
                 "the outcome of a rewrite has `sinks`, `publish` or `counts`", invariant="I23", version=self.version
+            )
+        if self.expires is not None and (self.sinks or self.publish or self.counts):
+            raise LogDamagedError(
+                "the outcome of an expiry has `sinks`, `publish` or `counts`", invariant="I24", version=self.version
+            )
+        if self.oldest_readable is not None and not 0 < self.oldest_readable < self.version:
+            raise LogDamagedError(
+                "the oldest readable version of an outcome is not an earlier version",
+                invariant="I24",
+                version=self.version,
             )
 
     @property

@@ -586,6 +586,65 @@ def newest_rewrite(plan: Plan, *, before: Outcome | None, committed: bool) -> in
     return None if before is None else before.newest_rewrite
 
 
+def check_i24_plan(plan: Plan, *, before: Outcome | None) -> None:
+    """
+    Check that a plan of kind ``expire``, and no other plan, raises the oldest readable version, and that it has no ranges (I24).
+
+    :param before: the outcome before the plan
+    """
+    found = plan.expires
+    if (plan.kind == "expire") != (found is not None):
+        raise LogDamagedError(
+            "a plan of kind `expire`, and no other plan, must name a version below which versions expire",
+            invariant="I24",
+            version=plan.version,
+        )
+    if found is None:
+        return
+    reached = 0 if before is None else before.oldest_readable or 0
+    if plan.ranges or plan.gaps or not reached < found < plan.version:
+        raise LogDamagedError(
+            "the plan of an expiry has ranges or gaps, or its oldest readable version does not increase, or is not an earlier version",
+            invariant="I24",
+            version=plan.version,
+            expires=found,
+            before=reached,
+        )
+
+
+def check_i24(plan: Plan, outcome: Outcome, *, before: Outcome | None) -> None:
+    """
+    Check that an outcome names the oldest readable version. A commit of an expiry changes nothing else (I24).
+
+    :param before: the outcome before the plan
+    """
+    expected = oldest_readable(plan, before=before, committed=outcome.committed)
+    is_same = outcome.oldest_readable == expected
+    is_same &= outcome.expires == (plan.expires if outcome.committed else None)
+    if outcome.expires is not None and before is not None:
+        is_same &= outcome.state == before.state and dict(outcome.schemas) == dict(before.schemas)
+    if not is_same:
+        raise LogDamagedError(
+            "an outcome does not name the oldest readable version, or an expiry changes the columns or the state",
+            invariant="I24",
+            version=plan.version,
+            oldest_readable=outcome.oldest_readable,
+            expected=expected,
+        )
+
+
+def oldest_readable(plan: Plan, *, before: Outcome | None, committed: bool) -> int | None:
+    """
+    Return the field ``oldest_readable`` of the outcome of a plan.
+
+    :param before: the outcome before the plan
+    :param committed: whether the outcome is a commit
+    """
+    if plan.kind == "expire" and committed:
+        return plan.expires
+    return None if before is None else before.oldest_readable
+
+
 def check_i19(plan: Plan) -> None:
     """Check that a plan of a drain does not exceed the target, and that a run without a target has no earlier commit."""
     if plan.target is not None and not offsets.within(plan.ranges, plan.target):

@@ -23,7 +23,6 @@ SOURCES = "sources/"
 
 QUARANTINE = "quarantine/"
 VACUUMED = "vacuumed/"
-EXPIRING = "expiring/"
 EXPIRED = "expired/"
 
 _ENTRY = re.compile(r"log/([0-9]{8})/([0-9]{12})-([0-9]{1,13})\.([pcd])\.json")

@@ -76,7 +76,7 @@ class ClosedHead:
 
     def with_plan(self, plan: Plan, sha256: str) -> OpenHead:
         """
-        Return the head after Plan(closed + 1) was stored. Checks I2, I3, I4, I20, I21, I22 and I23.
+        Return the head after Plan(closed + 1) was stored. Checks I2, I3, I4, I20, I21, I22, I23 and I24.
 
         :raises LogMovedError: the plan is of kind ``move``
         """
@@ -90,6 +90,7 @@ class ClosedHead:
         invariants.check_i21_plan(plan, next=self.next)
         invariants.check_i22_plan(plan, next=self.next)
         invariants.check_i23_plan(plan)
+        invariants.check_i24_plan(plan, before=self.outcome)
         return OpenHead(before=replace(self, initial_offsets=initial_offsets), plan=plan, plan_sha=sha256)
 
     def with_receipts(self, receipts: Receipts) -> ClosedHead:
@@ -150,7 +151,7 @@ class OpenHead:
         return self.plan.spec
 
     def with_outcome(self, outcome: Outcome, sha256: str) -> ClosedHead:
-        """Return the head after the outcome of the open plan was stored. Checks I2, I3, I4, I5, I14, I15, I20, I21, I22 and I23."""
+        """Return the head after the outcome of the open plan was stored. Checks I2, I3, I4, I5, I14, I15, I20 to I24."""
         before = self.before
         invariants.check_i2(self.plan, outcome)
         invariants.check_i3_outcome(outcome, plan_sha=self.plan_sha)
@@ -159,6 +160,7 @@ class OpenHead:
         invariants.check_newest_rollback(self.plan, outcome, before=before.outcome)
         invariants.check_i22(self.plan, outcome, before=before.outcome)
         invariants.check_i23(self.plan, outcome, before=before.outcome)
+        invariants.check_i24(self.plan, outcome, before=before.outcome)
         invariants.check_i14(outcome)
         invariants.check_i15(outcome, before=before.markers)
         return ClosedHead(
@@ -292,13 +294,19 @@ def subtract_counts(total: Mapping[str, int], less: Mapping[str, int]) -> dict[s
 
 
 def fold(
-    parts: Iterable[Segment | Outcome], *, initial_offsets: Offsets, since: int = -1, with_rewrites: bool = True
+    parts: Iterable[Segment | Outcome],
+    *,
+    initial_offsets: Offsets,
+    since: int = -1,
+    with_rewrites: bool = True,
+    oldest_readable: int = 0,
 ) -> LogView:
     """
     Compute a view from level-1 segments and outcomes, which must cover the versions from 0 on, in order.
 
     :param since: keep only files of versions above this one; the totals always cover all versions
-    :param with_rewrites: whether to return the files of the rewrites that apply (R8) in place of the original files
+    :param with_rewrites: whether to return the files of the rewrites that apply (R8) in place of the original files; if not, still those of bound rewrites
+    :param oldest_readable: the oldest readable version of the log, by which a rewrite is bound (W44)
     :raises LogDamagedError: a version is missing or duplicated (R1)
     """
     version, commits, aborts = -1, 0, 0
@@ -312,11 +320,7 @@ def fold(
             version = (part.index + 1) * SEGMENT_WIDTH - 1
             commits, aborts = commits + part.commits, aborts + part.aborts
             counts = add_counts(counts, part.counts)
-            for replaced in part.replaced:
-                files.pop(replaced, None)
-            if part.rolled_back_to is not None:
-                files = {at: found for at, found in files.items() if at <= part.rolled_back_to}
-            files = _without_sinks(files, part.removed_sinks)
+            files = _remaining_files(files, part.replaced, part.rolled_back_to, part.removed_sinks)
             for file in part.files:
                 if file.version > since:
                     files.setdefault(file.version, []).append(file)
@@ -326,18 +330,18 @@ def fold(
             version = part.version
             commits, aborts = commits + part.committed, aborts + (not part.committed)
             counts = add_counts(counts, net_counts(part))
-            if part.replaces is not None:
-                files.pop(part.replaces.version, None)
-            if part.rolled_back is not None:
-                files = {at: found for at, found in files.items() if at <= part.rolled_back.to}
-            if part.altered is not None:
-                files = _without_sinks(files, part.altered.removed)
+            files = _remaining_files(
+                files,
+                () if part.replaces is None else (part.replaces.version,),
+                None if part.rolled_back is None else part.rolled_back.to,
+                () if part.altered is None else part.altered.removed,
+            )
             if version > since:
                 files[version] = visible(part)
             if part.rewritten is not None:
                 rewrites.append(SegmentRewrite(version=version, rewritten=part.rewritten))
         next_offsets = offsets.advance(next_offsets, part.next)
-    applied = _applied(rewrites, files) if with_rewrites else []
+    applied = [each for each in _applied(rewrites, files) if with_rewrites or is_bound(each, oldest_readable)]
     for rewrite in applied:
         _replace_files(files, rewrite)
     return LogView(
@@ -372,6 +376,16 @@ def _applied(rewrites: Sequence[SegmentRewrite], files: Mapping[int, Sequence[Se
     return found[::-1]
 
 
+def is_bound(rewrite: SegmentRewrite, oldest_readable: int) -> bool:
+    """
+    Return whether all commits of a rewrite have expired. Their rows may be only in its files, because vacuum may have deleted those of the commits (W44).
+
+    :param rewrite: a rewrite that applies
+    :param oldest_readable: the oldest readable version of the log
+    """
+    return rewrite.rewritten.commits[-1] < oldest_readable
+
+
 def _replace_files(files: dict[int, list[SegmentFile]], rewrite: SegmentRewrite) -> None:
     """Replace the files of the commits that were rewritten by those of the rewrite."""
     rewritten = rewrite.rewritten
@@ -383,8 +397,20 @@ def _replace_files(files: dict[int, list[SegmentFile]], rewrite: SegmentRewrite)
     )
 
 
-def _without_sinks(files: dict[int, list[SegmentFile]], removed: Sequence[str]) -> dict[int, list[SegmentFile]]:
-    """Return the files without those of some sinks."""
-    if not removed:
+def _remaining_files(
+    files: dict[int, list[SegmentFile]], replaced: Sequence[int], rolled_back_to: int | None, removed: Sequence[str]
+) -> dict[int, list[SegmentFile]]:
+    """
+    Return the files that stay visible (R4).
+
+    :param replaced: the versions that are reprocessed
+    :param rolled_back_to: the version to which a rollback returns
+    :param removed: the sinks that an alter removes
+    """
+    if not replaced and rolled_back_to is None and not removed:
         return files
-    return {version: [file for file in found if file.sink not in removed] for version, found in files.items()}
+    return {
+        version: [file for file in found if file.sink not in removed]
+        for version, found in files.items()
+        if version not in replaced and (rolled_back_to is None or version <= rolled_back_to)
+    }

@@ -178,5 +178,13 @@ def _rows_since(spark: SparkSession, log: CommittedLog, sink: str | None, since:
     """Return the rows of the batches above a version. A reprocessing run counts as the batch that it replaced."""
     name = sink_of(log, sink)
     files = log.files(version=version, since=since, sink=name, with_rewrites=False)
-    roots = {at: log.log.find_root(at) for at in {file.version for file in files}}
-    return rows_of(spark, log, name, [file for file in files if roots[file.version] > since], version=version)
+    rewritten = {each.version: each.rewritten.commits for each in log.view(version=version, since=since).rewrites}
+    commits = {at: rewritten.get(at, (at,)) for at in {file.version for file in files}}
+    is_after = {at: {log.log.find_root(commit) > since for commit in found} for at, found in commits.items()}
+    if mixed := sorted(at for at, found in is_after.items() if len(found) > 1):
+        raise InvalidError(
+            "rows of batches before and after the fork are only in the same files: a compaction has stored them, and the versions have expired",
+            log=log.log.store.url,
+            compactions=mixed,
+        )
+    return rows_of(spark, log, name, [file for file in files if is_after[file.version] == {True}], version=version)

@@ -20,7 +20,6 @@ from airflow_provider_streamsem.connectors.files.stored import former_sinks, sto
 from airflow_provider_streamsem.connectors.ownership import claim_dataset
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
 from airflow_provider_streamsem.pipeline.spec import Pipeline
-from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import lines
 from airflow_provider_streamsem.protocol.entries import (
     Outcome,
@@ -181,8 +180,8 @@ class CommittedLog:
 
         :param version: as of this version, inclusive; default: the newest closed one
         :param since: exclusive; default: -1, which means all versions
-        :param with_rewrites: whether to return the files of the rewrites that apply (R8) in place of the original files
-        :raises InvalidError: a version is not closed
+        :param with_rewrites: whether to return the files of the rewrites that apply (R8) in place of the original files; if not, still those of bound rewrites
+        :raises InvalidError: a version is not closed, or ``since`` is between commits whose rows are only in the same files
         """
         for name, value in (("version", version), ("since", since)):
             if value is not None:
@@ -243,11 +242,10 @@ class CommittedLog:
 
         :raises InvalidError: names the oldest readable version
         """
-        oldest = self.log.newest_note(keys.EXPIRING, self.head)
+        newest = self.log.find_head().outcome
+        oldest = 0 if newest is None else newest.oldest_readable or 0
         if -1 < version < oldest:
-            summary = (
-                "the version cannot be read any more, because a vacuum with readable_versions has deleted files of it"
-            )
+            summary = "the version has expired, because a vacuum with keep_versions has deleted files of it"
             raise InvalidError(summary, given=version, oldest_readable=oldest).advising(
                 "read the oldest readable version or a newer one."
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
@@ -46,6 +46,7 @@ from airflow_provider_streamsem.protocol.view import (
     net_counts,
     not_visible,
     removed_by_rollbacks,
+    stored_output,
 )
 from airflow_provider_streamsem.readers.discoveries import DiscoveryCheck
 from airflow_provider_streamsem.readers.files import CommittedLog, open_log
@@ -184,8 +185,7 @@ class _Verification:
         self.verdict.commits = sum(o.committed for o, _ in outcomes)
         for outcome, _ in outcomes:
             self.verdict.counts = add_counts(self.verdict.counts, net_counts(outcome))
-        for version in wrong_rewrites([outcome for outcome, _ in outcomes]):
-            what = "a rewrite names commits that are not visible before it, or their number of rows differs"
+        for version, what in wrong_rewrites([outcome for outcome, _ in outcomes]):
             self._report("I23", what, version=version)
         self._segments(outcomes)
         self._discoveries()
@@ -248,7 +248,7 @@ class _Verification:
                     to = plan[0].rolled_back.to
                     ranges = {at: found for at, found in ranges.items() if at <= to}
                     visible = {at for at in visible if at <= to}
-                elif plan[0].rewritten is not None:
+                elif plan[0].kind in ("rewrite", "expire"):
                     pass  # adds no ranges, and hides no rows
                 elif plan[0].replaces is None:
                     ranges[version] = plan[0].ranges
@@ -506,10 +506,8 @@ class _Verification:
         self._dedup_state(outcomes[-1] if outcomes else None)
         self._operator_states(outcomes)
         named: set[tuple[str, str]] = set()
-        hidden, hidden_in = not_visible(outcomes), hidden_sinks(outcomes)
-        # Vacuum may have deleted the files of the commits that were superseded up to this version (V8).
-        oldest = self.opened.log.newest_note(keys.EXPIRING, outcomes[-1].version if outcomes else -1)
-        expired = not_visible(outcome for outcome in outcomes if outcome.version <= oldest)
+        hidden_in = hidden_sinks(outcomes)
+        files = self._needed_files(outcomes)
         sinks, earlier = self._own_sinks(is_marked=bool(outcomes)), set[str]()
         for outcome in outcomes:
             if outcome.version % _PROGRESS_EACH == 0:
@@ -526,71 +524,86 @@ class _Verification:
                         what = "the log names a file twice, or a file outside the directory of its attempt"
                         self._report("I8", what, version=outcome.version, key=file.key)
                     named.add((name, file.key))
-                    if outcome.version in expired:
+                    if not files.is_needed(outcome.version, name):
                         continue
                     if sinks[name].is_outside_log and outcome.version in self._published:
                         continue  # after the publish, the table owns these files or vacuum deletes them
                     check = partial(_file, sinks[name], file, committable.format, outcome.version)
                     rows = self._try(check, version=outcome.version) or 0
-                    if outcome.version not in hidden:
+                    if files.is_visible(outcome.version, name):
                         self.verdict.rows[name] += rows
                         self.verdict.files += 1
-        named |= self._rewritten_files(outcomes, sinks, hidden_in, oldest)
+        named |= self._rewritten_files(outcomes, sinks, hidden_in, files)
         for name, sink in sinks.items():
             self.verdict.orphans += sum((name, key) not in named and key not in earlier for key in _data_keys(sink))
 
+    def _needed_files(self, outcomes: Sequence[Outcome]) -> _NeededFiles:
+        """Find the files that readers of the newest version need, and those that readers of any readable version need (V8)."""
+        oldest = (outcomes[-1].oldest_readable or 0) if outcomes else 0
+        has_rewrites = any(outcome.rewritten is not None for outcome in outcomes)
+        parts = [outcomes, [outcome for outcome in outcomes if outcome.version <= oldest]]
+        views = [self._try(partial(fold, each, initial_offsets={})) if has_rewrites else None for each in parts]
+        hidden = [not_visible(each) for each in parts]
+        now, then = (
+            {(each.version, name) for each in part for name in stored_output(each) if each.version not in gone}
+            if view is None
+            else {(file.version, file.sink) for file in view.files}
+            for part, view, gone in zip(parts, views, hidden, strict=True)
+        )
+        return _NeededFiles(oldest, now, then)
+
     def _rewritten_files(
-        self, outcomes: list[Outcome], sinks: Mapping[str, Sink], hidden_in: Mapping[int, set[str]], oldest: int
+        self,
+        outcomes: list[Outcome],
+        sinks: Mapping[str, Sink],
+        hidden_in: Mapping[int, set[str]],
+        files: _NeededFiles,
     ) -> set[tuple[str, str]]:
         """
         Check the files of the rewrites that readers read (I6, I8).
 
         :param hidden_in: version → the sinks that a later alter has removed
-        :param oldest: vacuum may have deleted the files of earlier rewrites that do not apply at this version
         :returns: sink and key of each file of a rewrite
         """
-        rewrites = [(outcome, outcome.rewritten) for outcome in outcomes if outcome.rewritten is not None]
-        if rewrites:
-            self._try(lambda: self._count_rewritten(outcomes))
-        view = self._try(lambda: fold(outcomes[: oldest + 1], initial_offsets={})) if rewrites else None
-        applied = {each.version for each in view.rewrites} if view is not None else set()
         named: set[tuple[str, str]] = set()
-        for outcome, rewritten in rewrites:
-            name, version, output = rewritten.sink, outcome.version, rewritten.output
-            named |= {(name, file.key) for file in (output.files if output is not None else ())}
-            if output is None or name not in sinks or name in hidden_in[version]:
+        for outcome in outcomes:
+            output = outcome.rewritten.output if outcome.rewritten is not None else None
+            if outcome.rewritten is None or output is None:
+                continue
+            name, version, commits = outcome.rewritten.sink, outcome.version, outcome.rewritten.commits
+            named |= {(name, file.key) for file in output.files}
+            if name not in sinks or name in hidden_in[version]:
                 continue
             for file in output.files:
                 if f"/{outcome.attempt_id}/" not in file.key:
                     what = "a rewrite names a file outside the directory of its attempt"
                     self._report("I8", what, version=version, key=file.key)
-                elif version > oldest or version in applied:
-                    self._rewritten_file(file, sinks[name], output.format, version, rewritten.commits[0])
+                elif files.is_needed(version, name):
+                    reprocessable = commits[0] if commits[-1] >= files.oldest else None
+                    rows = self._rewritten_file(file, sinks[name], output.format, version, reprocessable)
+                    if files.is_visible(version, name):
+                        self.verdict.rows[name] += rows
+                        self.verdict.files += 1
         return named
 
-    def _count_rewritten(self, outcomes: list[Outcome]) -> None:
-        """Count the files of the rewrites that apply at the newest version, in place of those of the commits that they rewrote."""
-        for each in fold(outcomes, initial_offsets={}).rewrites:
-            commits = [outcomes[version].sinks[each.rewritten.sink] for version in each.rewritten.commits]
-            replaced = sum(len(commit.files) for commit in commits)
-            added = 0 if each.rewritten.output is None else len(each.rewritten.output.files)
-            self.verdict.files += added - replaced
-
-    def _rewritten_file(self, file: DataFile, sink: Sink, format: str, version: int, commit: int) -> None:
+    def _rewritten_file(self, file: DataFile, sink: Sink, format: str, version: int, commit: int | None) -> int:
         """
-        Check one file of a rewrite.
+        Check one file of a rewrite, and return its number of rows; 0 if it cannot be read.
 
-        :param commit: a commit whose rows are in the file
+        :param commit: a commit whose rows are in the file and that can be reprocessed; ``None`` if there is none
         """
         try:
-            _file(sink, file, format, version)
+            return _file(sink, file, format, version)
         except StreamsemError as error:
-            do = (
-                f"restore the file from a copy. Or run `streamsem reprocess PIPELINE.toml {commit}`: readers then read the files of the commits that were "
-                "rewritten"
-            )
+            do = "restore the file from a copy"
+            if commit is not None:
+                do += (
+                    f". Or run `streamsem reprocess PIPELINE.toml {commit}`: readers then read the files of the commits that were "
+                    "rewritten"
+                )
             rule, what = str(error.fields.get("invariant", "I6")), str(error).split(". Do:")[0]
             self.verdict.violations.append(Violation(invariant=rule, what=what, version=version, key=file.key, do=do))
+            return 0
 
     def _own_sinks(self, *, is_marked: bool) -> dict[str, Sink]:
         """
@@ -627,6 +640,29 @@ def _file(sink: Sink, file: DataFile, format: str, version: int) -> int:
         summary = "the number of rows in a visible file differs from the recorded number"
         raise LogDamagedError(summary, invariant="I14", key=file.key, rows=rows, recorded=file.rows)
     return rows
+
+
+@dataclass(frozen=True, slots=True)
+class _NeededFiles:
+    """
+    Which files readers need, by version and sink.
+
+    :param oldest: the oldest readable version
+    :param now: the versions and sinks whose files readers of the newest version read
+    :param then: those whose files readers of the oldest readable version read
+    """
+
+    oldest: int
+    now: Set[tuple[int, str]]
+    then: Set[tuple[int, str]]
+
+    def is_visible(self, version: int, sink: str) -> bool:
+        """Return whether readers of the newest version read the files."""
+        return (version, sink) in self.now
+
+    def is_needed(self, version: int, sink: str) -> bool:
+        """Return whether readers of a readable version may read the files. Vacuum may have deleted all others (V8)."""
+        return version > self.oldest or (version, sink) in self.then
 
 
 def _data_keys(sink: Sink) -> Iterator[str]:

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 from tests.model.state import Budget
 
-SINGLE, DRAIN, REPROCESS_RUN, ROLLBACK_RUN, ALTER_RUN, COMPACTION = (
+SINGLE, DRAIN, REPROCESS_RUN, ROLLBACK_RUN, ALTER_RUN, COMPACTION, EXPIRY = (
     "single",
     "drain",
     "reprocess",
     "rollback",
     "alter",
     "compaction",
+    "expiry",
 )
 TXN, ALO, AMO = "transactional", "at-least-once", "at-most-once"
 DRAIN_LENGTH = 5  # three batches of two offsets each, the last truncated by the target
@@ -26,8 +27,9 @@ class Actor:
     :param run: the run of the process
     :param kind: the kind of the run
     :param size: offsets per batch
-    :param of: the index of the commit that a reprocessing run reprocesses, or to which a rollback returns
+    :param of: the index of the commit that a reprocessing run reprocesses, or to which a rollback returns; how many versions before the head an expiry keeps
     :param config: the immutable fields of its spec: 0 before the alter, 1 after it
+    :param after: the process starts only after this run has completed; -1: at any time
     """
 
     name: str
@@ -36,6 +38,7 @@ class Actor:
     size: int = 1
     of: int = 0
     config: int = 0
+    after: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,20 @@ N = Actor("N", 8, config=1)
 M = Actor("M", 9, REPROCESS_RUN, config=1)
 W = Actor("W", 10, COMPACTION)
 Y = Actor("Y", 11, COMPACTION)
+E = Actor("E", 12, EXPIRY)
+F = Actor("F", 13, EXPIRY, of=1, after=10)
+G = Actor("G", 10, COMPACTION, after=0)
+H = Actor("H", 12, EXPIRY, after=10)
+Q = Actor("Q", 14, REPROCESS_RUN, after=10)
+J = Actor("J", 15, ROLLBACK_RUN, after=10)
+K = Actor("K", 11, COMPACTION, after=10)
+L = Actor("L", 16, after=10)
+RL = Actor("RL", 17, REPROCESS_RUN, of=3, after=16)
+P = Actor("P", 18, ROLLBACK_RUN, of=2, after=16)
+EO = Actor("EO", 12, EXPIRY, of=2, after=11)
+EP = Actor("EP", 12, EXPIRY, after=18)
+FL = Actor("FL", 13, EXPIRY, of=1, after=16)
+KF = Actor("KF", 11, COMPACTION, after=13)
 
 
 def _scope(
@@ -124,8 +141,16 @@ SMALL: dict[str, Configuration] = {
     "rewrite_abort": _scope((D, W), unknown=1, aborts=1, states=4_457),
     "rewrite_reprocess": _scope((D, W, R), states=15_026),
     "rewrite_rollback": _scope((D, W, V), states=7_453),
-    "rewrite_vacuum": _scope((D, W, Y), vacuums=1, states=8_153),
     "rewrite_txn": _scope((D, W), (TXN,), states=298),
+    "expire": _scope((D, W, E), vacuums=1, states=6_554),
+    "expire_retry": _scope((A, E, E), crashes=1, aborts=1, states=2_234),
+    "expire_reprocess": _scope((D, G, H, Q), vacuums=1, states=152),
+    "expire_rollback": _scope((D, G, H, J), vacuums=1, states=178),
+    "expire_rewrites": _scope((D, G, L, K, EO, RL), vacuums=1, states=1_151),
+    "expire_kept": _scope((D, G, L, P, EP), vacuums=1, states=53),
+    "expire_twice": _scope((D, G, F, H), states=124),
+    "expire_bound": _scope((D, G, L, FL, KF, RL), vacuums=1, states=353),
+    "expire_abort": _scope((D, G, H), aborts=1, vacuums=1, states=226),
     "txn": _scope((A, B), (TXN,), unknown=1, states=1_501),
     "txn_retry": _scope((A, A), (TXN,), unknown=1, crashes=1, aborts=1, states=7_386),
     "skip": _scope((A, A), (TXN,), unknown=1, crashes=1, clears=1, skips=1, states=3_366),
@@ -186,10 +211,17 @@ EXHAUSTIVE: dict[str, Configuration] = {
     "alter_txn_wide": _scope((A, N, X), (TXN,), crashes=1, skips=1, states=35_029),
     "rewrite_wide": _scope((A, B, W), unknown=1, crashes=1, aborts=1, states=228_956),
     "rewrite_twice": _scope((D, W, Y), unknown=1, states=23_487),
-    "rewrite_reprocess_vacuum": _scope((D, W, R), vacuums=1, states=173_188),
-    "rewrite_rollback_vacuum": _scope((D, W, U), vacuums=1, states=120_071),
-    "rewrite_rollback_kept": _scope((D, W, V), vacuums=1, states=82_117),
     "rewrite_alter": _scope((A, B, W, X), states=74_228),
+    "expire_unknown": _scope((D, G, E), vacuums=1, unknown=1, crashes=1, states=0),
+    "expire_retry_wide": _scope((A, B, E), crashes=1, aborts=1, states=107_262),
+    "expire_rollback_vacuum": _scope((D, U, E), vacuums=1, states=65_297),
+    "expire_reprocess_vacuum": _scope((D, R, E), vacuums=1, states=108_001),
+    "expire_rewrites_reprocess": _scope((D, G, L, K, F, RL), vacuums=1, states=22_756),
+    "expire_rewrites_twice": _scope((D, G, L, K, F, H), vacuums=1, states=182_622),
+    "expire_rewrite_reprocess": _scope((D, G, R, E), vacuums=1, states=0),
+    "expire_rewrite_rollback": _scope((D, G, U, E), vacuums=1, states=0),
+    "expire_rewrite_kept": _scope((D, G, V, E), vacuums=1, states=0),
+    "expire_alter": _scope((A, B, G, X, E), vacuums=1, states=0),
     "txn_wide": _scope((A, B), (TXN,), unknown=2, crashes=1, aborts=1, skips=1, states=213_113),
     "txn_twins": _scope((A, A), (TXN,), unknown=2, crashes=2, aborts=1, skips=1, clears=1, states=62_793),
     "txn_stale": _scope((A, B), (TXN,), stale=True, unknown=1, crashes=1, aborts=1, states=87_413),

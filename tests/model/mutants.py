@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.model import (
     mutants_alter,
+    mutants_expire,
     mutants_publish,
     mutants_reprocess,
     mutants_rewrite,
@@ -21,6 +22,7 @@ __all__ = ["MUTANTS", "MutantEntry", "find_violation"]
 
 _MODULES = (
     mutants_alter,
+    mutants_expire,
     mutants_publish,
     mutants_reprocess,
     mutants_rewrite,

@@ -13,7 +13,6 @@ from tests.model.state import (
     Process,
     State,
     Steps,
-    committed,
     next_after,
     with_process,
 )
@@ -27,7 +26,7 @@ class RewriteOfStaleView(Mutant):
         return super().commits_to_rewrite(s, head - 1)
 
 
-@caught_by("I23", "rewrite_retry")
+@caught_by("I6", "rewrite_retry")
 class RewriteAdoptedHalf(Mutant):
     """A process that finds an open rewrite commits an attempt without its last file."""
 
@@ -64,15 +63,6 @@ class RunWaitsForRewrite(Mutant):
             yield ("waits for the rewrite", n), with_process(s, i, Process(LIST_HEAD))
             return
         yield from super().abort_rewrite(s, i, n, is_staged=is_staged)
-
-
-@caught_by("I23", "rewrite_rollback_kept")
-class VacuumOfRolledBackRewrite(Mutant):
-    """Vacuum deletes the files of a rewrite after a rollback to a version before it, although the rewrite still applies."""
-
-    def is_superseded(self, s: State, n: int) -> bool:
-        is_passed = any(version.outcome is not None and -1 < version.outcome.to < n for version in s.log[n:])
-        return is_passed and s.log[n].plan.kind == REWRITE and committed(s.log[n])
 
 
 @caught_by("I20", "rewrite")

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.model.configurations import ALTER_RUN, COMPACTION, REPROCESS_RUN, ROLLBACK_RUN, TXN, Configuration
+from tests.model.configurations import ALTER_RUN, COMPACTION, EXPIRY, REPROCESS_RUN, ROLLBACK_RUN, TXN, Configuration
 from tests.model.state import (
     ALTER,
     APPLIED,
     BATCH,
     COMPLETED,
     DONE,
+    EXPIRE,
     NO_STATE,
     NONE,
     REPROCESS,
@@ -33,18 +34,20 @@ from tests.model.state import (
     applied_rewrites,
     committed,
     config_after,
+    has_needed_files,
     is_loadable,
     kept,
     newest_alter,
     newest_closed,
     next_after,
+    oldest_readable,
     pointer,
     root_of,
     state_after,
     visible,
 )
 
-KINDS = {REPROCESS_RUN: REPROCESS, ROLLBACK_RUN: ROLLBACK, ALTER_RUN: ALTER, COMPACTION: REWRITE}
+KINDS = {REPROCESS_RUN: REPROCESS, ROLLBACK_RUN: ROLLBACK, ALTER_RUN: ALTER, COMPACTION: REWRITE, EXPIRY: EXPIRE}
 """Kind of a run → kind of its versions. All other runs plan batches."""
 
 Predicate = Callable[[State, Configuration], str]
@@ -106,7 +109,7 @@ def i5(s: State, _: Configuration) -> str:
         if version.plan.kind == ROLLBACK:
             reached = version.outcome.next
             continue
-        if version.plan.kind == ALTER:
+        if version.plan.kind in (ALTER, EXPIRE):
             continue
         if version.attempts[version.outcome.attempt].read != version.plan.end:
             return f"the attempt of version {n} did not read the planned range"
@@ -118,19 +121,20 @@ def i5(s: State, _: Configuration) -> str:
 
 
 def i6(s: State, _: Configuration) -> str:
-    """Every file that is visible at the head exists completely."""
-    for n in visible(s.log, len(s.log) - 1):
-        if not has_committed_files(s.log, n):
+    """Every file that readers of the head need exists completely."""
+    for n in range(len(s.log)):
+        if has_needed_files(s.log, n, newest_closed(s.log)) and not has_committed_files(s.log, n):
             return f"files of version {n} are visible but missing"
     return ""
 
 
 def i7(s: State, _: Configuration) -> str:
-    """A version reads the same at any later time: files that were visible at an earlier version still exist."""
-    for n, version in enumerate(s.log):
-        is_rewrite = version.plan.kind == REWRITE  # I23 says which of its files are needed
-        if committed(version) and not is_rewrite and not has_committed_files(s.log, n):
-            return f"files that a reader of version {n} needs are missing"
+    """A version reads the same at any later time: files that readers of an earlier version need still exist, from the oldest readable version on."""
+    closed = newest_closed(s.log)
+    for at in range(oldest_readable(s.log, closed), closed + 1):
+        for n in range(at + 1):
+            if has_needed_files(s.log, n, at) and not has_committed_files(s.log, n):
+                return f"files of version {n} are missing, and readers of version {at} need them"
     return ""
 
 
@@ -266,6 +270,17 @@ def i23(s: State, _: Configuration) -> str:
     rewritten = [commit for n in applied for commit in s.log[n].plan.commits]
     read = sorted([*rewritten, *(visible(s.log, head) - {*rewritten})])
     return "" if read == sorted(visible(s.log, head)) else f"readers of version {head} read the rows of {read}"
+
+
+def i24(s: State, _: Configuration) -> str:
+    """An expiry raises the oldest readable version, at most to the version before it. No other version names one."""
+    for n, version in enumerate(s.log):
+        plan, before = version.plan, oldest_readable(s.log, n - 1)
+        if plan.kind != EXPIRE and plan.oldest != NONE:
+            return f"version {n} is a {plan.kind} and names the oldest readable version {plan.oldest}"
+        if plan.kind == EXPIRE and not before < plan.oldest < n:
+            return f"version {n} makes {plan.oldest} the oldest readable version, before it is {before}"
+    return ""
 
 
 def w35(s: State, _: Configuration) -> str:
@@ -420,6 +435,7 @@ STORED: dict[str, Predicate] = {
     "I20": i20,
     "I21": i21,
     "I23": i23,
+    "I24": i24,
     "W28": w28,
     "W35": w35,
     "V7": v7,

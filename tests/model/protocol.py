@@ -8,6 +8,7 @@ from tests.model.configurations import (
     ALTER_RUN,
     AMO,
     COMPACTION,
+    EXPIRY,
     REPROCESS_RUN,
     ROLLBACK_RUN,
     TXN,
@@ -22,6 +23,7 @@ from tests.model.state import (
     DELETED,
     DELIVER,
     EFFECT,
+    EXPIRE,
     HALFWAY,
     LIST_HEAD,
     LOCATE,
@@ -53,9 +55,11 @@ from tests.model.state import (
     applied_rewrites,
     committed,
     config_after,
+    has_needed_files,
     newest_alter,
     newest_closed,
     oldest_kept,
+    oldest_readable,
     spend,
     state_after,
     with_late,
@@ -110,6 +114,8 @@ class Protocol(Publisher):
         for i, process in enumerate(s.processes):
             actor = self.actors[i]
             name = f"{actor.name}[{i}]"
+            if process.at == LIST_HEAD and not self.may_start(s, actor.after):
+                continue
             for label, after in self._moves[process.at](s, i, process):
                 moves.append((actor.run, (name, *label), self.normalize(after)))
             if s.budget.crashes and process.at not in (LIST_HEAD, COMPLETED):
@@ -118,6 +124,11 @@ class Protocol(Publisher):
         for move in (self.apply_late, self.abort, self.skip, self.vacuum, self.vacuum_state):
             moves.extend((NONE, label, self.normalize(after)) for label, after in move(s))
         return moves
+
+    def may_start(self, s: State, run: int) -> bool:
+        """Whether a process that starts after a run may start."""
+        processes = (p for p, actor in zip(s.processes, self.actors, strict=True) if actor.run == run)
+        return all(process.at == COMPLETED for process in processes)
 
     # ---- liveness (I10)
 
@@ -139,16 +150,17 @@ class Protocol(Publisher):
 
     def are_all_complete(self, s: State) -> bool:
         """
-        Whether every process completed. A rollback may always be refused. After a rollback, so may a reprocessing run of a removed version.
+        Whether every process completed. A rollback may always be refused. After a rollback, an alter or an expiry, so may a reprocessing run.
         """
         is_rolled_back = any(committed(version) and version.plan.kind == ROLLBACK for version in s.log)
-        is_altered = newest_alter(s.log, len(s.log) - 1) != NONE
-        refusable = (REPROCESS_RUN, ROLLBACK_RUN) if is_rolled_back or is_altered else (ROLLBACK_RUN,)
-        refusable = (*refusable, COMPACTION)  # there may be fewer than two commits
+        is_changed = newest_alter(s.log, len(s.log) - 1) != NONE or oldest_readable(s.log, len(s.log) - 1) > 0
+        refusable = (REPROCESS_RUN, ROLLBACK_RUN) if is_rolled_back or is_changed else (ROLLBACK_RUN,)
+        refusable = (*refusable, COMPACTION, EXPIRY)  # there may be fewer than two commits, or no version that expires
         return all(
             p.at == COMPLETED
             or (self.actors[i].kind in refusable and self.waits_for_commit(s, i))
             or self.is_refused_at(s, i)
+            or not self.may_start(s, self.actors[i].after)
             for i, p in enumerate(s.processes)
         )
 
@@ -162,7 +174,7 @@ class Protocol(Publisher):
 
     def waits_for_commit(self, s: State, i: int) -> bool:
         """Whether a reprocessing run or a rollback cannot be planned yet."""
-        kinds = (REPROCESS_RUN, ROLLBACK_RUN, ALTER_RUN, COMPACTION)
+        kinds = (REPROCESS_RUN, ROLLBACK_RUN, ALTER_RUN, COMPACTION, EXPIRY)
         is_closed = self.actors[i].kind in kinds and self.is_closed(s)
         return is_closed and self.next_step(s, i, len(s.log) - 1).at == LIST_HEAD
 
@@ -172,10 +184,14 @@ class Protocol(Publisher):
         version.
         """
         kinds = {actor.kind for actor in self.actors if actor.run == run}
+        if not all(self.may_start(s, actor.after) for actor in self.actors if actor.run == run):
+            return True
         if kinds == {ALTER_RUN} and s.log and s.log[-1].outcome is None and s.log[-1].plan.kind != ALTER:
             return self.has_no_try_left(s)
         if kinds == {COMPACTION} and not self.is_closed(s) and s.log[-1].plan.kind != REWRITE:
             return True  # it closes no version of another run (W40)
+        if kinds == {EXPIRY} and not self.is_closed(s) and s.log[-1].plan.kind != EXPIRE:
+            return True
         if not s.log or not self.has_pending_publishes(s, len(s.log) - 1):
             return False
         head = s.log[-1]
@@ -229,13 +245,13 @@ class Protocol(Publisher):
             yield ("an operator closes the claim of version", n), closed
 
     def vacuum(self, s: State) -> Steps:
-        """Delete the losing attempts of one closed version: files, then manifests (V1, V3); or the files of a rewrite that no longer applies (V8)."""
+        """Delete the losing attempts of one closed version: files, then manifests (V1, V3); or the files of an attempt that no reader needs (V8)."""
         if not s.budget.vacuums:
             return
         for n, version in enumerate(s.log):
             if not self.may_vacuum(version):
                 continue
-            kept = NONE if version.outcome is None or self.is_superseded(s, n) else version.outcome.attempt
+            kept = NONE if version.outcome is None or self.is_unneeded(s, n) else version.outcome.attempt
             attempts = tuple(a if x == kept else self.deleted(a) for x, a in enumerate(version.attempts))
             if attempts != version.attempts:
                 yield (
@@ -243,10 +259,21 @@ class Protocol(Publisher):
                     with_version(spend(s, "vacuums"), n, version._replace(attempts=attempts)),
                 )
 
-    def is_superseded(self, s: State, n: int) -> bool:
-        """Whether version n is a rewrite that does not apply at the newest closed version, and so at no later one (R8)."""
-        is_rewrite = s.log[n].plan.kind == REWRITE and committed(s.log[n])
-        return is_rewrite and n not in applied_rewrites(s.log, newest_closed(s.log))
+    def is_unneeded(self, s: State, n: int) -> bool:
+        """
+        Whether no reader of the oldest readable version or a later one needs the files of version n: it was superseded, or is a rewrite that does not apply,
+        up to the oldest readable version (V8). Or a rewrite up to that version has its rows, and still applies.
+        """
+        closed = newest_closed(s.log)
+        oldest = oldest_readable(s.log, closed)
+        if n > oldest or not committed(s.log[n]) or has_needed_files(s.log, n, oldest):
+            return False
+        rewrites = [r for r in applied_rewrites(s.log, oldest) if n in s.log[r].plan.commits]
+        return all(self.is_final(s, r, closed) for r in rewrites)
+
+    def is_final(self, s: State, r: int, closed: int) -> bool:
+        """Whether a rewrite up to the oldest readable version still applies."""
+        return r in applied_rewrites(s.log, closed)
 
     def vacuum_state(self, s: State) -> Steps:
         """Select the oldest state that is kept. The files of older ones are deleted at any later time (V7)."""

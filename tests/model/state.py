@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
-BATCH, REPROCESS, ROLLBACK, ALTER, REWRITE = "batch", "reprocess", "rollback", "alter", "rewrite"
-WITHOUT_ATTEMPT = (ROLLBACK, ALTER)
-WITHOUT_ROWS = (ROLLBACK, ALTER, REWRITE)
-WITHOUT_PUBLISH = (ALTER, REWRITE)
+BATCH, REPROCESS, ROLLBACK, ALTER, REWRITE, EXPIRE = "batch", "reprocess", "rollback", "alter", "rewrite", "expire"
+WITHOUT_ATTEMPT = (ROLLBACK, ALTER, EXPIRE)
+WITHOUT_ROWS = (ROLLBACK, ALTER, REWRITE, EXPIRE)
+WITHOUT_PUBLISH = (ALTER, REWRITE, EXPIRE)
 COMMIT, ABORT = "commit", "abort"
 NONE = -1  # no target, no replaced version, no attempt
 ABORTING = -2  # in place of an attempt: the process aborts the version
@@ -48,6 +48,7 @@ class Plan(NamedTuple):
     Plan(n); ``replaces`` is the version whose files a reprocessing run replaces, ``to`` the version to which a rollback returns.
 
     ``config`` are the immutable fields of the planner's spec: 0 before the alter, 1 after it. ``commits`` are those whose rows a rewrite stores again.
+    ``oldest`` is the oldest version that stays readable after an expiry.
     """
 
     kind: str
@@ -60,6 +61,7 @@ class Plan(NamedTuple):
     to: int = NONE
     config: int = 0
     commits: tuple[int, ...] = ()
+    oldest: int = NONE
 
 
 class Outcome(NamedTuple):
@@ -264,6 +266,25 @@ def applied_rewrites(log: Log, at: int) -> list[int]:
         if {*log[n].plan.commits} <= rows
         and not any(later > n and {*log[n].plan.commits} & {*log[later].plan.commits} for later in rewrites)
     ]
+
+
+def oldest_readable(log: Log, upto: int) -> int:
+    """The oldest version that readers can read after version ``upto`` (W43)."""
+    expiries = [log[n].plan.oldest for n in range(upto + 1) if log[n].plan.kind == EXPIRE and committed(log[n])]
+    return max(expiries, default=0)
+
+
+def bound_commits(log: Log, at: int) -> set[int]:
+    """The commits whose rows only the files of a rewrite may have: of each rewrite that applies and whose commits have all expired (W44)."""
+    oldest = oldest_readable(log, at)
+    rewrites = [log[n].plan.commits for n in applied_rewrites(log, at)]
+    return {commit for commits in rewrites for commit in commits if max(commits) < oldest}
+
+
+def has_needed_files(log: Log, n: int, at: int) -> bool:
+    """Whether readers of version ``at`` read files of version n (R4, R8)."""
+    applied = applied_rewrites(log, at)
+    return n in applied or (n in visible(log, at) and not any(n in log[r].plan.commits for r in applied))
 
 
 def newest_of(log: Log, k: int, upto: int) -> int:

@@ -140,6 +140,7 @@ def test_small_scopes_cover_all_faults_runs_and_sinks() -> None:
         "rollback",
         "alter",
         "compaction",
+        "expiry",
     }
     scopes: list[Configuration] = list(CONFIGURATIONS.values())
     for scope in scopes:

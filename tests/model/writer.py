@@ -7,7 +7,17 @@ as one read at the time of the last. Each rule that a mutant breaks is a separat
 
 from __future__ import annotations
 
-from tests.model.configurations import ALTER_RUN, AMO, COMPACTION, DRAIN, DRAIN_LENGTH, REPROCESS_RUN, ROLLBACK_RUN, TXN
+from tests.model.configurations import (
+    ALTER_RUN,
+    AMO,
+    COMPACTION,
+    DRAIN,
+    DRAIN_LENGTH,
+    EXPIRY,
+    REPROCESS_RUN,
+    ROLLBACK_RUN,
+    TXN,
+)
 from tests.model.state import (
     ABORT,
     ABORTING,
@@ -18,6 +28,7 @@ from tests.model.state import (
     COMMIT,
     COMPLETED,
     DELIVER,
+    EXPIRE,
     HALF,
     HALFWAY,
     LIST_HEAD,
@@ -46,6 +57,7 @@ from tests.model.state import (
     Request,
     State,
     Steps,
+    bound_commits,
     committed,
     config_after,
     is_loadable,
@@ -54,6 +66,7 @@ from tests.model.state import (
     newest_of,
     next_after,
     oldest_kept,
+    oldest_readable,
     pointer,
     root_of,
     spend,
@@ -90,7 +103,7 @@ class Writer(Store):
         if s.log[n].outcome is None:
             return Process(CLOSE, n)
         if self.has_pending_publishes(s, n):
-            return Process(LIST_HEAD) if self.actors[i].kind == COMPACTION else self.publish(s, n, ())
+            return Process(LIST_HEAD) if self.actors[i].kind in (COMPACTION, EXPIRY) else self.publish(s, n, ())
         return Process(LOCATE, n)
 
     def has_pending_publishes(self, s: State, n: int) -> bool:
@@ -149,6 +162,8 @@ class Writer(Store):
             return self.cut_rollback(s, i, head, j)
         if actor.kind == COMPACTION:
             return self.cut_rewrite(s, i, head, j)
+        if actor.kind == EXPIRY:
+            return self.cut_expiry(s, i, head, j)
         if actor.kind == DRAIN:
             target = self.target_of(start, target)
             end = min(start + actor.size, target)
@@ -184,6 +199,8 @@ class Writer(Store):
         if len(commits) <= self.actors[i].of:
             return Process(LIST_HEAD)
         replaces = self.replaced(s, i, commits[self.actors[i].of], head)
+        if self.is_bound(s, replaces, head):
+            return Process(LIST_HEAD)
         old = s.log[replaces].plan
         start, end = self.reprocess_range(s, head, old)
         config = self.actors[i].config
@@ -212,6 +229,8 @@ class Writer(Store):
         to = commits[self.actors[i].of] if self.actors[i].of < len(commits) else NONE
         if to == NONE or commits[-1] == to or self.is_corrected(s, to, head) or not self.keeps_state(s, to, head):
             return Process(LIST_HEAD)
+        if self.is_expired(s, to, head):
+            return Process(LIST_HEAD)
         at = next_after(s.log, to)
         plan = Plan(ROLLBACK, at, at, self.run_key(s, i), j, to=to, config=self.actors[i].config)
         return Process(PLAN, head + 1, memory=(plan,))
@@ -226,8 +245,31 @@ class Writer(Store):
         return Process(PLAN, head + 1, memory=(plan,))
 
     def commits_to_rewrite(self, s: State, head: int) -> tuple[int, ...]:
-        """The commits whose rows are visible at ``head``."""
-        return tuple(sorted(visible(s.log, head)))
+        """
+        The commits whose rows are visible at ``head``. If there is a bound rewrite, only those that have expired, or only the others (W45).
+        """
+        rows, bound, oldest = sorted(visible(s.log, head)), bound_commits(s.log, head), oldest_readable(s.log, head)
+        expired = [n for n in rows if n < oldest]
+        if not bound:
+            return tuple(rows)
+        return tuple(expired if {*expired} - bound else [n for n in rows if n >= oldest])
+
+    def is_bound(self, s: State, n: int, head: int) -> bool:
+        """Whether the rows of a commit may be only in a rewrite, so that it is not reprocessed (W44)."""
+        return n in bound_commits(s.log, head)
+
+    def is_expired(self, s: State, to: int, head: int) -> bool:
+        """Whether a version is below the oldest readable one, so that no rollback returns to it (W44)."""
+        return to < oldest_readable(s.log, head)
+
+    def cut_expiry(self, s: State, i: int, head: int, j: int) -> Process:
+        """Cut the plan of an expiry (W43). If no version expires, list the head again."""
+        oldest = head - self.actors[i].of
+        if oldest <= oldest_readable(s.log, head):
+            return Process(LIST_HEAD)
+        at = next_after(s.log, head)
+        plan = Plan(EXPIRE, at, at, self.run_key(s, i), j, config=self.actors[i].config, oldest=oldest)
+        return Process(PLAN, head + 1, memory=(plan,))
 
     def is_corrected(self, s: State, to: int, head: int) -> bool:
         """Whether a version after ``to`` has reprocessed a version up to ``to``. Such a rollback is refused (W32)."""
@@ -265,7 +307,7 @@ class Writer(Store):
         if plan.kind in WITHOUT_ATTEMPT:
             yield (f"closes the {plan.kind}", n), with_process(s, i, self.to_commit(s, i, n, NONE, own=False))
             return
-        if self.actors[i].kind == COMPACTION and plan.kind != REWRITE:
+        if self.actors[i].kind == EXPIRY or (self.actors[i].kind == COMPACTION and plan.kind != REWRITE):
             yield ("is refused at the open version", n), with_process(s, i, Process(LIST_HEAD))
             return
         if self.actors[i].kind == ALTER_RUN:
@@ -380,6 +422,8 @@ class Writer(Store):
             return self.rollback_of(s, plan)
         if plan.kind == ALTER:
             return self.alter_of(s, n)
+        if plan.kind == EXPIRE:
+            return Outcome(COMMIT, NONE, next_after(s.log, n - 1), state=state_after(s.log, n - 1))
         if x == ABORTING:
             return self.abort_of(s, n)
         if plan.kind == BATCH:

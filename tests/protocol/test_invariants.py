@@ -525,6 +525,78 @@ def test_I23_versions_after_a_rewrite_name_it() -> None:
         CommitLog(stored_outcome(BEFORE)).rewrites(broken)
 
 
+EXPIRY = samples.plan(4, kind="expire", ranges={}, previous="sha", expires=2)
+
+
+def expired(**changes: Any) -> Outcome:
+    given = {
+        "attempt_id": None,
+        "sinks": {},
+        "counts": {},
+        "next": BEFORE.next,
+        "expires": 2,
+        "oldest_readable": 2,
+        "state": BEFORE.state,
+        "schemas": BEFORE.schemas,
+        "markers": BEFORE.markers,
+    }
+    return samples.outcome(EXPIRY, **{**given, **changes})
+
+
+def test_I24_expiry_with_ranges_or_of_the_wrong_versions_is_refused() -> None:
+    assert AT_ALTER.with_plan(EXPIRY, "sha").next == BEFORE.next
+    for changes in (
+        {"expires": None},
+        {"kind": "batch"},
+        {"ranges": {"a": (4, 5)}},
+        {"expires": 0},
+        {"expires": 4},
+    ):
+        with raises_damage("I24"):  # type: ignore[attr-defined]
+            AT_ALTER.with_plan(dataclasses.replace(EXPIRY, **changes), "sha")
+    earlier = dataclasses.replace(BEFORE, oldest_readable=2)
+    head = dataclasses.replace(AT_ALTER, outcome=earlier)
+    assert head.with_plan(dataclasses.replace(EXPIRY, expires=3), "sha").plan.expires == 3
+    with raises_damage("I24"):  # type: ignore[attr-defined]
+        head.with_plan(EXPIRY, "sha")
+
+
+def test_I24_outcome_of_an_expiry_changes_only_the_oldest_readable_version() -> None:
+    opened = AT_ALTER.with_plan(EXPIRY, encode(EXPIRY).sha256)
+    closed = opened.with_outcome(expired(), "sha")
+    assert (closed.next, closed.markers) == (BEFORE.next, BEFORE.markers)
+    abort = {"result": "abort", "expires": None, "oldest_readable": None}
+    assert opened.with_outcome(expired(**abort), "sha").next == BEFORE.next
+    for changes in (
+        {"expires": None},
+        {"oldest_readable": None},
+        {"oldest_readable": 3},
+        {"expires": 3, "oldest_readable": 3},
+        {**abort, "oldest_readable": 2},
+        {**abort, "expires": 2},
+        {"state": None},
+        {"schemas": {}},
+    ):
+        with raises_damage("I24"):  # type: ignore[attr-defined]
+            opened.with_outcome(expired(**changes), "sha")
+    with raises_damage("I4"):  # type: ignore[attr-defined]
+        opened.with_outcome(expired(next={"a": 5, "b": 1}), "sha")
+    for changes in ({"sinks": {"out": OUTPUT}}, {"oldest_readable": 4}, {"oldest_readable": 0}):
+        with raises_damage("I24"):  # type: ignore[attr-defined]
+            expired(**changes)
+
+
+def test_I24_versions_after_an_expiry_name_the_oldest_readable_version() -> None:
+    later = samples.plan(5, previous="sha", ranges={"a": (4, 5)})
+    head = ClosedHead(outcome=expired(), outcome_sha="sha", markers=BEFORE.markers)
+    opened = head.with_plan(later, encode(later).sha256)
+    commit = samples.outcome(later, next={"a": 5, "b": 1}, oldest_readable=2, markers=head.markers)
+    assert opened.with_outcome(commit, "sha").closed == 5
+    for wrong in (None, 3):
+        with raises_damage("I24"):  # type: ignore[attr-defined]
+            opened.with_outcome(dataclasses.replace(commit, oldest_readable=wrong), "sha")
+
+
 def stored_outcome(outcome: Outcome) -> MemoryStore:
     """Return a store with one outcome."""
     store = MemoryStore("memory://one-outcome")

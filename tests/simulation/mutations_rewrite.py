@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
-from airflow_provider_streamsem.pipeline import alter, compact, superseded
+from airflow_provider_streamsem.pipeline import compact, outcomes, plan_reprocess, retention, rollback
 from airflow_provider_streamsem.protocol import view
 from airflow_provider_streamsem.protocol.entries import Outcome, SegmentRewrite
 from tests.simulation.mutations import Mutation
@@ -62,35 +62,33 @@ def rewrite_leaves_out_a_file(patch: pytest.MonkeyPatch) -> None:
         assert found.rewritten.output is not None
         return replace(found, rewritten=replace(found.rewritten, rows=found.rewritten.output.rows))
 
-    build = compact._outcome
+    build = compact.staged_rewrite_outcome
     patch.setattr(compact._Compaction, "_stage", stage)
-    patch.setattr(compact, "_outcome", outcome)
+    patch.setattr(compact, "staged_rewrite_outcome", outcome)
     patch.setattr("airflow_provider_streamsem.protocol.invariants.check_i23", lambda plan, outcome, before: None)
 
 
 def incomplete_rewrite_is_committed(patch: pytest.MonkeyPatch) -> None:
-    real = alter.rewrite_outcome
+    real = outcomes.rewrite_outcome
 
     def rewrite_outcome(opened: Any, head: Any) -> Outcome:
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(FilesSink, "is_complete", lambda self, committable: True)
             return real(opened, head)
 
-    for module in ("alter", "compact", "rollback"):
-        patch.setattr(f"airflow_provider_streamsem.pipeline.{module}.rewrite_outcome", rewrite_outcome)
+    patch.setattr(outcomes, "rewrite_outcome", rewrite_outcome)
 
 
 def vacuum_deletes_every_rewrite(patch: pytest.MonkeyPatch) -> None:
-    def rewrites(log: Any, begin: int, end: int) -> Iterator[Outcome]:
-        newest = log.outcome(end)
-        yield from log.rewrites(newest[0]) if newest is not None else ()
+    def rewrites(log: Any, newest: Outcome, begin: int, end: int) -> Iterator[tuple[Outcome, None]]:
+        yield from ((rewrite, None) for rewrite in log.rewrites(newest) if rewrite.version <= end)
 
-    patch.setattr(superseded, "superseded_rewrites", rewrites)
+    patch.setattr(retention, "_superseded_rewrites", rewrites)
 
 
 def vacuum_deletes_rewrites_before_a_rollback(patch: pytest.MonkeyPatch) -> None:
     """A rollback to a version before a rewrite supersedes the rewrite, although it still applies."""
-    real = superseded.superseded_commits
+    real = retention._superseded_commits
 
     def commits(log: Any, begin: int, end: int) -> Iterator[Outcome]:
         yield from real(log, begin, end)
@@ -101,7 +99,27 @@ def vacuum_deletes_rewrites_before_a_rollback(patch: pytest.MonkeyPatch) -> None
                 if log.outcome(removed)[0].rewritten is not None:
                     yield log.outcome(removed)[0]
 
-    patch.setattr(superseded, "superseded_commits", commits)
+    patch.setattr(retention, "_superseded_commits", commits)
+
+
+def expired_commits_are_reprocessed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(plan_reprocess, "_refuse_bound", lambda opened, current, newest: None)
+
+
+def rollback_returns_to_expired_versions(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(rollback, "_refuse_expired", lambda head, to: None)
+
+
+def compaction_mixes_expired_and_other_commits(patch: pytest.MonkeyPatch) -> None:
+    real = compact._Sizes.choose
+    patch.setattr(
+        compact._Sizes, "choose", lambda self, pipeline, name, seen, oldest: real(self, pipeline, name, seen, 0)
+    )
+
+
+def vacuum_deletes_before_the_expiry(patch: pytest.MonkeyPatch) -> None:
+    """Vacuum deletes the files without a version of the log that lets the others expire."""
+    patch.setattr(retention, "expire", lambda opened, oldest: replace(opened.head.outcome, oldest_readable=oldest))
 
 
 REWRITE_MUTATIONS = [
@@ -111,4 +129,8 @@ REWRITE_MUTATIONS = [
     Mutation(incomplete_rewrite_is_committed, f"{_MISSING}|JSON|verify", "rewrites"),
     Mutation(vacuum_deletes_every_rewrite, _MISSING, "rewrites"),
     Mutation(vacuum_deletes_rewrites_before_a_rollback, _MISSING, "rewrites"),
+    Mutation(expired_commits_are_reprocessed, f"{_MISSING}|{_WRONG_ROWS}", "rewrites"),
+    Mutation(rollback_returns_to_expired_versions, f"{_MISSING}|{_WRONG_ROWS}", "rewrites"),
+    Mutation(compaction_mixes_expired_and_other_commits, f"{_MISSING}|{_WRONG_ROWS}", "rewrites"),
+    Mutation(vacuum_deletes_before_the_expiry, f"{_MISSING}|{_WRONG_ROWS}", "rewrites"),
 ]

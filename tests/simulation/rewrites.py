@@ -16,10 +16,13 @@ class RewritesPipeline(RollbackPipeline):
     name = "rewrites"
     kinds = (*RollbackPipeline.kinds, *("compact",) * 9, "vacuum", "vacuum", "vacuum")
     processes = (12, 20)
-    vacuum_arguments: ClassVar[dict[str, Any]] = {"readable_versions": 2, "readable_days": 0}
+    vacuum_from = 6
+    vacuum_waits = 600
+    follow_a_vacuum = ("single", "compact", "reprocess", "rollback", "reprocess", "vacuum")
+    vacuum_arguments: ClassVar[dict[str, Any]] = {"keep_versions": 2, "keep_days": 0}
 
     def allows_failure(self, process: Process, error: Exception | None, log: RawLog) -> bool:
-        is_expired = isinstance(error, InvalidError) and "cannot be read any more" in error.summary
+        is_expired = isinstance(error, InvalidError) and "the version has expired" in error.summary
         if process.kind == "reader" and is_expired:
             self.scheduler.count["refused: the request was outdated"] += 1
             return True

@@ -22,11 +22,13 @@ OUTDATED_ROLLBACK = (
     "state after",
     "is open",
     "closed versions only",
+    "has expired",
 )
 OUTDATED_REPROCESS = (
     "the version was rolled back",
     "state before this version",
     "only a committed batch can be reprocessed",
+    "has expired",
 )
 """Parts of the errors of requests that other processes have made impossible."""
 

@@ -283,18 +283,27 @@ class Simulation:
         for _ in range(self.fixture.vacuum_waits):
             if self.store.closed < self.fixture.vacuum_from:
                 process.turn()
-        record = process.log.read_pipeline()
-        if record is not None:
-            report = vacuum.vacuum(self.pipelines[0], log=process.log, **self.fixture.vacuum_arguments)
-            self.count["attempts vacuumed"] += len(report.attempts)
-            self.scheduler.record(process.name, f"vacuumed {[attempt for _, *attempt in report.attempts]}")
+        if process.log.read_pipeline() is None:
+            return
+        for _ in range(8):  # its task is retried while a run has an open version
+            with suppress(OpenVersionError):
+                report = vacuum.vacuum(self.pipelines[0], log=process.log, **self.fixture.vacuum_arguments)
+                self.count["attempts vacuumed"] += len(report.attempts)
+                self.scheduler.record(process.name, f"vacuumed {[attempt for _, *attempt in report.attempts]}")
+                self.pending[:0] = self.fixture.follow_a_vacuum if report.attempts else ()
+                return
+            self.wait_for_open_version(process)
+
+    def wait_for_open_version(self, process: Process) -> None:
+        """Wait a while until no version is open."""
+        for _ in range(100):
+            if self.store.planned > self.store.closed:
+                process.turn()
 
     def compact(self, process: Process) -> None:
         """Rewrite the visible files. The rows do not change, and neither do the offsets."""
         for _ in range(8):  # its task is retried while a run has an open version
-            for _ in range(100):
-                if self.store.planned > self.store.closed:
-                    process.turn()
+            self.wait_for_open_version(process)
             with suppress(OpenVersionError):
                 for rewrite in compact(
                     self.pipelines[0], target_file_bytes=65_536, engine=self.engine(process), log=process.log
@@ -318,9 +327,7 @@ class Simulation:
             except (ConflictError, InvalidError) as error:
                 if not any(reason in error.summary for reason in ("is open", "at the same time")):
                     raise
-            for _ in range(100):
-                if self.store.planned > self.store.closed:
-                    process.turn()
+            self.wait_for_open_version(process)
         else:
             return
         self.scheduler.record(process.name, f"rolled back to {to} as {result.version}")
@@ -375,8 +382,7 @@ class Simulation:
 
     def is_expired(self, version: int) -> bool:
         """Whether vacuum may have deleted files of a version."""
-        notes = [keys.parse_newest_first(stat.key) or 0 for stat in self.store.list(keys.EXPIRING)]
-        return version < max(notes, default=0)
+        return version < max((o.get("oldest_readable", 0) for o in self.raw_log().outcomes.values()), default=0)
 
     def check_completed(self, process: Process, result: RunResult, run_key: str) -> None:
         self.scheduler.record(process.name, f"result {result.status} {result.version} {dict(result.ranges)}")
@@ -466,11 +472,14 @@ class Simulation:
     def play(self) -> None:
         """Run the simulation and its checks."""
         with simulated_directories(self.scheduler, str(self.root / "log")), self.fixture.intercepted():
-            for _ in range(self.rng.randrange(1, 4)):
-                self.add_file()
-            self.scheduler.run(self.before_turn, self.ended, self.has_pending)
-            self.settle()
-            self.check()
+            try:
+                for _ in range(self.rng.randrange(1, 4)):
+                    self.add_file()
+                self.scheduler.run(self.before_turn, self.ended, self.has_pending)
+                self.settle()
+                self.check()
+            finally:
+                self.scheduler.stop()
 
     def settle(self) -> None:
         """Stop the faults, apply late requests, drain the source, and repeat every run."""
@@ -525,8 +534,8 @@ class Simulation:
         raw = self.raw_log()
         require(raw.open is None, "a version is still open")
         # The next run announces what a rollback, a reprocessing run without run key, or a request that failed has committed after the last result.
-        # No result names a rewrite.
-        committed = [version for version in raw.committed if raw.plans[version]["kind"] != "rewrite"]
+        # No result names a rewrite or an expiry.
+        committed = [version for version in raw.committed if raw.plans[version]["kind"] not in ("rewrite", "expire")]
         keys = {version: raw.plans[version]["run_key"] for version in committed}
         of_others = {v for v, key in keys.items() if "#" in key or key.startswith(("reprocess:", "rollback"))}
         exempt = {version for version in of_others if version > max(self.announced, default=-1)}

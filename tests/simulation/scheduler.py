@@ -215,6 +215,11 @@ class Scheduler:
         process.paused_until = 0
         self._resume(process)
 
+    def stop(self) -> None:
+        """End the processes that are left after a violation. Otherwise their stacks unwind during a later simulation."""
+        for process in self.live:
+            process.greenlet.throw()
+
     def apply_late(self, *, also_future: bool = False) -> None:
         """Apply the late requests that are due. With ``also_future``, apply all of them."""
         due = [late for late in self._late if also_future or late[0] <= self.turns]

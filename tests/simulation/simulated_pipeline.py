@@ -28,6 +28,7 @@ class PipelineFixture:
     :cvar external_sinks: the names of the sinks outside the log
     :cvar vacuum_from: vacuum waits until this version is closed, for at most ``vacuum_waits`` turns
     :cvar vacuum_arguments: the arguments of vacuum
+    :cvar follow_a_vacuum: kinds of processes that start after a vacuum that has deleted something
     :attr unique_ids: whether each id is visible at most once
     :attr run_keys: the run key of each process that has one, by the process's name
     """
@@ -53,6 +54,7 @@ class PipelineFixture:
     external_sinks: ClassVar[tuple[str, ...]] = ()
     vacuum_from: ClassVar[int] = 0
     vacuum_waits: ClassVar[int] = 0
+    follow_a_vacuum: ClassVar[tuple[str, ...]] = ()
     vacuum_arguments: ClassVar[dict[str, Any]] = {}
     unique_ids: bool = True
 

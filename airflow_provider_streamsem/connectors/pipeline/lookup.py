@@ -127,9 +127,10 @@ class PipelineTable:
             closed = opened.find_outcome(pin.version)
             if closed is None or closed[1] != pin.outcome:
                 raise opened.rewritten_error(pin.version)
-            oldest = opened.log.newest_note(keys.EXPIRING, opened.log.closed_head())
+            newest = opened.log.find_head().outcome
+            oldest = 0 if newest is None else newest.oldest_readable or 0
             if pin.version < oldest:
-                summary = "a vacuum of the upstream has deleted files of the version that the lookup read; nothing became visible"
+                summary = "the version of the upstream that the lookup read has expired, so vacuum may have deleted its files; nothing became visible"
                 raise LookupChangedError(summary, version=pin.version, oldest_readable=oldest).advising(
                     "reprocess the version with the current rows: `streamsem reprocess PIPELINE.toml N --current-lookups`."
                 )

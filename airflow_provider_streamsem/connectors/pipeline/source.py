@@ -17,7 +17,15 @@ from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import Clock
 from airflow_provider_streamsem.commitlog.log import CommitLog, RetryPolicy, open_commit_log
 from airflow_provider_streamsem.connectors.contract import ParsedRecords, SourceEnd, SourceSlice
+from airflow_provider_streamsem.connectors.pipeline import rewritten
 from airflow_provider_streamsem.connectors.pipeline.pins import UpstreamPin, VersionPin, read_pins
+from airflow_provider_streamsem.connectors.pipeline.rewritten import (
+    RewrittenBatches,
+    aligned_stop,
+    divided,
+    pinned,
+    rewritten_batches,
+)
 from airflow_provider_streamsem.connectors.pipeline.upstream import UpstreamLog, naming_upstream, open_upstream
 from airflow_provider_streamsem.connectors.upstreams import Upstream
 from airflow_provider_streamsem.delivery import LABELS, SATISFIES
@@ -223,14 +231,19 @@ class PipelineSource:
             end = opened.end(confirmed=True)
             if end < stop:
                 raise opened.rewritten_error(stop - 1)
-            commits = opened.row_commits(first, stop, end).commits
+            commits = dict(opened.row_commits(first, stop, end).commits)
+            rewrites = rewritten_batches(opened, first, end)
+            if parted := divided(rewrites, first, stop):
+                summary = "rows of the version and of others are only in the same files: a compaction of the upstream has stored them, and they have expired"
+                raise rewritten.divided_error(parted, f"{summary}; nothing was written")
             if former := opened.batches_in_former_dataset(commits, end):
                 # The columns of the former dataset are those of the version before the alter, so old and new commits are not read together.
                 if {v.version: v.commit for pin in pins for v in pin.versions}.items() <= commits.items():
                     return pins
                 raise opened.former_error(former)
-            versions = opened.pinned({batch: commit for batch, commit in commits.items() if batch not in skipped}, end)
-            _check_guarantee(opened, self.delivery, versions, end)
+            read = [each for each in rewrites if first <= each.batches[0] < stop and not skipped & {*each.batches}]
+            versions = pinned(opened, read, {at: commit for at, commit in commits.items() if at not in skipped}, end)
+            _check_guarantee(opened, self.delivery, _commits(versions, read), end)
             return _pins(opened, versions, end)
 
     def located(self, pins: Sequence[UpstreamPin]) -> list[str]:
@@ -321,15 +334,25 @@ class PipelinePlanner:
             stop = within(
                 first, last_listed, limits, lambda v: _own_files(upstream, upstream.outcome(v, end=last_listed))
             )
+            rewrites = rewritten_batches(upstream, first, as_of)
+            lost = [each for each in rewrites if each.batches[0] < first]
+            rewrites = [each for each in rewrites if each not in lost]
+            stop = aligned_stop(rewrites, first, stop)
             row_commits = upstream.row_commits(first, stop, as_of)
             if former := upstream.batches_in_former_dataset(row_commits.commits, as_of):
                 raise upstream.former_error(former)
-            versions = {pin.version: pin for pin in upstream.pinned(row_commits.commits, as_of)}
-            stop = within(first, stop, limits, lambda v: versions[v].files if v in versions else ())
+            read = [each for each in rewrites if each.batches[-1] < stop]
+            unread = {batch for each in lost for batch in each.batches if first <= batch < stop}
+            commits = {batch: commit for batch, commit in row_commits.commits.items() if batch not in unread}
+            versions = {pin.version: pin for pin in pinned(upstream, read, commits, as_of)}
+            stop = aligned_stop(
+                rewrites, first, within(first, stop, limits, lambda v: versions[v].files if v in versions else ())
+            )
             pins = [pin for version, pin in versions.items() if version < stop]
-            _check_guarantee(upstream, self._source.delivery, pins, as_of)
-            gaps = _unreadable(upstream, pins, on_data_loss)
+            _check_guarantee(upstream, self._source.delivery, _commits(pins, read), as_of)
+            gaps = _unreadable(upstream, pins, on_data_loss, read)
             pins = [pin for pin in pins if pin.version not in gaps]
+            gaps = sorted({*gaps, *_lost(lost, range(first, stop), on_data_loss)})
             ignored = self._source.on_reprocess == "ignore"
             # The records of versions that were rolled back are read again, so their rows may not stay.
             corrected = sorted({*(() if ignored else row_commits.corrected), *row_commits.rolled_back})
@@ -407,27 +430,49 @@ def _own_files(upstream: UpstreamLog, outcome: Outcome) -> Sequence[DataFile]:
     return () if outcome.replaces is not None else upstream.files(outcome)
 
 
-def _check_guarantee(upstream: UpstreamLog, required: str, versions: Sequence[VersionPin], end: int) -> None:
+def _commits(pins: Sequence[VersionPin], rewrites: Sequence[RewrittenBatches]) -> list[int]:
+    """Return the commits that hold the rows of pins. A pin of a rewrite has the rows of several commits."""
+    rewritten = {each.version: each.commits for each in rewrites}
+    return [commit for pin in pins for commit in rewritten.get(pin.commit, (pin.commit,))]
+
+
+def _lost(rewrites: Sequence[RewrittenBatches], batches: range, on_data_loss: str) -> list[int]:
     """
-    Check the guarantee of each version to read, which the spec of its commit records.
+    Return the unread batches whose rows cannot be read without rows that were read before.
+
+    :param rewrites: those with unread batches, and with batches that were read
+    :raises SourceChangedError: there are such batches, and ``on_data_loss`` is ``"fail"``
+    """
+    lost = [batch for each in rewrites for batch in each.batches if batch in batches]
+    if lost and on_data_loss == "fail":
+        summary = "rows of unread upstream versions are only in files that also have rows that were read: a compaction has stored them, and they have expired"
+        raise rewritten.divided_error(rewrites, f"{summary}; nothing was written")
+    return lost
+
+
+def _check_guarantee(upstream: UpstreamLog, required: str, commits: Sequence[int], end: int) -> None:
+    """
+    Check the guarantee of each commit to read, which its spec records.
 
     :raises InvalidError: a guarantee is weaker than ``required``
     """
-    for pin in versions:
-        guarantee = upstream.guarantee(upstream.outcome(pin.commit, end=end).spec)
+    for commit in commits:
+        guarantee = upstream.guarantee(upstream.outcome(commit, end=end).spec)
         if required not in SATISFIES[guarantee.label]:
             summary = (
                 "the guarantee of an upstream version is weaker than `delivery` of the source; nothing was written"
             )
             raise InvalidError(
-                summary, version=pin.commit, found=guarantee.label, conditions=guarantee.conditions, delivery=required
+                summary, version=commit, found=guarantee.label, conditions=guarantee.conditions, delivery=required
             ).advising(
                 "set `delivery` of the source to the guarantee in `found`, or strengthen the upstream (`streamsem explain`) and rebuild it in a new log."
             )
 
 
-def _unreadable(upstream: UpstreamLog, versions: Sequence[VersionPin], on_data_loss: str) -> list[int]:
-    """Return the versions of which a file is missing or has another size, in ascending order."""
+def _unreadable(
+    upstream: UpstreamLog, versions: Sequence[VersionPin], on_data_loss: str, rewrites: Sequence[RewrittenBatches]
+) -> list[int]:
+    """Return the batches of which a file is missing or has another size, in ascending order."""
     files = _each(versions)
     # A version that becomes a gap must fail the check before the read, too. That check also finds a changed file of the same size.
     find_changed = upstream.have_changed if on_data_loss == "record_gap" else upstream.are_missing_or_resized
@@ -445,7 +490,8 @@ def _unreadable(upstream: UpstreamLog, versions: Sequence[VersionPin], on_data_l
             "restore the file from a copy, or reprocess the version in the upstream; then run again. "
             'Or set on_data_loss="record_gap": the version becomes a gap.'
         )
-    gaps = sorted({pin.version for pin, _ in damaged})
+    together = {each.version: each.batches for each in rewrites}
+    gaps = sorted({batch for pin, _ in damaged for batch in together.get(pin.commit, (pin.version,))})
     message = "recording %d upstream versions as gaps: files are missing or were changed; the first is %s of version %d"
     logger.warning(message, len(gaps), file.key, pin.version)
     return gaps

@@ -1,0 +1,108 @@
+"""Batches of the upstream whose rows are only in the files of a compaction, together, because their versions have expired (PROTOCOL.md, W44)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from airflow_provider_streamsem.connectors.pipeline.pins import VersionPin
+from airflow_provider_streamsem.connectors.pipeline.upstream import UpstreamLog
+from airflow_provider_streamsem.errors import SourceChangedError
+from airflow_provider_streamsem.protocol.entries import DataFile
+from airflow_provider_streamsem.protocol.view import is_bound
+
+
+@dataclass(frozen=True, slots=True)
+class RewrittenBatches:
+    """
+    The batches of one rewrite. A plan reads all of them or none.
+
+    :param version: the version of the rewrite
+    :param commits: the commits that it has rewritten, in ascending order
+    :param batches: the batches whose rows these commits held, in ascending order
+    :param files: the files with the rows of all these batches
+    """
+
+    version: int
+    commits: tuple[int, ...]
+    batches: tuple[int, ...]
+    files: tuple[DataFile, ...]
+
+    @property
+    def pin(self) -> VersionPin:
+        """The pin of all batches, at the first of them."""
+        return VersionPin(self.batches[0], self.version, self.files)
+
+
+def rewritten_batches(upstream: UpstreamLog, first: int, end: int) -> list[RewrittenBatches]:
+    """
+    Find the rewrites with rows of batches at or above ``first`` that must be read together.
+
+    :param end: as of this version, exclusive
+    """
+    if end <= 0:
+        return []
+    newest = upstream.outcome(end - 1, end=end)
+    oldest = newest.oldest_readable or 0
+    if newest.newest_rewrite is None or first >= oldest:
+        return []
+    found = []
+    for rewrite in upstream.log.view(version=end - 1).rewrites:
+        rewritten = rewrite.rewritten
+        if rewritten.sink == upstream.sink and is_bound(rewrite, oldest) and rewritten.output is not None:
+            batches = tuple(sorted(upstream.log.find_root(commit) for commit in rewritten.commits))
+            files = tuple(file for file in rewritten.output.files if file.rows)
+            if batches[-1] >= first:
+                found.append(RewrittenBatches(rewrite.version, rewritten.commits, batches, files))
+    return found
+
+
+def divided(rewrites: Iterable[RewrittenBatches], first: int, stop: int) -> list[RewrittenBatches]:
+    """Return the rewrites that have batches inside of ``[first, stop)`` and batches outside."""
+    return [each for each in rewrites if len({first <= batch < stop for batch in each.batches}) > 1]
+
+
+def aligned_stop(rewrites: Iterable[RewrittenBatches], first: int, stop: int) -> int:
+    """
+    Return an end of a plan that divides no rewrite whose batches all begin at or above ``first``: a lower end if there is one, else the next higher one.
+
+    :param stop: the end by the limits of the source, exclusive
+    """
+    groups: list[tuple[int, int]] = []  # disjoint spans of batches
+    for low, high in sorted((each.batches[0], each.batches[-1]) for each in rewrites):
+        if groups and low <= groups[-1][1]:
+            groups[-1] = (groups[-1][0], max(groups[-1][1], high))
+        else:
+            groups.append((low, high))
+    for low, high in groups:
+        if low < stop <= high:
+            return low if low > first else high + 1
+    return stop
+
+
+def pinned(
+    upstream: UpstreamLog, rewrites: Sequence[RewrittenBatches], commits: dict[int, int], end: int
+) -> list[VersionPin]:
+    """
+    Return the pins of batches with rows, in ascending order: one for each rewrite, and one for each other batch.
+
+    :param commits: batch → the commit that holds its rows
+    :param rewrites: those whose batches are all in ``commits``
+    """
+    together = {batch for each in rewrites for batch in each.batches}
+    alone = {batch: commit for batch, commit in commits.items() if batch not in together}
+    pins = [*upstream.pinned(alone, end), *(each.pin for each in rewrites if each.files)]
+    return sorted(pins, key=lambda pin: pin.version)
+
+
+def divided_error(rewrites: Collection[RewrittenBatches], summary: str) -> SourceChangedError:
+    """Return the error for batches that a plan would have to read without others of the same rewrite."""
+    return SourceChangedError(
+        summary,
+        compactions=sorted(each.version for each in rewrites),
+        first=min(each.batches[0] for each in rewrites),
+        last=max(each.batches[-1] for each in rewrites),
+    ).advising(
+        'give this pipeline a new log and new datasets, and read the upstream from its beginning. Or set on_data_loss="record_gap": the unread versions become '
+        "a gap. In the future, let the upstream's vacuum keep more versions than this pipeline may be late (keep_versions, keep_days)."
+    )
