@@ -241,7 +241,11 @@ COMMANDS = (
         "s3://lake/_streamsem/orders --limit 5",
         (
             _argument("--limit", type=int, default=20, help="number of versions (default: 20)"),
-            _argument("--wide", action="store_true", help="show all columns, even if the terminal is too narrow"),
+            _argument(
+                "--wide",
+                action="store_true",
+                help="show all columns and whole reasons, even if the terminal is too narrow",
+            ),
         ),
     ),
     Command("show", "Show the plan and the outcome of a version.", "s3://lake/_streamsem/orders 41", (_VERSION,)),

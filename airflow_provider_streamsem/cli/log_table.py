@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from airflow_provider_streamsem.cli.output import Table, utc
+from airflow_provider_streamsem.cli.output import Table, printable, utc
 from airflow_provider_streamsem.protocol.entries import Json
 
 _LINES = 6
@@ -36,6 +36,7 @@ def log_table(name: str, rows: list[Json], *, now_ms: int) -> Table:
         "attempts": lambda row: row["attempts"],
         "duration": lambda row: "" if row["duration_ms"] is None else f"{row['duration_ms'] / 1000:.1f} s",
         "changed in the spec": lambda row: "\n".join(row["changed"]),
+        "reason": lambda row: printable(row["reason"]),
     }
     cells = {title: [str(cell(row)) for row in rows] for title, cell in columns.items()}
     if all(state == "committed" for row in rows for state in row["sinks"].values()):
@@ -50,6 +51,7 @@ def log_table(name: str, rows: list[Json], *, now_ms: int) -> Table:
         "changed in the spec",
         "age",
         "filtered",
+        "reason",
         "watermark (UTC)",
         "quarantined",
         "offsets",
@@ -60,6 +62,7 @@ def log_table(name: str, rows: list[Json], *, now_ms: int) -> Table:
         columns=shown,
         rows=[*zip(*(cells[title] for title in shown), strict=True)],
         left_out_first=[title for title in left_out_first if title in shown],
+        shortened=["reason"],
     )
 
 

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 # C0, DEL and C1 controls, line and paragraph separators, bidirectional controls, and unpaired surrogates, which cannot be encoded.
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
+_SHORTENED = 40
+"""The number of characters of a truncated cell, with the ellipsis."""
+
 
 def printable(text: str, *, keep: str = "") -> str:
     r"""
@@ -51,10 +54,11 @@ class PrintableFormatter(logging.Formatter):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
     """
-    A table for the terminal. A cell may have several lines. Cells are never truncated.
+    A table for the terminal. A cell may have several lines. Only cells of ``shortened`` are truncated.
 
     :param left_out_first: the columns that may be left out if the terminal is too narrow, in the order in which they are left out
     :param folded: the columns whose text may wrap
+    :param shortened: the columns whose text has one line, of which a terminal shows at most 40 characters
     """
 
     title: str
@@ -62,6 +66,7 @@ class Table:
     rows: Sequence[Sequence[str]]
     left_out_first: Sequence[str] = ()
     folded: Sequence[str] = ()
+    shortened: Sequence[str] = ()
 
     @property
     def width(self) -> int:
@@ -82,6 +87,18 @@ class Table:
         rows = [[*row[:at], *row[at + 1 :]] for row in self.rows]
         columns = [*self.columns[:at], *self.columns[at + 1 :]]
         return replace(self, columns=columns, rows=rows, left_out_first=[c for c in self.left_out_first if c != column])
+
+    def with_short_cells(self) -> Table:
+        """Return the table with the cells of ``shortened`` truncated."""
+        from rich.text import Text
+
+        def short(column: str, cell: str) -> str:
+            text = Text(cell)
+            if column in self.shortened:
+                text.truncate(_SHORTENED, overflow="ellipsis")
+            return text.plain
+
+        return replace(self, rows=[[*map(short, self.columns, row)] for row in self.rows])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +177,7 @@ def show(result: CommandResult, *, wide: bool = False) -> None:
     """
     Print the tables and lines of a command's result.
 
-    :param wide: leave out no column, even if the table is wider than the terminal
+    :param wide: leave out no column and truncate no cell, even if a table is wider than the terminal
     """
     for table in result.tables:
         show_table(table, wide=wide)
@@ -172,7 +189,9 @@ def show_table(table: Table, *, wide: bool = False) -> None:
     """
     Print a table, and below it the names of the columns that were left out.
 
-    A pipe and a file have no width, so all columns are printed there, unless the environment variable ``COLUMNS`` sets a width.
+    A pipe and a file have no width, so all columns and whole cells are printed there, unless the environment variable ``COLUMNS`` sets a width.
+
+    :param wide: leave out no column and truncate no cell
     """
     from rich.console import Console
 
@@ -186,6 +205,7 @@ def show_table(table: Table, *, wide: bool = False) -> None:
 
 
 def _fitting(table: Table, width: int) -> Table:
+    table = table.with_short_cells()
     while table.width > width and table.left_out_first:
         table = table.without(table.left_out_first[0])
     return table

@@ -538,6 +538,28 @@ def test_log_in_a_pipe_hides_no_column(
     assert all(column in out for column in ("version", "closed (UTC)", "offsets", "written", "duration"))
 
 
+def test_log_shows_the_reason_of_an_abort_and_truncates_it_only_in_a_terminal(
+    fixture: PipelineFixture, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reason = f"line 1\n{'x' * 60} end"
+    log = str(fixture.root / "log")
+    monkeypatch.delenv("COLUMNS", raising=False)
+    _, out, _ = run(capsys, "log", log)
+    assert "reason" not in out, "no version was aborted"
+    fixture.dies("b")
+    run(capsys, "abort", str(fixture.root / "p.toml"), "1", "--reason", reason)
+    whole = reason.replace("\n", r"\u000a")
+    _, out, _ = run(capsys, "log", log)
+    assert whole in out
+    monkeypatch.setenv("COLUMNS", "160")
+    _, out, _ = run(capsys, "log", log)
+    assert f" {whole[:39]}… " in out
+    _, out, _ = run(capsys, "log", log, "--wide")
+    assert whole in out
+    _, out, _ = run(capsys, "log", log, "--json")
+    assert [row["reason"] for row in json.loads(out)["versions"]] == [reason, ""]
+
+
 def test_show_prints_values_as_json(fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]) -> None:
     _, stored, _ = run(capsys, "show", str(fixture.root / "log"), "0", "--json")
     _, out, _ = run(capsys, "show", str(fixture.root / "log"), "0")
@@ -559,6 +581,7 @@ def test_log_shows_the_sink_with_a_pending_publish(
         "attempts": 1,
         "duration_ms": 1,
         "changed": [],
+        "reason": "",
     }
     table = log_table("p", [{**row, "sinks": {"out": "committed", "push": "waiting"}}], now_ms=0)
     assert table.rows[0][table.columns.index("sinks")] == "out committed\npush waiting"
