@@ -293,23 +293,30 @@ def subtract_counts(total: Mapping[str, int], less: Mapping[str, int]) -> dict[s
     return add_counts(total, {name: -count for name, count in less.items()})
 
 
+Part: TypeAlias = Segment | Outcome
+"""What a view is computed from."""
+
+
 def fold(
-    parts: Iterable[Segment | Outcome],
+    parts: Iterable[Part],
     *,
     initial_offsets: Offsets,
+    first: int = 0,
     since: int = -1,
     with_rewrites: bool = True,
     oldest_readable: int = 0,
 ) -> LogView:
     """
-    Compute a view from level-1 segments and outcomes, which must cover the versions from 0 on, in order.
+    Compute a view from level-1 segments and outcomes, which must cover the versions from ``first`` on, in order.
 
-    :param since: keep only files of versions above this one; the totals always cover all versions
+    :param first: the version with which the parts begin. If it is above 0, the files are those of a reader of the versions from ``first`` on (R8), and the
+        totals are those of these versions
+    :param since: keep only files of versions above this one; the totals cover all versions of the parts
     :param with_rewrites: whether to return the files of the rewrites that apply (R8) in place of the original files; if not, still those of bound rewrites
     :param oldest_readable: the oldest readable version of the log, by which a rewrite is bound (W44)
     :raises LogDamagedError: a version is missing or duplicated (R1)
     """
-    version, commits, aborts = -1, 0, 0
+    version, commits, aborts = first - 1, 0, 0
     counts: dict[str, int] = {}
     next_offsets: Offsets = dict(initial_offsets)
     files: dict[int, list[SegmentFile]] = {}

@@ -7,11 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 
+from airflow_provider_streamsem.errors import LogDamagedError
 from airflow_provider_streamsem.pipeline.changes import changed_fields
-from airflow_provider_streamsem.protocol.entries import Json, Outcome, Receipts
+from airflow_provider_streamsem.protocol import keys
+from airflow_provider_streamsem.protocol.entries import SEGMENT_WIDTH, Json, Outcome, Receipts, Segment
 from airflow_provider_streamsem.protocol.offsets import Gaps, Ranges
+from airflow_provider_streamsem.protocol.procedures import read_entry
 from airflow_provider_streamsem.protocol.specs import stored_spec
-from airflow_provider_streamsem.protocol.view import OpenHead, stored_output
+from airflow_provider_streamsem.protocol.view import OpenHead, Part, stored_output
 from airflow_provider_streamsem.readers.files import CommittedLog, Version
 from airflow_provider_streamsem.stores.concurrency import in_threads
 
@@ -37,6 +40,7 @@ class VersionSummary:
     :param files: number of committed files
     :param bytes: their size in bytes
     :param counts: name → number of records, such as ``read`` and ``written.<sink>``; empty while the version is open
+    :param rewritten: sink → number of rows that a committed rewrite has stored in new files; empty for every other version
     :param watermark_ms: the watermark after the version, in milliseconds since the epoch
     :param planned_at_ms: when the version was planned, in milliseconds since the epoch
     :param decided_at_ms: when it was closed; ``None`` while it is open
@@ -63,6 +67,7 @@ class VersionSummary:
     files: int
     bytes: int
     counts: Mapping[str, int]
+    rewritten: Mapping[str, int]
     watermark_ms: int | None
     planned_at_ms: int
     decided_at_ms: int | None
@@ -148,6 +153,33 @@ class History:
             self._keep(version, outcome)
         return version
 
+    def parts(self, versions: range) -> list[Part]:
+        """
+        Return segments and outcomes that together cover some closed versions, in order (R5). Each 100 versions are one segment if it exists.
+
+        :raises LogDamagedError: a version has no outcome
+        """
+        indexes = range(-(-versions.start // SEGMENT_WIDTH), versions.stop // SEGMENT_WIDTH)
+        if not indexes:
+            return [*self._outcomes(versions)]
+        segments = in_threads(self._segment, indexes)
+        found: list[Part] = [*self._outcomes(range(versions.start, indexes.start * SEGMENT_WIDTH))]
+        for index, segment in zip(indexes, segments, strict=True):
+            whole = range(index * SEGMENT_WIDTH, (index + 1) * SEGMENT_WIDTH)
+            found += [segment] if segment is not None else self._outcomes(whole)
+        return [*found, *self._outcomes(range(indexes.stop * SEGMENT_WIDTH, versions.stop))]
+
+    def _segment(self, index: int) -> Segment | None:
+        entry = self.opened.log.perform(read_entry(Segment, keys.segment(1, index)))
+        return None if entry is None else entry[0]
+
+    def _outcomes(self, versions: range) -> list[Outcome]:
+        found = [version.outcome for version in self.versions(versions) if version.outcome is not None]
+        if len(found) < len(versions):
+            summary = "a version below the head has no outcome"
+            raise LogDamagedError(summary, invariant="I2", first=versions.start, last=versions[-1])
+        return found
+
     def _keep(self, version: Version, outcome: Outcome) -> None:
         with self._lock:
             if version.version not in self._closed:
@@ -182,6 +214,9 @@ class History:
             files=len(files),
             bytes=sum(file.bytes for file in files),
             counts={} if outcome is None else outcome.counts,
+            rewritten={}
+            if outcome is None or outcome.rewritten is None
+            else {outcome.rewritten.sink: outcome.rewritten.rows},
             watermark_ms=None if outcome is None else outcome.watermark_ms,
             planned_at_ms=plan.planned_at_ms,
             decided_at_ms=None if outcome is None else outcome.decided_at_ms,

@@ -6,11 +6,13 @@ Times are milliseconds since the epoch, and sizes are bytes. Offsets are text, b
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import groupby, islice
 from typing import Any
 
 from pydantic import BaseModel
 
-from airflow_provider_streamsem.protocol.entries import Receipts
+from airflow_provider_streamsem.protocol.entries import Altered, Receipts, Rewritten, SegmentFile
 from airflow_provider_streamsem.protocol.offsets import Gaps, Ranges
 from airflow_provider_streamsem.readers.history import VersionSummary
 from airflow_provider_streamsem.state import OperatorState
@@ -48,6 +50,7 @@ class VersionRow(BaseModel, from_attributes=True):
     files: int
     bytes: int
     counts: dict[str, int]
+    rewritten: dict[str, int]
     watermark_ms: int | None
     planned_at_ms: int
     decided_at_ms: int | None
@@ -175,6 +178,47 @@ class StateRow(BaseModel):
     partitions: int
 
 
+class VersionRange(BaseModel):
+    """Consecutive versions. Both ends are inclusive."""
+
+    first: int
+    last: int
+
+
+class Rewrite(BaseModel):
+    """
+    The plan of a rewrite.
+
+    :param commits: number of commits whose rows are in the new files
+    :param ranges: the versions of these commits, at most 100 ranges
+    :param rows: number of their rows
+    :param old_files: number of files that had these rows before; ``None`` while the version is open, and if the oldest commit is more than 10,000 versions
+        before it
+    :param old_bytes: size of these files
+    """
+
+    sink: str
+    commits: int
+    ranges: list[VersionRange]
+    rows: int
+    old_files: int | None
+    old_bytes: int | None
+
+
+class Alteration(BaseModel):
+    """
+    What an alter changes besides the spec.
+
+    :param removed: sinks whose earlier rows are no longer visible
+    :param state: fields of the state that the next version starts without
+    :param partitions: partition → offset at which the next version starts to read it, of the partitions that the alter adds
+    """
+
+    removed: list[str]
+    state: list[str]
+    partitions: dict[str, str]
+
+
 class VersionDetail(BaseModel):
     """
     One version.
@@ -186,6 +230,9 @@ class VersionDetail(BaseModel):
     :param settings: the stored spec of the pipeline
     :param quarantined: number of quarantined records
     :param schemas: sink → its columns as Spark's schema JSON
+    :param removed: of a rollback: name → number of records by which the totals of the log are reduced
+    :param rewrite: only of a rewrite
+    :param alteration: only of an alter
     """
 
     row: VersionRow
@@ -201,6 +248,9 @@ class VersionDetail(BaseModel):
     conditions: str
     quarantined: int
     schemas: dict[str, str]
+    removed: dict[str, int]
+    rewrite: Rewrite | None
+    alteration: Alteration | None
 
 
 class QuarantinedRecord(BaseModel):
@@ -264,6 +314,40 @@ def sinks_of(summary: VersionSummary, receipts: Receipts | None) -> list[SinkSta
         )
         for name, state in sorted(summary.sinks.items())
     ]
+
+
+def rewrite_of(rewritten: Rewritten | None, old: Sequence[SegmentFile] | None, *, most: int) -> Rewrite | None:
+    """
+    Return the document of a rewrite.
+
+    :param old: the files that had the rows before; ``None`` if they are not known
+    :param most: maximum number of ranges
+    """
+    if rewritten is None:
+        return None
+    return Rewrite(
+        sink=rewritten.sink,
+        commits=len(rewritten.commits),
+        ranges=[*islice(_consecutive(rewritten.commits), most)],
+        rows=rewritten.rows,
+        old_files=None if old is None else len(old),
+        old_bytes=None if old is None else sum(file.file.bytes for file in old),
+    )
+
+
+def _consecutive(versions: Sequence[int]) -> Iterator[VersionRange]:
+    """Yield the ranges of consecutive versions. ``versions`` are in ascending order."""
+    for _, found in groupby(enumerate(versions), lambda numbered: numbered[1] - numbered[0]):
+        first, *later = (version for _, version in found)
+        yield VersionRange(first=first, last=later[-1] if later else first)
+
+
+def alteration_of(altered: Altered | None) -> Alteration | None:
+    """Return the document of what an alter changes."""
+    if altered is None:
+        return None
+    offsets = {partition: str(offset) for partition, offset in sorted(altered.offsets.items())}
+    return Alteration(removed=sorted(altered.removed), state=sorted(altered.state), partitions=offsets)
 
 
 def state_of(state: OperatorState | None) -> list[StateRow]:

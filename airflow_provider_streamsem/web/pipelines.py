@@ -15,10 +15,12 @@ from airflow_provider_streamsem.pipeline.changes import changed_fields, dag_id
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import DataFile, StagedManifest
+from airflow_provider_streamsem.protocol.invariants import check_i23_plan
 from airflow_provider_streamsem.protocol.procedures import read_entry
 from airflow_provider_streamsem.protocol.view import stored_output
 from airflow_provider_streamsem.readers.files import CommittedLog, Version, open_log
 from airflow_provider_streamsem.readers.history import History, rows_per_minute
+from airflow_provider_streamsem.readers.rewrites import files_before
 from airflow_provider_streamsem.state import operator_state
 from airflow_provider_streamsem.stores.concurrency import in_threads
 from airflow_provider_streamsem.telemetry import log_of
@@ -30,11 +32,14 @@ from airflow_provider_streamsem.web.documents import (
     PipelineSummary,
     Problem,
     QuarantinedRecord,
+    Rewrite,
     Task,
     VersionDetail,
     VersionPage,
     VersionRow,
+    alteration_of,
     ranges_of,
+    rewrite_of,
     sinks_of,
     state_of,
 )
@@ -49,6 +54,10 @@ _RAW = 2_000
 """The number of characters of a quarantined record."""
 _COMPARED = 1_000
 """The maximum distance of two versions that are compared."""
+_RANGES = 100
+"""The number of ranges of commits in a :class:`Rewrite`."""
+_REWRITTEN = 10_000
+"""The maximum number of versions that are read to count the files before a rewrite."""
 _SEARCHED = 100
 """The number of the newest versions of which a DAG must have planned one."""
 _EXPIRES_MS = 300_000
@@ -219,7 +228,24 @@ class LoggedPipeline:
             conditions=conditions,
             quarantined=0 if outcome is None else outcome.quarantine.rows,
             schemas={} if outcome is None else dict(outcome.schemas),
+            removed={} if outcome is None or outcome.rolled_back is None else dict(outcome.rolled_back.counts),
+            rewrite=self._rewrite(version),
+            alteration=alteration_of(version.plan.altered),
         )
+
+    def _rewrite(self, version: Version) -> Rewrite | None:
+        """
+        Return the document of a rewrite. The files before are counted from at most 10,000 versions, because 100 of them cost a request.
+
+        While the version is open, they are not counted, because the page refreshes it.
+        """
+        rewritten = version.plan.rewritten
+        if rewritten is None:
+            return None
+        check_i23_plan(version.plan)
+        is_counted = version.outcome is not None and version.version - rewritten.commits[0] <= _REWRITTEN
+        old = files_before(self.history, version.version, rewritten) if is_counted else None
+        return rewrite_of(rewritten, old, most=_RANGES)
 
     def quarantined(self, number: int, *, limit: int) -> list[QuarantinedRecord]:
         """

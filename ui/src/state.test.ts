@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 import type { VersionRow } from "./api/client";
-import { phases, sinkState, versionState, written } from "./state";
+import { hasRecords, label, phases, rewritten, sinkState, versionState, written } from "./state";
 
 const COMMITTED: VersionRow = {
   version: 3,
@@ -15,6 +15,7 @@ const COMMITTED: VersionRow = {
   files: 1,
   bytes: 10,
   counts: { read: 7, "written.a": 2, "written.b": 3 },
+  rewritten: {},
   watermark_ms: null,
   planned_at_ms: 0,
   decided_at_ms: 1,
@@ -44,6 +45,26 @@ describe("the state of a version", () => {
     expect(versionState(row({ kind: "reprocess", is_rolled_back: true }))).toBe("rolled_back");
     expect(versionState(row({ result: "abort", is_rolled_back: true }))).toBe("aborted");
     expect(versionState(row({ replaced_by: 7 }))).toBe("replaced");
+  });
+
+  it("has a text that names the kind of a version without records once", () => {
+    const texts = (result: string) =>
+      ["batch", "reprocess", "rollback", "alter", "rewrite"].map((kind) => label(row({ kind, result })));
+    expect(texts("commit")).toEqual(["committed", "reprocessing run", "rollback", "alter", "rewrite (compaction)"]);
+    expect(texts("abort")).toEqual([
+      "aborted",
+      "aborted",
+      "aborted (rollback)",
+      "aborted (alter)",
+      "aborted (rewrite)",
+    ]);
+    expect(["batch", "reprocess", "rewrite"].map((kind) => hasRecords(row({ kind })))).toEqual([true, true, false]);
+  });
+
+  it("is that of a rewrite only for the sink whose rows it has", () => {
+    const rewrite = row({ kind: "rewrite", sinks: {}, counts: {}, rewritten: { a: 12 } });
+    expect([sinkState(rewrite, "a"), sinkState(rewrite, "b")]).toEqual(["rewrite", "none"]);
+    expect([rewritten(rewrite), written(rewrite), rewritten(COMMITTED)]).toEqual([12, 0, 0]);
   });
 
   it("is pending only for the sinks without a receipt", () => {

@@ -64,7 +64,19 @@ export function versionState(row: VersionRow): CellState {
   return row.kind === "reprocess" ? "reprocessing" : "committed";
 }
 
+/** The text of the state of a version. Names a rollback, an alter and a rewrite also if it is open, aborted or rolled back. */
+export function label(row: VersionRow): string {
+  const state = versionState(row);
+  return hasRecords(row) || state === row.kind ? LABELS[state] : `${LABELS[state]} (${row.kind})`;
+}
+
+/** Whether a version is a batch or a reprocessing run. All others read no records and run no transform. */
+export function hasRecords(row: VersionRow): boolean {
+  return row.kind === "batch" || row.kind === "reprocess";
+}
+
 export function sinkState(row: VersionRow, sink: string): CellState {
+  if (sink in row.rewritten) return "rewrite";
   const state = row.sinks[sink];
   if (state === undefined) return "none";
   if (state === "waiting") return "pending";
@@ -78,6 +90,11 @@ export function sinkState(row: VersionRow, sink: string): CellState {
 export function closed(pipeline: PipelineSummary): string {
   const at = pipeline.newest.find((row) => row.decided_at_ms !== null)?.decided_at_ms;
   return at ? `${age(pipeline.now_ms - at)} ago` : "";
+}
+
+/** The rows that a rewrite has stored in new files. */
+export function rewritten(row: VersionRow): number {
+  return Object.values(row.rewritten).reduce((sum, rows) => sum + rows, 0);
 }
 
 /** The rows that a version wrote, over all sinks. */

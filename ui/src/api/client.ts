@@ -4,6 +4,8 @@ import type { components, paths } from "./schema";
 export type ActionsDag = components["schemas"]["ActionsDag"];
 export type PipelineSummary = components["schemas"]["PipelineSummary"];
 export type VersionRow = components["schemas"]["VersionRow"];
+export type Rewrite = components["schemas"]["Rewrite"];
+export type SinkState = components["schemas"]["SinkState"];
 export type VersionDetail = components["schemas"]["VersionDetail"];
 export type Comparison = components["schemas"]["Comparison"];
 export type QuarantinedRecord = components["schemas"]["QuarantinedRecord"];

@@ -1,6 +1,6 @@
 import { Box, Flex, Stack, Text } from "@chakra-ui/react";
 import { useQuery } from "@tanstack/react-query";
-import { api, type VersionDetail } from "../api/client";
+import { api, type SinkState, type VersionDetail } from "../api/client";
 import { count } from "../text";
 import { Fetched } from "./Fetched";
 
@@ -13,6 +13,7 @@ export function Flow({ id, version }: { id: string; version: number }) {
 function Boxes({ detail }: { detail: VersionDetail }) {
   const { counts } = detail.row;
   const sources = sourcesOf(detail.settings);
+  const sinks = (detail.settings.sinks ?? {}) as Record<string, unknown>;
   return (
     <Stack gap="3">
       <Text fontSize="sm" color="fg.muted">
@@ -42,14 +43,14 @@ function Boxes({ detail }: { detail: VersionDetail }) {
         />
         <Arrow />
         <Stack>
-          {detail.sinks.map((sink) => (
+          {Object.entries(sinks).map(([name, spec]) => (
             <Card
-              key={sink.sink}
-              title={`sink ${sink.sink}`}
+              key={name}
+              title={`sink ${name}`}
               lines={[
-                typeOf((detail.settings.sinks as Record<string, unknown> | undefined)?.[sink.sink]),
-                `${count(sink.rows ?? 0)} rows, ${sink.state}`,
-                (detail.guarantee[sink.sink] ?? "").replaceAll("_", "-"),
+                typeOf(spec),
+                rowsOf(detail.sinks.find((sink) => sink.sink === name)),
+                (detail.guarantee[name] ?? "").replaceAll("_", "-"),
               ]}
             />
           ))}
@@ -85,6 +86,11 @@ function Arrow() {
 function typeOf(spec: unknown): string {
   const type = (spec as { type?: unknown } | null | undefined)?.type;
   return typeof type === "string" ? type : "";
+}
+
+/** The rows and the state of a sink. An open version, an abort and an alter have written none. */
+function rowsOf(sink: SinkState | undefined): string {
+  return sink === undefined ? "0 rows" : `${count(sink.rows ?? 0)} rows, ${sink.state}`;
 }
 
 /** Name → type of the sources of a spec. The only source has the name "". */

@@ -2,7 +2,7 @@ import { Box, Flex, Stack, Text } from "@chakra-ui/react";
 import { useEffect, useRef } from "react";
 import { Link } from "react-router-dom";
 import type { VersionRow } from "../api/client";
-import { type CellState, COLORS, LABELS, sinkState, versionState } from "../state";
+import { type CellState, COLORS, LABELS, label, sinkState, versionState } from "../state";
 import { duration } from "../text";
 
 const CELL = "16px";
@@ -16,7 +16,7 @@ export function Grid({ id, versions }: { id: string; versions: VersionRow[] }) {
   useEffect(() => {
     if (!isEmpty && area.current !== null) area.current.scrollLeft = area.current.scrollWidth;
   }, [isEmpty]);
-  const sinks = [...new Set(versions.flatMap((row) => Object.keys(row.sinks)))].sort();
+  const sinks = [...new Set(versions.flatMap((row) => Object.keys({ ...row.sinks, ...row.rewritten })))].sort();
   const longest = Math.max(1, ...versions.map((row) => row.duration_ms ?? 0));
   return (
     <Flex gap="3">
@@ -54,11 +54,11 @@ function Column({ id, row, sinks, longest }: { id: string; row: VersionRow; sink
   const quarantined = row.counts.quarantined ?? 0;
   const marks = [...(row.has_gaps ? ["gap"] : []), ...(quarantined > 0 ? [`${quarantined} quarantined`] : [])];
   const ofSinks = sinks.map((sink) => `${sink}: ${LABELS[sinkState(row, sink)]}`);
-  const label = [`version ${row.version}: ${LABELS[state]}`, duration(row.duration_ms), ...marks, ...ofSinks]
+  const text = [`version ${row.version}: ${label(row)}`, duration(row.duration_ms), ...marks, ...ofSinks]
     .filter(Boolean)
     .join(", ");
   return (
-    <Link to={`/pipelines/${id}/versions/${row.version}`} aria-label={label} title={label}>
+    <Link to={`/pipelines/${id}/versions/${row.version}`} aria-label={text} title={text}>
       <Stack gap="1" align="center" _hover={{ opacity: 0.7 }}>
         <Flex h={`${BARS}px`} align="flex-end">
           <Box

@@ -10,3 +10,8 @@ export function PageLink({ to, children }: { to: string; children: ReactNode }) 
     </Link>
   );
 }
+
+/** A link to the page of a version. */
+export function VersionLink({ id, version, children }: { id: string; version: number; children: ReactNode }) {
+  return <PageLink to={`/pipelines/${id}/versions/${version}`}>{children}</PageLink>;
+}

@@ -13,7 +13,7 @@ import {
 import { useTheme } from "next-themes";
 import { Bar, Line } from "react-chartjs-2";
 import type { VersionRow } from "../api/client";
-import { phases, written } from "../state";
+import { hasRecords, phases, rewritten, written } from "../state";
 import { age } from "../text";
 
 Chart.register(BarElement, CategoryScale, Legend, LinearScale, LineElement, PointElement, Tooltip);
@@ -31,7 +31,8 @@ export function Timeline({ versions }: { versions: VersionRow[] }) {
   const ink = resolvedTheme === "dark" ? "#d4d4d8" : "#3f3f46";
   const lines = resolvedTheme === "dark" ? "#3f3f46" : "#e4e4e7";
   const closed = [...versions].reverse().filter((row) => row.decided_at_ms !== null);
-  const labels = closed.map((row) => String(row.version));
+  const labels = closed.map((row) => (hasRecords(row) ? String(row.version) : `${row.version} ${row.kind}`));
+  const rewrites = closed.filter((row) => row.kind === "rewrite").length;
   const options = (title: string, stacked = false) => ({
     animation: false as const,
     maintainAspectRatio: false,
@@ -52,6 +53,7 @@ export function Timeline({ versions }: { versions: VersionRow[] }) {
     datasets: [
       { label: "read", data: closed.map((row) => row.counts.read ?? 0), backgroundColor: "#3b82f6" },
       { label: "written", data: closed.map(written), backgroundColor: "#16a34a" },
+      ...(rewrites === 0 ? [] : [{ label: "rewritten", data: closed.map(rewritten), backgroundColor: "#22d3ee" }]),
     ],
   };
   const seconds: ChartData<"bar"> = {
@@ -84,7 +86,7 @@ export function Timeline({ versions }: { versions: VersionRow[] }) {
         <Bar
           data={rows}
           options={options("records")}
-          aria-label={`records read and written by ${closed.length} versions`}
+          aria-label={`records read and written by ${closed.length} versions; rewrites: ${rewrites}`}
           role="img"
         />
       </Box>

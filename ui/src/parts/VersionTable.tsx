@@ -1,8 +1,8 @@
 import { Stack } from "@chakra-ui/react";
 import type { VersionRow } from "../api/client";
-import { LABELS, versionState, written } from "../state";
+import { hasRecords, label, rewritten, written } from "../state";
 import { count, duration, size, utc } from "../text";
-import { PageLink } from "./PageLink";
+import { PageLink, VersionLink } from "./PageLink";
 import { Rows } from "./Rows";
 
 const COLUMNS = [
@@ -31,18 +31,19 @@ export function VersionTable({ id, versions }: { id: string; versions: VersionRo
 function cells(id: string, row: VersionRow) {
   const earlier = row.version - 1;
   return [
-    <PageLink key="version" to={`/pipelines/${id}/versions/${row.version}`}>
+    <VersionLink key="version" id={id} version={row.version}>
       {row.version}
-    </PageLink>,
+    </VersionLink>,
     <Stack key="state" gap="0">
-      {LABELS[versionState(row)]}
+      {label(row)}
       {row.replaces === null ? null : <span>replaces version {row.replaces}</span>}
       {row.rolls_back_to === null ? null : <span>to version {row.rolls_back_to}</span>}
+      {rewritten(row) === 0 ? null : <span>{count(rewritten(row))} rows in new files</span>}
       {row.reason === "" ? null : <span>{row.reason}</span>}
     </Stack>,
     utc(row.decided_at_ms),
     count(row.counts.read),
-    count(written(row)),
+    hasRecords(row) ? count(written(row)) : "",
     count(row.counts.quarantined),
     row.files === 0 ? "" : `${row.files}, ${size(row.bytes)}`,
     duration(row.duration_ms),

@@ -5,7 +5,7 @@ import { api, type Comparison, type VersionRow } from "../api/client";
 import { Facts } from "../parts/Facts";
 import { OfPipeline } from "../parts/OfPipeline";
 import { Rows } from "../parts/Rows";
-import { LABELS, versionState } from "../state";
+import { label } from "../state";
 import { count, duration, utc } from "../text";
 
 export function Compare() {
@@ -28,7 +28,7 @@ export function Compare() {
 function Differences({ found }: { found: Comparison }) {
   const { older, newer } = found;
   const fields: [string, (row: VersionRow) => string][] = [
-    ["state", (row) => LABELS[versionState(row)]],
+    ["state", label],
     ["closed (UTC)", (row) => utc(row.decided_at_ms)],
     ["duration", (row) => duration(row.duration_ms)],
     ["files", (row) => count(row.files)],

@@ -9,7 +9,7 @@ import { Flow } from "../parts/Flow";
 import { Grid, Legend } from "../parts/Grid";
 import { Timeline } from "../parts/Timeline";
 import { VersionTable } from "../parts/VersionTable";
-import { closed, LABELS, versionState } from "../state";
+import { closed, hasRecords, label } from "../state";
 import { count, guarantee } from "../text";
 
 export function Pipeline() {
@@ -22,6 +22,8 @@ export function Pipeline() {
     getNextPageParam: (page) => page.before ?? undefined,
   });
   const versions: VersionRow[] = pages.data?.pages.flatMap((page) => page.versions) ?? [];
+  // A rollback and a rewrite have no source, no transform and no counts. An alter has a new spec.
+  const flow = versions.find((row) => hasRecords(row) || row.kind === "alter") ?? versions[0];
   return (
     <Fetched query={summary}>
       {(pipeline) => (
@@ -52,11 +54,7 @@ export function Pipeline() {
               <VersionTable id={id} versions={versions} />
             </Tabs.Content>
             <Tabs.Content value="flow">
-              {versions[0] === undefined ? (
-                <Text>There are no versions yet.</Text>
-              ) : (
-                <Flow id={id} version={versions[0].version} />
-              )}
+              {flow === undefined ? <Text>There are no versions yet.</Text> : <Flow id={id} version={flow.version} />}
             </Tabs.Content>
           </Tabs.Root>
           {pages.hasNextPage ? (
@@ -82,7 +80,7 @@ function facts(pipeline: PipelineSummary): [string, string][] {
   const aborted = pipeline.newest.find((row) => row.reason !== "");
   return [
     ["Guarantee", guarantee(pipeline.guarantee, pipeline.conditions)],
-    ["Newest version", newest === undefined ? "none" : `${newest.version}: ${LABELS[versionState(newest)]}`],
+    ["Newest version", newest === undefined ? "none" : `${newest.version}: ${label(newest)}`],
     ["Closed", closed(pipeline)],
     ["Rows per minute", count(pipeline.rows_per_minute)],
     ["Last abort", aborted === undefined ? "" : `version ${aborted.version}: ${aborted.reason}`],

@@ -5,7 +5,7 @@ import { api, type PipelineSummary } from "../api/client";
 import { Fetched } from "../parts/Fetched";
 import { PageLink } from "../parts/PageLink";
 import { Rows } from "../parts/Rows";
-import { closed, LABELS, versionState } from "../state";
+import { closed, label } from "../state";
 import { count, guarantee } from "../text";
 
 /** The pipelines that the user may read. Below the route of a DAG: those that its tasks run. */
@@ -51,7 +51,7 @@ function cells(pipeline: PipelineSummary) {
     name,
     guarantee(pipeline.guarantee, pipeline.conditions),
     newest === undefined ? "none" : newest.version,
-    newest === undefined ? "no run yet" : LABELS[versionState(newest)],
+    newest === undefined ? "no run yet" : label(newest),
     closed(pipeline),
     count(pipeline.rows_per_minute),
   ];

@@ -7,8 +7,10 @@ import { Actions } from "../parts/Actions";
 import { Facts } from "../parts/Facts";
 import { Fetched } from "../parts/Fetched";
 import { OfPipeline } from "../parts/OfPipeline";
+import { VersionLink } from "../parts/PageLink";
+import { RewriteFacts } from "../parts/RewriteFacts";
 import { Rows } from "../parts/Rows";
-import { LABELS, versionState } from "../state";
+import { hasRecords, label } from "../state";
 import { count, duration, guarantee, size, utc } from "../text";
 
 export function Version() {
@@ -31,37 +33,59 @@ function isFinal(detail: VersionDetail | undefined): boolean {
 }
 
 function Detail({ id, detail }: { id: string; detail: VersionDetail }) {
-  const { row } = detail;
+  const { row, alteration } = detail;
+  const isRewrite = row.kind === "rewrite";
+  const hasAttempts = hasRecords(row) || isRewrite;
+  const link = (version: number | null) =>
+    version === null ? (
+      ""
+    ) : (
+      <VersionLink id={id} version={version}>
+        version {version}
+      </VersionLink>
+    );
   const pipeline = useQuery({ queryKey: ["pipeline", id], queryFn: () => api.pipeline(id) });
   return (
     <Stack gap="6">
       <Facts
         facts={[
-          ["State", LABELS[versionState(row)]],
+          ["State", label(row)],
           ["Reason", row.reason],
-          ["Replaced by", row.replaced_by === null ? "" : `version ${row.replaced_by}`],
-          ["Replaces", row.replaces === null ? "" : `version ${row.replaces}`],
-          ["Rolls back to", row.rolls_back_to === null ? "" : `version ${row.rolls_back_to}`],
+          ["Replaced by", link(row.replaced_by)],
+          ["Replaces", link(row.replaces)],
+          ["Rolls back to", link(row.rolls_back_to)],
+          ["Sinks whose earlier rows are hidden", alteration?.removed.join(", ")],
+          ["Dropped state", alteration?.state.join(", ")],
+          [
+            "New partitions",
+            Object.entries(alteration?.partitions ?? {})
+              .map((pair) => pair.join(" from "))
+              .join(", "),
+          ],
           ["Planned (UTC)", utc(row.planned_at_ms)],
           ["Closed (UTC)", utc(row.decided_at_ms)],
           ["Published (UTC)", utc(row.published_at_ms)],
           ["Duration", duration(row.duration_ms)],
-          ["Planning", duration(row.planning_ms)],
-          ["Staging", duration(row.staged_ms)],
+          ["Planning", hasRecords(row) ? duration(row.planning_ms) : ""],
+          ["Staging", hasAttempts ? duration(row.staged_ms) : ""],
           ["Publishing", duration(row.publishing_ms)],
           ["Unread when planned", row.lag === null ? "" : count(row.lag)],
-          ["Guarantee", guarantee(detail.guarantee, detail.conditions)],
-          ["Transform", detail.transform],
+          ["Guarantee", hasRecords(row) || row.kind === "alter" ? guarantee(detail.guarantee, detail.conditions) : ""],
+          ["Transform", hasRecords(row) ? detail.transform : ""],
           ["Run", row.run_key],
-          ["Watermark (UTC)", utc(row.watermark_ms)],
+          ["Watermark (UTC)", isRewrite ? "" : utc(row.watermark_ms)],
           ["Changed in the spec", row.changed.join(", ")],
         ]}
       />
       {pipeline.data === undefined ? null : <Actions pipeline={pipeline.data} row={row} />}
-      <Section title="Counts">
-        <Facts facts={Object.entries(row.counts).map(([name, value]) => [name, count(value)])} />
-      </Section>
-      <Section title="Ranges">
+      {detail.rewrite === null ? null : (
+        <Section title="Rewrite">
+          <RewriteFacts id={id} row={row} rewrite={detail.rewrite} />
+        </Section>
+      )}
+      <Counts title="Counts" counts={row.counts} />
+      <Counts title="Removed counts" counts={detail.removed} />
+      <Section title="Ranges" isShown={hasRecords(row)}>
         <Rows
           caption="offset ranges"
           columns={["Partition", "Start (inclusive)", "End (exclusive)", "Offsets (including gaps)", "Gaps"]}
@@ -77,7 +101,7 @@ function Detail({ id, detail }: { id: string; detail: VersionDetail }) {
           }))}
         />
       </Section>
-      <Section title="Sinks">
+      <Section title="Sinks" isShown={hasRecords(row) || detail.sinks.length > 0}>
         <Rows
           caption="sinks"
           columns={["Sink", "State", "Rows", "Published rows", "Receipt"]}
@@ -97,7 +121,7 @@ function Detail({ id, detail }: { id: string; detail: VersionDetail }) {
           }))}
         />
       </Section>
-      <Section title="Attempts">
+      <Section title="Attempts" isShown={hasAttempts}>
         <Rows
           caption="attempts"
           columns={["Attempt", "Result", "Staging", "Rows"]}
@@ -114,7 +138,10 @@ function Detail({ id, detail }: { id: string; detail: VersionDetail }) {
           }))}
         />
       </Section>
-      <Section title={detail.files.length < row.files ? `Files (${detail.files.length} of ${row.files})` : "Files"}>
+      <Section
+        title={detail.files.length < row.files ? `Files (${detail.files.length} of ${row.files})` : "Files"}
+        isShown={hasAttempts}
+      >
         <Rows
           caption="files"
           columns={["Sink", "File", "Rows", "Size", "Partition"]}
@@ -132,18 +159,16 @@ function Detail({ id, detail }: { id: string; detail: VersionDetail }) {
           }))}
         />
       </Section>
-      {detail.state.length === 0 ? null : (
-        <Section title="State">
-          <Rows
-            caption="state"
-            columns={["Operator", "Rows", "Size", "Partitions"]}
-            rows={detail.state.map((state, at) => ({
-              id: String(at),
-              cells: [state.operator, count(state.rows), size(state.bytes), state.partitions],
-            }))}
-          />
-        </Section>
-      )}
+      <Section title="State" isShown={detail.state.length > 0 && !isRewrite}>
+        <Rows
+          caption="state"
+          columns={["Operator", "Rows", "Size", "Partitions"]}
+          rows={detail.state.map((state, at) => ({
+            id: String(at),
+            cells: [state.operator, count(state.rows), size(state.bytes), state.partitions],
+          }))}
+        />
+      </Section>
       {detail.quarantined === 0 ? null : <Quarantine id={id} version={row.version} total={detail.quarantined} />}
       <Section title="Settings">
         <Box as="pre" fontSize="xs" overflowX="auto" borderWidth="1px" rounded="md" p="3" tabIndex={0}>
@@ -154,7 +179,17 @@ function Detail({ id, detail }: { id: string; detail: VersionDetail }) {
   );
 }
 
-function Section({ title, children }: { title: string; children: React.ReactNode }) {
+function Counts({ title, counts }: { title: string; counts: Record<string, number> }) {
+  const facts = Object.entries(counts).map(([name, value]): [string, string] => [name, count(value)]);
+  return (
+    <Section title={title} isShown={facts.length > 0}>
+      <Facts facts={facts} />
+    </Section>
+  );
+}
+
+function Section({ title, children, isShown = true }: { title: string; children: React.ReactNode; isShown?: boolean }) {
+  if (!isShown) return null;
   return (
     <Stack as="section" gap="2">
       <Heading size="md" as="h2">
