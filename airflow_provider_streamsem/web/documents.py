@@ -267,8 +267,8 @@ class Comparison(BaseModel):
     Two versions of a pipeline.
 
     :param changed: the fields of the spec that differ
-    :param added_files: files of datasets that became visible after the older version
-    :param removed_files: files that were visible at the older version and are no longer at the newer one
+    :param added_files: number of files of datasets that a reader of the newer version reads, and a reader of the older one does not
+    :param removed_files: number of files that a reader of the older version reads, and a reader of the newer one does not
     """
 
     older: VersionRow

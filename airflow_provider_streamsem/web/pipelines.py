@@ -14,10 +14,11 @@ from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.pipeline.changes import changed_fields, dag_id
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import plain
-from airflow_provider_streamsem.protocol.entries import DataFile, StagedManifest
+from airflow_provider_streamsem.protocol.entries import StagedManifest
 from airflow_provider_streamsem.protocol.invariants import check_i23_plan
 from airflow_provider_streamsem.protocol.procedures import read_entry
 from airflow_provider_streamsem.protocol.view import stored_output
+from airflow_provider_streamsem.readers.file_changes import file_changes
 from airflow_provider_streamsem.readers.files import CommittedLog, Version, open_log
 from airflow_provider_streamsem.readers.history import History, rows_per_minute
 from airflow_provider_streamsem.readers.rewrites import files_before
@@ -259,7 +260,7 @@ class LoggedPipeline:
 
     def comparison(self, older: int, newer: int) -> Comparison:
         """
-        Compare two closed versions.
+        Compare two closed versions: their entries, and the files that a reader of only one of them reads.
 
         :param older: the earlier version
         :param newer: the later version, at most 1,000 versions later
@@ -269,21 +270,19 @@ class LoggedPipeline:
             accepted = f"an earlier and a later version, at most {_COMPARED} versions apart"
             raise InvalidError("these versions cannot be compared", older=older, newer=newer, accepted=accepted)
         before, after = self._version(older), self._version(newer)
-        if after.outcome is None:
+        if before.outcome is None or after.outcome is None:
             raise InvalidError("the version is open, so it cannot be compared", given=newer)
         between = self.history.versions(range(older + 1, newer + 1))
-        removed = _removed(between)
-        gone = self.history.versions(sorted(number for number in removed if number <= older)[-_COMPARED:])
-        added = [file for version in between if version.version not in removed for file in _dataset_files(version)]
-        lost = [file for version in gone for file in _dataset_files(version)]
+        outcomes = [version.outcome for version in between if version.outcome is not None]
+        added, removed = file_changes(self.history, before.outcome, outcomes)
         return Comparison(
             older=VersionRow.model_validate(self.history.summary(before)),
             newer=VersionRow.model_validate(self.history.summary(after)),
             changed=changed_fields(self.history.spec(before.plan.spec), self.history.spec(after.plan.spec)),
             added_files=len(added),
-            removed_files=len(lost),
-            added_rows=sum(file.rows for file in added),
-            removed_rows=sum(file.rows for file in lost),
+            removed_files=len(removed),
+            added_rows=sum(each.file.rows for each in added),
+            removed_rows=sum(each.file.rows for each in removed),
         )
 
     def _version(self, number: int) -> Version:
@@ -324,28 +323,6 @@ def _files(version: Version, *, shows_records: bool) -> Iterator[FileRow]:
             path = file.key if shows_records or not file.partition else file.key.rpartition("/")[2]
             partition = dict(file.partition) if shows_records else {}
             yield FileRow(sink=name, path=path, bytes=file.bytes, rows=file.rows, partition=partition)
-
-
-def _dataset_files(version: Version) -> list[DataFile]:
-    """Return the files that become visible through the log: not those that are published to sinks outside the log."""
-    outcome = version.outcome
-    if outcome is None or not outcome.committed:
-        return []
-    return [file for name, sink in outcome.sinks.items() if name not in outcome.publish for file in sink.files]
-
-
-def _removed(versions: Sequence[Version]) -> set[int]:
-    """Return the versions whose rows the given ones have replaced or rolled back."""
-    found: set[int] = set()
-    for version in versions:
-        outcome = version.outcome
-        if outcome is None or not outcome.committed:
-            continue
-        if outcome.replaces is not None:
-            found.add(outcome.replaces.version)
-        if outcome.rolled_back is not None:
-            found |= {*range(outcome.rolled_back.to + 1, version.version)}
-    return found
 
 
 def _guarantee(spec: Mapping[str, Any]) -> tuple[dict[str, str], str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import count
+from itertools import combinations, count
 from pathlib import Path
 from typing import Any
 
@@ -149,3 +149,28 @@ def test_alter_shows_the_sinks_whose_rows_it_hides(fixture: PipelineFixture, cli
     assert detail["row"]["kind"] == "alter"
     assert detail["alteration"] == {"removed": ["out"], "state": [], "partitions": {}}
     assert [field for field in detail["row"]["changed"] if field.startswith("sinks")] == ["sinks.copy", "sinks.out"]
+
+
+def test_comparison_counts_what_a_reader_of_only_one_version_reads(
+    fixture: PipelineFixture, client: TestClient
+) -> None:
+    compacted(fixture)
+    fixture.run("rest", drain=True)
+    fixture.run("fix", reprocessed=1)
+    compacted(fixture)
+    fixture.arrive(1)
+    fixture.run("wrong")
+    rollback(fixture.pipeline(), 7, log=fixture.log())
+    sinks = {"copy": FilesSink(path=str(fixture.root / "copy"), format="json")}
+    alter(fixture.pipeline(sinks=sinks), log=fixture.log())
+    opened = fixture.opened()
+    assert opened.head == 10
+    for older, newer in combinations(range(11), 2):
+        found = get(client, f"/0/comparison?older={older}&newer={newer}")
+        expected = opened.changes(since=older, version=newer)
+        for name, files in (("added", expected.added), ("removed", expected.removed)):
+            assert found[f"{name}_files"] == len(files), (older, newer)
+            assert found[f"{name}_rows"] == sum(file.rows for file in files)
+    rewritten = get(client, "/0/comparison?older=3&newer=4")
+    names = ("added_files", "added_rows", "removed_files", "removed_rows")
+    assert [rewritten[name] for name in names] == [1, 12, 4, 12]
