@@ -61,7 +61,7 @@ class Site:
         page.locator("input[name=username]").fill(user)
         page.locator("input[name=password]").fill(PASSWORD)
         page.get_by_role("button", name="Sign in").click()
-        page.wait_for_url(re.compile(r"/(?!auth)[^/]*$"))
+        page.wait_for_url(lambda url: "/auth/" not in url)
         page.close()
         return context
 
