@@ -19,21 +19,24 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from airflow_provider_streamsem import open_log, verify
-from tests.integration.parts.airflow import PASSWORD, Airflow
+from tests.integration.parts.airflow import PASSWORD, USER, Airflow
 from tests.integration.parts.install import browser
 
 pytestmark = [pytest.mark.integration, pytest.mark.airflow, pytest.mark.timeout(900)]
 
 SCRIPT = "<img src=x onerror=alert(1)>"
 """Text that a page runs if it inserts the text as HTML."""
-DAGS = Path(__file__).parent / "page_dags"
-ROLES = {"anne": "viewer", "otto": "op"}
+DAGS = {
+    "sales": Path(__file__).parent / "page_dags",
+    "warehouse": Path(__file__).parent / "page_dags_of_another_team",
+}
+ROLES = {"anne": "viewer:sales", "otto": "op:sales", "wanda": "op:warehouse"}
 
 
 @dataclass
 class Site:
     """
-    A pipeline with several batches below a real Airflow, and a browser.
+    A pipeline with several batches below a real Airflow, another one of another team, and a browser.
 
     :param home: the directory of the pipeline; see ``page_dags/shop.py``
     """
@@ -45,9 +48,13 @@ class Site:
     def run(self, run_id: str) -> str:
         """Run the DAG of the pipeline, and return the state of its run."""
         self.airflow.trigger("shop", run_id)
-        ended = lambda: self.airflow.state("shop", run_id) in ("success", "failed")  # noqa: E731
-        self.airflow.until(f"the run {run_id} ends", ended, 240)
-        return str(self.airflow.state("shop", run_id))
+        return self.state("shop", run_id)
+
+    def state(self, dag: str, run_id: str) -> str:
+        """Wait for the end of a run, and return its state."""
+        ended = lambda: self.airflow.state(dag, run_id) in ("success", "failed")  # noqa: E731
+        self.airflow.until(f"the run {run_id} of {dag} ends", ended, 240)
+        return str(self.airflow.state(dag, run_id))
 
     def arrive(self, name: str, *lines: str) -> None:
         (self.home / "in" / name).write_text("".join(f"{line}\n" for line in lines))
@@ -72,18 +79,20 @@ class Site:
         page.goto(f"{self.airflow.url}/streamsem/#/{path}")
         return page
 
-    def pipeline(self, context: BrowserContext) -> Page:
+    def pipeline(self, context: BrowserContext, name: str = "shop") -> Page:
         page = self.open(context)
-        page.get_by_role("link", name="shop").click()
-        expect(page.get_by_role("heading", name="shop")).to_be_visible()
+        page.get_by_role("link", name=name).click()
+        expect(page.get_by_role("heading", name=name)).to_be_visible()
         return page
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """Versions 0 and 1 are committed. Version 2 is open, because its transform fails."""
+    """Versions 0 and 1 are committed. Version 2 is open, because its transform fails. The pipeline of the other team has version 0."""
     home = tmp_path_factory.mktemp("page")
     (home / "in").mkdir()
+    (home / "stock" / "in").mkdir(parents=True)
+    (home / "stock" / "in" / "a.json").write_text('{"id": 1}\n')
     environment = {
         "STREAMSEM_PAGE_HOME": str(home),
         "AIRFLOW__API__WORKERS": "2",
@@ -96,8 +105,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         site.arrive("a", json.dumps({"id": 1, "country": SCRIPT}), json.dumps({"id": 2, "country": "de"}), SCRIPT)
         site.arrive("b", json.dumps({"id": 3, "country": "de"}))
         site.arrive("c", json.dumps({"id": 4, "country": "fr"}))
-        airflow.until("the DAGs are there", lambda: airflow.request("GET", "/dags/shop_actions"), 120)
+        for dag in ("shop_actions", "stock_actions"):
+            airflow.until(f"the DAG {dag} is there", lambda dag=dag: airflow.request("GET", f"/dags/{dag}"), 120)
+        airflow.trigger("stock", "first")
         assert site.run("first") == "success"
+        assert site.state("stock", "first") == "success"
         (home / "poison").touch()
         site.arrive("d", json.dumps({"id": 5, "country": "fr"}))
         assert site.run("poisoned") == "failed"
@@ -115,6 +127,12 @@ def viewer(site: Site) -> Iterator[BrowserContext]:
 @pytest.fixture(scope="module")
 def operator(site: Site) -> Iterator[BrowserContext]:
     with site.login("otto") as context:
+        yield context
+
+
+@pytest.fixture(scope="module")
+def other_team(site: Site) -> Iterator[BrowserContext]:
+    with site.login("wanda") as context:
         yield context
 
 
@@ -218,6 +236,56 @@ def test_viewer_is_offered_no_action(site: Site, viewer: BrowserContext) -> None
         data={"logical_date": None, "conf": {"action": "abort", "versions": "2", "dry_run": False, "reason": "x"}},
     )
     assert refused.status == 403
+
+
+def test_pipeline_of_another_team_is_shown_to_its_team_and_to_the_administrator(
+    site: Site, other_team: BrowserContext
+) -> None:
+    page = site.pipeline(other_team, "stock")
+    expect(page.get_by_text("0: committed")).to_be_visible()
+    expect(page.get_by_role("button", name="Actions")).to_be_visible()
+    with site.login(USER) as administrator:
+        page = site.open(administrator)
+        for name in ("shop", "stock"):
+            expect(page.get_by_role("link", name=name)).to_be_visible()
+
+
+def test_pipeline_of_another_team_is_hidden_in_the_list_and_below_its_address(
+    site: Site, operator: BrowserContext, other_team: BrowserContext
+) -> None:
+    page = site.open(operator)
+    expect(page.get_by_role("link", name="shop")).to_be_visible()
+    expect(page.get_by_text("stock")).to_have_count(0)
+    identifier = site.pipeline(other_team, "stock").url.partition("#/pipelines/")[2]
+    for path in ("", "/versions/0"):
+        page = site.open(operator, f"pipelines/{identifier}{path}")
+        expect(page.get_by_text("or you may not read its DAGs").first).to_be_visible()
+        expect(page.get_by_text("stock")).to_have_count(0)
+    page = site.open(operator, "dags/stock")
+    expect(page.get_by_text("No task of this DAG has run a pipeline yet.")).to_be_visible()
+
+
+@pytest.mark.parametrize("user", ["viewer", "operator"])
+def test_api_returns_nothing_of_a_pipeline_of_another_team(
+    site: Site, other_team: BrowserContext, user: str, request: pytest.FixtureRequest
+) -> None:
+    api = f"{site.airflow.url}/streamsem/api/pipelines"
+    identifiers = {pipeline["name"]: pipeline["id"] for pipeline in other_team.request.get(api).json()}
+    own: BrowserContext = request.getfixturevalue(user)
+    assert [pipeline["name"] for pipeline in own.request.get(api).json()] == ["shop"]
+    for path in ("", "/versions", "/versions/0", "/versions/0/quarantine", "/comparison?older=0&newer=1"):
+        refused = own.request.get(f"{api}/{identifiers['stock']}{path}")
+        assert (refused.status, "or you may not read its DAGs" in refused.text()) == (404, True)
+        assert "stock" not in refused.text()
+
+
+@pytest.mark.parametrize("dag", ["stock", "stock_actions"])
+def test_action_on_a_pipeline_of_another_team_is_refused(site: Site, operator: BrowserContext, dag: str) -> None:
+    path, conf = f"/dags/{dag}/dagRuns", {"action": "verify", "dry_run": True}
+    before = site.airflow.request("GET", path)["total_entries"]
+    refused = operator.request.post(f"{site.airflow.url}/api/v2{path}", data={"logical_date": None, "conf": conf})
+    assert refused.status == 403
+    assert site.airflow.request("GET", path)["total_entries"] == before
 
 
 def test_page_of_another_site_cannot_start_an_action(site: Site, operator: BrowserContext) -> None:

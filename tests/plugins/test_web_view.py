@@ -14,29 +14,15 @@ from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
 from airflow.sdk import DAG, BaseOperator
 from fastapi.testclient import TestClient
 
-from airflow_provider_streamsem import FilesSink, FilesSource, Pipeline, actions_dag, run_batch
+from airflow_provider_streamsem import FilesSink, FilesSource, Pipeline, actions_dag
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.hooks.pipelines import HasPipeline
-from airflow_provider_streamsem.hooks.runs import run_key
-from airflow_provider_streamsem.observability.observed import LOG_KEY, Observed
+from airflow_provider_streamsem.observability.observed import LOG_KEY
 from airflow_provider_streamsem.testing.dag_runs import initialise_airflow, run_dag
-from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.web.pipelines import OpenedLog
 from tests.releases import since, store_dag
+from tests.rows_operator import RunsRows
 
 pytestmark = pytest.mark.airflow
-
-
-class RunsRows(HasPipeline, Observed, BaseOperator):
-    """Runs a pipeline without Spark, as ``MicroBatchOperator`` runs it with Spark."""
-
-    def __init__(self, *, pipeline: Pipeline, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.set_pipeline(pipeline)
-
-    def execute(self, context: Any) -> None:
-        with self.resolved_pipeline(context) as pipeline, self.observed(context["ti"], pipeline) as account:
-            account.result = run_batch(pipeline, run_key=run_key(context["ti"]), engine=RowsEngine())
 
 
 class NamesLog(BaseOperator):

@@ -31,17 +31,17 @@ class Airflow:
     An Airflow in a temporary home. Each component can be killed and restarted alone.
 
     :param home: an empty directory
-    :param dags: the folder of the DAG files
+    :param dags: the folder of the DAG files; or team → the folder of its DAG files, which only users of the team and administrators may read
     :param database: SQLAlchemy URL of an empty database; default: SQLite in the home
     :param schedulers: number of schedulers; more than one needs a database server
-    :param users: name → role of further users, with the password of the administrator
+    :param users: name → role of further users, with the password of the administrator. With teams: ``role:team``
     :param environment: environment of all components and their tasks
     """
 
     def __init__(
         self,
         home: Path,
-        dags: Path,
+        dags: Path | Mapping[str, Path],
         *,
         database: str = "",
         schedulers: int = 1,
@@ -52,7 +52,10 @@ class Airflow:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         roles = {USER: "admin", **(users or {})}
-        self.environment = {**_settings(home, dags, database, self.url, roles), **(environment or {})}
+        self._teams = {} if isinstance(dags, Path) else dags
+        folder = dags if isinstance(dags, Path) else home / "dags"
+        settings = {**_settings(home, folder, database, self.url, roles), **_settings_of_teams(self._teams)}
+        self.environment = {**settings, **(environment or {})}
         passwords = json.dumps(dict.fromkeys(roles, PASSWORD))
         (home / "simple_auth_manager_passwords.json.generated").write_text(passwords)
         names = ["dag-processor", "triggerer", *(f"scheduler-{n}" for n in range(schedulers))]
@@ -77,18 +80,21 @@ class Airflow:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Run all components on a new database. At the end, kill every process."""
-        migrate = [sys.executable, "-m", "airflow", "db", "migrate"]
-        done = subprocess.run(
-            migrate, env={**os.environ, **self.environment}, capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            raise RuntimeError(f"airflow db migrate failed:\n{done.stdout[-2000:]}{done.stderr[-3000:]}")
+        self._command("db", "migrate")
+        for team in self._teams:
+            self._command("teams", "create", team)
         try:
             for component in self.components.values():
                 self.start(component)
             yield
         finally:
             self.end()
+
+    def _command(self, *arguments: str) -> None:
+        argv, environment = [sys.executable, "-m", "airflow", *arguments], {**os.environ, **self.environment}
+        done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"airflow {' '.join(arguments)} failed:\n{done.stdout[-2000:]}{done.stderr[-3000:]}")
 
     def start(self, component: Server) -> None:
         try:
@@ -216,6 +222,21 @@ def _settings(home: Path, dags: Path, database: str, url: str, roles: Mapping[st
         "NO_PROXY": "127.0.0.1",
         "TZ": "UTC",
     }  # fmt: skip
+
+
+def _settings_of_teams(teams: Mapping[str, Path]) -> dict[str, str]:
+    """Return the settings with which the DAGs of a folder belong to a team."""
+    if not teams:
+        return {}
+    local = "airflow.dag_processing.bundles.local.LocalDagBundle"
+    bundles = [
+        {"name": team, "classpath": local, "kwargs": {"path": str(folder)}, "team_name": team}
+        for team, folder in teams.items()
+    ]
+    return {
+        "AIRFLOW__CORE__MULTI_TEAM": "True",
+        "AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST": json.dumps(bundles),
+    }
 
 
 def _call(method: str, url: str, token: str = "", body: Mapping[str, Any] | None = None) -> Any:
