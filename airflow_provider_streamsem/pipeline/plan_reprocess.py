@@ -114,9 +114,11 @@ def check_state(opened: OpenPipeline, current: int, outcome: Outcome, newest: Ou
     :param current: the commit that holds the rows of the version
     :param outcome: the outcome of this commit
     :param newest: the newest outcome of the log
-    :raises InvalidError: a rewrite binds the rows; the deduplication or the state was altered since; or a state file is missing or was changed
+    :raises InvalidError: a rewrite binds the rows; the deduplication state has expired; the deduplication or the state was altered since; or a state file is
+        missing or was changed
     """
     _refuse_bound(opened, current, newest)
+    _refuse_expired_ids(opened, current, newest)
     _refuse_other_state(opened, outcome, newest)
     _refuse_deleted_state(opened, current)
 
@@ -139,6 +141,24 @@ def _refuse_bound(opened: OpenPipeline, current: int, newest: Outcome) -> None:
                 compacted_by=rewrite.version,
                 oldest_readable=oldest,
             ).advising("reprocess newer versions only. For later versions, raise keep_versions or keep_days of vacuum.")
+
+
+def _refuse_expired_ids(opened: OpenPipeline, current: int, newest: Outcome) -> None:
+    """
+    Refuse an expired version of a pipeline with deduplication across batches, because vacuum may have deleted the ids before it (W44, V9).
+
+    :raises InvalidError: names the oldest version that can be reprocessed
+    """
+    oldest, dedup = newest.oldest_readable or 0, opened.pipeline.dedup
+    if dedup is None or not dedup.keeps_state or not oldest:
+        return
+    root = opened.log.find_root(current)
+    if root < oldest:
+        raise InvalidError(
+            "the version has expired: vacuum may have deleted the ids of the deduplication before it; nothing was written",
+            version=root,
+            oldest_readable=oldest,
+        ).advising("reprocess newer versions only. For later versions, raise keep_versions or keep_days of vacuum.")
 
 
 def _refuse_other_state(opened: OpenPipeline, outcome: Outcome, newest: Outcome) -> None:

@@ -16,6 +16,7 @@ from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.pipeline import retention
 from airflow_provider_streamsem.pipeline.closing_times import first_closed_after
 from airflow_provider_streamsem.pipeline.location import with_log_location
+from airflow_provider_streamsem.pipeline.old_layers import unneeded_layers
 from airflow_provider_streamsem.pipeline.opening import (
     check_immutable_config,
     claim_datasets,
@@ -81,8 +82,9 @@ def vacuum(
 
     With ``keep_versions``, also let older versions expire, and delete the data files that no reader of a kept version needs (V8): those of commits that a
     reprocessing run replaced or a rollback removed, of commits whose rows a :func:`compaction <compact>` has stored again, and of compactions that no longer
-    apply. Only files sinks have such files. An expired version cannot be read or rolled back to. A version whose rows are only in the files of a compaction
-    cannot be reprocessed. If there is no such file, nothing expires.
+    apply. Only files sinks have such files. Also delete the files of the deduplication state that only older versions need (V9). An expired version cannot be
+    read or rolled back to. It cannot be reprocessed if its rows are only in the files of a compaction, or with deduplication across batches. If there is no
+    such file, nothing expires.
 
     Vacuum is safe while writers run. Once a version's outcome exists, no other attempt of the version can win. An attempt that still runs may write more
     files, which the next vacuum deletes. By default, vacuum skips the versions that an earlier vacuum inspected more than a day after they were closed (V6).
@@ -195,8 +197,8 @@ def _delete_expired(
     all_versions: bool,
 ) -> None:
     """
-    Delete the data files that no reader of the oldest readable version or a later one needs (V8). First raise the oldest readable version, if there are files
-    that no reader of a kept version needs.
+    Delete the data files that no reader of the oldest readable version or a later one needs (V8), and the layers of ids that no run needs (V9). First raise the
+    oldest readable version, if there are such files below a kept version.
 
     Sinks outside the log keep their rows in tables. Vacuum deletes the staged rows of these sinks by V4.
 
@@ -207,32 +209,36 @@ def _delete_expired(
     if wanted <= 0 and newest.oldest_readable is None:
         return
     begin = 0 if all_versions else log.newest_note(keys.EXPIRED, head.closed)
-    datasets = [location for location in locations if not location.sink.is_outside_log]
+    sinks = {location.name: location.sink for location in locations if not location.sink.is_outside_log}
     oldest = newest.oldest_readable or 0
-    if wanted > oldest and next(_expired_attempts(log, newest, datasets, begin, wanted), None) is not None:
+    if wanted > oldest and next(_expired_attempts(pipeline, log, newest, sinks, begin, wanted), None) is not None:
         oldest = wanted
         if not deletion.is_dry_run:
             # A rewrite may have been committed since the head was read, so judge by the outcome of the expiry.
             newest = retention.expire(open_pipeline(pipeline, log), wanted)
             oldest = newest.oldest_readable or 0
-    for location, version, attempt_id in list(_expired_attempts(log, newest, datasets, begin, oldest)):
-        deletion.attempt(location.name, location.sink, version, attempt_id)
+    for name, sink, version, attempt_id in list(_expired_attempts(pipeline, log, newest, sinks, begin, oldest)):
+        deletion.attempt(name, sink, version, attempt_id)
     inspected = max(wanted, oldest)
     if inspected > begin and not deletion.is_dry_run:
         log.write_note(keys.EXPIRED, inspected)
 
 
 def _expired_attempts(
-    log: CommitLog, newest: Outcome, datasets: list[_SinkLocation], begin: int, oldest: int
-) -> Iterator[tuple[_SinkLocation, int, str]]:
-    """Yield the attempts with files that no reader from version ``oldest`` on needs, each once."""
+    pipeline: Pipeline, log: CommitLog, newest: Outcome, sinks: Mapping[str, Sink], begin: int, oldest: int
+) -> Iterator[tuple[str, Sink, int, str]]:
+    """Yield the attempts with files that no reader of version ``oldest`` or a later one needs, and no run, each once."""
     found: set[tuple[str, int]] = set()
-    for outcome, sink in retention.unneeded_attempts(log, newest, begin, oldest):
-        for location in datasets if sink is None else [each for each in datasets if each.name == sink]:
-            attempt, key = (outcome.version, outcome.attempt_id), (location.name, outcome.version)
-            if outcome.attempt_id and key not in found and attempt in location.sink.attempts(outcome.version):
+    for outcome, only in retention.unneeded_attempts(log, newest, begin, oldest):
+        for name, sink in sinks.items() if only is None else [(only, sinks[only])] if only in sinks else ():
+            attempt, key = (outcome.version, outcome.attempt_id), (name, outcome.version)
+            if outcome.attempt_id and key not in found and attempt in sink.attempts(outcome.version):
                 found.add(key)
-                yield location, outcome.version, outcome.attempt_id
+                yield name, sink, outcome.version, outcome.attempt_id
+    layers = layers_dataset(log.store.url)
+    for version, attempt_id in unneeded_layers(log, newest, begin, oldest) if pipeline.dedup is not None else ():
+        if (version, attempt_id) in layers.attempts(version):
+            yield STATE, layers, version, attempt_id
 
 
 def _check_pipeline(pipeline: Pipeline, log: CommitLog, record: PipelineRecord, head: Head) -> None:

@@ -221,7 +221,7 @@ EXHAUSTIVE: dict[str, Configuration] = {
     "expire_rewrite_reprocess": _scope((D, G, R, E), vacuums=1, states=0),
     "expire_rewrite_rollback": _scope((D, G, U, E), vacuums=1, states=0),
     "expire_rewrite_kept": _scope((D, G, V, E), vacuums=1, states=0),
-    "expire_alter": _scope((A, B, G, X, E), vacuums=1, states=0),
+    "expire_alter": _scope((D, G, X, H), vacuums=1, states=0),
     "txn_wide": _scope((A, B), (TXN,), unknown=2, crashes=1, aborts=1, skips=1, states=213_113),
     "txn_twins": _scope((A, A), (TXN,), unknown=2, crashes=2, aborts=1, skips=1, clears=1, states=62_793),
     "txn_stale": _scope((A, B), (TXN,), stale=True, unknown=1, crashes=1, aborts=1, states=87_413),

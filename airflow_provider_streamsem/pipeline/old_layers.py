@@ -1,0 +1,48 @@
+"""Finds the files of the deduplication state that no run needs after versions have expired (PROTOCOL.md, V9)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.dedup import layers_dataset, stored_layers
+from airflow_provider_streamsem.protocol import keys
+from airflow_provider_streamsem.protocol.entries import Json, Outcome
+
+Attempt = tuple[int, str]
+"""Version and attempt id."""
+
+
+def unneeded_layers(log: CommitLog, newest: Outcome, begin: int, oldest: int) -> Iterator[Attempt]:
+    """
+    Yield the attempts of versions below ``oldest`` whose layers no run needs, because every state that a run may load comes after them.
+
+    The next batch loads the state of the head. A rollback returns to version ``oldest`` or a later one, and a run reprocesses batches from ``oldest`` on, with
+    the state before them (W44). Each of these states has layers of the state before ``oldest``, of a rollback since then, or of a version since then.
+
+    :param newest: the newest outcome
+    :param begin: an earlier vacuum has deleted what was unneeded at this version
+    """
+    if oldest <= begin:
+        return
+    needed = _named(log, newest, oldest)
+    written = {
+        (version, attempt_id)
+        for version in range(begin, oldest)
+        for _, attempt_id in layers_dataset(log.store.url).attempts(version)
+    }
+    earlier = _named(log, newest, begin) if begin > 0 else set[Attempt]()
+    yield from sorted((earlier | written) - needed)
+
+
+def _named(log: CommitLog, newest: Outcome, oldest: int) -> set[Attempt]:
+    """Return the attempts whose layers the state before a version, and the states to which later rollbacks returned, name."""
+    kept = log.remaining_versions(newest)
+    rollbacks = [versions.start for versions in kept[1:] if versions.start >= oldest]
+    outcomes = [log.outcome(version) for version in (oldest - 1, *rollbacks)]
+    return {attempt for outcome in outcomes if outcome is not None for attempt in _attempts(outcome[0].state)}
+
+
+def _attempts(state: Json) -> set[Attempt]:
+    files = [file for layer in stored_layers(state) for file in layer.files]
+    return {attempt for file in files if (attempt := keys.attempt_of_data(file.key)) is not None}
