@@ -235,8 +235,10 @@ def _expired_attempts(
             if outcome.attempt_id and key not in found and attempt in sink.attempts(outcome.version):
                 found.add(key)
                 yield name, sink, outcome.version, outcome.attempt_id
+    if pipeline.dedup is None:
+        return
     layers = layers_dataset(log.store.url)
-    for version, attempt_id in unneeded_layers(log, newest, begin, oldest) if pipeline.dedup is not None else ():
+    for version, attempt_id in unneeded_layers(log, newest, begin, oldest):
         if (version, attempt_id) in layers.attempts(version):
             yield STATE, layers, version, attempt_id
 
