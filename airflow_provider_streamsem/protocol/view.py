@@ -327,7 +327,7 @@ def fold(
             version = (part.index + 1) * SEGMENT_WIDTH - 1
             commits, aborts = commits + part.commits, aborts + part.aborts
             counts = add_counts(counts, part.counts)
-            files = _remaining_files(files, part.replaced, part.rolled_back_to, part.removed_sinks)
+            files = _remaining(files, part.replaced, part.rolled_back_to, part.removed_sinks)
             for file in part.files:
                 if file.version > since:
                     files.setdefault(file.version, []).append(file)
@@ -337,12 +337,9 @@ def fold(
             version = part.version
             commits, aborts = commits + part.committed, aborts + (not part.committed)
             counts = add_counts(counts, net_counts(part))
-            files = _remaining_files(
-                files,
-                () if part.replaces is None else (part.replaces.version,),
-                None if part.rolled_back is None else part.rolled_back.to,
-                () if part.altered is None else part.altered.removed,
-            )
+            replaced = () if part.replaces is None else (part.replaces.version,)
+            rolled_back_to = None if part.rolled_back is None else part.rolled_back.to
+            files = _remaining(files, replaced, rolled_back_to, () if part.altered is None else part.altered.removed)
             if version > since:
                 files[version] = visible(part)
             if part.rewritten is not None:
@@ -404,7 +401,7 @@ def _replace_files(files: dict[int, list[SegmentFile]], rewrite: SegmentRewrite)
     )
 
 
-def _remaining_files(
+def _remaining(
     files: dict[int, list[SegmentFile]], replaced: Sequence[int], rolled_back_to: int | None, removed: Sequence[str]
 ) -> dict[int, list[SegmentFile]]:
     """
