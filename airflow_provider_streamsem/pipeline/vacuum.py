@@ -249,9 +249,9 @@ def _check_pipeline(pipeline: Pipeline, log: CommitLog, record: PipelineRecord, 
 
     :raises ConflictError: a dataset belongs to another log, or the immutable fields differ
     """
-    claim_datasets(pipeline, log, record, new=False)
     assert head.binding_spec is not None  # a version is closed
     check_immutable_config(pipeline, log, head.binding_spec, version=head.closed)
+    claim_datasets(pipeline, log, record, new=False)
     refuse_conflicts(pipeline, log, record.pipeline_uuid)
 
 

@@ -74,7 +74,7 @@ class RawLog:
         rewrites = [
             (version, found)
             for version in range(at + 1)
-            if (found := self.outcomes[version].get("rewritten")) is not None
+            if (found := self.outcomes[version].get("rewritten")) is not None and found["sink"] == "out"
         ]
         rewritten: set[int] = set()
         for version, found in reversed(rewrites):

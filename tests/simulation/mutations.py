@@ -19,7 +19,7 @@ from airflow_provider_streamsem.pipeline.plan import plan_batch
 from airflow_provider_streamsem.protocol import codec, keys, known, machine, procedures
 from airflow_provider_streamsem.protocol.entries import Discovery, Outcome, RunPointer
 from airflow_provider_streamsem.protocol.view import ClosedHead
-from tests.simulation.scenario import REWRITE_SEEDS, fixture_of
+from tests.simulation.scenario import ALTER_SEEDS, REWRITE_SEEDS, fixture_of
 from tests.simulation.store import SimulatedStore
 
 
@@ -41,8 +41,9 @@ class Mutation:
 
     def seeds(self, seeds: int) -> list[int]:
         """The seeds with the mutation's pipeline, in the order in which they are tried."""
-        if self.fixture == "rewrites":
-            return [*range(REWRITE_SEEDS, REWRITE_SEEDS + seeds)]
+        first = {"rewrites": REWRITE_SEEDS, "alters": ALTER_SEEDS}.get(self.fixture)
+        if first is not None:
+            return [*range(first, first + seeds)]
         own_seeds = [seed for seed in range(seeds) if fixture_of(seed).name == self.fixture and seed != self.first]
         return own_seeds if self.first is None else [self.first, *own_seeds]
 

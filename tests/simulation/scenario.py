@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 from unittest import mock
 
-from airflow_provider_streamsem import Limits, RunResult, compact, reprocess, rollback, run_batch
+from airflow_provider_streamsem import Limits, Pipeline, RunResult, alter, compact, reprocess, rollback, run_batch
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import (
     ConflictError,
@@ -37,6 +37,7 @@ from airflow_provider_streamsem.readers.verify import verify
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from tests.simulation import checks
+from tests.simulation.alters import AltersPipeline
 from tests.simulation.checks import RawLog, require
 from tests.simulation.disk import simulated_directories
 from tests.simulation.effects import EffectsPipeline
@@ -74,11 +75,13 @@ FIXTURES: tuple[type[PipelineFixture], ...] = (
 """The pipelines of consecutive seeds, in a cycle. Slow ones occur less often."""
 
 
-REWRITE_SEEDS = 2**50
-"""Seeds from here on simulate the pipeline that is compacted, and seeds below all others. So the traces of known seeds stay the same."""
+REWRITE_SEEDS, ALTER_SEEDS = 2**50, 2**51
+"""Seeds from here on simulate the pipeline that is compacted, or altered, and seeds below all others. So the traces of known seeds stay the same."""
 
 
 def fixture_of(seed: int) -> type[PipelineFixture]:
+    if seed >= ALTER_SEEDS:
+        return AltersPipeline
     return FIXTURES[seed % len(FIXTURES)] if seed < REWRITE_SEEDS else RewritesPipeline
 
 
@@ -108,7 +111,7 @@ class Simulation:
         self.count = self.scheduler.count
         self.fixture = fixture_of(self.seed)(self.root, self.scheduler)
         pipeline = self.fixture.pipeline()
-        self.pipelines = (pipeline, pipeline.replace(limits=Limits(max_files=1)))
+        self.fixed = (pipeline, pipeline.replace(limits=Limits(max_files=1)))
         self.pending = [self.rng.choice(self.fixture.kinds) for _ in range(self.rng.randrange(*self.fixture.processes))]
         self.pending[0] = self.rng.choice(("single", "drain"))
         self.restarts: list[tuple[str, str]] = []
@@ -128,6 +131,15 @@ class Simulation:
         os.utime(path, ns=(mtime_ns, mtime_ns))
         self.count["files arrived"] += 1
         self.scheduler.record("(setup)", f"{name} arrives" + (" with a bad line" if bad else ""))
+
+    @property
+    def pipelines(self) -> tuple[Pipeline, Pipeline]:
+        """The specs that processes have: those that fit the log, or in a few cases, those of another deployment."""
+        if not isinstance(self.fixture, AltersPipeline):
+            return self.fixed
+        log = self.raw_log()
+        is_other = log.outcomes and not self.scheduler.faults.stopped and self.rng.random() < 0.1
+        return (self.fixture.other(log),) * 2 if is_other else self.fixture.current(log)
 
     def raw_log(self) -> RawLog:
         return checks.parse_log(self.store.objects())
@@ -149,9 +161,9 @@ class Simulation:
 
     def start(self, kind: str) -> None:
         if (
-            kind in ("reprocess", "named reprocess", "reader", "vacuum", "rollback", "compact")
-            and self.store.closed < (2 if kind in ("rollback", "compact") else 0)
-            and (self.rng.random() < 0.9 or kind in ("rollback", "compact"))
+            kind in ("reprocess", "named reprocess", "reader", "vacuum", "rollback", "compact", "alter")
+            and self.store.closed < (2 if kind in ("rollback", "compact", "alter") else 0)
+            and (self.rng.random() < 0.9 or kind in ("rollback", "compact", "alter"))
         ):
             # Too few versions exist yet, so this process starts later. A few start anyway.
             if self.store.closed < 0 or self.scheduler.live:
@@ -182,6 +194,7 @@ class Simulation:
                 "reader": self.read,
                 "rollback": self.roll_back,
                 "compact": self.compact,
+                "alter": self.alter,
                 "skip": self.skip,
             }[kind]
             self.scheduler.start(kind, body)
@@ -312,6 +325,17 @@ class Simulation:
                     self.count["rewrites"] += 1
                 return
 
+    def alter(self, process: Process) -> None:
+        """Add the second sink, or remove it. The offsets do not change."""
+        assert isinstance(self.fixture, AltersPipeline)
+        altered = alter(self.fixture.other(self.raw_log()), log=process.log)
+        self.scheduler.record(process.name, f"altered as version {altered.version}")
+        self.count["alters"] += altered.version is not None
+        if altered.version is not None:
+            log = self.raw_log()
+            before, after = log.outcomes[altered.version - 1], log.outcomes[altered.version]
+            require(after["next"] == before["next"], "an alter has other offsets", altered.version)
+
     def roll_back(self, process: Process) -> None:
         """Roll back to a closed version. The log then shows the files of that version, and continues at its offsets."""
         if self.store.closed < 0:
@@ -367,7 +391,7 @@ class Simulation:
         version = self.rng.choice([view.version, *self.reads])
         for _ in range(2):
             files = opened.files(version=version)
-            self.check_read(version, [os.path.relpath(file.path, self.root / "out") for file in files])
+            self.check_read(version, [os.path.relpath(f.path, self.root / "out") for f in files if f.sink == "out"])
             self.count["versions read"] += 1
 
     def check_read(self, version: int, files: list[str]) -> None:
@@ -554,7 +578,8 @@ class Simulation:
         self.fixture.check(raw)
         self.fixture.check_end(raw)
         for version in sorted({version for version in self.reads if not self.is_expired(version)} | {head}):
-            files = [os.path.relpath(file.path, self.root / "out") for file in opened.files(version=version)]
+            found = [file for file in opened.files(version=version) if file.sink == "out"]
+            files = [os.path.relpath(file.path, self.root / "out") for file in found]
             require(files == raw.visible(version), "the reader and the raw log differ", version)
             self.check_read(version, files)
 

@@ -20,11 +20,12 @@ import pytest
 from airflow_provider_streamsem.testing.stores import Crash
 from tests.simulation.faults import Fate
 from tests.simulation.mutations import MUTATIONS, Mutation
+from tests.simulation.mutations_alter import ALTER_MUTATIONS
 from tests.simulation.mutations_publish import PUBLISH_MUTATIONS
 from tests.simulation.mutations_rewrite import REWRITE_MUTATIONS
 from tests.simulation.mutations_rollback import ROLLBACK_MUTATIONS
 from tests.simulation.mutations_state import STATE_MUTATIONS
-from tests.simulation.scenario import FIXTURES, REWRITE_SEEDS, Simulation, scratch, simulate
+from tests.simulation.scenario import ALTER_SEEDS, FIXTURES, REWRITE_SEEDS, Simulation, scratch, simulate
 from tests.simulation.scheduler import Process, Violation
 
 FIRST_SEEDS = (20_310, 23_010)
@@ -134,6 +135,21 @@ def test_no_seed_with_rewrites_violates_the_protocol(root: Path) -> None:
     assert count["attempts vacuumed"] > 10
 
 
+@pytest.mark.slow
+def test_no_seed_with_alters_violates_the_protocol(root: Path) -> None:
+    count = play(root, ALTER_SEEDS, 25)
+    assert count["alters"] > 10
+    assert count["refused: the pipeline was altered"] > 10
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(3_600)
+def test_no_fresh_seed_with_alters_violates_the_protocol(root: Path) -> None:
+    first = ALTER_SEEDS + int.from_bytes(os.urandom(5), "big")
+    print(f"first seed: {first}")
+    assert play(root, first, 1_000)["alters"] > 400
+
+
 @pytest.mark.prove
 @pytest.mark.timeout(3_600)
 def test_no_fresh_seed_with_rewrites_violates_the_protocol(root: Path) -> None:
@@ -146,7 +162,7 @@ def test_no_fresh_seed_with_rewrites_violates_the_protocol(root: Path) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "mutation",
-    [*MUTATIONS, *PUBLISH_MUTATIONS, *STATE_MUTATIONS, *ROLLBACK_MUTATIONS, *REWRITE_MUTATIONS],
+    [*MUTATIONS, *PUBLISH_MUTATIONS, *STATE_MUTATIONS, *ROLLBACK_MUTATIONS, *REWRITE_MUTATIONS, *ALTER_MUTATIONS],
     ids=lambda mutation: f"{mutation.apply.__name__}-{mutation.fixture}",
 )
 def test_simulation_detects_mutation(root: Path, monkeypatch: pytest.MonkeyPatch, mutation: Mutation) -> None:
