@@ -26,6 +26,7 @@ from airflow_provider_streamsem.connectors.contract import (
     Warns,
 )
 from airflow_provider_streamsem.connectors.counting import count, range_unit
+from airflow_provider_streamsem.connectors.extending import Extending
 from airflow_provider_streamsem.connectors.times import offsets_for_time
 from airflow_provider_streamsem.connectors.upstreams import Repinning
 from airflow_provider_streamsem.delivery import weaker
@@ -129,6 +130,26 @@ class SeveralSources:
     def initial_offsets(self) -> Offsets:
         """Return the initial offsets of all sources."""
         return _prefixed({name: source.initial_offsets() for name, source in self.parts.items()})
+
+    def extends(self, before: Json) -> Offsets | None:
+        """
+        Return the initial offsets of the partitions that these sources add to other ones: those of new sources, and those of each source that reads more.
+
+        :param before: name → immutable fields of each of the other sources
+        :returns: ``None`` if a source is missing, or does not read all partitions of the one with its name
+        """
+        if not isinstance(before, Mapping) or not before.keys() <= self.parts.keys():
+            return None
+        added: dict[str, Offsets] = {}
+        for name, source in self.parts.items():
+            if before.get(name) == source.immutable_config():
+                continue
+            with _naming(name):
+                offsets = source.initial_offsets() if name not in before else _extended(source, before[name])
+            if offsets is None:
+                return None
+            added[name] = offsets
+        return _prefixed(added)
 
     def offsets_for_time_in(self, log: CommitLog, at_ms: int) -> Offsets:
         """Return the offsets of all sources for a time; an error names the source."""
@@ -313,6 +334,10 @@ def _of_source(whole: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the values of one source, under the names of its partitions."""
     prefix = f"{name}{_SEPARATOR}"
     return {key.removeprefix(prefix): value for key, value in whole.items() if key.startswith(prefix)}
+
+
+def _extended(source: Source, before: Json) -> Offsets | None:
+    return source.extends(before) if isinstance(source, Extending) else None
 
 
 def _hint_of(hint: Json, name: str) -> Json:

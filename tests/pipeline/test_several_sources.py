@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +20,9 @@ from airflow_provider_streamsem import (
     KafkaSource,
     Limits,
     Pipeline,
+    RateSource,
     State,
+    alter,
     guarantee,
     read_committed,
     reprocess,
@@ -29,6 +32,7 @@ from airflow_provider_streamsem import (
 from airflow_provider_streamsem.commitlog.log import open_commit_log
 from airflow_provider_streamsem.connectors.data_files.pins import FilePin
 from airflow_provider_streamsem.errors import (
+    ConflictError,
     DataError,
     InvalidError,
     LogDamagedError,
@@ -344,3 +348,61 @@ def test_forged_pins_of_another_source_are_refused() -> None:
     for forged in ({"a": []}, [{"source": "b", "pins": []}], [{"source": "a", "pins": []}] * 2, ["a"]):
         with pytest.raises(LogDamagedError):
             source.read_pins(forged)
+
+
+class TestAlter:
+    """Sources are added to a pipeline with several sources."""
+
+    @staticmethod
+    def rated(root: Path, *names: str, **changes: Any) -> Pipeline:
+        sources = {name: RateSource(rows_per_second=1, rows=4, start="2026-01-01T00:00:00Z") for name in names}
+        return pipeline(root, sources=sources, transform=tagged, **changes)
+
+    def test_new_source_is_read_from_its_start_and_the_others_continue(
+        self, tmp_path: Path, spark: SparkSession
+    ) -> None:
+        two = self.rated(tmp_path, "a", "b")
+        run_batch(two, run_key="first")
+        three = two.replace(sources={**two.source_parts, "c": files(tmp_path, "orders", ORDERS)}, transform=tagged)
+        put(tmp_path, "orders", "1.json", {"id": 7}, {"id": 8})
+        with pytest.raises(ConflictError, match="streamsem alter"):
+            run_batch(three, run_key="early")
+        assert alter(three).version == 1
+        with pytest.raises(ConflictError):
+            run_batch(two, run_key="late")
+        result = run_batch(three, run_key="second", drain=True)
+        assert result.counts["read"] == 2
+        rows = read_committed(spark, two.log).groupBy("source").count().collect()
+        assert {row["source"]: row["count"] for row in rows} == {"a": 4, "b": 4, "c": 2}
+        assert verify(three).violations == []
+        reprocess(three, 0, run_key="fix")
+        assert read_committed(spark, two.log).count() == 10
+
+    def test_missing_source_and_another_source_of_the_same_name_are_refused(self, tmp_path: Path) -> None:
+        two = self.rated(tmp_path, "a", "b")
+        run_batch(two, run_key="first")
+        other = {**two.source_parts, "b": RateSource(rows_per_second=2, rows=4)}
+        for changed in (
+            self.rated(tmp_path, "a", "c"),
+            two.replace(sources=other),
+            two.replace(sources={"a": two.source_parts["a"], "c": two.source_parts["b"]}),
+        ):
+            with pytest.raises(InvalidError, match="the source reads other records"):
+                alter(changed)
+
+    def test_sources_with_a_list_of_their_records_in_the_log_are_not_altered(self, tmp_path: Path) -> None:
+        two = pipeline(tmp_path)
+        put(tmp_path, "orders", "1.json", {"id": 1})
+        run_batch(two, run_key="first")
+        three = two.replace(sources={**two.source_parts, "c": RateSource(rows=4)})
+        with pytest.raises(InvalidError, match="has a list of its records in the log"):
+            alter(three)
+        assert open_log(two.log).head == 0
+
+
+def tagged(frames: Mapping[str, DataFrame]) -> DataFrame:
+    parts = [
+        frame.select(F.lit(name).alias("source"), F.col(frame.columns[0]).cast("long").alias("n"))
+        for name, frame in frames.items()
+    ]
+    return functools.reduce(DataFrame.unionByName, parts)
