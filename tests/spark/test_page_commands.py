@@ -15,6 +15,7 @@ import duckdb
 import pytest
 from pyspark.sql import SparkSession
 
+from airflow_provider_streamsem import read_committed, run_batch
 from airflow_provider_streamsem.cli.main import main
 from tests.architecture.test_pages import blocks
 
@@ -216,3 +217,21 @@ def test_commands_and_code_of_the_page_on_monoids(tmp_path: Path, monkeypatch: p
             if name.startswith("test_"):
                 function()  # type: ignore[operator]
     sys.modules.pop("my_monoids", None)
+
+
+def test_pipeline_begins_with_the_rows_of_a_directory(tmp_path: Path, spark: SparkSession) -> None:
+    """The topic is replaced by a directory of JSON files, with the same columns."""
+    (code,) = [block for block in blocks(PAGES / "structured-streaming.md", "python") if "with_history" in block]
+    spark.range(6).selectExpr("id", "'a' AS shop", "now() AS at").repartition(3).write.parquet(f"{tmp_path}/old_orders")
+    (tmp_path / "topic").mkdir()
+    line = json.dumps({"id": 6, "shop": "b", "at": "2026-01-01T00:00:00Z"})
+    (tmp_path / "topic" / "1.json").write_text(line)
+    topic = f'FilesSource(path="{tmp_path}/topic", format="json", schema=COLUMNS, hive_partitions=False)'
+    code = re.sub(r"KafkaSource\(topics.*\),\n", f"{topic},\n", code.replace("s3://lake", str(tmp_path)))
+    names: dict[str, Any] = {"__name__": "page"}
+    exec(code, names)
+    result = run_batch(names["ORDERS"], run_key="start", drain=True)
+    assert (result.counts["read.history"], result.counts["read.orders"]) == (6, 1)
+    rows = read_committed(spark, f"{tmp_path}/_streamsem/orders").select("id").collect()
+    assert sorted(row["id"] for row in rows) == list(range(7))
+    assert run_batch(names["ORDERS"], run_key="again", drain=True).batches == 0
