@@ -28,9 +28,20 @@ class Repinning(Protocol):
         """
         ...
 
+    def is_outdated(self, ranges: Ranges, gaps: Gaps, pins: Sequence[Any]) -> bool:
+        """
+        Return whether the source has replaced or removed records that a plan has read.
+
+        :param ranges: the ranges of the plan
+        :param gaps: the gaps of the plan
+        :param pins: the pins of the plan
+        :raises UnavailableError: the source did not report the result of a request
+        """
+        ...
+
     def repin(self, ranges: Ranges, gaps: Gaps, pins: Sequence[Any]) -> Sequence[Any]:
         """
-        Return pins of the newest records of the ranges of a plan. Equal pins identify the same records.
+        Return pins of the newest records of the ranges of a plan. Equal pins identify the same records. Different pins may do so too.
 
         :param ranges: the ranges of the plan
         :param gaps: the gaps of the plan, which the new pins leave out too

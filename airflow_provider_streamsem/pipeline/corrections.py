@@ -27,6 +27,12 @@ def repinned(opened: OpenPipeline, plan: Plan) -> Json:
     return plain(source.repin(plan.ranges, plan.gaps, source.read_pins(plan.pins)), sparse=True)
 
 
+def is_outdated(opened: OpenPipeline, plan: Plan) -> bool:
+    """Return whether the source has replaced or removed records that a plan has read."""
+    source = opened.pipeline.source
+    return isinstance(source, Repinning) and source.is_outdated(plan.ranges, plan.gaps, source.read_pins(plan.pins))
+
+
 def before_version(pipeline: Pipeline, version: int) -> str:
     """Return the advice for a version whose former records are in the state: start again before this version."""
     if version == 0 or pipeline.sinks_that_cannot_remove_rows:
@@ -76,9 +82,6 @@ class _Reader:
         return offsets.position(self._stored(version)[1].next, partition)
 
     def _is_outdated(self, batch: int) -> bool:
-        source = self._opened.pipeline.source
         newest = self._opened.log.find_current(batch, self._head)
         assert newest is not None  # the batch was not rolled back
-        current, _ = self._stored(newest)
-        pins = source.read_pins(current.pins)
-        return isinstance(source, Repinning) and [*source.repin(current.ranges, current.gaps, pins)] != [*pins]
+        return is_outdated(self._opened, self._stored(newest)[0])

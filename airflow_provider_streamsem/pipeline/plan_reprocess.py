@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from airflow_provider_streamsem import state_files, telemetry
 from airflow_provider_streamsem.connectors.contract import Compacting, Source
 from airflow_provider_streamsem.errors import InvalidError, SourceChangedError, StreamsemError
-from airflow_provider_streamsem.pipeline.corrections import before_version, repinned
+from airflow_provider_streamsem.pipeline.corrections import before_version, is_outdated, repinned
 from airflow_provider_streamsem.pipeline.lookups import check_lookups, pin_lookups
 from airflow_provider_streamsem.pipeline.opening import OpenPipeline
 from airflow_provider_streamsem.pipeline.outcomes import abort_outcome
@@ -35,6 +35,12 @@ def refuse_sinks(pipeline: Pipeline) -> None:
             "reprocessing must replace rows, but these sinks cannot replace published rows; nothing was written",
             sinks=unable,
         ).advising("fork the pipeline with a new log and new tables, and run the fork with the corrected code.")
+
+
+_EXPIRED = (
+    'reprocess newer versions only. If a correction of an upstream pipeline requires this version, set on_reprocess="ignore" of the source to keep the rows, '
+    "or read the upstream again with a new log and new datasets. For later versions, raise keep_versions or keep_days of vacuum."
+)
 
 
 def abort_reprocessing(opened: OpenPipeline, run_key: str, reason: str) -> None:
@@ -92,7 +98,7 @@ def plan_reprocess(
     invariants.check_i20(reprocessed, replaced, outcome)
     source = opened.pipeline.source
     pins = [*source.read_pins(reprocessed.pins)]
-    if opened.pipeline.state is not None and pins != [*source.read_pins(replaced.pins)]:
+    if opened.pipeline.state is not None and is_outdated(opened, replaced):
         raise InvalidError(
             "the source has replaced or removed records that the state contains, and reprocessing does not change the state; nothing was written",
             version=version,
@@ -140,7 +146,7 @@ def _refuse_bound(opened: OpenPipeline, current: int, newest: Outcome) -> None:
                 version=current,
                 compacted_by=rewrite.version,
                 oldest_readable=oldest,
-            ).advising("reprocess newer versions only. For later versions, raise keep_versions or keep_days of vacuum.")
+            ).advising(_EXPIRED)
 
 
 def _refuse_expired_ids(opened: OpenPipeline, current: int, newest: Outcome) -> None:
@@ -158,7 +164,7 @@ def _refuse_expired_ids(opened: OpenPipeline, current: int, newest: Outcome) -> 
             "the version has expired: vacuum may have deleted the ids of the deduplication before it; nothing was written",
             version=root,
             oldest_readable=oldest,
-        ).advising("reprocess newer versions only. For later versions, raise keep_versions or keep_days of vacuum.")
+        ).advising(_EXPIRED)
 
 
 def _refuse_other_state(opened: OpenPipeline, outcome: Outcome, newest: Outcome) -> None:

@@ -63,6 +63,8 @@ def expire(opened: OpenPipeline, oldest: int) -> Outcome:
         raise OpenVersionError(summary, version=plan.version)
     closed, outcome = log.decide(stored, expiry_outcome(log, stored))
     log.write_segments(outcome.version, [(outcome, closed.outcome_sha)])
+    if outcome.expires is None:
+        raise OpenVersionError("the expiry was aborted, so no version has expired", version=plan.version)
     logger.info("version %d: the versions below %d have expired", outcome.version, oldest)
     return outcome
 

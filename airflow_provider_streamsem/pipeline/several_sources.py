@@ -226,6 +226,17 @@ class SeveralSources:
         rules = {source.on_reprocess for source in self.parts.values() if isinstance(source, Repinning)}
         return next((rule for rule in ("refuse", "reprocess") if rule in rules), "ignore")
 
+    def is_outdated(self, ranges: Ranges, gaps: Gaps, pins: Sequence[SourcePins]) -> bool:
+        """Return whether a source has replaced or removed records that a plan has read."""
+        planned = {item.source: item.pins for item in pins}
+        for name, source in self.parts.items():
+            source_ranges = _of_source(ranges, name)
+            if source_ranges and isinstance(source, Repinning):
+                with _naming(name):
+                    if source.is_outdated(source_ranges, _of_source(gaps, name), planned.get(name, ())):
+                        return True
+        return False
+
     def repin(self, ranges: Ranges, gaps: Gaps, pins: Sequence[SourcePins]) -> Sequence[SourcePins]:
         """Return the newest pins of each source whose records may be replaced, and the same pins of the others."""
         planned = {item.source: item.pins for item in pins}

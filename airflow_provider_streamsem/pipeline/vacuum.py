@@ -265,6 +265,8 @@ class _Deletion:
         self.bytes = 0
 
     def attempt(self, name: str, sink: Sink, version: int, attempt_id: str) -> None:
+        if (name, version, attempt_id) in self.attempts:  # in a dry run, the files of a losing attempt are found again
+            return
         self.attempts.append((name, version, attempt_id))
         self.bytes += sink.discard(version, attempt_id, dry_run=self.is_dry_run)
 

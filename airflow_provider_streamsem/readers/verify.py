@@ -95,6 +95,10 @@ _DO = {
     "R2": "upgrade airflow-provider-streamsem to the release that wrote the log",
 }
 """Invariant → what to do about its violation. For all others: :data:`_RESTORE`."""
+_REWRITTEN = (
+    "restore the file from a copy. If the log was restored from an older copy, restore its newest copy: vacuum may have deleted the file since. "
+    "Do not reprocess the version: readers would then need the files of all commits that were compacted with it"
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -194,19 +198,19 @@ class _Verification:
         if files:
             self._files(outcomes)
 
-    def _try(self, check: Callable[[], T], *, version: int | None = None) -> T | None:
-        """Return the result of a check. If the check raises an error, record it as a violation and return ``None``."""
+    def _try(self, check: Callable[[], T], *, version: int | None = None, do: str = "") -> T | None:
+        """Return the result of a check. If the check raises an error, record it as a violation, with what to do, and return ``None``."""
         try:
             return check()
         except StreamsemError as error:
             where = error.fields.get("key") or error.fields.get("where") or ""
             what = str(error).split(". Do:")[0]
             rule = "R2" if isinstance(error, NewerFormatError) else str(error.fields.get("invariant", "I1"))
-            self._report(rule, what, version=version, key=str(where))
+            self._report(rule, what, version=version, key=str(where), do=do)
             return None
 
-    def _report(self, invariant: str, what: str, *, version: int | None = None, key: str = "") -> None:
-        self.verdict.violations.append(Violation(invariant=invariant, what=what, version=version, key=key))
+    def _report(self, invariant: str, what: str, *, version: int | None = None, key: str = "", do: str = "") -> None:
+        self.verdict.violations.append(Violation(invariant=invariant, what=what, version=version, key=key, do=do))
 
     def _entry(self, cls: type[E], key: str, version: int | None = None) -> tuple[E, str] | None:
         return self._try(partial(self.opened.log.perform, procedures.read_entry(cls, key)), version=version)
@@ -529,7 +533,8 @@ class _Verification:
                     if sinks[name].is_outside_log and outcome.version in self._published:
                         continue  # after the publish, the table owns these files or vacuum deletes them
                     check = partial(_file, sinks[name], file, committable.format, outcome.version)
-                    rows = self._try(check, version=outcome.version) or 0
+                    do = _REWRITTEN if (outcome.version, name) in files.rewritten else ""
+                    rows = self._try(check, version=outcome.version, do=do) or 0
                     if files.is_visible(outcome.version, name):
                         self.verdict.rows[name] += rows
                         self.verdict.files += 1
@@ -550,7 +555,9 @@ class _Verification:
             else {(file.version, file.sink) for file in view.files}
             for part, view, gone in zip(parts, views, hidden, strict=True)
         )
-        return _NeededFiles(oldest, now, then)
+        rewrites = [] if views[0] is None else views[0].rewrites
+        rewritten = {(commit, each.rewritten.sink) for each in rewrites for commit in each.rewritten.commits}
+        return _NeededFiles(oldest, now, then, rewritten)
 
     def _rewritten_files(
         self,
@@ -650,11 +657,13 @@ class _NeededFiles:
     :param oldest: the oldest readable version
     :param now: the versions and sinks whose files readers of the newest version read
     :param then: those whose files readers of the oldest readable version read
+    :param rewritten: those whose rows readers of the newest version find in the files of a rewrite
     """
 
     oldest: int
     now: Set[tuple[int, str]]
     then: Set[tuple[int, str]]
+    rewritten: Set[tuple[int, str]]
 
     def is_visible(self, version: int, sink: str) -> bool:
         """Return whether readers of the newest version read the files."""
@@ -662,7 +671,7 @@ class _NeededFiles:
 
     def is_needed(self, version: int, sink: str) -> bool:
         """Return whether readers of a readable version may read the files. Vacuum may have deleted all others (V8)."""
-        return version > self.oldest or (version, sink) in self.then
+        return version > self.oldest or (version, sink) in self.then or (version, sink) in self.now
 
 
 def _data_keys(sink: Sink) -> Iterator[str]:

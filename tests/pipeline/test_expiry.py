@@ -14,11 +14,13 @@ import pytest
 from airflow_provider_streamsem import FilesSink, Pipeline, alter, rollback
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import HeldVersionError, InvalidError, OpenVersionError, StreamsemError
+from airflow_provider_streamsem.pipeline.abort import abort
 from airflow_provider_streamsem.pipeline.compact import _Sizes
 from airflow_provider_streamsem.pipeline.review import stage_reprocessing
 from airflow_provider_streamsem.pipeline.vacuum import Vacuumed, vacuum
 from airflow_provider_streamsem.protocol.view import ClosedHead, OpenHead
 from airflow_provider_streamsem.stores.contract import Store
+from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import Crash, Fault, FaultyStore
@@ -335,3 +337,43 @@ def test_verify_finds_a_reprocessing_run_of_a_bound_commit(
     fixture.run("fix", reprocessed=1)
     found = [(each.version, each.what) for each in fixture.verdict().violations if each.invariant == "I23"]
     assert found == [(7, "a reprocessing run replaces a commit of a bound rewrite")]
+
+
+def test_verify_checks_files_that_a_reprocessing_run_makes_visible_again(fixture: PipelineFixture) -> None:
+    for number in range(9):
+        fixture.arrive(1)
+        fixture.run(f"later {number}")
+    (second,) = compacted(fixture)
+    assert second.commits == 14
+    fixture.run("wrong", reprocessed=6)
+    vacuumed(fixture, keep_versions=4)
+    fixture.run("fix", reprocessed=14)
+    visible = fixture.opened().files(sink="out")
+    verdict = fixture.verdict()
+    assert (verdict.files, verdict.rows["out"]) == (len(visible), sum(file.rows for file in visible))
+    next(Path(file.path) for file in visible if file.version == 0).unlink()
+    assert [each.version for each in fixture.verdict().violations] == [0]
+
+
+def test_aborted_expiry_is_reported_and_repeated(fixture: PipelineFixture) -> None:
+    def aborted() -> None:
+        record = fixture.log().read_pipeline()
+        assert record is not None
+        abort(fixture.log(), record, 6, reason="for the test")
+
+    with pytest.raises(OpenVersionError, match="the expiry was aborted"):
+        vacuumed(fixture, store=BeforeOutcome(fixture.store, aborted))
+    assert oldest_readable(fixture) is None
+    vacuumed(fixture)
+    assert stored(fixture) == {4, 5}
+
+
+def test_verify_of_a_log_from_before_the_expiry_advises_to_restore_the_newest_copy(fixture: PipelineFixture) -> None:
+    assert isinstance(fixture.store, MemoryStore)
+    copy = dict(fixture.store._objects)
+    vacuumed(fixture)
+    fixture.store._objects.clear()
+    fixture.store._objects.update(copy)
+    found = fixture.verdict().violations
+    assert {each.version for each in found} == {0, 1, 2, 3}
+    assert all("restore its newest copy" in each.do and "Do not reprocess" in each.do for each in found)

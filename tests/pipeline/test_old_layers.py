@@ -103,3 +103,15 @@ def test_random_history_with_expiries_writes_each_id_once(tmp_path: Path, seed: 
     fixture.run("rest", drain=True)
     fixture.check()
     assert refused < 20
+
+
+def test_dry_run_names_what_the_vacuum_deletes(tmp_path: Path) -> None:
+    fixture = RepeatingFixture(tmp_path)
+    fixture.arrive(1)
+    fixture.dies("killed", at="staged")
+    for number in range(8):
+        fixture.arrive(1)
+        fixture.run(f"r{number}")
+    log = CommitLog(fixture.store, ManualClock(LATER_MS))
+    planned = vacuum(fixture.pipeline(), keep_versions=2, keep_days=0, dry_run=True, log=log)
+    assert planned.attempts == vacuumed(fixture, 2).attempts

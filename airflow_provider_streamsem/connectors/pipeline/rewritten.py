@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from airflow_provider_streamsem.connectors.pipeline.pins import VersionPin
+from airflow_provider_streamsem.connectors.pipeline.pins import UpstreamPin, VersionPin
 from airflow_provider_streamsem.connectors.pipeline.upstream import UpstreamLog
 from airflow_provider_streamsem.errors import SourceChangedError
 from airflow_provider_streamsem.protocol.entries import DataFile
@@ -57,9 +57,62 @@ def rewritten_batches(upstream: UpstreamLog, first: int, end: int) -> list[Rewri
     return found
 
 
-def divided(rewrites: Iterable[RewrittenBatches], first: int, stop: int) -> list[RewrittenBatches]:
-    """Return the rewrites that have batches inside of ``[first, stop)`` and batches outside."""
-    return [each for each in rewrites if len({first <= batch < stop for batch in each.batches}) > 1]
+@dataclass(frozen=True, slots=True)
+class PlannedBatches:
+    """
+    The rows of the batches of an earlier plan, as of a version.
+
+    :param upstream: the log of the upstream
+    :param end: the version, exclusive
+    :param commits: batch → the commit that holds its rows, for each batch that the plan read
+    :param rewrites: the rewrites with rows of these batches that must be read together
+    :param divided: those of them that also have rows of other batches
+    :param former: the batches whose rows are in a former dataset
+    """
+
+    upstream: UpstreamLog
+    end: int
+    commits: dict[int, int]
+    rewrites: tuple[RewrittenBatches, ...]
+    divided: tuple[RewrittenBatches, ...]
+    former: list[int]
+
+    def with_rows(self) -> dict[int, int]:
+        """Return batch → commit, for the batches with rows."""
+        commits = self.commits.items()
+        return {at: each for at, each in commits if self.upstream.files(self.upstream.outcome(each, end=self.end))}
+
+    def pinned(self, pins: Sequence[UpstreamPin]) -> dict[int, int]:
+        """Return batch → commit of some pins. A pin of a rewrite has the rows of the commits that were rewritten."""
+        found: dict[int, int] = {}
+        for version in (version for pin in pins for version in pin.versions):
+            rewrite = self.upstream.outcome(version.commit, end=version.commit + 1).rewritten
+            if rewrite is None:
+                found[version.version] = version.commit
+            else:
+                found |= {self.upstream.log.find_root(commit): commit for commit in rewrite.commits}
+        return found
+
+
+def planned_batches(upstream: UpstreamLog, batches: range, skipped: Collection[int], end: int) -> PlannedBatches:
+    """
+    Find the rows of the batches of an earlier plan.
+
+    :param batches: the range of the plan
+    :param skipped: the batches in it that the plan did not read
+    :param end: as of this version, exclusive
+    """
+    found = upstream.row_commits(batches.start, batches.stop, end).commits
+    commits = {batch: commit for batch, commit in found.items() if batch not in skipped}
+    rewrites = [each for each in rewritten_batches(upstream, batches.start, end) if commits.keys() & {*each.batches}]
+    return PlannedBatches(
+        upstream,
+        end,
+        commits,
+        tuple(rewrites),
+        tuple(each for each in rewrites if not {*each.batches} <= commits.keys()),
+        upstream.batches_in_former_dataset(commits, end),
+    )
 
 
 def aligned_stop(rewrites: Iterable[RewrittenBatches], first: int, stop: int) -> int:

@@ -20,16 +20,24 @@ from airflow_provider_streamsem.connectors.contract import ParsedRecords, Source
 from airflow_provider_streamsem.connectors.pipeline import rewritten
 from airflow_provider_streamsem.connectors.pipeline.pins import UpstreamPin, VersionPin, read_pins
 from airflow_provider_streamsem.connectors.pipeline.rewritten import (
+    PlannedBatches,
     RewrittenBatches,
     aligned_stop,
-    divided,
     pinned,
+    planned_batches,
     rewritten_batches,
 )
 from airflow_provider_streamsem.connectors.pipeline.upstream import UpstreamLog, naming_upstream, open_upstream
 from airflow_provider_streamsem.connectors.upstreams import Upstream
 from airflow_provider_streamsem.delivery import LABELS, SATISFIES
-from airflow_provider_streamsem.errors import DataError, InvalidError, RecordsMissingError, SourceChangedError
+from airflow_provider_streamsem.errors import (
+    DataError,
+    InvalidError,
+    RecordsMissingError,
+    SourceChangedError,
+    StreamsemError,
+    UnavailableError,
+)
 from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.protocol.entries import DataFile, Json, Outcome
 from airflow_provider_streamsem.protocol.offsets import Gaps, Offsets, Ranges, position
@@ -220,31 +228,48 @@ class PipelineSource:
             frame = read_files(spark, paths, format=opened.dataset.format, schema=schema)
         return UpstreamRecords(frame, rows=sum(file.rows for file in files), log=self.log)
 
-    def repin(self, ranges: Ranges, gaps: Gaps, pins: Sequence[UpstreamPin]) -> Sequence[UpstreamPin]:
-        """Return pins of the commits that now hold the rows of the planned versions, with the columns as of now."""
-        opened, _ = self._opened()
+    def is_outdated(self, ranges: Ranges, gaps: Gaps, pins: Sequence[UpstreamPin]) -> bool:
+        """Return whether the upstream has reprocessed or rolled back a planned version. A compaction stores the same rows."""
         with naming_upstream(self.log):
-            if opened.partition not in ranges:
-                raise opened.recreated_error(ranges)
-            first, stop = ranges[opened.partition]
-            skipped = {v for start, end in gaps.get(opened.partition, ()) for v in range(start, end)}
-            end = opened.end(confirmed=True)
-            if end < stop:
-                raise opened.rewritten_error(stop - 1)
-            commits = dict(opened.row_commits(first, stop, end).commits)
-            rewrites = rewritten_batches(opened, first, end)
-            if parted := divided(rewrites, first, stop):
+            read = self._planned(ranges, gaps)
+            return read.pinned(pins) != read.with_rows()
+
+    def repin(self, ranges: Ranges, gaps: Gaps, pins: Sequence[UpstreamPin]) -> Sequence[UpstreamPin]:
+        """
+        Return pins of the commits that now hold the rows of the planned versions, with the columns as of now.
+
+        :returns: the same pins, if they name these commits and a dataset was replaced since
+        """
+        with naming_upstream(self.log):
+            read = self._planned(ranges, gaps)
+            is_same = read.pinned(pins) == read.with_rows()
+            if is_same and read.former:
+                return pins
+            if read.divided:
                 summary = "rows of the version and of others are only in the same files: a compaction of the upstream has stored them, and they have expired"
-                raise rewritten.divided_error(parted, f"{summary}; nothing was written")
-            if former := opened.batches_in_former_dataset(commits, end):
+                raise rewritten.divided_error(read.divided, f"{summary}; nothing was written")
+            if read.former:
                 # The columns of the former dataset are those of the version before the alter, so old and new commits are not read together.
-                if {v.version: v.commit for pin in pins for v in pin.versions}.items() <= commits.items():
-                    return pins
-                raise opened.former_error(former)
-            read = [each for each in rewrites if first <= each.batches[0] < stop and not skipped & {*each.batches}]
-            versions = pinned(opened, read, {at: commit for at, commit in commits.items() if at not in skipped}, end)
-            _check_guarantee(opened, self.delivery, _commits(versions, read), end)
-            return _pins(opened, versions, end)
+                raise read.upstream.former_error(read.former)
+            versions = pinned(read.upstream, read.rewrites, read.commits, read.end)
+            _check_guarantee(read.upstream, self.delivery, _commits(versions, read.rewrites), read.end)
+            return _pins(read.upstream, versions, read.end)
+
+    def _planned(self, ranges: Ranges, gaps: Gaps) -> PlannedBatches:
+        """
+        Find the rows of planned versions, as of now.
+
+        :raises SourceChangedError: the upstream was recreated or restored from an older copy
+        """
+        opened, _ = self._opened()
+        if opened.partition not in ranges:
+            raise opened.recreated_error(ranges)
+        first, stop = ranges[opened.partition]
+        end = opened.end(confirmed=True)
+        if end < stop:
+            raise opened.rewritten_error(stop - 1)
+        skipped = {v for start, last in gaps.get(opened.partition, ()) for v in range(start, last)}
+        return planned_batches(opened, range(first, stop), skipped, end)
 
     def located(self, pins: Sequence[UpstreamPin]) -> list[str]:
         """Return the absolute path or URL of each planned file, for engines without Spark."""
@@ -329,42 +354,60 @@ class PipelinePlanner:
             if first >= last:
                 return None
             upstream.forget(first - 1)
-            as_of = last if isinstance(end, NewestEnd) else max(last, upstream.end())
-            last_listed = min(last, first + MOST_VERSIONS)
-            stop = within(
-                first, last_listed, limits, lambda v: _own_files(upstream, upstream.outcome(v, end=last_listed))
-            )
-            rewrites = rewritten_batches(upstream, first, as_of)
-            lost = [each for each in rewrites if each.batches[0] < first]
-            rewrites = [each for each in rewrites if each not in lost]
-            stop = aligned_stop(rewrites, first, stop)
-            row_commits = upstream.row_commits(first, stop, as_of)
-            if former := upstream.batches_in_former_dataset(row_commits.commits, as_of):
-                raise upstream.former_error(former)
-            read = [each for each in rewrites if each.batches[-1] < stop]
-            unread = {batch for each in lost for batch in each.batches if first <= batch < stop}
-            commits = {batch: commit for batch, commit in row_commits.commits.items() if batch not in unread}
-            versions = {pin.version: pin for pin in pinned(upstream, read, commits, as_of)}
-            stop = aligned_stop(
-                rewrites, first, within(first, stop, limits, lambda v: versions[v].files if v in versions else ())
-            )
-            pins = [pin for version, pin in versions.items() if version < stop]
-            _check_guarantee(upstream, self._source.delivery, _commits(pins, read), as_of)
-            gaps = _unreadable(upstream, pins, on_data_loss, read)
-            pins = [pin for pin in pins if pin.version not in gaps]
-            gaps = sorted({*gaps, *_lost(lost, range(first, stop), on_data_loss)})
-            ignored = self._source.on_reprocess == "ignore"
-            # The records of versions that were rolled back are read again, so their rows may not stay.
-            corrected = sorted({*(() if ignored else row_commits.corrected), *row_commits.rolled_back})
-            _, newest = upstream.outcome_and_sha(stop - 1, end=last)
-            return SourceSlice(
-                ranges={upstream.partition: (first, stop)},
-                gaps={upstream.partition: _ranges(gaps)} if gaps else {},
-                pins=_pins(upstream, pins, as_of),
-                hint={"version": stop - 1, "outcome": newest},
-                rows=sum(file.rows for pin in pins for file in pin.files),
-                corrected={upstream.partition: _ranges(corrected)} if corrected else {},
-            )
+            is_newest = isinstance(end, NewestEnd)
+            as_of = last if is_newest else max(last, upstream.end())
+            while (found := self._slice(first, last, as_of, limits, on_data_loss, is_newest)) is None:
+                as_of = upstream.end(confirmed=True)
+            return found
+
+    def _slice(
+        self, first: int, last: int, as_of: int, limits: Limits, on_data_loss: str, is_newest: bool
+    ) -> SourceSlice | None:
+        """
+        Select versions of ``[first, last)``.
+
+        :param as_of: as of this version of the upstream, exclusive
+        :param is_newest: whether ``last`` is the newest end, and not the target of a drain
+        :returns: ``None`` if files are missing, and the upstream has versions since ``as_of``, by which versions may have expired
+        """
+        upstream = self._upstream()
+        last_listed = min(last, first + MOST_VERSIONS)
+        stop = within(first, last_listed, limits, lambda v: _own_files(upstream, upstream.outcome(v, end=last_listed)))
+        rewrites = rewritten_batches(upstream, first, as_of)
+        lost = [each for each in rewrites if each.batches[0] < first]
+        rewrites = [each for each in rewrites if each not in lost]
+        stop = aligned_stop(rewrites, first, stop)
+        if stop > last:
+            raise _target_error(rewrites, last, is_newest=is_newest)
+        row_commits = upstream.row_commits(first, stop, as_of)
+        if former := upstream.batches_in_former_dataset(row_commits.commits, as_of):
+            raise upstream.former_error(former)
+        read = [each for each in rewrites if each.batches[-1] < stop]
+        unread = {batch for each in lost for batch in each.batches if first <= batch < stop}
+        commits = {batch: commit for batch, commit in row_commits.commits.items() if batch not in unread}
+        versions = {pin.version: pin for pin in pinned(upstream, read, commits, as_of)}
+        limited = within(first, stop, limits, lambda v: versions[v].files if v in versions else ())
+        stop = aligned_stop(rewrites, first, limited)
+        pins = [pin for version, pin in versions.items() if version < stop]
+        _check_guarantee(upstream, self._source.delivery, _commits(pins, read), as_of)
+        damaged = _damaged(upstream, pins, on_data_loss)
+        if damaged and upstream.end(confirmed=True) > as_of:
+            return None
+        gaps = _unreadable(upstream, damaged, on_data_loss, read)
+        pins = [pin for pin in pins if pin.version not in gaps]
+        gaps = sorted({*gaps, *_lost(lost, range(first, stop), on_data_loss)})
+        ignored = self._source.on_reprocess == "ignore"
+        # The records of versions that were rolled back are read again, so their rows may not stay.
+        corrected = sorted({*(() if ignored else row_commits.corrected), *row_commits.rolled_back})
+        _, newest = upstream.outcome_and_sha(stop - 1, end=last)
+        return SourceSlice(
+            ranges={upstream.partition: (first, stop)},
+            gaps={upstream.partition: _ranges(gaps)} if gaps else {},
+            pins=_pins(upstream, pins, as_of),
+            hint={"version": stop - 1, "outcome": newest},
+            rows=sum(file.rows for pin in pins for file in pin.files),
+            corrected={upstream.partition: _ranges(corrected)} if corrected else {},
+        )
 
     def _unread(self, start: Offsets, last: int, hint: Json) -> tuple[int, int]:
         """
@@ -469,15 +512,44 @@ def _check_guarantee(upstream: UpstreamLog, required: str, commits: Sequence[int
             )
 
 
-def _unreadable(
-    upstream: UpstreamLog, versions: Sequence[VersionPin], on_data_loss: str, rewrites: Sequence[RewrittenBatches]
-) -> list[int]:
-    """Return the batches of which a file is missing or has another size, in ascending order."""
+def _target_error(rewrites: Sequence[RewrittenBatches], last: int, *, is_newest: bool) -> StreamsemError:
+    """
+    Return the error for an end that divides a rewrite.
+
+    :param is_newest: whether a repeated poll finds a later end
+    """
+    if is_newest:
+        return UnavailableError("the upstream has expired versions since it was polled; nothing was written", end=last)
+    return SourceChangedError(
+        "the target of the drain divides versions whose rows are only in the same files: a compaction of the upstream has stored them, and they have expired; "
+        "nothing was written",
+        target=last,
+        compactions=sorted(each.version for each in rewrites if each.batches[0] < last <= each.batches[-1]),
+    ).advising("run the pipeline with another run key, as the next DAG run does: it reads these versions together.")
+
+
+def _damaged(
+    upstream: UpstreamLog, versions: Sequence[VersionPin], on_data_loss: str
+) -> list[tuple[VersionPin, DataFile]]:
+    """Return the files that are missing or have another size, with their pins."""
     files = _each(versions)
     # A version that becomes a gap must fail the check before the read, too. That check also finds a changed file of the same size.
     find_changed = upstream.have_changed if on_data_loss == "record_gap" else upstream.are_missing_or_resized
     are_changed = find_changed([file for _, file in files])
-    damaged = [(pin, file) for is_changed, (pin, file) in zip(are_changed, files, strict=True) if is_changed]
+    return [(pin, file) for is_changed, (pin, file) in zip(are_changed, files, strict=True) if is_changed]
+
+
+def _unreadable(
+    upstream: UpstreamLog,
+    damaged: Sequence[tuple[VersionPin, DataFile]],
+    on_data_loss: str,
+    rewrites: Sequence[RewrittenBatches],
+) -> list[int]:
+    """
+    Return the batches of damaged files, in ascending order.
+
+    :raises SourceChangedError: there are such files, and ``on_data_loss`` is ``"fail"``
+    """
     if not damaged:
         return []
     upstream.check_owner()  # if the location is not mounted, the ownership marker is missing too
