@@ -183,7 +183,12 @@ COMMANDS = (
         "orders.toml --dry-run",
         (
             _argument("--dry-run", action="store_true", help="show which files would be rewritten, but write nothing"),
-            _argument("--sink", metavar="NAME", help="the files sink to compact (default: all files sinks)"),
+            _argument(
+                "--sink",
+                metavar="NAME",
+                help="the sink to compact (default: all files sinks). The table of a Delta or Iceberg sink is compacted only if it is named here: afterwards, "
+                "versions whose files were rewritten cannot be reprocessed or rolled back in this table",
+            ),
             _argument(
                 "--target-file-bytes",
                 metavar="N",
@@ -196,7 +201,7 @@ COMMANDS = (
                 metavar="N",
                 type=int,
                 default=4_294_967_296,
-                help="the maximum size in bytes of the files that one version rewrites (default: %(default)s)",
+                help="the maximum size in bytes of the files that one version, or one Iceberg snapshot, rewrites (default: %(default)s)",
             ),
             *_SESSION,
             _PACKAGES,

@@ -24,12 +24,14 @@ class CompactOperator(HasPipeline, HasEngine, BaseOperator):  # type: ignore[mis
     batch in the DAG of the pipeline, or in a DAG that runs when no batch runs.
 
     XCom ``return_value``: a list with one object for each rewrite: ``{"sink": name, "version": n, "commits": n, "rows": n, "files": n, "bytes": n,
-    "new_files": n, "new_bytes": n}``. It is empty if there was nothing to rewrite.
+    "new_files": n, "new_bytes": n, "table_version": text}``. It is empty if there was nothing to rewrite. For a table, ``version`` and ``commits`` are null.
+    For a files sink, ``table_version`` is null.
 
     :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated)
-    :param sink: the files sink to compact; default: all files sinks
+    :param sink: the sink to compact; default: all files sinks. The table of a Delta or Iceberg sink is compacted only if it is named here: afterwards, versions
+        whose files were rewritten cannot be reprocessed or rolled back in this table
     :param target_file_bytes: the size in bytes of the new files, 65,536 or more
-    :param max_bytes: the maximum size in bytes of the files that one version rewrites
+    :param max_bytes: the maximum size in bytes of the files that one version, or one Iceberg snapshot, rewrites
     :param spark_master: as in :class:`MicroBatchOperator`
     :param spark_conn_id: as in :class:`MicroBatchOperator`
     :param spark_conf: as in :class:`MicroBatchOperator`

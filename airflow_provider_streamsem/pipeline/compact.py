@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 from airflow_provider_streamsem import registry, telemetry
 from airflow_provider_streamsem.arguments import flag, integer, text
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.connectors.compaction import CompactsTable
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
 from airflow_provider_streamsem.engine import Engine, RewriteJob
 from airflow_provider_streamsem.errors import (
     DataError,
+    HeldVersionError,
     InvalidError,
     OpenVersionError,
     StreamsemError,
@@ -45,6 +47,7 @@ MAX_BYTES = 4 * 2**30
 """The default of ``max_bytes``."""
 LEAST_BYTES = 65_536
 """The smallest value of both."""
+_REMOVING = ("reprocess", "rollback")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,23 +56,25 @@ class Rewrite:
     A committed rewrite, or in a dry run a possible one.
 
     :param sink: name of the sink
-    :param version: the version of the rewrite; ``None`` in a dry run
-    :param commits: number of commits whose rows are rewritten
+    :param version: the version of the rewrite; ``None`` in a dry run and for a table
+    :param commits: number of commits whose rows are rewritten; ``None`` for a table, whose log does not name them
     :param rows: number of their rows
     :param files: number of files that have these rows before the rewrite
     :param bytes: total size of these files in bytes
     :param new_files: number of new files; ``None`` in a dry run
     :param new_bytes: total size of the new files in bytes; ``None`` in a dry run
+    :param table_version: the version of the Delta table or the id of the Iceberg snapshot that has the new files; ``None`` in a dry run and for a files sink
     """
 
     sink: str
     version: int | None
-    commits: int
+    commits: int | None
     rows: int
     files: int
     bytes: int
     new_files: int | None = None
     new_bytes: int | None = None
+    table_version: str | None = None
 
 
 @with_log_location
@@ -96,55 +101,143 @@ def compact(
     No run waits for a rewrite. A run that finds one open commits it if its attempt is complete, and aborts it otherwise. Compact in the DAG of the pipeline,
     after the batch, or at a time at which no batch runs.
 
-    :param sink: the sink to compact, which must be a files sink; default: all files sinks
+    The table of a Delta or Iceberg sink is compacted only if ``sink`` names it. The commit of the table records the rewrite, and the log gets no version.
+    Afterwards, a version whose files were rewritten can no longer be reprocessed or rolled back in this table, because the new files mix the rows of several
+    versions. Batches may run at the same time. Let no reprocessing run or rollback start before the compaction has ended.
+
+    :param sink: the sink to compact: a files sink, or a sink whose table can be compacted; default: all files sinks
     :param target_file_bytes: the size in bytes of the new files, 65,536 or more
-    :param max_bytes: the maximum size in bytes of the files that one version rewrites, unless a single commit has more. Several versions rewrite more files
+    :param max_bytes: the maximum size in bytes of the files that one version, or one snapshot of an Iceberg table, rewrites, unless a single commit has more.
+        Several versions rewrite more files. A Delta table is rewritten in one entry of its log
     :param dry_run: write nothing, and return which rewrites are possible. Whether a version is open is not checked
     :param engine: default: Spark in this process. The engine starts a session only when it rewrites files
     :param log: default: the log at ``pipeline.log``
     :returns: the rewrites in the order of their versions; empty if there is nothing to rewrite
-    :raises InvalidError: there is no log at the location, the pipeline has no such files sink, or an argument is not valid. Nothing was written
+    :raises InvalidError: there is no log, no such sink, the table cannot be compacted, or an argument is not valid. Nothing was written
     :raises ConflictError: the log has other immutable fields than the pipeline. Rewrites that were committed before remain
-    :raises OpenVersionError: a version is open or not published yet, or another writer created the next version. Rewrites that were committed before remain
+    :raises OpenVersionError: a version (for a table: a reprocessing run or a rollback) is open or not published yet, or another writer created the next version
     :raises HeldVersionError: the open version is held
     :raises DataError: files cannot be read, or the rows of the new files differ. Visible rows are unchanged
+    :raises UnavailableError: other writers have changed the files of the table, or a store or catalog did not report the result of a request
     """
     integer("target_file_bytes", target_file_bytes, least=LEAST_BYTES)
     integer("max_bytes", max_bytes, least=LEAST_BYTES)
     flag("dry_run", dry_run)
-    names = _files_sinks(pipeline, sink)
+    names = _sinks(pipeline, sink)
     log = log or open_commit_log(pipeline.log)
     if find_record(pipeline, log) is None:
         raise InvalidError("there is no log at this location; nothing was written", log=pipeline.log).advising(
             "run the pipeline once, or correct the location."
         )
     sizes = _Sizes(target=target_file_bytes, most=max_bytes)
+    if sink is not None and (table := _table(pipeline, sink)) is not None:
+        return _compact_table(pipeline, log, sink, table, sizes, dry_run=dry_run)
     if dry_run:
-        head = read_head(pipeline, log)
-        view, oldest = log.view(version=head.closed), 0 if head.outcome is None else head.outcome.oldest_readable or 0
-        return [
-            _rewrite(name, _commits(view, name, chosen), chosen)
-            for name in names
-            for chosen in sizes.choose(pipeline, name, view, oldest)
-        ]
+        return _possible(pipeline, log, names, sizes)
     opened = open_pipeline(pipeline, log)
     engine = engine or registry.load("engines", "spark")()
     return [done for name in names for done in _Compaction(opened, name, sizes, engine).run()]
 
 
-def _files_sinks(pipeline: Pipeline, sink: str | None) -> list[str]:
+def _possible(pipeline: Pipeline, log: CommitLog, names: Sequence[str], sizes: _Sizes) -> list[Rewrite]:
+    """Return the possible rewrites of files sinks."""
+    head = read_head(pipeline, log)
+    view, oldest = log.view(version=head.closed), 0 if head.outcome is None else head.outcome.oldest_readable or 0
+    return [
+        _rewrite(name, _commits(view, name, chosen), chosen)
+        for name in names
+        for chosen in sizes.choose(pipeline, name, view, oldest)
+    ]
+
+
+def _sinks(pipeline: Pipeline, sink: str | None) -> list[str]:
+    """Return the names of the sinks to compact: the named one, or all files sinks."""
     names = [name for name, each in pipeline.sinks.items() if isinstance(each, FilesSink) and not each.is_outside_log]
+    accepted = sorted([*names, *(name for name in pipeline.sinks if _table(pipeline, name) is not None)])
     if sink is not None and text("sink", sink) not in pipeline.sinks:
-        raise InvalidError("the pipeline has no such sink; nothing was written", given=sink, accepted=sorted(names))
-    if sink is not None and sink not in names:
+        raise InvalidError("the pipeline has no such sink; nothing was written", given=sink, accepted=accepted)
+    if sink is not None and sink not in accepted:
         raise InvalidError(
-            "only the files of a files sink can be compacted; nothing was written", given=sink, accepted=sorted(names)
-        ).advising("compact a table with the tools of its format, such as OPTIMIZE of Delta Lake.")
-    if not names:
+            "only the files of a files sink, and the table of a Delta or Iceberg sink, can be compacted; nothing was written",
+            given=sink,
+            accepted=accepted,
+        )
+    if sink is None and not names and accepted:
+        raise InvalidError(
+            "the pipeline has no files sink, and a table is compacted only if its sink is named; nothing was written",
+            tables=accepted,
+        ).advising(
+            "name the sink with --sink or `sink`. Afterwards, versions whose files were rewritten cannot be reprocessed or rolled back."
+        )
+    if not accepted:
         raise InvalidError(
             "the pipeline has no files sink, so there is nothing to compact", sinks=sorted(pipeline.sinks)
         )
     return sorted(names) if sink is None else [sink]
+
+
+def _table(pipeline: Pipeline, name: str) -> CompactsTable | None:
+    """Return the sink if it can compact its table."""
+    sink = pipeline.sinks[name]
+    return sink if isinstance(sink, CompactsTable) else None
+
+
+def _compact_table(
+    pipeline: Pipeline, log: CommitLog, name: str, table: CompactsTable, sizes: _Sizes, *, dry_run: bool
+) -> list[Rewrite]:
+    """Compact the table of a sink. The log gets no version."""
+    if dry_run:
+        read_head(pipeline, log)  # checks that the log has the immutable fields of the pipeline
+    else:
+        opened = open_pipeline(pipeline, log)
+        _refuse_removal(opened.log)
+    done = table.compact_table(
+        target_file_bytes=sizes.target,
+        max_bytes=sizes.most,
+        dry_run=dry_run,
+        before_commit=lambda: _refuse_removal(log),
+    )
+    rewrites = [
+        Rewrite(
+            sink=name,
+            version=None,
+            commits=None,
+            rows=each.rows,
+            files=each.files,
+            bytes=each.bytes,
+            new_files=each.new_files,
+            new_bytes=each.new_bytes,
+            table_version=each.table_version,
+        )
+        for each in done
+    ]
+    if not dry_run:
+        for rewrite in rewrites:
+            logger.info("table of sink %s: %d files rewritten into %d", name, rewrite.files, rewrite.new_files)
+    return rewrites
+
+
+def _refuse_removal(log: CommitLog) -> None:
+    """
+    Refuse to compact a table while a reprocessing run or a rollback must still remove files from it.
+
+    Before its plan, it has checked that the table has these files. If they were rewritten now, it could not be published.
+
+    :raises OpenVersionError: such a version is open or not published yet
+    :raises HeldVersionError: such a version is held
+    """
+    head = log.newest_head()
+    if isinstance(head, OpenHead):
+        plan = head.plan
+    elif head.has_pending_publishes:
+        plan = log.closed_version(head.closed)[0]
+    else:
+        return
+    if plan.held and isinstance(head, OpenHead):
+        raise HeldVersionError("the open version is held; the table was not compacted", version=plan.version)
+    if plan.kind in _REMOVING:
+        summary = "a reprocessing run or rollback is not published yet, and must remove files from tables; the table was not compacted"
+        raise OpenVersionError(summary, version=plan.version)
 
 
 def _files_sink(pipeline: Pipeline, name: str) -> FilesSink:

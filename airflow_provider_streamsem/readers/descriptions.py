@@ -79,10 +79,12 @@ def _label(label: str | None) -> str:
 
 def rewrite(result: Rewrite) -> str:
     """Describe a rewrite of files, or a possible one."""
-    before = f"{result.files} files of {result.commits} commits in sink {result.sink}, {result.rows} rows, {result.bytes} bytes"
-    if result.version is None:
+    commits = "" if result.commits is None else f" of {result.commits} commits"
+    before = f"{result.files} files{commits} in sink {result.sink}, {result.rows} rows, {result.bytes} bytes"
+    if result.new_files is None:
         return f"would rewrite {before}"
-    return f"version {result.version}: rewrote {before}, into {result.new_files} files, {result.new_bytes} bytes"
+    version = f"version {result.version}" if result.table_version is None else f"table version {result.table_version}"
+    return f"{version}: rewrote {before}, into {result.new_files} files, {result.new_bytes} bytes"
 
 
 def vacuumed(result: Vacuumed, *, dry_run: bool) -> str:

@@ -100,6 +100,15 @@ class History:
         data = self._request(lambda: self._store.read(f"_delta_log/{version:020d}.json"))
         return None if data is None else parse(version, data, self._location)
 
+    def actions(self, version: int) -> list[dict[str, Any]] | None:
+        """
+        Read the actions of one entry, also those that change no data; ``None`` if the entry does not exist.
+
+        :raises UnavailableError: the store did not report the result of a request
+        """
+        data = self._request(lambda: self._store.read(f"_delta_log/{version:020d}.json"))
+        return None if data is None else [json.loads(line) for line in data.splitlines() if line.strip()]
+
     def entries(self, start: int, end: int) -> Iterator[tuple[int, Entry | None]]:
         """Yield each version of ``[start, end)`` with its entry; ``None`` if it does not exist. Reads up to 64 entries ahead, 16 at a time."""
         for first in range(start, end, _AT_ONCE):

@@ -24,7 +24,8 @@ NULL_TEXTS = ("", "__HIVE_DEFAULT_PARTITION__")
 """Texts that a merge with delta-rs turns into null in a partition column."""
 
 
-_PARTITION_TYPES = ("boolean", "byte", "date", "integer", "long", "short", "string")
+PARTITION_TYPES = ("boolean", "byte", "date", "integer", "long", "short", "string")
+"""Types of partition columns whose values delta-rs writes unchanged."""
 _EXACTLY_BOUND = ("byte", "date", "integer", "long", "short", "string")
 _TIMES = ("date", "timestamp", "timestamp_ntz")
 _OWN_COLUMNS = "__delta_rs_"
@@ -38,10 +39,10 @@ def check_columns(fields: Sequence[Any], partition_by: Sequence[str]) -> None:
     :param fields: columns in Delta's form
     :raises DataError: names the columns. Nothing became visible
     """
-    unsupported = [f["name"] for f in fields if f["name"] in partition_by and f["type"] not in _PARTITION_TYPES]
+    unsupported = [f["name"] for f in fields if f["name"] in partition_by and f["type"] not in PARTITION_TYPES]
     if unsupported:
         summary = "columns of this type cannot partition a Delta table that is merged by key; nothing became visible"
-        raise DataError(summary, columns=unsupported, accepted=list(_PARTITION_TYPES)).advising(
+        raise DataError(summary, columns=unsupported, accepted=list(PARTITION_TYPES)).advising(
             "partition by columns of an accepted type: cast them in the transform, and write to a new table."
         )
     reserved = [field["name"] for field in fields if field["name"].startswith(_OWN_COLUMNS)]
@@ -115,7 +116,7 @@ def _refuse_old_times(table: Any, location: str, batch: SinkCommit, keys: Sequen
     suspects = [
         file["path"]
         for file in pyarrow.table(table.get_add_actions(flatten=True)).to_pylist()
-        if _may_hold(file, bounds) and not _is_near(file, stored)
+        if _may_hold(file, bounds) and not has_near_times(file, stored)
     ]
     dataset = open_dataset(location)
 
@@ -141,8 +142,13 @@ def _may_hold(file: dict[str, Any], bounds: dict[str, dict[str, Any]]) -> bool:
     return True
 
 
-def _is_near(file: dict[str, Any], types: dict[str, Any]) -> bool:
-    """Return whether the bounds in the table's log prove that delta-rs reads all dates and times of a file correctly."""
+def has_near_times(file: dict[str, Any], types: dict[str, Any]) -> bool:
+    """
+    Return whether the bounds in the table's log prove that delta-rs reads all dates and times of a file correctly.
+
+    :param file: an add action of the table, flattened
+    :param types: the columns that are stored in the files → type
+    """
     for name, kind in types.items():
         if not isinstance(kind, str):
             if any(time in json.dumps(kind) for time in _TIMES):

@@ -12,15 +12,17 @@ the error. It opens the table again and reads the transaction identifier.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.connectors.columns.types import VOID, bare, widened
+from airflow_provider_streamsem.connectors.compaction import TableRewrite
 from airflow_provider_streamsem.connectors.contract import SinkCommit, SinkMarker
 from airflow_provider_streamsem.connectors.data_files.bounds import delta_stats
+from airflow_provider_streamsem.connectors.delta import compact as delta_compact
 from airflow_provider_streamsem.connectors.delta import merge as delta_merge
 from airflow_provider_streamsem.connectors.delta.requirements import Requirements, is_append_only, unwritable
 from airflow_provider_streamsem.connectors.delta.table import (
@@ -182,6 +184,14 @@ class DeltaSink(TableSink[_Handle]):
             Requirements.of(cached.table).check_values(self.path, staged)
             cached.keep()
         return staged
+
+    def compact_table(
+        self, *, target_file_bytes: int, max_bytes: int, dry_run: bool, before_commit: Callable[[], None]
+    ) -> list[TableRewrite]:
+        """Compact the table in one entry of its log. ``max_bytes`` is not used, because delta-rs does not divide the work."""
+        return delta_compact.compact(
+            self.path, target_file_bytes=target_file_bytes, dry_run=dry_run, before_commit=before_commit
+        )
 
     def stats(self, parquet: Any) -> str:
         """

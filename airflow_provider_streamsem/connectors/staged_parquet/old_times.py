@@ -17,6 +17,11 @@ from airflow_provider_streamsem.errors import PublishError
 
 FIRST_DAY, LAST_DAY = date(1900, 1, 1), date(2261, 12, 31)
 """Arrow reads all dates and times from ``FIRST_DAY`` to ``LAST_DAY`` correctly (both inclusive), whichever engine wrote them."""
+REWRITE_BY_SPARK = (
+    "rewrite the file with Spark and the settings spark.sql.parquet.outputTimestampType=TIMESTAMP_MICROS and "
+    "spark.sql.parquet.datetimeRebaseModeInWrite=CORRECTED, and run again"
+)
+"""Advice for a file with such dates or times."""
 _OLD_CALENDAR = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
 
 
@@ -52,8 +57,7 @@ def refuse_misread(table: str, batch: SinkCommit, file: str, columns: list[str])
         "a file of the table contains dates or times that the merge would change; nothing of the batch is in the table"
     )
     raise PublishError(summary, table=table, version=batch.version, file=file, columns=columns).advising(
-        "rewrite the file with Spark and the settings spark.sql.parquet.outputTimestampType=TIMESTAMP_MICROS and "
-        "spark.sql.parquet.datetimeRebaseModeInWrite=CORRECTED, and run again; or skip the version with `streamsem skip`."
+        f"{REWRITE_BY_SPARK}; or skip the version with `streamsem skip`."
     )
 
 
