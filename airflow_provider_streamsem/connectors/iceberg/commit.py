@@ -10,7 +10,10 @@ from pyiceberg.exceptions import CommitFailedException, ValidationException
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Operation, Summary
 from pyiceberg.table.update import RemoveSnapshotsUpdate, UpdatesAndRequirements, UpdateTableMetadata
+from pyiceberg.table.update.snapshot import _OverwriteFiles
+from pyiceberg.typedef import EMPTY_DICT
 
 
 class OneCommit(Transaction):
@@ -41,6 +44,14 @@ class OneCommit(Transaction):
             for file in files:
                 producer.append_data_file(file)
 
+    def replace_files(self, files: Sequence[DataFile], removed: Sequence[DataFile], properties: dict[str, str]) -> None:
+        """Stage one snapshot that replaces ``removed`` by ``files`` with the same rows. Readers of new rows skip a snapshot with this operation."""
+        with _ReplaceFiles(Operation.OVERWRITE, self, self._table.io, snapshot_properties=properties) as producer:
+            for file in removed:
+                producer.delete_data_file(file)
+            for file in files:
+                producer.append_data_file(file)
+
     def expire(self, *, older_than_ms: int, marked: str) -> None:
         """Stage the expiry of old snapshots that have the property ``marked`` and that are not the head of a branch or tag."""
         metadata = self.table_metadata
@@ -55,6 +66,14 @@ class OneCommit(Transaction):
         ]
         if old:
             _Expiry(self, old).commit()
+
+
+class _ReplaceFiles(_OverwriteFiles):
+    """Adds and removes files as an overwrite does. pyiceberg computes no totals for the operation ``replace``, so the operation is set afterwards."""
+
+    def _summary(self, snapshot_properties: dict[str, str] = EMPTY_DICT) -> Summary:
+        summary = super()._summary(snapshot_properties)
+        return Summary(operation=Operation.REPLACE, **summary.additional_properties)
 
 
 class _Expiry(UpdateTableMetadata["_Expiry"]):

@@ -12,7 +12,7 @@ After a failed commit, the sink does not interpret the error. It loads the table
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.connectors.columns import types as column_types
+from airflow_provider_streamsem.connectors.compaction import TableRewrite
 from airflow_provider_streamsem.connectors.contract import SinkCommit, SinkMarker
 from airflow_provider_streamsem.connectors.iceberg import catalog as iceberg_catalog
 from airflow_provider_streamsem.connectors.iceberg import columns as iceberg_columns
@@ -52,6 +53,7 @@ _ROLLED_BACK = (
 )
 _EQUALITY_DELETES = "the Iceberg table has equality deletes, as Flink writes them, and pyiceberg cannot plan its files"
 _DO_COMPACT = "compact the table, for example with Spark's procedure rewrite_data_files and delete-file-threshold 1; then run again."
+_DO_REWRITE = "compact the table with another engine, for example with Spark's procedure rewrite_data_files."
 _NEW_TABLE = {
     "commit.manifest-merge.enabled": "true",  # otherwise each version adds a manifest that readers must open
     "write.metadata.delete-after-commit.enabled": "true",  # keeps the newest hundred metadata files
@@ -182,6 +184,52 @@ class IcebergSink(TableSink[_Handle]):
         if changed:
             summary = "another writer rewrote or deleted files of this pipeline in the Iceberg table, so their rows cannot be removed; nothing was written"
             raise InvalidError(summary, table=self.table, files=changed).advising(RESTORE_TABLE)
+
+    def compact_table(
+        self, *, target_file_bytes: int, max_bytes: int, dry_run: bool, before_commit: Callable[[], None]
+    ) -> list[TableRewrite]:
+        """Compact the table in snapshots with the operation ``replace``."""
+        with self._opened() as catalog:
+            if self._read(catalog, refusal=InvalidError) is None:
+                return []
+            from airflow_provider_streamsem.connectors.iceberg.compact import Compaction
+
+            compaction = Compaction(
+                load=lambda: self._compactable(catalog),
+                target_file_bytes=target_file_bytes,
+                max_bytes=max_bytes,
+                before_commit=before_commit,
+            )
+            return compaction.preview() if dry_run else compaction.run()
+
+    def _compactable(self, catalog: Catalog) -> Table:
+        """
+        Load the table, and refuse it if it cannot be compacted.
+
+        :raises InvalidError: the table is missing, or has requirements that a compaction does not satisfy. Nothing was written
+        """
+        table = self._read(catalog, refusal=InvalidError)
+        if table is None:
+            raise InvalidError(
+                "the Iceberg table is missing: it was deleted or renamed during the compaction", table=self.table
+            ).advising(RESTORE_TABLE)
+        problems = iceberg_columns.unwritable(table.metadata, expires=False)
+        if problems:
+            summary = (
+                "the Iceberg table has requirements for writers that a compaction does not satisfy; nothing was written"
+            )
+            raise InvalidError(summary, table=self.table, requires=problems).advising(_DO_REWRITE)
+        try:
+            iceberg_merge.check_writable(table)
+            iceberg_columns.check_names(table.metadata)
+        except DataError as error:
+            summary = "the files of the Iceberg table cannot be rewritten by pyiceberg; nothing was written"
+            raise InvalidError(summary, **{"table": self.table, "problem": error.summary, **error.fields}).advising(
+                _DO_REWRITE
+            ) from error
+        if iceberg_files.has_equality_deletes(table):
+            raise InvalidError(f"{_EQUALITY_DELETES}; nothing was written", table=self.table).advising(_DO_COMPACT)
+        return table
 
     def stats(self, parquet: Any) -> str:
         """Return a file's metrics by column path; ``""`` for a merge, because pyiceberg computes the metrics of the files that it writes."""
