@@ -29,12 +29,14 @@ class VersionSummary:
     """
     A version without its files, pins and state.
 
-    :param kind: ``batch``, ``reprocess``, ``rollback``, ``alter`` or ``rewrite``
+    :param kind: ``batch``, ``reprocess``, ``rollback``, ``alter``, ``rewrite`` or ``expire``
     :param result: ``open``, ``held``, ``commit`` or ``abort``; or ``publishing`` for a commit whose receipts are not stored yet
     :param replaces: the version whose rows a reprocessing run replaces
     :param replaced_by: the reprocessing run that has replaced the rows of the version, if it was read
     :param rolls_back_to: the version to which a rollback returns
     :param is_rolled_back: whether a later rollback has removed the rows of the version
+    :param expires: of an expiry: the oldest version that can be read after it. The versions below this one expire
+    :param is_expired: whether the version has expired, so that it cannot be read or rolled back to
     :param ranges: partition → start offset (inclusive) and end offset (exclusive)
     :param gaps: partition → ranges of records that the source has lost
     :param files: number of committed files
@@ -62,6 +64,8 @@ class VersionSummary:
     replaced_by: int | None
     rolls_back_to: int | None
     is_rolled_back: bool
+    expires: int | None
+    is_expired: bool
     ranges: Ranges
     gaps: Gaps
     files: int
@@ -127,15 +131,15 @@ class History:
         versions = self.versions(range(end - 1, max(-1, end - 1 - limit - _EXTRA), -1))
         removed = self.opened.rolled_back(head.outcome)
         return [
-            self._summary(version, versions[at + 1 :], is_rolled_back=_is_rolled_back(version, removed))
+            self._summary(version, versions[at + 1 :], head.outcome, removed)
             for at, version in enumerate(versions[:limit])
         ]
 
     def summary(self, version: Version) -> VersionSummary:
         """Return the summary of one version."""
         earlier = self.versions(range(version.version - 1, max(-1, version.version - 1 - _EXTRA), -1))
-        removed = self.opened.rolled_back(self.opened.log.find_head().outcome)
-        return self._summary(version, earlier, is_rolled_back=_is_rolled_back(version, removed))
+        newest = self.opened.log.find_head().outcome
+        return self._summary(version, earlier, newest, self.opened.rolled_back(newest))
 
     def versions(self, numbers: Sequence[int]) -> list[Version]:
         """Return versions with their entries, in the given order. Versions that do not exist are left out."""
@@ -197,7 +201,9 @@ class History:
             self._specs[digest] = stored_spec(self.opened.log.read_spec(digest))
         return self._specs[digest]
 
-    def _summary(self, version: Version, earlier: Sequence[Version], *, is_rolled_back: bool) -> VersionSummary:
+    def _summary(
+        self, version: Version, earlier: Sequence[Version], newest: Outcome | None, removed: set[int]
+    ) -> VersionSummary:
         plan, outcome, receipts = version.plan, version.outcome, version.receipts
         output = {} if outcome is None else stored_output(outcome)
         files = [file for sink in output.values() for file in sink.files]
@@ -208,7 +214,9 @@ class History:
             replaces=None if plan.replaces is None else plan.replaces.version,
             replaced_by=self._replaced_by.get(version.version),
             rolls_back_to=None if plan.rolled_back is None else plan.rolled_back.to,
-            is_rolled_back=is_rolled_back,
+            is_rolled_back=_is_rolled_back(version, removed),
+            expires=plan.expires,
+            is_expired=newest is not None and version.version < (newest.oldest_readable or 0),
             ranges=plan.ranges,
             gaps=plan.gaps if outcome is None else outcome.gaps,
             files=len(files),
@@ -233,16 +241,25 @@ class History:
         )
 
     def _changed(self, version: Version, earlier: Sequence[Version]) -> tuple[str, ...]:
-        """Return the spec fields in which a version differs from the newest of the earlier versions. Rollbacks are ignored, because they run no transform."""
-        specs = [each.plan.spec for each in (version, *earlier) if each.plan.kind != "rollback"][:2]
-        if version.plan.kind == "rollback" or len({*specs}) < 2:
+        """
+        Return the spec fields in which a version differs from the newest of the earlier versions.
+
+        Rollbacks and expiries are ignored, because they run no transform. So a change is shown at the first batch that uses it.
+        """
+        ignored = ("rollback", "expire")
+        specs = [each.plan.spec for each in (version, *earlier) if each.plan.kind not in ignored][:2]
+        if version.plan.kind in ignored or len({*specs}) < 2:
             return ()
         return tuple(changed_fields(self.spec(specs[1]), self.spec(specs[0])))
 
 
 def _is_rolled_back(version: Version, removed: set[int]) -> bool:
-    """Return whether a rollback has removed the rows of a version. A rewrite adds none, and may apply after a rollback to an earlier version."""
-    return version.version in removed and version.plan.kind != "rewrite"
+    """
+    Return whether a rollback has removed the rows of a version.
+
+    A rewrite adds no rows, and may apply after a rollback to an earlier version. An expiry adds none either, and no rollback undoes it.
+    """
+    return version.version in removed and version.plan.kind not in ("rewrite", "expire")
 
 
 def _size(version: Version) -> int:

@@ -45,6 +45,8 @@ class VersionRow(BaseModel, from_attributes=True):
     replaced_by: int | None
     rolls_back_to: int | None
     is_rolled_back: bool
+    expires: int | None
+    is_expired: bool
     has_gaps: bool
     partitions: int
     files: int
@@ -111,6 +113,7 @@ class PipelineSummary(BaseModel):
     :param guarantee: sink → the label that the newest version records
     :param conditions: the condition of the labels; ``""`` if they are unconditional
     :param newest: the newest versions, in descending order
+    :param oldest_readable: the oldest version that can be read and rolled back to; ``None`` if no version has expired
     :param rows_per_minute: average rows per minute of the newest 30 versions in their largest sink, from the first plan to the last outcome
     :param problem: why the log cannot be read
     """
@@ -123,6 +126,7 @@ class PipelineSummary(BaseModel):
     guarantee: dict[str, str]
     conditions: str
     newest: list[VersionRow]
+    oldest_readable: int | None
     rows_per_minute: float | None
     now_ms: int
     problem: Problem | None = None

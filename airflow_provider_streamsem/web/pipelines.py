@@ -166,9 +166,12 @@ class LoggedPipeline:
         return self.history.opened
 
     def summary(self) -> PipelineSummary:
-        """Return the newest versions and the guarantee of the pipeline."""
+        """Return the newest versions, the guarantee and the oldest readable version of the pipeline."""
         newest = self.history.summaries(limit=_NEWEST)
-        spec = self.history.spec(self._version(newest[0].version).plan.spec) if newest else {}
+        # The version before the newest one is closed and published, so it is in memory.
+        versions = [self._version(summary.version) for summary in newest[:2]]
+        spec = self.history.spec(versions[0].plan.spec) if versions else {}
+        outcome = next((version.outcome for version in versions if version.outcome is not None), None)
         guarantee, conditions = _guarantee(spec)
         return PipelineSummary(
             id=self.id,
@@ -179,6 +182,7 @@ class LoggedPipeline:
             guarantee=guarantee,
             conditions=conditions,
             newest=[VersionRow.model_validate(summary) for summary in newest],
+            oldest_readable=None if outcome is None else outcome.oldest_readable,
             rows_per_minute=rows_per_minute(newest),
             now_ms=self._opened.log.clock.now_ms(),
         )
@@ -188,7 +192,7 @@ class LoggedPipeline:
         name = self.log.location.rstrip("/").rpartition("/")[2]
         return PipelineSummary(
             id=self.id, name=name, log=self.log.location, tasks=list(self.tasks), actions=[], guarantee={}, conditions="", newest=[],
-            rows_per_minute=None, now_ms=0, problem=problem,
+            oldest_readable=None, rows_per_minute=None, now_ms=0, problem=problem,
         )  # fmt: skip
 
     def page(self, *, before: int | None, limit: int) -> VersionPage:

@@ -1,4 +1,4 @@
-"""A rewrite, a rollback and an alter in Chromium, served by ``streamsem ui``."""
+"""A rewrite, a rollback, an expiry and an alter in Chromium, served by ``streamsem ui``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import Page, expect, sync_playwright
 
 from airflow_provider_streamsem import FilesSink, alter, rollback
+from airflow_provider_streamsem.pipeline.vacuum import vacuum
 from airflow_provider_streamsem.stores.local import LocalStore
 from tests.integration.parts.install import browser
 from tests.pipeline.test_compact import compacted, prepared
@@ -18,13 +19,17 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    """Versions 0 to 3 are batches, 4 reprocesses version 1, 5 rewrites 0 and 2 to 4, 6 is a batch, 7 rolls back to 5, and 8 replaces the sink."""
+    """
+    Versions 0 to 3 are batches, 4 reprocesses version 1, 5 rewrites 0 and 2 to 4, 6 is a batch, 7 rolls back to 5, 8 lets the versions below 5 expire, and 9
+    replaces the sink.
+    """
     root = tmp_path_factory.mktemp("kinds")
     fixture = prepared(root, store=LocalStore(str(root / "log")))
     fixture.run("fix", reprocessed=1)
     compacted(fixture)
     fixture.run("wrong")
     rollback(fixture.pipeline(), 5, log=fixture.log())
+    vacuum(fixture.pipeline(), keep_versions=3, keep_days=0, log=fixture.log())
     alter(
         fixture.pipeline(sinks={"copy": FilesSink(path=str(root / "copy"), format="json")}),
         log=fixture.log(),
@@ -34,7 +39,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
         page = chromium.new_page()
         page.goto(url)
         page.get_by_role("link", name="world").click()
-        expect(page.get_by_text("8: alter")).to_be_visible()
+        expect(page.get_by_text("9: alter")).to_be_visible()
         yield page
         chromium.close()
 
@@ -65,10 +70,29 @@ def test_page_of_a_rewrite_names_its_commits_and_the_files_before_and_after_it(p
 def test_page_of_a_rollback_and_of_an_alter_shows_no_empty_table(page: Page) -> None:
     assert sections(page, 7) == ["Removed counts", "Settings"]
     assert (fact(page, "Rolls back to"), fact(page, "written.out")) == ("version 5", "3")
-    assert sections(page, 8) == ["Settings"]
+    assert sections(page, 9) == ["Settings"]
     assert fact(page, "Sinks whose earlier rows are hidden") == "out"
     assert "sinks.copy" in fact(page, "Changed in the spec")
     assert sections(page, 6) == ["Counts", "Ranges", "Sinks", "Attempts", "Files", "Settings"]
+
+
+def test_page_of_an_expiry_names_the_oldest_readable_version_and_shows_no_empty_table(page: Page) -> None:
+    assert sections(page, 8) == ["Settings"]
+    assert (fact(page, "State"), fact(page, "Oldest readable version")) == ("expire (vacuum)", "version 5")
+    page.get_by_role("link", name="version 5", exact=True).click()
+    expect(page.get_by_role("heading", name="Version 5")).to_be_visible()
+    expect(page.get_by_text("cannot be read")).to_have_count(0)
+
+
+def test_version_that_has_expired_is_recognisable_on_its_page_and_in_the_list(page: Page) -> None:
+    sections(page, 3)
+    assert fact(page, "State") == "committed, expired"
+    assert fact(page, "Expired").startswith("cannot be read or rolled back to")
+    page.get_by_role("link", name="All versions of the pipeline").click()
+    assert fact(page, "Oldest readable version") == "5"
+    expect(page.get_by_role("link", name="version 3: committed, expired")).to_be_visible()
+    page.get_by_role("tab", name="Versions").click()
+    expect(page.get_by_text("of the versions below 5")).to_be_visible()
 
 
 def test_rewrite_is_shown_as_one_in_each_tab_of_its_pipeline(page: Page) -> None:
@@ -78,9 +102,9 @@ def test_rewrite_is_shown_as_one_in_each_tab_of_its_pipeline(page: Page) -> None
     assert label is not None
     assert label.endswith("out: rewrite (compaction)")
     page.get_by_role("tab", name="Timeline").click()
-    expect(page.get_by_label("records read and written by 9 versions; rewrites: 1")).to_be_visible()
+    expect(page.get_by_label("records read and written by 10 versions; rewrites: 1")).to_be_visible()
     page.get_by_role("tab", name="Versions").click()
     expect(page.get_by_text("12 rows in new files")).to_be_visible()
     page.get_by_role("tab", name="Data flow").click()
-    expect(page.get_by_text("The counts are those of version 8.")).to_be_visible()
+    expect(page.get_by_text("The counts are those of version 9.")).to_be_visible()
     expect(page.get_by_text("sink copy")).to_be_visible()

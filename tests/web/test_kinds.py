@@ -1,4 +1,4 @@
-"""Rewrites, rollbacks and alters in the HTTP API of the web view. They are versions without records."""
+"""Rewrites, rollbacks, alters and expiries in the HTTP API of the web view. They are versions without records."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from airflow_provider_streamsem import FilesSink, alter, rollback
+from airflow_provider_streamsem import FilesSink, Limits, alter, rollback
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.engine import RewriteJob, RewrittenFiles
 from airflow_provider_streamsem.errors import OpenVersionError
+from airflow_provider_streamsem.pipeline.vacuum import vacuum
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.stores.contract import Store
 from airflow_provider_streamsem.stores.memory import open_memory_store
@@ -174,3 +175,68 @@ def test_comparison_counts_what_a_reader_of_only_one_version_reads(
     rewritten = get(client, "/0/comparison?older=3&newer=4")
     names = ("added_files", "added_rows", "removed_files", "removed_rows")
     assert [rewritten[name] for name in names] == [1, 12, 4, 12]
+
+
+def expired(fixture: PipelineFixture) -> None:
+    """Version 4 rewrites versions 0 to 3, 5 is a batch, and 6 lets the versions below 5 expire."""
+    compacted(fixture)
+    fixture.run("r5")
+    vacuum(fixture.pipeline(), keep_versions=1, keep_days=0, log=fixture.log())
+
+
+def test_expiry_names_the_oldest_readable_version(fixture: PipelineFixture, client: TestClient) -> None:
+    expired(fixture)
+    detail = version(client, 6)
+    row = detail["row"]
+    assert (row["kind"], row["result"], row["expires"]) == ("expire", "commit", 5)
+    assert (row["counts"], row["sinks"], row["rewritten"], row["files"]) == ({}, {}, {}, 0)
+    assert (detail["ranges"], detail["sinks"], detail["attempts"], detail["files"]) == ([], [], [], [])
+    assert version(client, 5)["row"]["expires"] is None
+
+
+def test_versions_that_have_expired_are_marked(fixture: PipelineFixture, client: TestClient) -> None:
+    compacted(fixture)
+    fixture.run("r5")
+    assert version(client, 0)["row"]["is_expired"] is False
+    assert get(client, "/0")["oldest_readable"] is None
+    vacuum(fixture.pipeline(), keep_versions=1, keep_days=0, log=fixture.log())
+    marks = [(row["version"], row["is_expired"]) for row in get(client, "/0/versions")["versions"]]
+    assert marks == [(number, number < 5) for number in range(6, -1, -1)]
+    assert [version(client, number)["row"]["is_expired"] for number in (4, 5, 6)] == [True, False, False]
+
+
+def test_pipeline_shows_its_oldest_readable_version_also_while_a_version_is_open(
+    fixture: PipelineFixture, client: TestClient
+) -> None:
+    expired(fixture)
+    assert get(client, "/0")["oldest_readable"] == 5
+    fixture.arrive(1)
+    fixture.dies("open")
+    found = get(client, "/0")
+    assert (found["newest"][0]["result"], found["oldest_readable"]) == ("open", 5)
+
+
+def test_expiry_is_not_shown_as_rolled_back(fixture: PipelineFixture, client: TestClient) -> None:
+    expired(fixture)
+    fixture.arrive(1)
+    fixture.run("wrong")
+    rollback(fixture.pipeline(), 5, log=fixture.log())
+    rows = {row["version"]: row for row in get(client, "/0/versions")["versions"]}
+    assert [number for number, row in rows.items() if row["is_rolled_back"]] == [7]
+    assert rows[6]["kind"] == "expire"
+    assert [number for number, row in rows.items() if row["is_expired"]] == [4, 3, 2, 1, 0], (
+        "a rollback undoes no expiry"
+    )
+
+
+def test_changed_field_is_shown_at_the_batch_that_uses_it_and_not_at_an_expiry(
+    fixture: PipelineFixture, client: TestClient
+) -> None:
+    compacted(fixture)
+    fixture.run("r5")
+    changed = fixture.pipeline(limits=Limits(max_files=3))
+    vacuum(changed, keep_versions=1, keep_days=0, log=fixture.log())
+    fixture.arrive(1)
+    fixture.run("r7", pipeline=changed)
+    assert version(client, 6)["row"]["changed"] == []
+    assert version(client, 7)["row"]["changed"] == ["limits.max_files"]

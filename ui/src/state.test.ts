@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 import type { VersionRow } from "./api/client";
-import { hasRecords, label, phases, rewritten, sinkState, versionState, written } from "./state";
+import { hasRecords, keepsState, label, phases, rewritten, sinkState, versionState, written } from "./state";
 
 const COMMITTED: VersionRow = {
   version: 3,
@@ -10,6 +10,8 @@ const COMMITTED: VersionRow = {
   replaced_by: null,
   rolls_back_to: null,
   is_rolled_back: false,
+  expires: null,
+  is_expired: false,
   has_gaps: false,
   partitions: 1,
   files: 1,
@@ -42,6 +44,7 @@ describe("the state of a version", () => {
     expect(versionState(row({ kind: "reprocess", replaces: 1 }))).toBe("reprocessing");
     expect(versionState(row({ kind: "rollback", rolls_back_to: 1 }))).toBe("rollback");
     expect(versionState(row({ kind: "rewrite" }))).toBe("rewrite");
+    expect(versionState(row({ kind: "expire", expires: 2 }))).toBe("expire");
     expect(versionState(row({ kind: "reprocess", is_rolled_back: true }))).toBe("rolled_back");
     expect(versionState(row({ result: "abort", is_rolled_back: true }))).toBe("aborted");
     expect(versionState(row({ replaced_by: 7 }))).toBe("replaced");
@@ -49,16 +52,32 @@ describe("the state of a version", () => {
 
   it("has a text that names the kind of a version without records once", () => {
     const texts = (result: string) =>
-      ["batch", "reprocess", "rollback", "alter", "rewrite"].map((kind) => label(row({ kind, result })));
-    expect(texts("commit")).toEqual(["committed", "reprocessing run", "rollback", "alter", "rewrite (compaction)"]);
+      ["batch", "reprocess", "rollback", "alter", "rewrite", "expire"].map((kind) => label(row({ kind, result })));
+    expect(texts("commit")).toEqual([
+      "committed",
+      "reprocessing run",
+      "rollback",
+      "alter",
+      "rewrite (compaction)",
+      "expire (vacuum)",
+    ]);
     expect(texts("abort")).toEqual([
       "aborted",
       "aborted",
       "aborted (rollback)",
       "aborted (alter)",
       "aborted (rewrite)",
+      "aborted (expire)",
     ]);
-    expect(["batch", "reprocess", "rewrite"].map((kind) => hasRecords(row({ kind })))).toEqual([true, true, false]);
+    const kinds = ["batch", "reprocess", "rewrite", "expire", "alter"].map((kind) => row({ kind }));
+    expect(kinds.map(hasRecords)).toEqual([true, true, false, false, false]);
+    expect(kinds.map(keepsState)).toEqual([false, false, true, true, false]);
+  });
+
+  it("has a text that says whether the version has expired", () => {
+    expect(label(row({ is_expired: true }))).toBe("committed, expired");
+    expect(label(row({ is_expired: true, result: "abort", kind: "rewrite" }))).toBe("aborted (rewrite), expired");
+    expect(versionState(row({ is_expired: true }))).toBe("committed");
   });
 
   it("is that of a rewrite only for the sink whose rows it has", () => {

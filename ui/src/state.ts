@@ -8,6 +8,7 @@ export type CellState =
   | "rollback"
   | "alter"
   | "rewrite"
+  | "expire"
   | "replaced"
   | "rolled_back"
   | "aborted"
@@ -24,6 +25,7 @@ export const LABELS: Record<CellState, string> = {
   rollback: "rollback",
   alter: "alter",
   rewrite: "rewrite (compaction)",
+  expire: "expire (vacuum)",
   replaced: "replaced by a reprocessing run",
   rolled_back: "rolled back",
   aborted: "aborted",
@@ -42,6 +44,7 @@ export const COLORS: Record<CellState, string> = {
   rollback: "purple.solid",
   alter: "cyan.solid",
   rewrite: "cyan.emphasized",
+  expire: "gray.solid",
   replaced: "green.emphasized",
   rolled_back: "gray.emphasized",
   aborted: "red.solid",
@@ -60,19 +63,28 @@ export function versionState(row: VersionRow): CellState {
   if (row.replaced_by !== null) return "replaced";
   if (row.result === "publishing") return "pending";
   if (row.kind === "rollback") return "rollback";
-  if (row.kind === "alter" || row.kind === "rewrite") return row.kind;
+  if (row.kind === "alter" || row.kind === "rewrite" || row.kind === "expire") return row.kind;
   return row.kind === "reprocess" ? "reprocessing" : "committed";
 }
 
-/** The text of the state of a version. Names a rollback, an alter and a rewrite also if it is open, aborted or rolled back. */
+/**
+ * The text of the state of a version. Names the kind of a version without records also if it is open, aborted or rolled back, and says if the version has
+ * expired.
+ */
 export function label(row: VersionRow): string {
   const state = versionState(row);
-  return hasRecords(row) || state === row.kind ? LABELS[state] : `${LABELS[state]} (${row.kind})`;
+  const text = hasRecords(row) || state === row.kind ? LABELS[state] : `${LABELS[state]} (${row.kind})`;
+  return row.is_expired ? `${text}, expired` : text;
 }
 
 /** Whether a version is a batch or a reprocessing run. All others read no records and run no transform. */
 export function hasRecords(row: VersionRow): boolean {
   return row.kind === "batch" || row.kind === "reprocess";
+}
+
+/** Whether the state, the offsets and the watermark after a version are those before it, so that the version does not show them. */
+export function keepsState(row: VersionRow): boolean {
+  return row.kind === "rewrite" || row.kind === "expire";
 }
 
 export function sinkState(row: VersionRow, sink: string): CellState {

@@ -7,6 +7,8 @@ import { duration } from "../text";
 
 const CELL = "16px";
 const BARS = 48;
+/** The opacity of versions that have expired. */
+const EXPIRED = 0.4;
 
 /** A column for each version, oldest first: the duration as a bar, the state of the version, and the state of each sink. */
 export function Grid({ id, versions }: { id: string; versions: VersionRow[] }) {
@@ -59,7 +61,7 @@ function Column({ id, row, sinks, longest }: { id: string; row: VersionRow; sink
     .join(", ");
   return (
     <Link to={`/pipelines/${id}/versions/${row.version}`} aria-label={text} title={text}>
-      <Stack gap="1" align="center" _hover={{ opacity: 0.7 }}>
+      <Stack gap="1" align="center" opacity={row.is_expired ? EXPIRED : 1} _hover={{ opacity: 0.7 }}>
         <Flex h={`${BARS}px`} align="flex-end">
           <Box
             w="8px"
@@ -93,6 +95,10 @@ export function Legend() {
       <Flex gap="1" align="center">
         <Box w="8px" h="8px" rounded="full" bg="white" borderWidth="1px" borderColor="black" />
         with a gap or quarantined records
+      </Flex>
+      <Flex gap="1" align="center">
+        <Box w="10px" h="10px" rounded="sm" bg={COLORS.committed} opacity={EXPIRED} />
+        pale: expired
       </Flex>
     </Flex>
   );

@@ -22,7 +22,7 @@ export function Pipeline() {
     getNextPageParam: (page) => page.before ?? undefined,
   });
   const versions: VersionRow[] = pages.data?.pages.flatMap((page) => page.versions) ?? [];
-  // A rollback and a rewrite have no source, no transform and no counts. An alter has a new spec.
+  // A rollback, a rewrite and an expiry have no source, no transform and no counts. An alter has a new spec.
   const flow = versions.find((row) => hasRecords(row) || row.kind === "alter") ?? versions[0];
   return (
     <Fetched query={summary}>
@@ -75,13 +75,14 @@ export function Pipeline() {
   );
 }
 
-function facts(pipeline: PipelineSummary): [string, string][] {
+function facts(pipeline: PipelineSummary): [string, string | number | null][] {
   const newest = pipeline.newest[0];
   const aborted = pipeline.newest.find((row) => row.reason !== "");
   return [
     ["Guarantee", guarantee(pipeline.guarantee, pipeline.conditions)],
     ["Newest version", newest === undefined ? "none" : `${newest.version}: ${label(newest)}`],
     ["Closed", closed(pipeline)],
+    ["Oldest readable version", pipeline.oldest_readable],
     ["Rows per minute", count(pipeline.rows_per_minute)],
     ["Last abort", aborted === undefined ? "" : `version ${aborted.version}: ${aborted.reason}`],
     ["Tasks", pipeline.tasks.map((task) => `${task.dag_id}.${task.task_id}`).join(", ")],

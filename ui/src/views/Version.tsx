@@ -10,7 +10,7 @@ import { OfPipeline } from "../parts/OfPipeline";
 import { VersionLink } from "../parts/PageLink";
 import { RewriteFacts } from "../parts/RewriteFacts";
 import { Rows } from "../parts/Rows";
-import { hasRecords, label } from "../state";
+import { hasRecords, keepsState, label } from "../state";
 import { count, duration, guarantee, size, utc } from "../text";
 
 export function Version() {
@@ -34,8 +34,7 @@ function isFinal(detail: VersionDetail | undefined): boolean {
 
 function Detail({ id, detail }: { id: string; detail: VersionDetail }) {
   const { row, alteration } = detail;
-  const isRewrite = row.kind === "rewrite";
-  const hasAttempts = hasRecords(row) || isRewrite;
+  const hasAttempts = hasRecords(row) || row.kind === "rewrite";
   const link = (version: number | null) =>
     version === null ? (
       ""
@@ -50,10 +49,12 @@ function Detail({ id, detail }: { id: string; detail: VersionDetail }) {
       <Facts
         facts={[
           ["State", label(row)],
+          ["Expired", row.is_expired ? "cannot be read or rolled back to, and vacuum may have deleted its files" : ""],
           ["Reason", row.reason],
           ["Replaced by", link(row.replaced_by)],
           ["Replaces", link(row.replaces)],
           ["Rolls back to", link(row.rolls_back_to)],
+          ["Oldest readable version", link(row.expires)],
           ["Sinks whose earlier rows are hidden", alteration?.removed.join(", ")],
           ["Dropped state", alteration?.state.join(", ")],
           [
@@ -73,7 +74,7 @@ function Detail({ id, detail }: { id: string; detail: VersionDetail }) {
           ["Guarantee", hasRecords(row) || row.kind === "alter" ? guarantee(detail.guarantee, detail.conditions) : ""],
           ["Transform", hasRecords(row) ? detail.transform : ""],
           ["Run", row.run_key],
-          ["Watermark (UTC)", isRewrite ? "" : utc(row.watermark_ms)],
+          ["Watermark (UTC)", keepsState(row) ? "" : utc(row.watermark_ms)],
           ["Changed in the spec", row.changed.join(", ")],
         ]}
       />
@@ -159,7 +160,7 @@ function Detail({ id, detail }: { id: string; detail: VersionDetail }) {
           }))}
         />
       </Section>
-      <Section title="State" isShown={detail.state.length > 0 && !isRewrite}>
+      <Section title="State" isShown={detail.state.length > 0 && !keepsState(row)}>
         <Rows
           caption="state"
           columns={["Operator", "Rows", "Size", "Partitions"]}
