@@ -189,7 +189,7 @@ def show(args: argparse.Namespace) -> CommandResult:
     }
     result = "open" if outcome is None else outcome[0].result
     rolled_back = plan[0].rolled_back
-    kinds = {"alter": "alter, ", "rewrite": "rewrite, ", "expire": "expire, "}
+    kinds = {"alter": "alter, ", "rewrite": "rewrite, ", "expire": f"expire below {plan[0].expires}, "}
     kind = kinds.get(plan[0].kind, "") if rolled_back is None else f"rollback to {rolled_back.to}, "
     lines = [f"version {args.version}: {kind}{result}"]
     hidden = {"plan": ("pins", "lookups"), "outcome": ("sinks", "schemas", "rewritten"), "receipts": ()}
@@ -570,7 +570,7 @@ def vacuum(args: argparse.Namespace) -> CommandResult:
     )
     return CommandResult(
         document={**plain(vacuumed), "dry_run": args.dry_run},
-        lines=[descriptions.vacuumed(vacuumed, dry_run=args.dry_run)],
+        lines=descriptions.vacuumed(vacuumed, dry_run=args.dry_run, keep_versions=args.keep_versions),
     )
 
 

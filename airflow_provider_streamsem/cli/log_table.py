@@ -21,7 +21,7 @@ def log_table(name: str, rows: list[Json], *, now_ms: int) -> Table:
     """
     columns: dict[str, Callable[[Json], object]] = {
         "version": lambda row: row["version"],
-        "result": _result,
+        "result": lambda row: f"{_result(row)}, expired" if row.get("is_expired") else _result(row),
         "closed (UTC)": lambda row: utc(row["decided_at_ms"]),
         "age": lambda row: "" if row["decided_at_ms"] is None else age(now_ms - row["decided_at_ms"]),
         "offsets": lambda row: _in_lines(f"{p} [{start}, {end})" for p, (start, end) in sorted(row["ranges"].items())),
@@ -72,7 +72,9 @@ def _result(row: Json) -> str:
         return f"{row['result']}, rolled back"
     if row.get("rolls_back_to") is not None:
         return f"rollback to {row['rolls_back_to']}"
-    if row.get("kind") in ("alter", "rewrite", "expire"):
+    if row.get("kind") == "expire":
+        return f"expire below {row['expires']}, {row['result']}"
+    if row.get("kind") in ("alter", "rewrite"):
         return f"{row['kind']}, {row['result']}"
     return row["result"] if row.get("replaces") is None else f"{row['result']}, replaces {row['replaces']}"
 

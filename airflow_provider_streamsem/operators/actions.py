@@ -310,7 +310,7 @@ def _vacuum(call: _Call) -> _Description:
     dry_run = call.request.dry_run
     found = vacuum(call.pipeline, dry_run=dry_run, all_versions=bool(call.request.get("all_versions")))
     confirm: dict[str, Any] | None = {} if found.attempts or found.keys else None
-    return _Description([descriptions.vacuumed(found, dry_run=dry_run)], confirm=confirm)
+    return _Description(descriptions.vacuumed(found, dry_run=dry_run), confirm=confirm)
 
 
 def _alter(call: _Call) -> _Description:

@@ -29,9 +29,10 @@ class VacuumOperator(HasPipeline, BaseOperator):  # type: ignore[misc]
 
     By default, a vacuum skips the versions that an earlier vacuum inspected more than a day after they were closed.
 
-    XCom ``return_value``: ``{"attempts": n, "keys": n, "bytes": n, "dry_run": bool}``. ``attempts`` is the number of attempts whose files were deleted.
-    ``keys`` is the number of objects that were deleted from the log. ``bytes`` is the total size of both. With ``dry_run``, all three count what a vacuum
-    would delete.
+    XCom ``return_value``: ``{"attempts": n, "keys": n, "bytes": n, "expired": n, "oldest_readable": version or null, "dry_run": bool}``. ``attempts`` is the
+    number of attempts whose files were deleted. ``keys`` is the number of objects that were deleted from the log. ``bytes`` is the total size of both.
+    ``expired`` is the number of versions that this vacuum let expire, and ``oldest_readable`` the oldest version that can still be read, or ``null`` if no
+    version has expired. With ``dry_run``, the fields say what a vacuum would do.
 
     :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated). The operator deletes only in the datasets and the log of this pipeline
     :param dry_run: delete nothing, and report what a vacuum would delete
@@ -80,6 +81,8 @@ class VacuumOperator(HasPipeline, BaseOperator):  # type: ignore[misc]
             "attempts": len(report.attempts),
             "keys": len(report.keys),
             "bytes": report.bytes,
+            "expired": report.expired,
+            "oldest_readable": report.oldest_readable,
             "dry_run": self.is_dry_run,
         }
 

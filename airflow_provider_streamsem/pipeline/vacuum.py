@@ -52,16 +52,20 @@ _MOST_DAYS = 36_500
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vacuumed:
     """
-    The objects that vacuum deleted, or would delete in a dry run.
+    The objects that vacuum deleted, and the versions that it let expire. In a dry run, those that it would.
 
     :param attempts: ``(sink, version, attempt_id)`` of each attempt whose files are deleted. For files of the deduplication state, the sink is ``state``
     :param keys: keys of the deleted objects of the log, relative to the log's root
     :param bytes: total size in bytes of the files and objects
+    :param expired: number of versions that expire: the newest ones below ``oldest_readable``
+    :param oldest_readable: the oldest version that can be read after the vacuum; ``None`` if no version has expired
     """
 
     attempts: tuple[tuple[str, int, str], ...]
     keys: tuple[str, ...]
     bytes: int
+    expired: int = 0
+    oldest_readable: int | None = None
 
 
 @with_log_location
@@ -123,8 +127,8 @@ def vacuum(
     if not dry_run:
         _record_inspected(log, _first_late(log, inspected_from, _end(head)))
     wanted = retention.compute_oldest_readable(log, head, keep_versions=keep_versions, keep_days=keep_days)
-    _delete_expired(pipeline, head, locations, wanted, deletion, all_versions=all_versions)
-    return Vacuumed(attempts=tuple(deletion.attempts), keys=tuple(deletion.keys), bytes=deletion.bytes)
+    oldest = _delete_expired(pipeline, head, locations, wanted, deletion, all_versions=all_versions)
+    return deletion.result(_oldest_readable(head.outcome), oldest)
 
 
 def _delete_losing(
@@ -195,7 +199,7 @@ def _delete_expired(
     deletion: _Deletion,
     *,
     all_versions: bool,
-) -> None:
+) -> int:
     """
     Delete the data files that no reader of the oldest readable version or a later one needs (V8), and the layers of ids that no run needs (V9). First raise the
     oldest readable version, if there are such files below a kept version.
@@ -203,25 +207,32 @@ def _delete_expired(
     Sinks outside the log keep their rows in tables. Vacuum deletes the staged rows of these sinks by V4.
 
     :param wanted: the oldest version to keep; 0 or less: all that are readable now
+    :returns: the oldest readable version
     """
     log, newest = deletion.log, head.outcome
     assert newest is not None  # a version is closed
-    if wanted <= 0 and newest.oldest_readable is None:
-        return
+    oldest = _oldest_readable(newest)
+    if wanted <= 0 and oldest == 0:
+        return 0
     begin = 0 if all_versions else log.newest_note(keys.EXPIRED, head.closed)
     sinks = {location.name: location.sink for location in locations if not location.sink.is_outside_log}
-    oldest = newest.oldest_readable or 0
     if wanted > oldest and next(_expired_attempts(pipeline, log, newest, sinks, begin, wanted), None) is not None:
         oldest = wanted
         if not deletion.is_dry_run:
             # A rewrite may have been committed since the head was read, so judge by the outcome of the expiry.
             newest = retention.expire(open_pipeline(pipeline, log), wanted)
-            oldest = newest.oldest_readable or 0
+            oldest = _oldest_readable(newest)
     for name, sink, version, attempt_id in list(_expired_attempts(pipeline, log, newest, sinks, begin, oldest)):
         deletion.attempt(name, sink, version, attempt_id)
     inspected = max(wanted, oldest)
     if inspected > begin and not deletion.is_dry_run:
         log.write_note(keys.EXPIRED, inspected)
+    return oldest
+
+
+def _oldest_readable(newest: Outcome | None) -> int:
+    """Return the oldest version that can be read; 0 if no version has expired."""
+    return 0 if newest is None else newest.oldest_readable or 0
 
 
 def _expired_attempts(
@@ -263,6 +274,21 @@ class _Deletion:
         self.attempts: list[tuple[str, int, str]] = []
         self.keys: list[str] = []
         self.bytes = 0
+
+    def result(self, before: int, after: int) -> Vacuumed:
+        """
+        Return what was recorded.
+
+        :param before: the oldest readable version before the vacuum
+        :param after: the oldest readable version after it
+        """
+        return Vacuumed(
+            attempts=tuple(self.attempts),
+            keys=tuple(self.keys),
+            bytes=self.bytes,
+            expired=after - before,
+            oldest_readable=after or None,
+        )
 
     def attempt(self, name: str, sink: Sink, version: int, attempt_id: str) -> None:
         if (name, version, attempt_id) in self.attempts:  # in a dry run, the files of a losing attempt are found again

@@ -87,10 +87,27 @@ def rewrite(result: Rewrite) -> str:
     return f"{version}: rewrote {before}, into {result.new_files} files, {result.new_bytes} bytes"
 
 
-def vacuumed(result: Vacuumed, *, dry_run: bool) -> str:
-    """Describe a vacuum, or its dry run."""
+def vacuumed(result: Vacuumed, *, dry_run: bool, keep_versions: int | None = None) -> list[str]:
+    """
+    Describe a vacuum, or its dry run.
+
+    :param keep_versions: the argument of the vacuum
+    """
     deleted = f"{len(result.attempts)} attempts and {len(result.keys)} objects of the log, {result.bytes} bytes"
-    return f"{'would delete' if dry_run else 'deleted'} {deleted}"
+    lines = [f"{'would delete' if dry_run else 'deleted'} {deleted}"]
+    oldest = result.oldest_readable
+    if oldest is not None and result.expired:
+        expired = spans(range(oldest - result.expired, oldest))
+        lines += [
+            f"{'versions that would expire' if dry_run else 'expired versions'}: {expired}",
+            "an expired version cannot be read or rolled back to, and this cannot be undone",
+            "it cannot be reprocessed either, if it was compacted, or if the pipeline drops ids of earlier batches (`dedup`)",
+        ]
+    elif keep_versions is not None:
+        lines.append(f"no version {'would expire' if dry_run else 'has expired'}, because there is no file to delete")
+    if oldest is not None:
+        lines.append(f"oldest readable version: {oldest}")
+    return lines
 
 
 def verdict(result: Verdict) -> list[str]:

@@ -195,6 +195,41 @@ def test_vacuum_deletes_losing_attempts(fixture: PipelineFixture, capsys: pytest
     assert (code, json.loads(out)["attempts"], lost.exists()) == (0, [["out", 0, "lost"]], False)
 
 
+def test_vacuum_names_the_versions_that_expire(fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]) -> None:
+    toml, log = str(fixture.root / "p.toml"), str(fixture.root / "log")
+    keep = ("vacuum", toml, "--keep-versions", "1")
+    assert "no version would expire" in run(capsys, *keep, "--dry-run")[1]
+    fixture.run("fix", reprocessed=0)
+    fixture.run("fix again", reprocessed=0)
+    dry_run = run(capsys, *keep, "--dry-run")[1].splitlines()
+    assert (dry_run[1], dry_run[-1]) == ("versions that would expire: 0-1", "oldest readable version: 2")
+    assert "cannot be read or rolled back to" in dry_run[2]
+    assert "cannot be reprocessed" in dry_run[3]
+    document = json.loads(run(capsys, *keep, "--dry-run", "--json")[1])
+    assert (document["expired"], document["oldest_readable"], len(document["attempts"])) == (2, 2, 2)
+    assert fixture.opened().head == 2, "a dry run plans no version"
+    assert run(capsys, *keep)[1].splitlines() == [
+        dry_run[0].replace("would delete", "deleted"),
+        "expired versions: 0-1",
+        *dry_run[2:],
+    ]
+    again = run(capsys, *keep)[1].splitlines()
+    assert again[1:] == ["no version has expired, because there is no file to delete", "oldest readable version: 2"]
+    assert run(capsys, "vacuum", toml)[1].splitlines()[1:] == ["oldest readable version: 2"]
+    listed = json.loads(run(capsys, "log", log, "--json")[1])["versions"]
+    assert [(row["version"], row["expires"], row["is_expired"]) for row in listed] == [
+        (3, 2, False),
+        (2, None, False),
+        (1, None, True),
+        (0, None, True),
+    ]
+    table = run(capsys, "log", log)[1]
+    assert "expire below 2, commit" in table
+    assert "commit, expired" in table
+    assert run(capsys, "show", log, "3")[1].startswith("version 3: expire below 2, commit\n")
+    assert json.loads(run(capsys, "top", log, "--json")[1])["pipelines"][0]["version"] == 3
+
+
 @pytest.mark.parametrize(
     ("argv", "code", "message"),
     [

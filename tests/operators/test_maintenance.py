@@ -64,9 +64,25 @@ def test_vacuum_operator_deletes_losing_attempts_and_returns_counts(
     operator(fixture).execute(context("x"))
     dry_run_result = VacuumOperator(task_id="v", pipeline=fixture.pipeline(), dry_run=True).execute(context())
     assert (dry_run_result["attempts"], dry_run_result["dry_run"]) == (1, True)
+    assert (dry_run_result["expired"], dry_run_result["oldest_readable"]) == (0, None)
     result = VacuumOperator(task_id="v", pipeline=fixture.pipeline()).execute(context())
     assert result == {**dry_run_result, "dry_run": False}
     assert VacuumOperator(task_id="v", pipeline=fixture.pipeline()).execute(context())["attempts"] == 0
+    assert fixture.verdict().clean
+
+
+def test_vacuum_operator_returns_the_oldest_readable_version(
+    fixture: PipelineFixture,  # noqa: F811
+    rows_engine: list[str],  # noqa: F811
+) -> None:
+    operator(fixture).execute(context())
+    fixture.run("fix", reprocessed=0)
+    arguments: dict[str, Any] = {"task_id": "v", "pipeline": fixture.pipeline(), "keep_versions": 1, "keep_days": 0}
+    dry_run_result = VacuumOperator(**arguments, dry_run=True).execute(context())
+    assert (dry_run_result["expired"], dry_run_result["oldest_readable"]) == (1, 1)
+    assert VacuumOperator(**arguments).execute(context()) == {**dry_run_result, "dry_run": False}
+    again = VacuumOperator(**arguments).execute(context())
+    assert (again["attempts"], again["expired"], again["oldest_readable"]) == (0, 0, 1)
     assert fixture.verdict().clean
 
 

@@ -81,8 +81,10 @@ def test_V8_vacuum_deletes_only_files_that_no_readable_version_needs(
     assert run_vacuum(fixture, kept) == planned
     assert {version for _, version, _ in planned.attempts} == deleted == before - versions_in(fixture)
     oldest, head = (8 - kept, 9) if deleted else (0, 8)  # the expiry is a version
+    assert (planned.expired, planned.oldest_readable) == (oldest, oldest or None)
     assert readable(fixture) == dict.fromkeys(range(oldest, head + 1), True)
-    assert run_vacuum(fixture, kept).attempts == ()
+    again = run_vacuum(fixture, kept)
+    assert (again.attempts, again.expired, again.oldest_readable) == ((), 0, oldest or None)
     fixture.check()
     fixture.arrive(1)
     fixture.run("next")
