@@ -33,9 +33,9 @@ from airflow_provider_streamsem.pipeline.selection import (
     select,
 )
 from airflow_provider_streamsem.pipeline.spec import Pipeline, load_pipeline
-from airflow_provider_streamsem.pipeline.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.vacuum import KEEP_DAYS, MOST_DAYS, vacuum
 from airflow_provider_streamsem.protocol.entries import Outcome, Receipts
-from airflow_provider_streamsem.protocol.view import OpenHead
+from airflow_provider_streamsem.protocol.view import Head, OpenHead
 from airflow_provider_streamsem.readers import descriptions
 from airflow_provider_streamsem.readers.files import CommittedLog, open_log
 from airflow_provider_streamsem.readers.verify import verify
@@ -56,7 +56,7 @@ class _Request:
 
     @staticmethod
     def of(params: Any) -> _Request:
-        given = {name: params[name] for name in _PARAMS if params.get(name) not in (None, "", [], False)}
+        given = {name: params[name] for name in _PARAMS if _is_set(params.get(name))}
         action = choice("action", given.pop("action", None), tuple(_ACTIONS))
         dry_run = bool(given.pop("dry_run", False))
         if unused := sorted(given.keys() - {*_USED[action], "log", "spec"}):
@@ -84,6 +84,11 @@ class _Request:
                 "this action applies to one version; nothing was done", action=self.action, given=self.get("versions")
             )
         return spans[0][0]
+
+
+def _is_set(value: Any) -> bool:
+    """Return whether a param has a value. The number 0 is one, and is not :class:`False`."""
+    return value is not None and value is not False and value not in ("", [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,10 +312,35 @@ def _received(receipts: Receipts) -> list[str]:
 
 
 def _vacuum(call: _Call) -> _Description:
-    dry_run = call.request.dry_run
-    found = vacuum(call.pipeline, dry_run=dry_run, all_versions=bool(call.request.get("all_versions")))
+    request = call.request
+    keep_versions, keep_days = request.get("keep_versions"), request.get("keep_days")
+    if keep_versions is None and keep_days is not None:
+        raise InvalidError(
+            "`keep_days` applies only together with `keep_versions`; nothing was deleted", given=keep_days
+        ).advising("set keep_versions, or leave out keep_days.")
+    found = vacuum(
+        call.pipeline,
+        dry_run=request.dry_run,
+        all_versions=bool(request.get("all_versions")),
+        keep_versions=keep_versions,
+        keep_days=KEEP_DAYS if keep_days is None else keep_days,
+    )
+    lines = descriptions.vacuumed(found, dry_run=request.dry_run, keep_versions=keep_versions)
+    if request.dry_run and found.expired:
+        lines += _waits_for(call.opened.log.newest_head())
     confirm: dict[str, Any] | None = {} if found.attempts or found.keys else None
-    return _Description(descriptions.vacuumed(found, dry_run=dry_run), confirm=confirm)
+    return _Description(lines, confirm=confirm)
+
+
+def _waits_for(head: Head) -> list[str]:
+    """Describe the version that must be closed and published before versions can expire."""
+    if isinstance(head, OpenHead) and head.plan.kind != "expire":
+        return [
+            f"version {head.plan.version} is open. Before it is closed, no version can expire, and the action fails"
+        ]
+    if head.has_pending_publishes:
+        return [f"version {head.closed} is not published yet. Before that, no version can expire, and the action fails"]
+    return []
 
 
 def _alter(call: _Call) -> _Description:
@@ -334,7 +364,7 @@ _USED = {
     "reprocess": ["versions", "since", "until", "offsets"],
     "abort": ["versions", "reason"],
     "skip": ["versions", "sinks", "reason"],
-    "vacuum": ["all_versions"],
+    "vacuum": ["all_versions", "keep_versions", "keep_days"],
     "alter": ["alter_from", "moved"],
 }
 """Action → the params that it uses, beside ``log`` and ``spec``."""
@@ -357,6 +387,11 @@ def _texts(description: str) -> Param:
     return Param(None, type=["null", "array"], items={"type": "string"}, description=description)
 
 
+def _integer(description: str, *, least: int, most: int | None = None) -> Param:
+    bounds = {"minimum": least} if most is None else {"minimum": least, "maximum": most}
+    return Param(None, type=["null", "integer"], description=description, **bounds)
+
+
 _PARAMS: dict[str, Param] = {
     "action": Param("verify", type="string", enum=list(_ACTIONS), description="What to do with the pipeline."),
     "dry_run": Param(True, type="boolean", description="Only describe what the action would do. Nothing is written."),
@@ -368,6 +403,15 @@ _PARAMS: dict[str, Param] = {
     "reason": _text("Abort and skip: why. The log stores it."),
     "all_versions": Param(
         False, type="boolean", description="Vacuum: also inspect versions that an earlier vacuum inspected."
+    ),
+    "keep_versions": _integer(
+        "Vacuum: the number of newest versions to keep. Older versions expire: they can no longer be read or rolled back to. Default: all.",
+        least=1,
+    ),
+    "keep_days": _integer(
+        f"Vacuum: with keep_versions, the versions that were the newest ones in the last days are kept, too. Default: {KEEP_DAYS}.",
+        least=0,
+        most=MOST_DAYS,
     ),
     "log_only": Param(False, type="boolean", description="Verify: only the log, and no data file."),
     "alter_from": _text("Alter: the config id of the commit log. The dry run names it."),
@@ -398,7 +442,7 @@ def actions_dag(
     * ``dry_run``: describe what the action would do, and write nothing (the default)
     * ``versions``, ``since``, ``until``, ``offsets``: the batches to reprocess; ``versions`` is also the version to abort or to skip
     * ``sinks``: the sinks to skip; ``reason``: why a version is aborted or skipped
-    * ``all_versions`` of vacuum, ``log_only`` of verify, ``alter_from`` and ``moved`` of alter: as in the commands
+    * ``all_versions``, ``keep_versions`` and ``keep_days`` of vacuum, ``log_only`` of verify, ``alter_from`` and ``moved`` of alter: as in the commands
     * ``log``: URL of the log that the pipeline must have; default: any
 
     :param pipeline: a :class:`Pipeline`, or the path of its TOML file, which must exist when the DAG is parsed

@@ -46,7 +46,8 @@ versions are inspected once.
 
 KEEP_DAYS = 7
 """The default of ``keep_days``."""
-_MOST_DAYS = 36_500
+MOST_DAYS = 36_500
+"""The maximum of ``keep_days``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +109,7 @@ def vacuum(
     """
     if keep_versions is not None:
         integer("keep_versions", keep_versions, least=1)
-    integer("keep_days", keep_days, least=0, most=_MOST_DAYS)
+    integer("keep_days", keep_days, least=0, most=MOST_DAYS)
     log = log or open_commit_log(pipeline.log)
     record = find_record(pipeline, log)
     if record is None:

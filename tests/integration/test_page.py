@@ -351,8 +351,14 @@ def test_operator_performs_each_action_after_its_preview(site: Site, operator: B
     page.keyboard.press("Escape")
     expect(page.get_by_text(f"version 2: {SCRIPT}")).to_be_visible()
 
-    preview, confirm = act(page, "Vacuum")
+    preview, confirm = act(page, "Vacuum", {"Versions to keep": "1", "Days to keep": "0"})
     assert "would delete" in preview
+    assert "no version would expire, because there is no file to delete" in preview
+    check_accessibility(page)
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Versions to keep").fill("0")
+    expect(dialog.get_by_text("An integer, 1 or more")).to_be_visible()
+    expect(dialog.get_by_role("button", name="Preview")).to_be_disabled()
     page.reload()
 
     preview, confirm = act(page, "Reprocess", {"Versions": "0-1"})

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from airflow_provider_streamsem import ActionOperator, FilesSink, actions_dag, open_log, rollback
-from airflow_provider_streamsem.errors import DataError, InvalidError, PublishError
+from airflow_provider_streamsem.errors import DataError, InvalidError, OpenVersionError, PublishError
 from airflow_provider_streamsem.hooks.failures import airflow_exception
 from airflow_provider_streamsem.operators import actions
+from airflow_provider_streamsem.pipeline.vacuum import vacuum
 from airflow_provider_streamsem.stores.local import LocalStore
 from airflow_provider_streamsem.testing.dag_runs import initialise_airflow, run_dag
 from airflow_provider_streamsem.web.addresses import ACTION_KEY, ACTION_TASK
@@ -145,6 +146,73 @@ def test_vacuum_deletes_what_its_preview_describes(fixture: PublishingFixture) -
     fixture.check()
 
 
+@pytest.fixture
+def replaced(fixture: PublishingFixture) -> PublishingFixture:
+    """Versions 0 and 1 are batches. Version 2 reprocesses version 0."""
+    fixture.run("first")
+    fixture.arrive(1)
+    fixture.run("second")
+    fixture.run("fix", reprocessed=0)
+    return fixture
+
+
+def test_preview_of_a_vacuum_names_the_versions_that_expire_by_it(replaced: PublishingFixture) -> None:
+    (published,) = preview(replaced, action="vacuum")["lines"]
+    assert published.startswith("would delete 6 attempts"), "staged rows of the two tables"
+    found = preview(replaced, action="vacuum", keep_versions=1)
+    deleted, expired, meaning, reprocessing, oldest = found["lines"]
+    assert deleted.startswith("would delete 7 attempts")
+    assert (expired, oldest) == ("versions that would expire: 0-1", "oldest readable version: 2")
+    assert "cannot be read or rolled back to" in meaning
+    assert "cannot be undone" in meaning
+    assert "cannot be reprocessed" in reprocessing
+    assert found["confirm"]["keep_versions"] == 1
+    done = confirmed(replaced, found)
+    assert done["lines"][:2] == [deleted.replace("would delete", "deleted"), "expired versions: 0-1"]
+    assert replaced.opened().head == 3
+    assert confirmed(replaced, found)["lines"][1] == "no version has expired, because there is no file to delete"
+    assert replaced.opened().head == 3, "a retry commits no further expiry"
+    replaced.check()
+
+
+def test_days_to_keep_may_be_zero_and_are_those_of_the_preview(
+    replaced: PublishingFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = []
+
+    def watched(pipeline: Any, **arguments: Any) -> Any:
+        given.append((arguments["keep_versions"], arguments["keep_days"]))
+        return vacuum(pipeline, **arguments)
+
+    monkeypatch.setattr(actions, "vacuum", watched)
+    found = preview(replaced, action="vacuum", keep_versions=1, keep_days=0)
+    confirmed(replaced, found)
+    preview(replaced, action="vacuum", keep_versions=2)
+    preview(replaced, action="vacuum")
+    assert given == [(1, 0), (1, 0), (2, 7), (None, 7)]
+
+
+def test_preview_of_a_vacuum_names_the_version_that_must_be_closed_first(replaced: PublishingFixture) -> None:
+    replaced.arrive(1)
+    replaced.dies("third")
+    found = preview(replaced, action="vacuum", keep_versions=1)
+    assert found["lines"][-1].startswith("version 3 is open. Before it is closed, no version can expire")
+    with pytest.raises(OpenVersionError, match="a version is open, so no expiry was planned"):
+        confirmed(replaced, found)
+    assert replaced.opened().log.newest_head().closed == 2
+    replaced.run("third")
+    assert "expired versions: 0-2" in confirmed(replaced, found)["lines"], "the newest version is kept"
+    replaced.check()
+
+
+def test_preview_of_a_vacuum_names_the_version_that_must_be_published_first(replaced: PublishingFixture) -> None:
+    replaced.arrive(1)
+    with refusing("table"), pytest.raises(PublishError):
+        replaced.run("third")
+    found = preview(replaced, action="vacuum", keep_versions=2)
+    assert found["lines"][-1].startswith("version 3 is not published yet. Before that, no version can expire")
+
+
 def test_alter_applies_only_to_the_fields_that_its_preview_compared(fixture: PublishingFixture) -> None:
     fixture.run("first")
     sinks = fixture.pipeline().sinks
@@ -238,6 +306,11 @@ def test_pipeline_with_another_log_is_refused(fixture: PublishingFixture) -> Non
         {"action": "reprocess", "since": "yesterday"},
         {"action": "reprocess", "offsets": ["files=0:1", "files=2:3"]},
         {"action": "vacuum", "versions": "0"},
+        {"action": "vacuum", "keep_versions": 0},
+        {"action": "vacuum", "keep_versions": "many"},
+        {"action": "vacuum", "keep_versions": 1, "keep_days": -1},
+        {"action": "vacuum", "keep_days": 7},
+        {"action": "verify", "keep_versions": 1},
         {"action": "abort", "versions": "0-3"},
         {"action": "skip", "versions": "1", "sinks": ["table"]},
     ],
@@ -272,6 +345,7 @@ def test_dag_has_the_tag_and_the_params_of_its_pipeline(fixture: PublishingFixtu
     assert dag.dag_id == "world_actions"
     assert '"streamsem:world"' in stored
     assert '"lake"' in stored
+    assert (dag.params["keep_versions"], dag.params["keep_days"]) == (None, None), "no version expires by default"
     assert dag.params["dry_run"] is True, "a run that a user triggers without values writes nothing"
     with pytest.raises(InvalidError, match="pipeline"):
         actions_dag(5)  # type: ignore[arg-type]

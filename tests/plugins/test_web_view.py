@@ -158,6 +158,24 @@ def test_actions_are_offered_to_users_who_may_trigger_their_dag(server: Any, rol
     assert response.status_code == (200 if may_run else 403)
 
 
+@pytest.mark.parametrize(
+    ("conf", "status"),
+    [
+        ({"keep_versions": 1, "keep_days": 0}, 200),
+        ({"keep_versions": 0}, 400),
+        ({"keep_versions": "1"}, 400),
+        ({"keep_versions": 1, "keep_days": 36_501}, 400),
+    ],
+)
+def test_run_that_keeps_an_invalid_number_of_versions_or_days_is_not_started(
+    server: Any, conf: dict[str, Any], status: int
+) -> None:
+    response = client_of(server, "all", "OP").post(
+        "/api/v2/dags/orders_actions/dagRuns", json={"logical_date": None, "conf": {"action": "vacuum", **conf}}
+    )
+    assert response.status_code == status, response.text
+
+
 def test_actions_of_a_dag_that_the_user_may_not_read_are_not_shown(server: Any) -> None:
     (pipeline,) = pipelines(client_of(server, "orders", "ADMIN"))
     assert (pipeline["name"], pipeline["actions"]) == ("orders", [])

@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { missing, params, suggested } from "./actions";
+import { ACTIONS, isComplete, missing, params, problem, suggested, type Values } from "./actions";
 import type { VersionRow } from "./api/client";
 
 const ROW = { version: 7, kind: "batch", result: "commit", replaces: null, replaced_by: null } as VersionRow;
@@ -25,11 +25,41 @@ describe("the params of a form", () => {
   });
 });
 
+describe("the versions that a vacuum keeps", () => {
+  const problems = (values: Values) =>
+    ACTIONS.vacuum.fields.map((field) => problem(field, values)).filter((text) => text !== "");
+
+  it("are sent as numbers, also 0 days", () => {
+    expect(params("vacuum", { keep_versions: " 100 ", keep_days: "0" }, "log")).toEqual({
+      action: "vacuum",
+      dry_run: true,
+      log: "log",
+      keep_versions: 100,
+      keep_days: 0,
+    });
+  });
+
+  it("are integers within the bounds of the params", () => {
+    expect(problems({ keep_versions: "1", keep_days: "36500" })).toEqual([]);
+    for (const value of ["0", "-1", "1.5", "1e2", "many"])
+      expect(problems({ keep_versions: value })).toEqual(["An integer, 1 or more"]);
+    expect(problems({ keep_versions: "1", keep_days: "36501" })).toEqual(["An integer from 0 to 36500"]);
+  });
+
+  it("are required with the days to keep", () => {
+    expect(problems({ keep_days: "7" })).toEqual(["Give the versions to keep, too"]);
+    expect(isComplete("vacuum", { keep_days: "7" })).toBe(false);
+    expect(isComplete("vacuum", { keep_days: "7", keep_versions: "100" })).toBe(true);
+    expect(isComplete("vacuum", {})).toBe(true);
+  });
+});
+
 describe("a form", () => {
   it("needs a reason for an abort and a skip only", () => {
     expect(missing("abort", { reason: " " })).toEqual(["Reason"]);
     expect(missing("skip", { reason: "poison" })).toEqual([]);
     expect(missing("vacuum", {})).toEqual([]);
+    expect([isComplete("abort", {}), isComplete("abort", { reason: "why" })]).toEqual([false, true]);
   });
 
   it("suggests what can be done with a version", () => {

@@ -5,7 +5,16 @@ import { versionState } from "./state";
 
 export type Action = "verify" | "reprocess" | "abort" | "skip" | "vacuum" | "alter";
 
-type Field = { name: FieldName; label: string; help: string; kind: "text" | "list" | "switch"; required?: boolean };
+/** A field of a form. The value of an integer is at least `least` and at most `most`. */
+type Field = {
+  name: FieldName;
+  label: string;
+  help: string;
+  kind: "text" | "list" | "switch" | "integer";
+  required?: boolean;
+  least?: number;
+  most?: number;
+};
 type FieldName =
   | "versions"
   | "since"
@@ -14,6 +23,8 @@ type FieldName =
   | "sinks"
   | "reason"
   | "all_versions"
+  | "keep_versions"
+  | "keep_days"
   | "log_only"
   | "moved";
 
@@ -62,8 +73,24 @@ export const ACTIONS: Record<Action, { label: string; effect: string; fields: Fi
   },
   vacuum: {
     label: "Vacuum",
-    effect: "Deletes files that no reader and no run needs. Files that reprocessing runs replaced stay.",
+    effect:
+      "Deletes files that no reader and no run needs. If you give a number of versions to keep, older versions expire: they can no longer be read or rolled back to, some can no longer be reprocessed, and vacuum also deletes the files that only they need.",
     fields: [
+      {
+        name: "keep_versions",
+        label: "Versions to keep",
+        help: "The number of the newest versions to keep, such as 100. Older versions expire, which cannot be undone. Empty: no version expires",
+        kind: "integer",
+        least: 1,
+      },
+      {
+        name: "keep_days",
+        label: "Days to keep",
+        help: "Only with versions to keep: the versions that were the newest ones in the last days are kept, too. Must be longer than the longest reader, export, and delay of a pipeline that reads this one. Empty: 7",
+        kind: "integer",
+        least: 0,
+        most: 36_500,
+      },
       {
         name: "all_versions",
         label: "Also inspect versions that an earlier vacuum inspected",
@@ -106,6 +133,23 @@ export function missing(action: Action, values: Values): string[] {
     .map((field) => field.label);
 }
 
+/** Why the value of a field is not valid; "" if it is valid or empty. */
+export function problem(field: Field, values: Values): string {
+  const value = (values[field.name] ?? "").trim();
+  if (field.kind !== "integer" || value === "") return "";
+  const { least = 0, most = Number.MAX_SAFE_INTEGER } = field;
+  if (!/^[0-9]+$/.test(value) || Number(value) < least || Number(value) > most) {
+    return field.most === undefined ? `An integer, ${least} or more` : `An integer from ${least} to ${most}`;
+  }
+  const isAlone = field.name === "keep_days" && (values.keep_versions ?? "").trim() === "";
+  return isAlone ? "Give the versions to keep, too" : "";
+}
+
+/** Whether the form of an action can be sent: each required field has a value, and each value is valid. */
+export function isComplete(action: Action, values: Values): boolean {
+  return missing(action, values).length === 0 && ACTIONS[action].fields.every((field) => problem(field, values) === "");
+}
+
 /** The params of the dry run that a form describes. */
 export function params(action: Action, values: Values, log: string): Params {
   const found: Record<string, unknown> = { action, dry_run: true, log };
@@ -114,6 +158,7 @@ export function params(action: Action, values: Values, log: string): Params {
     if (value === "") continue;
     if (kind === "switch") found[name] = true;
     else if (kind === "list") found[name] = items(value);
+    else if (kind === "integer") found[name] = Number(value);
     else found[name] = value;
   }
   return found as Params;

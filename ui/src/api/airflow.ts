@@ -17,6 +17,8 @@ export type Params = {
   sinks?: string[];
   reason?: string;
   all_versions?: boolean;
+  keep_versions?: number;
+  keep_days?: number;
   log_only?: boolean;
   moved?: string[];
 };

@@ -14,7 +14,7 @@ import {
 } from "@chakra-ui/react";
 import { useMutation, useQueryClient } from "@tanstack/react-query";
 import { useEffect, useRef, useState } from "react";
-import { ACTIONS, type Action, missing, params, suggested, type Values } from "../actions";
+import { ACTIONS, type Action, isComplete, params, problem, suggested, type Values } from "../actions";
 import { type ActionResult, type Params, runUrl, start, waitForRun } from "../api/airflow";
 import type { ActionsDag, PipelineSummary, VersionRow } from "../api/client";
 import { Problem } from "./Fetched";
@@ -85,7 +85,6 @@ function Form({ dags, log, row }: { dags: ActionsDag[]; log: string; row?: Versi
     setValues({ ...values, ...changed });
     task.reset();
   };
-  const lacking = missing(action, values);
   const confirm = task.data?.confirm ?? null;
   return (
     <>
@@ -131,15 +130,22 @@ function Form({ dags, log, row }: { dags: ActionsDag[]; log: string; row?: Versi
                 <Checkbox.Label>{field.label}</Checkbox.Label>
               </Checkbox.Root>
             ) : (
-              <Field.Root key={field.name} required={field.required ?? false} disabled={task.isPending}>
+              <Field.Root
+                key={field.name}
+                required={field.required ?? false}
+                disabled={task.isPending}
+                invalid={problem(field, values) !== ""}
+              >
                 <Field.Label>
                   {field.label} <Field.RequiredIndicator />
                 </Field.Label>
                 <Input
                   value={values[field.name] ?? ""}
+                  inputMode={field.kind === "integer" ? "numeric" : "text"}
                   onChange={(event) => change({ [field.name]: event.target.value })}
                 />
                 <Field.HelperText>{field.help}</Field.HelperText>
+                <Field.ErrorText>{problem(field, values)}</Field.ErrorText>
               </Field.Root>
             ),
           )}
@@ -149,7 +155,7 @@ function Form({ dags, log, row }: { dags: ActionsDag[]; log: string; row?: Versi
       <Dialog.Footer>
         <Button
           variant="outline"
-          disabled={lacking.length > 0}
+          disabled={!isComplete(action, values)}
           loading={task.isPending && task.variables?.dry_run === true}
           onClick={() => task.mutate(params(action, values, log))}
         >
