@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import CountingStore, Crash
+from tests.prepared_directory import PreparedDirectory
 
 _NAMES = count()
 
@@ -152,6 +153,22 @@ class PipelineFixture:
         visible = (visible_ids or self.visible)()
         assert visible - self.expected == Counter(), "duplicated"
         assert self.expected - visible == Counter(), "lost"
+
+
+class PreparedFixture:
+    """Gives each round of a test the same pipeline, without running its batches again."""
+
+    def __init__(self, fixture: PipelineFixture) -> None:
+        assert isinstance(fixture.store, MemoryStore)
+        self._fixture, self._directory = fixture, PreparedDirectory(fixture.root)
+        self._store, self._objects = fixture.store, dict(fixture.store._objects)
+
+    def restore(self) -> PipelineFixture:
+        """Return the pipeline in its prepared state."""
+        self._directory.restore()
+        self._store._objects.clear()
+        self._store._objects.update(self._objects)
+        return replace(self._fixture, store=self._store, returned=[*self._fixture.returned], ran=None)
 
 
 class BeforeOutcome(CountingStore):

@@ -34,7 +34,7 @@ from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import CountingStore, Crash, Fault, FaultyStore
 from tests.external_systems import PublishingFixture
-from tests.pipeline_fixture import BeforeOutcome, PipelineFixture, die
+from tests.pipeline_fixture import BeforeOutcome, PipelineFixture, PreparedFixture, die
 
 TARGET = 65_536
 DAY_MS = 86_400_000
@@ -360,9 +360,9 @@ def test_alter_that_replaces_the_dataset_hides_its_rewrite_and_the_log_stays_cle
 
 @pytest.mark.slow
 def test_alter_at_any_request_of_a_compaction_stays_in_effect(tmp_path: Path) -> None:
-    at, is_done, committed = 0, False, 0
+    at, is_done, committed, start = 0, False, 0, PreparedFixture(prepared(tmp_path))
     while not is_done:
-        fixture = prepared(tmp_path / str(at))
+        fixture = start.restore()
         fixture.run("rest", drain=True)
 
         def altered(fixture: PipelineFixture = fixture) -> None:
@@ -564,9 +564,9 @@ def test_writer_that_finds_an_open_staged_rewrite_commits_it(fixture: PipelineFi
 @pytest.mark.parametrize("fault", [fault for fault in Fault if fault not in (Fault.PAUSE_BEFORE, Fault.PAUSE_AFTER)])
 @pytest.mark.slow
 def test_fault_at_any_request_of_a_compaction_changes_no_row(tmp_path: Path, fault: Fault) -> None:
-    at, is_done = 0, False
+    at, is_done, start = 0, False, PreparedFixture(prepared(tmp_path))
     while not is_done:
-        fixture = prepared(tmp_path / str(at))
+        fixture = start.restore()
         store = FaultyStore(fixture.store, at, fault)
         with suppress(Crash, StreamsemError):
             compacted(fixture, store=store)
@@ -597,9 +597,9 @@ OTHERS: dict[str, Callable[[PipelineFixture], object]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("other", OTHERS)
 def test_other_process_at_any_request_of_a_compaction(tmp_path: Path, other: str) -> None:
-    at, is_done, committed = 0, False, 0
+    at, is_done, committed, start = 0, False, 0, PreparedFixture(prepared(tmp_path))
     while not is_done:
-        fixture = prepared(tmp_path / str(at))
+        fixture = start.restore()
 
         def quietly(fixture: PipelineFixture = fixture) -> None:
             with suppress(StreamsemError):
@@ -620,9 +620,9 @@ def test_other_process_at_any_request_of_a_compaction(tmp_path: Path, other: str
 @pytest.mark.slow
 @pytest.mark.parametrize("other", OTHERS)
 def test_compaction_at_any_request_of_another_process(tmp_path: Path, other: str) -> None:
-    at, is_done, committed = 0, False, list[Rewrite]()
+    at, is_done, committed, start = 0, False, list[Rewrite](), PreparedFixture(prepared(tmp_path))
     while not is_done:
-        fixture = prepared(tmp_path / str(at))
+        fixture = start.restore()
         if other == "vacuum":
             compacted(fixture)
             fixture.run("fix", reprocessed=2)

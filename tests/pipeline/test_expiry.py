@@ -25,7 +25,7 @@ from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import Crash, Fault, FaultyStore
 from tests.pipeline.test_compact import compacted, prepared, rows
-from tests.pipeline_fixture import BeforeOutcome, PipelineFixture, die
+from tests.pipeline_fixture import BeforeOutcome, PipelineFixture, PreparedFixture, die
 
 DAY_MS = 86_400_000
 NOW_MS = 1_700_000_000_000
@@ -205,9 +205,9 @@ def test_vacuum_at_a_held_version_reports_it(fixture: PipelineFixture) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", [fault for fault in Fault if fault not in (Fault.PAUSE_BEFORE, Fault.PAUSE_AFTER)])
 def test_fault_at_any_request_of_a_vacuum_changes_no_row(tmp_path: Path, fault: Fault) -> None:
-    at, is_done = 0, False
+    at, is_done, start = 0, False, PreparedFixture(compacted_and_continued(tmp_path))
     while not is_done:
-        fixture = compacted_and_continued(tmp_path / str(at))
+        fixture = start.restore()
         store = FaultyStore(fixture.store, at, fault)
         with suppress(Crash, StreamsemError):
             vacuumed(fixture, store=store)
@@ -256,9 +256,11 @@ def test_other_process_at_any_request_of_a_vacuum(tmp_path: Path, other: str) ->
         "rollback to a rewritten commit": lambda fixture: rollback(fixture.pipeline(), 1, log=fixture.log()),
     }
     at, is_done, expired = 0, False, 0
+    continued = compacted_and_continued(tmp_path)
+    continued.arrive(2)
+    start = PreparedFixture(continued)
     while not is_done:
-        fixture = compacted_and_continued(tmp_path / str(at))
-        fixture.arrive(2)
+        fixture = start.restore()
 
         def quietly(fixture: PipelineFixture = fixture) -> None:
             with suppress(StreamsemError):
@@ -286,11 +288,13 @@ def test_other_process_at_any_request_of_a_vacuum(tmp_path: Path, other: str) ->
 def test_vacuum_at_any_request_of_another_process(tmp_path: Path, other: str) -> None:
     others = {**WRITERS, "reprocessing run of a rewritten commit": lambda fixture: fixture.run("fix", reprocessed=1)}
     at, is_done, expired = 0, False, 0
+    continued = compacted_and_continued(tmp_path)
+    continued.arrive(1)
+    continued.run("r6")
+    continued.arrive(1)
+    start = PreparedFixture(continued)
     while not is_done:
-        fixture = compacted_and_continued(tmp_path / str(at))
-        fixture.arrive(1)
-        fixture.run("r6")
-        fixture.arrive(1)
+        fixture = start.restore()
         plain = replace(fixture)
 
         def quietly(fixture: PipelineFixture = plain) -> None:
