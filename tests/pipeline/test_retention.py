@@ -25,7 +25,7 @@ from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import CountingStore, Crash, Fault, FaultyStore
 from tests.external_systems import PublishingFixture
-from tests.pipeline_fixture import PipelineFixture
+from tests.pipeline_fixture import PipelineFixture, PreparedFixture
 
 DAY_MS = 86_400_000
 NOW_MS = 1_700_000_000_000
@@ -181,9 +181,9 @@ def test_V8_vacuum_that_was_killed_while_it_deleted_leaves_no_file(
 def test_V8_vacuum_that_pauses_at_any_request_deletes_no_file_of_a_readable_version(
     tmp_path: Path,
 ) -> None:
-    at, is_done = 0, False
+    at, is_done, start = 0, False, PreparedFixture(with_superseded_commits(PipelineFixture(tmp_path)))
     while not is_done:
-        fixture = with_superseded_commits(PipelineFixture(tmp_path / str(at)))
+        fixture = start.restore()
 
         def others(fixture: PipelineFixture = fixture) -> None:
             fixed = fixture.run("fix another", reprocessed=2).version

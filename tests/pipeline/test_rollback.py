@@ -27,7 +27,7 @@ from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import CountingStore, Crash, Fault, FaultyStore
 from tests.lagging_store import LaggingStore
-from tests.pipeline_fixture import BeforeOutcome, PipelineFixture, die
+from tests.pipeline_fixture import BeforeOutcome, PipelineFixture, PreparedFixture, die
 
 
 @pytest.fixture
@@ -314,8 +314,9 @@ def test_run_key_of_a_rollback_to_another_version_is_refused(fixture: PipelineFi
 
 
 def test_two_processes_of_one_rollback_are_one_version_whichever_request_they_interleave(tmp_path: Path) -> None:
+    start = PreparedFixture(four_versions(tmp_path))
     for at in count(1):
-        fixture = four_versions(tmp_path / str(at))
+        fixture = start.restore()
         store = BeforeRequest(
             fixture.store, at, partial(rollback, fixture.pipeline(), 1, run_key="fix", log=fixture.log())
         )
@@ -350,8 +351,9 @@ def test_repeated_call_that_completes_a_rollback_returns_its_result(fixture: Pip
 
 
 def test_request_that_another_process_has_planned_and_an_operator_has_aborted_is_planned_again(tmp_path: Path) -> None:
+    start = PreparedFixture(four_versions(tmp_path))
     for at in count(1):
-        fixture = four_versions(tmp_path / str(at))
+        fixture = start.restore()
 
         def plan_and_abort(fixture: PipelineFixture = fixture) -> None:
             with suppress(Crash):
@@ -497,8 +499,9 @@ def test_ids_of_rolled_back_versions_are_no_duplicates(tmp_path: Path) -> None:
 def test_rollback_that_dies_at_any_request_is_completed_or_was_never_planned(
     tmp_path: Path, fault: Fault, follower: str
 ) -> None:
+    start = PreparedFixture(with_files(tmp_path, 4))
     for at in count():
-        fixture = with_files(tmp_path / str(at), 4)
+        fixture = start.restore()
         store = FaultyStore(fixture.store, at, fault)
         with suppress(Crash):
             roll_back(fixture, 0, store=store)
@@ -516,8 +519,9 @@ def test_rollback_that_dies_at_any_request_is_completed_or_was_never_planned(
 @pytest.mark.slow
 @pytest.mark.parametrize("other", ["run", "rollback", "reprocess"])
 def test_rollback_concurrent_with_another_process_loses_and_duplicates_no_row(tmp_path: Path, other: str) -> None:
+    start = PreparedFixture(with_files(tmp_path, 4))
     for at in count():
-        fixture = with_files(tmp_path / str(at), 4)
+        fixture = start.restore()
 
         store = FaultyStore(fixture.store, at, Fault.PAUSE_BEFORE, other_processes=partial(act, fixture, other))
         with suppress(ConflictError, InvalidError):
@@ -532,8 +536,9 @@ def test_rollback_concurrent_with_another_process_loses_and_duplicates_no_row(tm
 
 @pytest.mark.slow
 def test_batch_concurrent_with_a_rollback_is_not_committed_at_the_old_offsets(tmp_path: Path) -> None:
+    start = PreparedFixture(with_files(tmp_path, 4))
     for at in count():
-        fixture = with_files(tmp_path / str(at), 4)
+        fixture = start.restore()
         store = FaultyStore(fixture.store, at, Fault.PAUSE_BEFORE, other_processes=partial(quietly, fixture))
         fixture.run("slow", store=store)
         assert fixture.verdict().violations == []
