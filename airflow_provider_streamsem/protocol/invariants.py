@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Literal
 
 from airflow_provider_streamsem.errors import DataError, LogDamagedError, StageError
 from airflow_provider_streamsem.protocol import offsets
@@ -420,21 +421,24 @@ def check_i21(plan: Plan, outcome: Outcome | None, restored: Outcome, *, counts:
         )
 
 
-def newest_rollback(plan: Plan, *, before: Outcome | None, committed: bool) -> int | None:
+def newest(
+    kind: Literal["rollback", "alter", "rewrite"], plan: Plan, *, before: Outcome | None, committed: bool
+) -> int | None:
     """
-    Return the field ``newest_rollback`` of the outcome of a plan.
+    Return the field ``newest_rollback``, ``newest_alter`` or ``newest_rewrite`` of the outcome of a plan.
 
     :param before: the outcome before the plan
     :param committed: whether the outcome is a commit
     """
-    if plan.kind == "rollback" and committed:
+    if plan.kind == kind and committed:
         return plan.version
-    return None if before is None else before.newest_rollback
+    found: int | None = None if before is None else getattr(before, f"newest_{kind}")
+    return found
 
 
 def check_newest_rollback(plan: Plan, outcome: Outcome, *, before: Outcome | None) -> None:
     """Check that an outcome names the newest rollback (I21)."""
-    expected = newest_rollback(plan, before=before, committed=outcome.committed)
+    expected = newest("rollback", plan, before=before, committed=outcome.committed)
     if outcome.newest_rollback != expected:
         raise LogDamagedError(
             "an outcome does not name the newest rollback",
@@ -472,7 +476,7 @@ def check_i22(plan: Plan, outcome: Outcome, *, before: Outcome | None) -> None:
 
     :param before: the outcome before the plan
     """
-    expected = newest_alter(plan, before=before, committed=outcome.committed)
+    expected = newest("alter", plan, before=before, committed=outcome.committed)
     altered = plan.altered if outcome.committed else None
     is_same = (outcome.altered, outcome.newest_alter) == (altered, expected)
     if altered is not None and before is not None:
@@ -489,18 +493,6 @@ def check_i22(plan: Plan, outcome: Outcome, *, before: Outcome | None) -> None:
             newest_alter=outcome.newest_alter,
             expected=expected,
         )
-
-
-def newest_alter(plan: Plan, *, before: Outcome | None, committed: bool) -> int | None:
-    """
-    Return the field ``newest_alter`` of the outcome of a plan.
-
-    :param before: the outcome before the plan
-    :param committed: whether the outcome is a commit
-    """
-    if plan.kind == "alter" and committed:
-        return plan.version
-    return None if before is None else before.newest_alter
 
 
 def altered_state(state: Json, altered: Altered) -> Json:
@@ -546,7 +538,7 @@ def check_i23(plan: Plan, outcome: Outcome, *, before: Outcome | None) -> None:
 
     :param before: the outcome before the plan
     """
-    expected = newest_rewrite(plan, before=before, committed=outcome.committed)
+    expected = newest("rewrite", plan, before=before, committed=outcome.committed)
     if outcome.newest_rewrite != expected:
         raise LogDamagedError(
             "an outcome does not name the newest rewrite",
@@ -572,18 +564,6 @@ def check_i23(plan: Plan, outcome: Outcome, *, before: Outcome | None) -> None:
             invariant="I23",
             version=plan.version,
         )
-
-
-def newest_rewrite(plan: Plan, *, before: Outcome | None, committed: bool) -> int | None:
-    """
-    Return the field ``newest_rewrite`` of the outcome of a plan.
-
-    :param before: the outcome before the plan
-    :param committed: whether the outcome is a commit
-    """
-    if plan.kind == "rewrite" and committed:
-        return plan.version
-    return None if before is None else before.newest_rewrite
 
 
 def check_i24_plan(plan: Plan, *, before: Outcome | None) -> None:

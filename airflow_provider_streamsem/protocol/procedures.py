@@ -312,16 +312,7 @@ def alters(outcome: Outcome) -> Procedure[list[Outcome]]:
 
     :param outcome: the newest outcome to consider
     """
-    found: list[Outcome] = []
-    last = outcome
-    while last.newest_alter is not None:
-        altered = yield from _stored_outcome(last.newest_alter)
-        if altered.altered is None:
-            what = "`newest_alter` names a version that is not an alter"
-            raise LogDamagedError(what, invariant="I22", version=last.version, newest_alter=altered.version)
-        found.append(altered)
-        last = yield from _stored_outcome(altered.version - 1)
-    return found
+    return _chain(outcome, "newest_alter", "altered", after=-1, invariant="I22")
 
 
 def rewrites(outcome: Outcome, after: int) -> Procedure[list[Outcome]]:
@@ -331,15 +322,26 @@ def rewrites(outcome: Outcome, after: int) -> Procedure[list[Outcome]]:
     :param outcome: the newest outcome to consider
     :param after: only rewrites above this version
     """
+    return _chain(outcome, "newest_rewrite", "rewritten", after=after, invariant="I23")
+
+
+def _chain(outcome: Outcome, newest: str, part: str, *, after: int, invariant: str) -> Procedure[list[Outcome]]:
+    """
+    Return the outcomes that a field of the outcomes names one after another, newest first.
+
+    :param newest: the field, which names the newest of them up to its outcome
+    :param part: the field that each of them has
+    :param after: only versions above this one
+    """
     found: list[Outcome] = []
     last = outcome
-    while last.newest_rewrite is not None and last.newest_rewrite > after:
-        rewrite = yield from _stored_outcome(last.newest_rewrite)
-        if rewrite.rewritten is None:
-            what = "`newest_rewrite` names a version that is not a rewrite"
-            raise LogDamagedError(what, invariant="I23", version=last.version, newest_rewrite=rewrite.version)
-        found.append(rewrite)
-        last = yield from _stored_outcome(rewrite.version - 1)
+    while (version := getattr(last, newest)) is not None and version > after:
+        named = yield from _stored_outcome(version)
+        if getattr(named, part) is None:
+            what = f"`{newest}` names a version without `{part}`"
+            raise LogDamagedError(what, invariant=invariant, version=last.version, **{newest: version})
+        found.append(named)
+        last = yield from _stored_outcome(version - 1)
     return found
 
 
