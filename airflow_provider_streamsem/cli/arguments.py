@@ -484,7 +484,7 @@ COMMANDS = (
                 "--keep-versions",
                 metavar="N",
                 type=int,
-                help="also delete replaced, rolled back and compacted files; older versions than the newest N expire",
+                help="let versions older than the newest N expire, and delete the files that only they need. This cannot be undone",
             ),
             _argument(
                 "--keep-days",

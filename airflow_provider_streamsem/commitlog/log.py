@@ -494,7 +494,7 @@ def _refuse_split(view: LogView, since: int, oldest_readable: int) -> None:
         commits = rewrite.rewritten.commits
         if is_bound(rewrite, oldest_readable) and commits[0] <= since < commits[-1]:
             raise InvalidError(
-                "the rows above `since` cannot be read separately: a compaction has stored them together with earlier rows, and the versions have expired",
+                "the rows above `since` cannot be read separately: versions up to `since` and later ones were compacted together, and have expired",
                 since=since,
                 first=commits[0],
                 last=commits[-1],

@@ -409,7 +409,7 @@ _PARAMS: dict[str, Param] = {
         least=1,
     ),
     "keep_days": _integer(
-        f"Vacuum: with keep_versions, the versions that were the newest ones in the last days are kept, too. Default: {KEEP_DAYS}.",
+        f"Vacuum: with keep_versions, versions that were the newest one at some time in the last keep_days days are kept, too. Default: {KEEP_DAYS}.",
         least=0,
         most=MOST_DAYS,
     ),

@@ -24,8 +24,8 @@ class VacuumOperator(HasPipeline, BaseOperator):  # type: ignore[misc]
 
     The operator also deletes rows that were staged for sinks outside the log, once their receipts exist. For a transform with state, it deletes the state
     that only versions before the newest ``state.keep_versions`` need. It deletes no file of an open version. Without ``keep_versions``, it deletes no file that
-    a reader needs. It is safe to run while batches run. With ``keep_versions``, it needs the next version of the log, and fails with ``OpenVersionError`` while
-    a version is open, so set ``retries``.
+    a reader needs. It is safe to run while batches run. If versions would expire, it needs the next version of the log, and fails with
+    ``OpenVersionError`` while a version is open, so set ``retries``.
 
     By default, a vacuum skips the versions that an earlier vacuum inspected more than a day after they were closed.
 
@@ -39,7 +39,7 @@ class VacuumOperator(HasPipeline, BaseOperator):  # type: ignore[misc]
     :param all_versions: inspect all versions. This finds the files of an attempt that ran for more than a day after its version was closed
     :param keep_versions: also delete the files that no reader of the newest ``keep_versions`` versions needs. Older versions expire: they can no longer be read
         or rolled back to. Default: all, so that these files stay
-    :param keep_days: with ``keep_versions``: the versions that were the newest ones in the last days are kept, too
+    :param keep_days: with ``keep_versions``: versions that were the newest one at some time in the last ``keep_days`` days are kept, too
     :raises InvalidError: an argument is not valid
     """
 

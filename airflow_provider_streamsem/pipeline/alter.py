@@ -311,10 +311,10 @@ class _Difference:
         log = self._opened.log
         if log.list_keys(log.source_prefix(before), 1):
             raise InvalidError(
-                "one of the sources has a list of its records in the log, which is bound to the present sources; nothing was altered",
+                "the log stores the discovered files or messages of a source for this set of sources; nothing was altered",
                 stored=before,
             ).advising(
-                "give the new topic or source its own pipeline, or start a new pipeline with a new log. Files sources and queues have such a list."
+                "give the new topic or source its own pipeline, or start a new pipeline with a new log. This concerns files sources and queues."
             )
         new = {name: offset for name, offset in offsets.items() if name not in self._head.next}
         names = ", ".join(f"{name} from offset {offset}" for name, offset in sorted(new.items()))

@@ -15,7 +15,7 @@ Attempt = tuple[int, str]
 
 def unneeded_layers(log: CommitLog, newest: Outcome, begin: int, oldest: int) -> Iterator[Attempt]:
     """
-    Yield the attempts of versions below ``oldest`` whose layers no run needs, because every state that a run may load comes after them.
+    Yield the attempts of versions below ``oldest`` whose layers no run needs: the states that a run may still load do not name them.
 
     The next batch loads the state of the head. A rollback returns to version ``oldest`` or a later one, and a run reprocesses batches from ``oldest`` on, with
     the state before them (W44). Each of these states has layers of the state before ``oldest``, of a rollback since then, or of a version since then.

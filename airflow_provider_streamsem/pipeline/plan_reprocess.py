@@ -120,8 +120,8 @@ def check_state(opened: OpenPipeline, current: int, outcome: Outcome, newest: Ou
     :param current: the commit that holds the rows of the version
     :param outcome: the outcome of this commit
     :param newest: the newest outcome of the log
-    :raises InvalidError: a rewrite binds the rows; the deduplication state has expired; the deduplication or the state was altered since; or a state file is
-        missing or was changed
+    :raises InvalidError: the version has expired, and a rewrite binds its rows or vacuum may have deleted the ids before it; the deduplication or the state was
+        altered since; or a state file is missing or was changed
     """
     _refuse_bound(opened, current, newest)
     _refuse_expired_ids(opened, current, newest)

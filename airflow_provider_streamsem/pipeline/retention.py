@@ -1,7 +1,7 @@
 """
 Expires versions, and finds the files that no reader of a later version needs (PROTOCOL.md, 4.12 and V8).
 
-What is visible at the oldest readable version is a fold of the outcomes up to it. Of the files of these versions, readers from there on need only the visible
+The visible files at the oldest readable version follow from the outcomes up to it. Of the files of these versions, readers from there on need only the visible
 ones, because an outcome adds only its own files (R4).
 """
 
@@ -44,8 +44,8 @@ def compute_oldest_readable(log: CommitLog, head: Head, *, keep_versions: int | 
 
 def expire(opened: OpenPipeline, oldest: int) -> Outcome:
     """
-    Commit an expiry: from then on, no reader reads a version below ``oldest``, no rollback returns to one, and no run reprocesses a commit whose rows are only
-    in a rewrite (W43, W44).
+    Commit an expiry: from then on, no reader reads a version below ``oldest``, and no rollback returns to one. No run reprocesses such a version if its rows
+    are only in a rewrite, or with deduplication across batches (W43, W44).
 
     :returns: the newest outcome. Its oldest readable version may be higher than ``oldest``, because another process may have committed an expiry
     :raises OpenVersionError: a version is open or not published yet, or another writer created the next version. Nothing has expired

@@ -98,24 +98,22 @@ def vacuum(
     :param dry_run: delete nothing, and return what vacuum would delete
     :param all_versions: inspect all versions. This finds the files of an attempt that ran for more than a day after its version was closed
     :param keep_versions: how many of the newest versions are kept, 1 or more. Default: all
-    :param keep_days: with ``keep_versions``: the versions that were the newest ones in the last days are kept, too. The value must be longer than the longest
-        reader, export, or delay of a pipeline that reads this one
+    :param keep_days: with ``keep_versions``: versions that were the newest one at some time in the last ``keep_days`` days are kept, too. The value must be
+        longer than the longest reader, export, or delay of a pipeline that reads this one
     :param log: default: the log at ``pipeline.log``
     :raises InvalidError: the location holds no log, or an argument is not valid
     :raises ConflictError: the log belongs to another pipeline or was moved, or a dataset belongs to another log. Nothing was deleted
     :raises MarkerConflictError: a sink has a version that the log does not have. Nothing was deleted
     :raises MarkerLostError: a sink was restored from an older copy. Nothing was deleted
-    :raises OpenVersionError: a version is open or not published yet, so no version has expired. Everything else is deleted. Run vacuum again
+    :raises OpenVersionError: a version is open or not published yet, so no version has expired. Files of losing attempts, staged rows and operators' state were
+        deleted. Run vacuum again
+    :raises HeldVersionError: the open version is held; otherwise as for ``OpenVersionError``
     """
     if keep_versions is not None:
         integer("keep_versions", keep_versions, least=1)
     integer("keep_days", keep_days, least=0, most=MOST_DAYS)
     log = log or open_commit_log(pipeline.log)
-    record = find_record(pipeline, log)
-    if record is None:
-        raise InvalidError("there is no log at this location; nothing was deleted", log=pipeline.log).advising(
-            "run the pipeline once, or correct the location."
-        )
+    record = _existing_record(pipeline, log)
     head = log.find_head()  # raises LogMovedError if the log was moved
     if head.closed < 0:  # no attempt can have lost, and the datasets may have no ownership marker yet
         return Vacuumed(attempts=(), keys=(), bytes=0)
@@ -130,6 +128,15 @@ def vacuum(
     wanted = retention.compute_oldest_readable(log, head, keep_versions=keep_versions, keep_days=keep_days)
     oldest = _delete_expired(pipeline, head, locations, wanted, deletion, all_versions=all_versions)
     return deletion.result(_oldest_readable(head.outcome), oldest)
+
+
+def _existing_record(pipeline: Pipeline, log: CommitLog) -> PipelineRecord:
+    record = find_record(pipeline, log)
+    if record is None:
+        raise InvalidError("there is no log at this location; nothing was deleted", log=pipeline.log).advising(
+            "run the pipeline once, or correct the location."
+        )
+    return record
 
 
 def _delete_losing(

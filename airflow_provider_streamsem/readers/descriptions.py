@@ -101,10 +101,12 @@ def vacuumed(result: Vacuumed, *, dry_run: bool, keep_versions: int | None = Non
         lines += [
             f"{'versions that would expire' if dry_run else 'expired versions'}: {expired}",
             "an expired version cannot be read or rolled back to, and this cannot be undone",
-            "it cannot be reprocessed either, if it was compacted, or if the pipeline drops ids of earlier batches (`dedup`)",
+            "it cannot be reprocessed either, if it was compacted, or if the pipeline deduplicates across batches",
         ]
     elif keep_versions is not None:
-        lines.append(f"no version {'would expire' if dry_run else 'has expired'}, because there is no file to delete")
+        lines.append(
+            f"no version {'would expire' if dry_run else 'has expired'}: no file is needed only by versions older than those to keep"
+        )
     if oldest is not None:
         lines.append(f"oldest readable version: {oldest}")
     return lines

@@ -31,7 +31,8 @@ def _first_changed(history: History, older: Outcome, later: Sequence[Outcome]) -
     """
     Return a version before which no file changes its visibility.
 
-    A rewrite changes it if one of its commits does, and then the files of all its commits may become visible again. So they count as changed, too.
+    If a commit of a rewrite changes its visibility, the rewrite may cease to apply. Then the files of all its commits become visible again, so they count as
+    changed.
     """
     if any(outcome.altered is not None and outcome.altered.removed for outcome in later):
         return 0  # the files of these sinks

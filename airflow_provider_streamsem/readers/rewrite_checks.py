@@ -1,4 +1,4 @@
-"""Checks the rewrites of a log, and what follows them, against the versions before (I23, W44, W45)."""
+"""Checks each rewrite against the versions before it, and each later version against the bound rewrites (I23, W44, W45)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from airflow_provider_streamsem.protocol.entries import Outcome, Rewritten
 
 
-def wrong_rewrites(outcomes: Sequence[Outcome]) -> Iterator[tuple[int, str]]:
+def wrong_rewrites(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, int, str]]:
     """
-    Yield the versions that break the rules of rewrites, each with a description.
+    Yield the versions that break the rules of rewrites: invariant, version and description.
 
     :param outcomes: the outcomes of a log in ascending order of versions
     """
@@ -24,15 +24,20 @@ def wrong_rewrites(outcomes: Sequence[Outcome]) -> Iterator[tuple[int, str]]:
             rewritten = outcome.rewritten
             if not _is_right(rewritten, commits, removed_at):
                 yield (
+                    "I23",
                     outcome.version,
                     "a rewrite names rows that are not visible before it, or has another number of rows",
                 )
             if bound & _named(rewritten) and rewritten.commits[-1] >= (outcome.oldest_readable or 0):
-                yield outcome.version, "a rewrite names commits of a bound rewrite, and commits that have not expired"
+                yield (
+                    "I24",
+                    outcome.version,
+                    "a rewrite names commits of a bound rewrite, and commits that have not expired",
+                )
             rewrites = [each for each in rewrites if not _named(each) & _named(rewritten)] + [rewritten]
         elif outcome.rolled_back is not None:
             if outcome.rolled_back.to < (outcome.oldest_readable or 0):
-                yield outcome.version, "a rollback returns to an expired version"
+                yield "I24", outcome.version, "a rollback returns to an expired version"
             commits = {version: commit for version, commit in commits.items() if version <= outcome.rolled_back.to}
             rewrites = [each for each in rewrites if each.commits[-1] <= outcome.rolled_back.to]
         elif outcome.altered is not None:
@@ -42,7 +47,7 @@ def wrong_rewrites(outcomes: Sequence[Outcome]) -> Iterator[tuple[int, str]]:
             if outcome.replaces is not None:
                 replaced = outcome.replaces.version
                 if replaced in {commit for _, commit in bound}:
-                    yield outcome.version, "a reprocessing run replaces a commit of a bound rewrite"
+                    yield "I24", outcome.version, "a reprocessing run replaces a commit of a bound rewrite"
                 commits.pop(replaced, None)
                 rewrites = [each for each in rewrites if replaced not in each.commits]
             commits[outcome.version] = outcome

@@ -189,8 +189,8 @@ class _Verification:
         self.verdict.commits = sum(o.committed for o, _ in outcomes)
         for outcome, _ in outcomes:
             self.verdict.counts = add_counts(self.verdict.counts, net_counts(outcome))
-        for version, what in wrong_rewrites([outcome for outcome, _ in outcomes]):
-            self._report("I23", what, version=version)
+        for invariant, version, what in wrong_rewrites([outcome for outcome, _ in outcomes]):
+            self._report(invariant, what, version=version)
         self._segments(outcomes)
         self._discoveries()
         for outcome, _ in outcomes:

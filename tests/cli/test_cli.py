@@ -214,7 +214,10 @@ def test_vacuum_names_the_versions_that_expire(fixture: PipelineFixture, capsys:
         *dry_run[2:],
     ]
     again = run(capsys, *keep)[1].splitlines()
-    assert again[1:] == ["no version has expired, because there is no file to delete", "oldest readable version: 2"]
+    assert again[1:] == [
+        "no version has expired: no file is needed only by versions older than those to keep",
+        "oldest readable version: 2",
+    ]
     assert run(capsys, "vacuum", toml)[1].splitlines()[1:] == ["oldest readable version: 2"]
     listed = json.loads(run(capsys, "log", log, "--json")[1])["versions"]
     assert [(row["version"], row["expires"], row["is_expired"]) for row in listed] == [

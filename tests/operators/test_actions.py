@@ -170,7 +170,10 @@ def test_preview_of_a_vacuum_names_the_versions_that_expire_by_it(replaced: Publ
     done = confirmed(replaced, found)
     assert done["lines"][:2] == [deleted.replace("would delete", "deleted"), "expired versions: 0-1"]
     assert replaced.opened().head == 3
-    assert confirmed(replaced, found)["lines"][1] == "no version has expired, because there is no file to delete"
+    assert (
+        confirmed(replaced, found)["lines"][1]
+        == "no version has expired: no file is needed only by versions older than those to keep"
+    )
     assert replaced.opened().head == 3, "a retry commits no further expiry"
     replaced.check()
 

@@ -326,7 +326,7 @@ def test_verify_finds_writers_that_ignore_an_expiry(fixture: PipelineFixture, mo
     )
     assert [done.version for done in compacted(fixture)] == [12]
     rollback(fixture.pipeline(), 3, log=fixture.log())
-    found = [(each.version, each.what) for each in fixture.verdict().violations if each.invariant == "I23"]
+    found = [(each.version, each.what) for each in fixture.verdict().violations if each.invariant == "I24"]
     assert found == [
         (12, "a rewrite names commits of a bound rewrite, and commits that have not expired"),
         (13, "a rollback returns to an expired version"),
@@ -339,7 +339,7 @@ def test_verify_finds_a_reprocessing_run_of_a_bound_commit(
     vacuumed(fixture)
     monkeypatch.setattr("airflow_provider_streamsem.pipeline.plan_reprocess._refuse_bound", lambda *arguments: None)
     fixture.run("fix", reprocessed=1)
-    found = [(each.version, each.what) for each in fixture.verdict().violations if each.invariant == "I23"]
+    found = [(each.version, each.what) for each in fixture.verdict().violations if each.invariant == "I24"]
     assert found == [(7, "a reprocessing run replaces a commit of a bound rewrite")]
 
 

@@ -395,7 +395,7 @@ class TestAlter:
         put(tmp_path, "orders", "1.json", {"id": 1})
         run_batch(two, run_key="first")
         three = two.replace(sources={**two.source_parts, "c": RateSource(rows=4)})
-        with pytest.raises(InvalidError, match="has a list of its records in the log"):
+        with pytest.raises(InvalidError, match="the log stores the discovered files or messages"):
             alter(three)
         assert open_log(two.log).head == 0
 

@@ -74,7 +74,7 @@ export const ACTIONS: Record<Action, { label: string; effect: string; fields: Fi
   vacuum: {
     label: "Vacuum",
     effect:
-      "Deletes files that no reader and no run needs. If you give a number of versions to keep, older versions expire: they can no longer be read or rolled back to, some can no longer be reprocessed, and vacuum also deletes the files that only they need.",
+      "Deletes files that no reader and no run needs. With versions to keep, older versions expire, and their files are deleted too. Expired versions cannot be read or rolled back to, and some cannot be reprocessed. This cannot be undone.",
     fields: [
       {
         name: "keep_versions",
@@ -86,7 +86,7 @@ export const ACTIONS: Record<Action, { label: string; effect: string; fields: Fi
       {
         name: "keep_days",
         label: "Days to keep",
-        help: "Only with versions to keep: the versions that were the newest ones in the last days are kept, too. Must be longer than the longest reader, export, and delay of a pipeline that reads this one. Empty: 7",
+        help: "Only with versions to keep: versions that were the newest one at some time in these last days are kept, too. Must be longer than the longest reader, export, and delay of a pipeline that reads this one. Empty: 7",
         kind: "integer",
         least: 0,
         most: 36_500,

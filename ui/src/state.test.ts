@@ -59,7 +59,7 @@ describe("the state of a version", () => {
       "rollback",
       "alter",
       "rewrite (compaction)",
-      "expire (vacuum)",
+      "expiry (vacuum)",
     ]);
     expect(texts("abort")).toEqual([
       "aborted",

@@ -25,7 +25,7 @@ export const LABELS: Record<CellState, string> = {
   rollback: "rollback",
   alter: "alter",
   rewrite: "rewrite (compaction)",
-  expire: "expire (vacuum)",
+  expire: "expiry (vacuum)",
   replaced: "replaced by a reprocessing run",
   rolled_back: "rolled back",
   aborted: "aborted",

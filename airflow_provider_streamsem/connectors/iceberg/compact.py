@@ -238,7 +238,7 @@ class Compaction:
 
 
 def _key(partition: Record) -> tuple[Any, ...]:
-    """Return a partition as a key. Equal numbers of other types, such as 1 and true, do not meet, because a table has one type for each column."""
+    """Return a partition as a key. Values of different types are never compared, because a table has one type for each column."""
     return tuple(partition[at] for at in range(len(partition)))
 
 

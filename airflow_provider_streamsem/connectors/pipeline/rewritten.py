@@ -1,4 +1,4 @@
-"""Batches of the upstream whose rows are only in the files of a compaction, together, because their versions have expired (PROTOCOL.md, W44)."""
+"""Finds upstream batches that must be read together: a compaction has stored their rows in shared files, and their versions have expired (PROTOCOL.md, W44)."""
 
 from __future__ import annotations
 
@@ -157,5 +157,5 @@ def divided_error(rewrites: Collection[RewrittenBatches], summary: str) -> Sourc
         last=max(each.batches[-1] for each in rewrites),
     ).advising(
         'give this pipeline a new log and new datasets, and read the upstream from its beginning. Or set on_data_loss="record_gap": the unread versions become '
-        "a gap. In the future, let the upstream's vacuum keep more versions than this pipeline may be late (keep_versions, keep_days)."
+        "a gap. Raise keep_versions and keep_days of the upstream's vacuum above the longest delay of this pipeline."
     )

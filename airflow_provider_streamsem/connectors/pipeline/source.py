@@ -246,7 +246,7 @@ class PipelineSource:
             if is_same and read.former:
                 return pins
             if read.divided:
-                summary = "rows of the version and of others are only in the same files: a compaction of the upstream has stored them, and they have expired"
+                summary = "upstream versions of this version and of others were compacted together, and have expired, so their rows cannot be read separately"
                 raise rewritten.divided_error(read.divided, f"{summary}; nothing was written")
             if read.former:
                 # The columns of the former dataset are those of the version before the alter, so old and new commits are not read together.
@@ -345,7 +345,9 @@ class PipelinePlanner:
         """
         Select versions: as many as the limits allow, at least one with rows, and at most :data:`MOST_VERSIONS`.
 
-        :raises SourceChangedError: the upstream was recreated or restored from an older copy; or with ``"fail"``, a file is missing. Nothing was written
+        :raises SourceChangedError: the upstream was recreated or restored from an older copy; versions must be read together with others (W44); or with
+            ``"fail"``, a file is missing. Nothing was written
+        :raises UnavailableError: the upstream has expired versions since it was polled. Nothing was written
         :raises InvalidError: the guarantee of a version is weaker than ``delivery``. Nothing was written
         """
         with naming_upstream(self._source.log):
@@ -488,7 +490,7 @@ def _lost(rewrites: Sequence[RewrittenBatches], batches: range, on_data_loss: st
     """
     lost = [batch for each in rewrites for batch in each.batches if batch in batches]
     if lost and on_data_loss == "fail":
-        summary = "rows of unread upstream versions are only in files that also have rows that were read: a compaction has stored them, and they have expired"
+        summary = "unread upstream versions were compacted together with versions that were read, and have expired, so their rows cannot be read separately"
         raise rewritten.divided_error(rewrites, f"{summary}; nothing was written")
     return lost
 
@@ -521,8 +523,7 @@ def _target_error(rewrites: Sequence[RewrittenBatches], last: int, *, is_newest:
     if is_newest:
         return UnavailableError("the upstream has expired versions since it was polled; nothing was written", end=last)
     return SourceChangedError(
-        "the target of the drain divides versions whose rows are only in the same files: a compaction of the upstream has stored them, and they have expired; "
-        "nothing was written",
+        "the target of the drain is between upstream versions that can only be read together: they were compacted and have expired; nothing was written",
         target=last,
         compactions=sorted(each.version for each in rewrites if each.batches[0] < last <= each.batches[-1]),
     ).advising("run the pipeline with another run key, as the next DAG run does: it reads these versions together.")

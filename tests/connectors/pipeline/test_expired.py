@@ -66,7 +66,9 @@ def test_unread_versions_that_are_only_in_files_with_read_rows_fail_the_run(tmp_
     bronze.commit(1)
     silver.run("first")
     expired(bronze, 2)
-    with pytest.raises(SourceChangedError, match=r"only in files that also have rows that were read.*first=0 last=2"):
+    with pytest.raises(
+        SourceChangedError, match=r"were compacted together with versions that were read.*first=0 last=2"
+    ):
         silver.run("next", drain=True)
     assert silver.visible() == rows(1)
 
@@ -116,7 +118,9 @@ def test_reprocessing_of_a_batch_with_a_part_of_a_compaction_is_refused(tmp_path
     silver.run("first", drain=True)
     expired(bronze, 0)
     before = silver.opened().head
-    with pytest.raises(SourceChangedError, match="rows of the version and of others are only in the same files"):
+    with pytest.raises(
+        SourceChangedError, match="upstream versions of this version and of others were compacted together"
+    ):
         silver.run("fix", reprocessed=1)
     assert silver.visible() == rows(3)
     assert silver.opened().head == before
@@ -191,7 +195,9 @@ def test_drain_whose_target_divides_a_compaction_ends_and_the_next_run_reads_it(
     record = silver.log().read_pipeline()
     assert record is not None
     abort(silver.log(), record, 0, reason="the upstream has expired versions")
-    with pytest.raises(SourceChangedError, match=r"the target of the drain divides.*another run key"):
+    with pytest.raises(
+        SourceChangedError, match=r"the target of the drain is between upstream versions.*another run key"
+    ):
         silver.run("run", drain=True)
     silver.run("next", drain=True)
     assert silver.visible() == rows(6)

@@ -38,7 +38,7 @@ function cells(id: string, row: VersionRow) {
       {label(row)}
       {row.replaces === null ? null : <span>replaces version {row.replaces}</span>}
       {row.rolls_back_to === null ? null : <span>to version {row.rolls_back_to}</span>}
-      {row.expires === null ? null : <span>of the versions below {row.expires}</span>}
+      {row.expires === null ? null : <span>versions below {row.expires} expire</span>}
       {rewritten(row) === 0 ? null : <span>{count(rewritten(row))} rows in new files</span>}
       {row.reason === "" ? null : <span>{row.reason}</span>}
     </Stack>,
