@@ -22,6 +22,8 @@ from tests.releases import since
 
 pytestmark = pytest.mark.airflow
 
+PRODUCTION = Path(__file__).parents[2] / "docs" / "how-to" / "production.md"
+
 
 def test_reprocess_operator_reprocesses_once_per_run_however_often_its_task_runs(
     fixture: PipelineFixture,  # noqa: F811
@@ -84,6 +86,20 @@ def test_vacuum_operator_returns_the_oldest_readable_version(
     again = VacuumOperator(**arguments).execute(context())
     assert (again["attempts"], again["expired"], again["oldest_readable"]) == (0, 0, 1)
     assert fixture.verdict().clean
+
+
+def test_task_of_the_page_on_production_runs(
+    fixture: PipelineFixture,  # noqa: F811
+    rows_engine: list[str],  # noqa: F811
+) -> None:
+    operator(fixture, drain=True).execute(context())
+    (code,) = [block for block in blocks(PRODUCTION, "python") if "VacuumOperator" in block]
+    names: dict[str, Any] = {}
+    exec(compile(code, "production.md", "exec"), names)
+    task = names["vacuum"]
+    assert (task.keep_versions, task.keep_days, task.retries) == (100, 7, 3)
+    task.set_pipeline(fixture.pipeline())
+    assert task.execute(context())["expired"] == 0
 
 
 def test_compact_operator_rewrites_the_files_and_returns_what_it_rewrote(

@@ -126,7 +126,7 @@ def test_commands_and_code_of_the_page_on_alters(lake: Path, monkeypatch: pytest
 
 
 def test_commands_of_the_page_on_compaction(lake: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    dry_run, compact = (command.replace("orders.toml", "PIPELINE.toml") for command in commands("compact.md", lake))
+    dry_run, compact, *_ = (command.replace("orders.toml", "PIPELINE.toml") for command in commands("compact.md", lake))
     page = (PAGES / "compact.md").read_text()
     for command in (dry_run, compact):
         capsys.readouterr()
@@ -136,6 +136,21 @@ def test_commands_of_the_page_on_compaction(lake: Path, capsys: pytest.CaptureFi
     assert main(["verify", "PIPELINE.toml"]) == 0
     assert main(["log", "PIPELINE.toml"]) == 0
     assert "rewrite, commit" in capsys.readouterr().out
+
+
+def test_commands_of_the_page_on_compaction_of_a_table(
+    lake: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = (tmp_path / "PIPELINE.toml").read_text().replace('"orders"', '"sold"').replace("/orders", "/sold")
+    table = f'[sinks.warehouse]\ntype = "delta"\npath = "{lake}/warehouse"\n'
+    (tmp_path / "SOLD.toml").write_text(spec.replace("[limits]", f"{table}[limits]"))
+    assert main(["run", "SOLD.toml", "--drain"]) == 0
+    *_, dry_run, compact = (command.replace("orders.toml", "SOLD.toml") for command in commands("compact.md", lake))
+    assert "--sink warehouse" in compact
+    capsys.readouterr()
+    assert [run(dry_run), run(compact)] == [0, 0]
+    printed = re.sub(r"\d+", "N", capsys.readouterr().out.strip().splitlines()[-1])
+    assert printed in re.sub(r"\d+", "N", (PAGES / "compact.md").read_text())
 
 
 def test_commands_of_the_page_on_reprocessing(lake: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,8 +173,8 @@ def test_commands_of_the_page_on_reprocessing(lake: Path, capsys: pytest.Capture
 
 
 def test_command_of_the_page_on_production(lake: Path) -> None:
-    (vacuum,) = commands("production.md", lake)
-    assert run(vacuum.replace("orders.toml", "PIPELINE.toml")) == 0
+    found = commands("production.md", lake)
+    assert [run(command.replace("orders.toml", "PIPELINE.toml")) for command in found] == [0, 0]
 
 
 def test_commands_and_code_of_the_page_on_reading(
