@@ -353,7 +353,7 @@ def test_operator_performs_each_action_after_its_preview(site: Site, operator: B
 
     preview, confirm = act(page, "Vacuum", {"Versions to keep": "1", "Days to keep": "0"})
     assert "would delete" in preview
-    assert "no version would expire, because there is no file to delete" in preview
+    assert "no version would expire: no file is needed only by versions older than those to keep" in preview
     check_accessibility(page)
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("Versions to keep").fill("0")
