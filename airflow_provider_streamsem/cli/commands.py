@@ -50,7 +50,7 @@ from airflow_provider_streamsem.pipeline.location import located
 from airflow_provider_streamsem.pipeline.publish import skip as skip_
 from airflow_provider_streamsem.pipeline.spec import Pipeline, load_pipeline
 from airflow_provider_streamsem.pipeline.templates import holds_templates
-from airflow_provider_streamsem.pipeline.vacuum import attempts_of
+from airflow_provider_streamsem.pipeline.vacuum import KEEP_DAYS, attempts_of
 from airflow_provider_streamsem.pipeline.vacuum import vacuum as vacuum_log
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import Json, Outcome
@@ -559,6 +559,19 @@ def _show_address(url: str) -> None:
     print(f"{url}  (Ctrl-C stops it)", file=sys.stderr, flush=True)
 
 
+def _keep_days(args: argparse.Namespace) -> int:
+    """
+    Return the days to keep.
+
+    :raises InvalidError: they are given without versions to keep
+    """
+    if args.keep_days is not None and args.keep_versions is None:
+        raise InvalidError(
+            "--keep-days applies only together with --keep-versions; nothing was deleted", given=args.keep_days
+        ).advising("give --keep-versions too, or leave out --keep-days.")
+    return KEEP_DAYS if args.keep_days is None else int(args.keep_days)
+
+
 def vacuum(args: argparse.Namespace) -> CommandResult:
     """Delete files that no reader and no run needs (``streamsem vacuum``)."""
     vacuumed = vacuum_log(
@@ -566,7 +579,7 @@ def vacuum(args: argparse.Namespace) -> CommandResult:
         dry_run=args.dry_run,
         all_versions=args.all,
         keep_versions=args.keep_versions,
-        keep_days=args.keep_days,
+        keep_days=_keep_days(args),
     )
     return CommandResult(
         document={**plain(vacuumed), "dry_run": args.dry_run},

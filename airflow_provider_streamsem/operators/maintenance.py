@@ -13,6 +13,7 @@ from airflow_provider_streamsem.hooks.pipelines import HasPipeline
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.pipeline.vacuum import KEEP_DAYS, vacuum
 from airflow_provider_streamsem.protocol.codec import plain
+from airflow_provider_streamsem.readers import descriptions
 from airflow_provider_streamsem.readers.verify import verify
 
 _SHOWN = 5
@@ -77,6 +78,8 @@ class VacuumOperator(HasPipeline, BaseOperator):  # type: ignore[misc]
                 keep_versions=self.keep_versions,
                 keep_days=self.keep_days,
             )
+        for line in descriptions.vacuumed(report, dry_run=self.is_dry_run, keep_versions=self.keep_versions):
+            self.log.info("%s", line)
         return {
             "attempts": len(report.attempts),
             "keys": len(report.keys),

@@ -402,6 +402,7 @@ class _Compaction:
 
     def _plan(self, head: ClosedHead, commits: tuple[int, ...], *, rows: int) -> Plan:
         log, version = self._log, head.closed + 1
+        assert head.outcome is not None  # there are commits to rewrite
         return Plan(
             version=version,
             kind="rewrite",
@@ -412,8 +413,9 @@ class _Compaction:
             j=0,
             run_start={},
             planned_at_ms=log.now_ms(head),
-            spec=self._opened.spec,
-            transform="" if head.outcome is None else head.outcome.transform,
+            # Not the spec of this pipeline: a rewrite runs no transform, and its task may have a pipeline without one.
+            spec=head.outcome.spec,
+            transform=head.outcome.transform,
             nonce=log.clock.new_id(),
         )
 

@@ -71,6 +71,7 @@ def expire(opened: OpenPipeline, oldest: int) -> Outcome:
 
 def _plan(opened: OpenPipeline, head: ClosedHead, oldest: int) -> Plan:
     log, version = opened.log, head.closed + 1
+    assert head.outcome is not None  # there are versions that expire
     return Plan(
         version=version,
         kind="expire",
@@ -81,8 +82,8 @@ def _plan(opened: OpenPipeline, head: ClosedHead, oldest: int) -> Plan:
         j=0,
         run_start={},
         planned_at_ms=log.now_ms(head),
-        spec=opened.spec,
-        transform="" if head.outcome is None else head.outcome.transform,
+        spec=head.outcome.spec,
+        transform=head.outcome.transform,
         nonce=log.clock.new_id(),
     )
 

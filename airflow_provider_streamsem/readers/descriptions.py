@@ -108,7 +108,8 @@ def vacuumed(result: Vacuumed, *, dry_run: bool, keep_versions: int | None = Non
             f"no version {'would expire' if dry_run else 'has expired'}: no file is needed only by versions older than those to keep"
         )
     if oldest is not None:
-        lines.append(f"oldest readable version: {oldest}")
+        would_be = " would be" if dry_run and result.expired else ""
+        lines.append(f"oldest readable version{would_be}: {oldest}")
     return lines
 
 

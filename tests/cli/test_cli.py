@@ -202,7 +202,7 @@ def test_vacuum_names_the_versions_that_expire(fixture: PipelineFixture, capsys:
     fixture.run("fix", reprocessed=0)
     fixture.run("fix again", reprocessed=0)
     dry_run = run(capsys, *keep, "--dry-run")[1].splitlines()
-    assert (dry_run[1], dry_run[-1]) == ("versions that would expire: 0-1", "oldest readable version: 2")
+    assert (dry_run[1], dry_run[-1]) == ("versions that would expire: 0-1", "oldest readable version would be: 2")
     assert "cannot be read or rolled back to" in dry_run[2]
     assert "cannot be reprocessed" in dry_run[3]
     document = json.loads(run(capsys, *keep, "--dry-run", "--json")[1])
@@ -211,7 +211,8 @@ def test_vacuum_names_the_versions_that_expire(fixture: PipelineFixture, capsys:
     assert run(capsys, *keep)[1].splitlines() == [
         dry_run[0].replace("would delete", "deleted"),
         "expired versions: 0-1",
-        *dry_run[2:],
+        *dry_run[2:-1],
+        "oldest readable version: 2",
     ]
     again = run(capsys, *keep)[1].splitlines()
     assert again[1:] == [
@@ -936,3 +937,15 @@ def test_check_monoid_accepts_the_example_of_the_docs_and_reports_broken_laws(
     ):
         assert main(["check-monoid", monoid, file]) == 2
         assert re.search(message, capsys.readouterr().err)
+
+
+def test_days_to_keep_without_versions_to_keep_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    fixture = PipelineFixture(tmp_path, store=LocalStore(str(tmp_path / "log")))
+    fixture.arrive(1)
+    fixture.run("first")
+    (tmp_path / "p.toml").write_text(
+        f'name = "world"\nlog = "{tmp_path}/log"\n[source]\ntype = "files"\npath = "{tmp_path}/in"\nformat = "json"\nschema = "id long"\n'
+        f'[sinks.out]\ntype = "files"\npath = "{tmp_path}/out"\nformat = "json"\n'
+    )
+    assert main(["vacuum", str(tmp_path / "p.toml"), "--keep-days", "3"]) == 2
+    assert "--keep-days applies only together with --keep-versions" in capsys.readouterr().err

@@ -162,7 +162,7 @@ def test_preview_of_a_vacuum_names_the_versions_that_expire_by_it(replaced: Publ
     found = preview(replaced, action="vacuum", keep_versions=1)
     deleted, expired, meaning, reprocessing, oldest = found["lines"]
     assert deleted.startswith("would delete 7 attempts")
-    assert (expired, oldest) == ("versions that would expire: 0-1", "oldest readable version: 2")
+    assert (expired, oldest) == ("versions that would expire: 0-1", "oldest readable version would be: 2")
     assert "cannot be read or rolled back to" in meaning
     assert "cannot be undone" in meaning
     assert "cannot be reprocessed" in reprocessing

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_streamsem import FilesSink, Pipeline, alter, rollback
+from airflow_provider_streamsem import FilesSink, Limits, Pipeline, alter, rollback
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import HeldVersionError, InvalidError, OpenVersionError, StreamsemError
 from airflow_provider_streamsem.pipeline.abort import abort
@@ -381,3 +381,17 @@ def test_verify_of_a_log_from_before_the_expiry_advises_to_restore_the_newest_co
     found = fixture.verdict().violations
     assert {each.version for each in found} == {0, 1, 2, 3}
     assert all("restore its newest copy" in each.do and "Do not reprocess" in each.do for each in found)
+
+
+def test_rewrite_and_expiry_have_the_spec_of_the_newest_batch(fixture: PipelineFixture) -> None:
+    """The task of a compaction or a vacuum may have a pipeline without the transform of the batches, and it runs none."""
+    log = fixture.log()
+    vacuum(
+        fixture.pipeline(limits=Limits(max_files=9)),
+        keep_versions=1,
+        keep_days=0,
+        log=CommitLog(fixture.store, ManualClock(NOW_MS + 30 * DAY_MS)),
+    )
+    plans = [plan for version in (4, 5, 6) if (plan := log.plan(version)) is not None]
+    assert [plan.kind for plan, _ in plans] == ["rewrite", "batch", "expire"]
+    assert len({plan.spec for plan, _ in plans}) == 1
