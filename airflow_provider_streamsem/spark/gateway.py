@@ -17,6 +17,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.core.context import SparkContext
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 
+from airflow_provider_streamsem.spark.sequencing import ORDERED_NODES
 from airflow_provider_streamsem.spark.staging import NARROW_NODES
 
 _BUS_TIMEOUT_MS = 5_000
@@ -154,6 +155,18 @@ def _empty_bus(session: SparkSession) -> bool:
         inner._jsparkSession.sparkContext().listenerBus().waitUntilEmpty(_BUS_TIMEOUT_MS)
     except Py4JJavaError:  # a TimeoutException in the JVM
         return False
+    return True
+
+
+def keeps_order(frame: DataFrame, records: DataFrame) -> bool:
+    """Return whether the rows of a frame are certain to be in the order of the records from which it was made."""
+    inner: Any = frame
+    source: Any = records
+    node, input = inner._jdf.queryExecution().analyzed(), source._jdf.queryExecution().analyzed()
+    while not node.equals(input):
+        if node.nodeName() not in ORDERED_NODES or node.children().length() != 1:
+            return False
+        node = node.children().apply(0)
     return True
 
 

@@ -96,6 +96,24 @@ def observed(observation: Observation, session: SparkSession, names: Sequence[st
     return {name: int(inner._result[name]) for name in names if inner._result.get(name) is not None} or None
 
 
+_ORDERED_NODES = (
+    "CollectMetrics", "Drop", "Filter", "Hint", "MapPartitions", "Project", "SubqueryAlias", "ToDF", "ToSchema", "WithColumns", "WithColumnsRenamed",
+)  # fmt: skip
+"""The classes of the client's query plans that return rows in the order of their input."""
+
+
+def keeps_order(frame: DataFrame, records: DataFrame) -> bool:
+    """Return whether the rows of a frame are certain to be in the order of the records from which it was made."""
+    inner: Any = frame
+    source: Any = records
+    node = inner._plan
+    while node is not source._plan:
+        if type(node).__name__ not in _ORDERED_NODES:
+            return False
+        node = node._child
+    return True
+
+
 def reads_input_once(frame: DataFrame) -> bool:
     """Return whether the plan is certain to read its whole input exactly once, according to the ``EXPLAIN`` output of the server."""
     inner: Any = frame

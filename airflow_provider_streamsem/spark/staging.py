@@ -30,6 +30,7 @@ from airflow_provider_streamsem.protocol.codec import canonical
 from airflow_provider_streamsem.protocol.entries import Committable, Json, Quarantine
 from airflow_provider_streamsem.spark import causes, schema
 from airflow_provider_streamsem.spark.dedup import Deduplication
+from airflow_provider_streamsem.spark.sequencing import Sequencing
 from airflow_provider_streamsem.state import LOCATION, State, operator_state, with_operator_state
 from airflow_provider_streamsem.state_files import make_durable
 from airflow_provider_streamsem.stores.contract import hadoop_location
@@ -88,6 +89,10 @@ class Inspection(Protocol):
         """Return whether the plan is certain to read its whole input exactly once."""
         ...
 
+    def keeps_order(self, frame: DataFrame, records: DataFrame) -> bool:
+        """Return whether the rows of a frame are certain to be in the order of the records from which it was made."""
+        ...
+
 
 def _transform_argument(frames: Mapping[str, DataFrame]) -> Any:
     """Return the argument of the transform: the DataFrame of the only source, or the mapping of several sources."""
@@ -131,6 +136,10 @@ class Staging:
     _late_rows: list[str] = field(default_factory=list)
     _dedup: Deduplication | None = None
     _micro_batch: MicroBatch | None = None
+    _sequencing: Sequencing = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._sequencing = Sequencing(self.inspect, self.job)
 
     def run(self) -> Produced:
         """
@@ -146,7 +155,10 @@ class Staging:
             # One observation counts the records while the sinks read them. It can count one source only.
             observation = Observation()
             good = {item.name: self._good(item.loaded, self._records(item, inputs, observation)) for item in inputs}
-            outputs = {name: self._fitted(name, frame) for name, frame in self._outputs(good).items()}
+            outputs = {
+                name: self._fitted(name, self._sequencing.ordered(name, frame))
+                for name, frame in self._outputs(good).items()
+            }
             counts_once = len(inputs) == 1 and self._counts_once(outputs.values(), observation)
             passed_to_writer = {name: self._write(name, outputs[name], observation) for name in self.job.sinks}
             state = self._state_after_batch()
@@ -161,6 +173,8 @@ class Staging:
                 name: sink.collect(self.job.plan.version, self.job.attempt_id, self._accepted[name])
                 for name, sink in self.job.sinks.items()
             }
+            for name, staged in sinks.items():
+                self._sequencing.check(name, self.job.sinks[name].location, staged)
         return Produced(
             sinks=sinks,
             schemas=self._schemas,
@@ -287,7 +301,7 @@ class Staging:
         return {name: ParsedRecords(self.session.createDataFrame([], columns)) for name, columns in schemas.items()}
 
     def _parts(self, pins: Sequence[Any]) -> Mapping[str, Loaded]:
-        loaded = self.job.source.load(self.session, pins)
+        loaded = self._sequencing.load(self.session, self.job.source, pins)
         return loaded.parts if isinstance(loaded, LoadedTogether) else {"": loaded}
 
     def _aggregates(self, loaded: Loaded, marked: DataFrame) -> list[Column]:
@@ -335,7 +349,9 @@ class Staging:
         good = records if loaded.bad is None else records.where(~loaded.bad)
         good = good if self.job.where is None else good.where(F.col(_PASSES_WHERE)).drop(_PASSES_WHERE)
         good = good.drop(*loaded.drop) if loaded.drop else good
-        return good if self._dedup is None else self._dedup.passing(good)
+        if self._dedup is None:
+            return good
+        return self._sequencing.restored(self._dedup.passing(self._sequencing.numbered(good)))
 
     def _outputs(self, good: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
         """
@@ -377,11 +393,11 @@ class Staging:
 
     def _transformed(self, records: Mapping[str, DataFrame]) -> Any:
         """Call the transform with the records, and with the rows of the lookups if the pipeline has any."""
-        if not self.job.lookups:
-            return self.job.transform(_transform_argument(records))
         pins = self.job.plan.lookups
         lookups = {name: lookup.load(self.session, pins[name]) for name, lookup in self.job.lookups.items()}
-        return self.job.transform(_transform_argument(records), lookups)
+        result = self.job.transform(_transform_argument(records), *([lookups] if lookups else []))
+        self._sequencing.compare(records, result)
+        return result
 
     def _fitted(self, name: str, frame: DataFrame) -> DataFrame:
         """

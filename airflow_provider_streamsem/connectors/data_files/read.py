@@ -25,13 +25,16 @@ _STRICT = {"json": {"mode": "FAILFAST", "maxStringLen": str(2**31 - 1)}}
 """Options per format. A line that cannot be read must raise an error, not become a row of nulls. Spark's default limit for a JSON string is 20 MB."""
 
 
-def read_files(spark: SparkSession, paths: Sequence[str], *, format: str, schema: str) -> DataFrame:
+def read_files(
+    spark: SparkSession, paths: Sequence[str], *, format: str, schema: str, in_order: bool = False
+) -> DataFrame:
     """
     Return the rows of data files as a DataFrame. A column that a file does not have is null in its rows.
 
     :param paths: absolute paths or URLs. If there are none, the DataFrame has no rows
     :param format: the format of all files
     :param schema: the columns of the DataFrame, as an outcome records them
+    :param in_order: whether to sort the rows in the order of the paths
     :raises LogDamagedError: this Spark version cannot parse the schema, or the schema has a user-defined type
     """
     from pyspark.sql.types import StructType
@@ -47,12 +50,17 @@ def read_files(spark: SparkSession, paths: Sequence[str], *, format: str, schema
         raise LogDamagedError(summary, invariant="R6") from error
     if not paths:
         return spark.createDataFrame([], columns)
-    return (
+    frame = (
         spark.read.schema(columns)
         .format(format)
         .options(**TEXT_OPTIONS.get(format, {}), **_READ_OPTIONS, **_STRICT.get(format, {}))
         .load([spark_path(path) for path in paths])
     )
+    if not in_order or len(paths) == 1:
+        return frame
+    from airflow_provider_streamsem.connectors.data_files import ordered
+
+    return ordered.in_order(frame.select("*", *ordered.position()), [plain_root(path).rstrip("/") for path in paths])
 
 
 def plain_root(location: str) -> str:

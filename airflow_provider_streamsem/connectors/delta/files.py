@@ -30,7 +30,7 @@ def of_version(
     table: Any, columns: Columns, location: str, *, committed_ms: int, change: Change
 ) -> list[tuple[FilePin, int]]:
     """
-    Return the files of the table at the version at which it is opened, in the order of their paths.
+    Return the files of the table at the version at which it is opened, in the order in which they were written, then of their paths.
 
     :param table: a ``deltalake.DeltaTable``
     :param committed_ms: value of :attr:`FilePin.committed_ms`
@@ -58,7 +58,7 @@ def of_version(
         )
         pins.append((pin, add["modification_time"]))
     _refuse_outside((pin.path for pin, _ in pins), location, table.version())
-    return sorted(pins, key=lambda item: item[0].path)
+    return sorted(pins, key=lambda item: (item[1], item[0].path))
 
 
 def deleted_rows(table: Any, location: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from airflow_provider_streamsem.connectors.contract import BadRecord, ParsedRecords
+from airflow_provider_streamsem.connectors.data_files import ordered
 from airflow_provider_streamsem.connectors.data_files.read import plain_root
 from airflow_provider_streamsem.connectors.delta.columns import (
     CHANGE_COLUMNS,
@@ -39,6 +40,7 @@ class DeltaRecords:
     :param table: the columns with which the files are read
     :param reads_changes: whether the rows have the columns of the change data feed
     :param deleted: file → numbers of the rows that deletion vectors remove, as a numpy array
+    :param in_order: whether to sort the rows by the table's version, and within a version in the order of the files
     :raises DataError: the versions need Spark's Delta package, and Spark does not have it. Nothing became visible
     """
 
@@ -54,17 +56,23 @@ class DeltaRecords:
         *,
         reads_changes: bool,
         deleted: Mapping[str, Any],
+        in_order: bool,
     ) -> None:
         self._spark, self._location, self._table, self._files = spark, location, table, files
+        self._positions = ordered.POSITION if in_order and len(files) > 1 else ()
         self._deleted = deleted
         if table.reader == "delta":
             self.frame = self._feed()
+            if in_order:  # an update has a row with the former values and one with the new values
+                self.frame = self.frame.orderBy(_VERSION, F.col(_TYPE).isin("insert", "update_postimage"))
         elif not files:
             self.frame = without_rows(spark, table.schema, reads_changes=reads_changes).frame
         else:
             kinds = {file.change: None for file in files}
             frames = [self._read([file for file in files if file.change == kind]) for kind in kinds]
             self.frame = reduce(DataFrame.unionByName, frames)
+            if self._positions:
+                self.frame = rows.in_order(self.frame, location, files)
 
     def bad_records(self) -> Iterator[BadRecord]:
         """Yield nothing: every row of a Parquet file is a record."""
@@ -90,14 +98,15 @@ class DeltaRecords:
         if change == "in_file":
             columns = StructType([*columns.fields, StructField(_TYPE, StringType())])
         root = plain_root(self._location)
-        frame = self._without_deleted(rows.read(self._spark, self._location, files, columns), root)
+        read = rows.read(self._spark, self._location, files, columns, positions=bool(self._positions))
+        frame = self._without_deleted(read, root)
         frame, values = self._with_values(frame, files, root)
         selected = [_logical(field, values.get(physical_name(field))) for field in fields]
         if change:
             kind = F.col(_TYPE) if change == "in_file" else F.lit(change)
             time = F.timestamp_millis(values[_TIME].cast("long"))
             selected += [kind.alias(_TYPE), values[_VERSION].cast("long").alias(_VERSION), time.alias(_TIME)]
-        return frame.select(*selected)
+        return frame.select(*selected, *self._positions)
 
     def _without_deleted(self, frame: DataFrame, root: str) -> DataFrame:
         """Drop the rows that deletion vectors mark as deleted."""
@@ -111,7 +120,7 @@ class DeltaRecords:
         )
         numbers = numpy.concatenate([*self._deleted.values()])
         deleted = self._spark.createDataFrame(pyarrow.table({_PATH: paths, _ROW: numbers.astype("int64")}))
-        numbered = frame.withColumns({_PATH: rows.plain_path(), _ROW: F.col("_metadata.row_index")})
+        numbered = frame.withColumns({_PATH: _row_path(), _ROW: F.col("_metadata.row_index")})
         return numbered.join(F.broadcast(deleted), [_PATH, _ROW], "left_anti").drop(_ROW)
 
     def _with_values(
@@ -136,7 +145,7 @@ class DeltaRecords:
         columns = [f"__streamsem_value_{at}" for at in range(len(names))]
         schema = ", ".join(f"{name} string" for name in [_PATH, *columns])
         values_frame = self._spark.createDataFrame([(path, *row) for path, row in values_by_path.items()], schema)
-        frame = frame if _PATH in frame.columns else frame.withColumn(_PATH, rows.plain_path())
+        frame = frame if _PATH in frame.columns else frame.withColumn(_PATH, _row_path())
         joined = frame.join(F.broadcast(values_frame), _PATH)
         return joined, {name: F.col(column) for name, column in zip(names, columns, strict=True)}
 
@@ -185,6 +194,10 @@ def without_rows(spark: SparkSession, schema: str, *, reads_changes: bool) -> Pa
         types = ("string", "long", "timestamp")
         frame = frame.select("*", *[F.lit(None).cast(t).alias(n) for n, t in zip(CHANGE_COLUMNS, types, strict=True)])
     return ParsedRecords(frame)
+
+
+def _row_path() -> Column:
+    return ordered.plain_path(F.col("_metadata.file_path"))
 
 
 def _struct(fields: Sequence[Mapping[str, Any]], *, physical: bool) -> StructType:

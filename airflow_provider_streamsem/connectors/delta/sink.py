@@ -90,9 +90,11 @@ class DeltaSink(TableSink[_Handle]):
 
     :param path: location of the table: an absolute path, ``file:///path`` or ``s3://bucket/prefix``; files are staged below its ``data/``
     :param partition_by: the table's partition columns
-    :param mode: ``append`` adds rows. ``upsert`` replaces the row with the same keys (MERGE); of several rows of a batch with the same keys, the last in
-        the staged files is used. For ``upsert`` the publisher reads the batch into memory, and reprocessing is refused
+    :param mode: ``append`` adds rows. ``upsert`` replaces the row with the same keys (MERGE); of several rows of a batch with the same keys, the
+        last is used. For ``upsert`` the publisher reads the batch into memory, and reprocessing is refused
     :param keys: for ``upsert``: the columns that identify a row. Their values must not be null
+    :param sequence_by: for ``upsert``: columns that order the rows of a batch with equal keys, ascending; a null comes first. The last row is kept. Default:
+        the order of the source. A batch is refused if that order is lost and rows with equal keys differ
     :raises InvalidError: an argument is not valid
     """
 
@@ -107,6 +109,7 @@ class DeltaSink(TableSink[_Handle]):
     partition_by: Sequence[str] = ()
     mode: str = "append"
     keys: Sequence[str] = ()
+    sequence_by: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         self.validate_arguments("sink delta:")

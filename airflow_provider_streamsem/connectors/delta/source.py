@@ -217,6 +217,13 @@ class DeltaSource(SourceDefaults):
 
         :raises DataError: the versions need Spark's Delta package, and Spark does not have it. Nothing became visible
         """
+        return self._load(spark, pins, in_order=False)
+
+    def load_in_order(self, spark: SparkSession, pins: Sequence[Pin]) -> Loaded:
+        """Return the rows of :meth:`load`, sorted by the table's version, and within a version in the order of its files."""
+        return self._load(spark, pins, in_order=True)
+
+    def _load(self, spark: SparkSession, pins: Sequence[Pin], *, in_order: bool) -> Loaded:
         from airflow_provider_streamsem.connectors.delta.records import DeltaRecords, without_rows
 
         reads_changes = self.changes == "read"
@@ -235,4 +242,6 @@ class DeltaSource(SourceDefaults):
                         "a deletion vector of the Delta table was changed after it was planned; nothing became visible"
                     )
                     raise DataError(summary, table=self.path, version=pin.version, file=pin.key)
-        return DeltaRecords(spark, self.path, table, planned, reads_changes=reads_changes, deleted=deleted)
+        return DeltaRecords(
+            spark, self.path, table, planned, reads_changes=reads_changes, deleted=deleted, in_order=in_order
+        )

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StringType, StructField, StructType
 
 from airflow_provider_streamsem.connectors.contract import BadRecord, ParsedRecords
-from airflow_provider_streamsem.connectors.data_files import columnar
+from airflow_provider_streamsem.connectors.data_files import columnar, ordered
 from airflow_provider_streamsem.connectors.data_files.columnar import Footer
 from airflow_provider_streamsem.connectors.data_files.direct_commit import PLAIN_FILES
 from airflow_provider_streamsem.connectors.data_files.read import plain_root
@@ -23,6 +23,7 @@ from airflow_provider_streamsem.connectors.files.reader_options import ENCODING
 from airflow_provider_streamsem.connectors.files.text_lines import (
     PATH,
     RAW,
+    START,
     decoded,
     lines,
     lines_below_headers,
@@ -91,6 +92,7 @@ class FileRecords:
     JSON and CSV files are read as lines of text and parsed by this package, because Spark's own readers change values and drop text after a record.
 
     :param pins: the files to read; at least one
+    :param in_order: whether to sort the records in the order of the pins
     :raises DataError: the footers, columns or partition directories of the files contradict each other or the schema. Nothing became visible
     """
 
@@ -98,8 +100,11 @@ class FileRecords:
     frame: DataFrame
     drop: tuple[str, ...]
 
-    def __init__(self, spark: SparkSession, source: _Source, pins: Sequence[FilePin]) -> None:
+    def __init__(
+        self, spark: SparkSession, source: _Source, pins: Sequence[FilePin], *, in_order: bool = False
+    ) -> None:
         self._spark, self._source = spark, source
+        self._positions = ordered.POSITION if in_order and len(pins) > 1 else ()
         if len(pins) > _MANY and spark.conf.get(_OPEN_COST, None) is None:
             spark.conf.set(_OPEN_COST, _OPEN_COST_BYTES)  # the session is a clone that only this attempt uses
         self._schema = None if source.schema is None else parsing.struct(source.schema, "source files")
@@ -120,9 +125,13 @@ class FileRecords:
             else:
                 self.bad, self.drop = None, ()
                 self.frame = self._read_columnar(spark, group)
+                self.frame = self.frame.select("*", *ordered.position()) if self._positions else self.frame
             frames.append(self._ordered(self.frame, group))
         self._refuse_contradictions(frames)
         self.frame = reduce(lambda merged, frame: merged.unionByName(frame, allowMissingColumns=True), frames)
+        if self._positions:
+            root = plain_root(source.path)
+            self.frame = ordered.in_order(self.frame, [root + pin.path for pin in pins])
 
     def _refuse_contradictions(self, frames: list[DataFrame]) -> None:
         """
@@ -348,7 +357,7 @@ class FileRecords:
         if self._schema is None:
             return frame
         names = [f.name for f in (*self._data_columns(self._partitions).fields, *self._partitions.values())]
-        return frame.selectExpr(*map(quoted, (*names, *self.drop)))
+        return frame.selectExpr(*map(quoted, (*names, *self.drop, *self._positions)))
 
     @property
     def _error(self) -> str:
@@ -378,7 +387,8 @@ class FileRecords:
         text = decoded(RAW, self._source.encoding)
         partitions = [_quoted(field.name) for field in group.partitions.fields]
         is_bad = F.expr(f"NOT is_valid_utf8({text})").alias(_BAD)
-        self.frame = read_lines.select(F.expr(text).alias("value"), *partitions, is_bad, RAW, PATH)
+        values = [F.expr(text).alias("value"), *partitions, is_bad, F.col(RAW), F.col(PATH)]
+        self.frame = read_lines.select(*values, *self._line_positions())
         self._explained.append(self.frame.withColumn(_REASON, F.lit("")))
         self.bad, self.drop = F.col(_BAD), (_BAD, RAW, PATH)
 
@@ -388,11 +398,15 @@ class FileRecords:
             self._spark.conf.set("spark.sql.constraintPropagation.enabled", "false")
         partitions = [quoted(field.name) for field in group.partitions.fields]
         columns = [*parsed.columns, *partitions, _BAD, RAW, PATH]
-        self.frame = parsed.frame.selectExpr(*columns)
+        self.frame = parsed.frame.select(*map(F.expr, columns), *self._line_positions())
         self._explained.append(
             parsed.frame.selectExpr(*columns, f"CASE WHEN {_BAD} THEN {parsed.reason} END AS {_REASON}")
         )
         self.bad, self.drop = F.col(_BAD), (_BAD, RAW, PATH)
+
+    def _line_positions(self) -> list[Column]:
+        """Return the columns by which the records of lines are sorted; none if they are not sorted."""
+        return ordered.position(F.col(PATH), F.col(START)) if self._positions else []
 
     def bad_records(self) -> Iterator[BadRecord]:
         """

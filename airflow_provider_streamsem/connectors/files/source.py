@@ -371,11 +371,16 @@ class FilesSource(SourceDefaults):
 
     def load(self, spark: SparkSession, pins: Sequence[FilePin]) -> Loaded:
         """Load the pinned files on Spark."""
+        return self._load(spark, pins, in_order=False)
+
+    def load_in_order(self, spark: SparkSession, pins: Sequence[FilePin]) -> Loaded:
+        """Load the pinned files on Spark. Sort the records by the ordinals of the files, and within a file by their position."""
+        return self._load(spark, pins, in_order=True)
+
+    def _load(self, spark: SparkSession, pins: Sequence[FilePin], *, in_order: bool) -> Loaded:
         from airflow_provider_streamsem.connectors.files.records import FileRecords, no_records
 
-        if not pins:
-            return no_records(spark, self)
-        return FileRecords(spark, self, pins)
+        return FileRecords(spark, self, pins, in_order=in_order) if pins else no_records(spark, self)
 
 
 def _is_data(key: str) -> bool:

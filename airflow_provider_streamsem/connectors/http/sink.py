@@ -86,9 +86,13 @@ class HttpSink(StagedSink):
     :param max_per_s: maximum number of calls per second, 1 or more. Default: as many as the endpoint answers
     :param max_wait_s: maximum total wait for one deferred call, in seconds, 0 or more. If the endpoint requests a longer wait, the run records its progress and
         fails. A retry continues it
+    :param sequence_by: columns by which the calls of a batch are ordered, ascending; a null comes first. Default: the order of the source, if the transform
+        keeps it
     :raises InvalidError: an argument is not valid, or two arguments cannot be combined
     """
 
+    is_sequenced: ClassVar[bool] = True
+    last_of: ClassVar[tuple[str, ...]] = ()
     can_remove_rows: ClassVar[bool] = False
     keeps_staged: ClassVar[bool] = False
     staging: str
@@ -107,6 +111,7 @@ class HttpSink(StagedSink):
     timeout_s: int = 30
     max_per_s: int | None = None
     max_wait_s: int = 300
+    sequence_by: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         where = "sink http:"
@@ -133,7 +138,8 @@ class HttpSink(StagedSink):
             )
         arguments.choice(f"{where} method", self.method, ("POST", "PUT", "PATCH"))
         arguments.text(f"{where} key_header", self.key_header, pattern=_NAME, accepted=_NAME)
-        object.__setattr__(self, "record_id", arguments.text_list(f"{where} record_id", self.record_id))
+        for name in ("record_id", "sequence_by"):
+            object.__setattr__(self, name, arguments.text_list(f"{where} {name}", getattr(self, name)))
         arguments.integer(f"{where} records_per_call", self.records_per_call, least=1)
         arguments.integer(f"{where} chunk_rows", self.chunk_rows, least=1)
         arguments.integer(f"{where} timeout_s", self.timeout_s, least=1)

@@ -163,7 +163,7 @@ def appended(table: Table, snapshot: Snapshot, location: str) -> list[FilePin]:
 
 def at_snapshot(table: Table, snapshot: Snapshot, location: str) -> list[FilePin]:
     """
-    Return the files of the table at a snapshot, in the order of their keys.
+    Return the files of the table at a snapshot, in the order of the snapshots that added them, then of their keys.
 
     :param location: location of the table's files
     :raises SourceChangedError: rows are deleted by delete files; or a file is elsewhere or is not a Parquet file. Nothing was written
@@ -180,9 +180,8 @@ def at_snapshot(table: Table, snapshot: Snapshot, location: str) -> list[FilePin
         )
     data = [manifest for manifest in manifests if manifest.content == ManifestContent.DATA]
     live = [(manifest, entry) for manifest, entries in _entries(table, data) for entry in entries]
-    return sorted(
-        (_pin(table, snapshot, manifest, entry, location) for manifest, entry in live), key=lambda pin: pin.key
-    )
+    pins = [(entry.sequence_number or 0, _pin(table, snapshot, manifest, entry, location)) for manifest, entry in live]
+    return [pin for _, pin in sorted(pins, key=lambda item: (item[0], item[1].key))]
 
 
 def _manifests(table: Table, snapshot: Snapshot) -> list[ManifestFile]:

@@ -20,6 +20,7 @@ from pyspark.sql.types import StructField
 from pyspark.sql.types import StructType as SparkStruct
 
 from airflow_provider_streamsem.connectors.contract import BadRecord, ParsedRecords
+from airflow_provider_streamsem.connectors.data_files import ordered
 from airflow_provider_streamsem.connectors.iceberg.columns import spark_type
 from airflow_provider_streamsem.connectors.iceberg.pins import FilePin, TablePin
 from airflow_provider_streamsem.connectors.table_files import rows
@@ -35,14 +36,18 @@ class IcebergRecords:
 
     :param location: location of the table's files
     :param table: the columns with which the files are read
+    :param in_order: whether to sort the rows in the order of the files
     :raises DataError: a file lacks field ids or partition columns, or its footer contradicts the table's metadata. Nothing became visible
     """
 
     bad: Column | None = None
     drop: tuple[str, ...] = ()
 
-    def __init__(self, spark: SparkSession, location: str, table: TablePin, files: Sequence[FilePin]) -> None:
+    def __init__(
+        self, spark: SparkSession, location: str, table: TablePin, files: Sequence[FilePin], *, in_order: bool
+    ) -> None:
         self._spark, self._location, self._table, self._files = spark, location, table, files
+        self._positions = ordered.POSITION if in_order and len(files) > 1 else ()
         self._schema = Schema.model_validate_json(table.schema)
         self._mapping = list(parse_mapping_from_json(table.mapping)) if table.mapping else None
         groups: dict[bytes, tuple[Any, list[FilePin]]] = {}
@@ -56,6 +61,8 @@ class IcebergRecords:
             groups.setdefault(key, (footer.columns, []))[1].append(file)
         frames = [self._read(columns, group) for columns, group in groups.values()]
         self.frame = reduce(DataFrame.unionByName, frames) if frames else without_rows(spark, self._schema).frame
+        if self._positions:
+            self.frame = rows.in_order(self.frame, location, files)
 
     def bad_records(self) -> Iterator[BadRecord]:
         """Yield nothing: every row of a Parquet file is a record."""
@@ -96,7 +103,8 @@ class IcebergRecords:
             selected.append(F.col(quoted(column.name)).cast(target.dataType).alias(field.name))
         self._check_partitions(files, absent)
         read = SparkStruct.fromJson({"type": "struct", "fields": stored})
-        return rows.read(self._spark, self._location, files, read).select(*selected)
+        frame = rows.read(self._spark, self._location, files, read, positions=bool(self._positions))
+        return frame.select(*selected, *self._positions)
 
     def _check_partitions(self, files: Sequence[FilePin], absent: set[int]) -> None:
         """

@@ -86,10 +86,12 @@ class IcebergSink(TableSink[_Handle]):
     :param conn_id: an Airflow connection with more properties in its extra, including secrets. Its host is the ``uri``; login and password are the
         ``credential`` of a REST catalog
     :param partition_by: the table's partition columns, each with the identity transform
-    :param mode: ``append`` adds rows. ``upsert`` replaces the row with the same key; of several rows of a batch with the same key, the last in the staged
-        files is used. For ``upsert`` the publisher reads the batch, and each file of the table that it changes, into memory. The rows must have every
+    :param mode: ``append`` adds rows. ``upsert`` replaces the row with the same key; of several rows of a batch with the same key, the last is
+        used. For ``upsert`` the publisher reads the batch, and each file of the table that it changes, into memory. The rows must have every
         column of the table, and reprocessing is refused
     :param keys: for ``upsert``: the one column that identifies a row. Its value must not be null
+    :param sequence_by: for ``upsert``: columns that order the rows of a batch with equal keys, ascending; a null comes first. The last row is kept. Default:
+        the order of the source. A batch is refused if that order is lost and rows with equal keys differ
     :param expire_after_s: age in seconds, 1 or more, at which the publishing commit expires snapshots of this sink. Default: the sink expires none.
         Publishing takes longer with each snapshot that the table keeps
     :raises InvalidError: an argument is not valid
@@ -109,6 +111,7 @@ class IcebergSink(TableSink[_Handle]):
     expire_after_s: int | None = None
     mode: str = "append"
     keys: Sequence[str] = ()
+    sequence_by: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         where = "sink iceberg:"

@@ -250,10 +250,17 @@ class IcebergSource(SourceDefaults):
 
         :raises DataError: a file lacks field ids or partition columns that reading it requires. Nothing became visible
         """
+        return self._load(spark, pins, in_order=False)
+
+    def load_in_order(self, spark: SparkSession, pins: Sequence[Pin]) -> Loaded:
+        """Return the rows of :meth:`load`, sorted by snapshot, and within a snapshot in the order of its files."""
+        return self._load(spark, pins, in_order=True)
+
+    def _load(self, spark: SparkSession, pins: Sequence[Pin], *, in_order: bool) -> Loaded:
         from airflow_provider_streamsem.connectors.iceberg.records import IcebergRecords, without_rows
 
         if pins:
             planned, files = split(pins)
-            return IcebergRecords(spark, self.path, planned, files)
+            return IcebergRecords(spark, self.path, planned, files, in_order=in_order)
         with self.opened() as table:
             return without_rows(spark, history.schema_of(table, None))

@@ -74,6 +74,8 @@ class KafkaSink(TransactionalSink[_Handle]):
     The column ``value`` is required. The columns ``key``, ``headers array<struct<key string, value binary>>``, ``topic`` and ``partition`` are optional.
     ``key`` and ``value`` are strings or binary, ``topic`` is a string, ``partition`` is an integer.
 
+    Records are sent in the order of the source, if the transform only selects and filters rows. Else sort the rows in the transform.
+
     Consumers with ``isolation.level=read_committed`` see all records of a version exactly once, or none. The sink refuses reprocessing, because Kafka cannot
     remove the records of a version.
 
@@ -97,6 +99,9 @@ class KafkaSink(TransactionalSink[_Handle]):
         "one Kafka transaction contains the records of a version and its marker; a publisher fences all older publishers before it reads the marker",
         "consumers with isolation.level=read_committed see each record exactly once; other consumers also see records of aborted transactions",
     )
+    is_sequenced: ClassVar[bool] = True
+    last_of: ClassVar[tuple[str, ...]] = ()
+    sequence_by: ClassVar[tuple[str, ...]] = ()
     can_remove_rows: ClassVar[bool] = False
     keeps_staged: ClassVar[bool] = False
     staging: str

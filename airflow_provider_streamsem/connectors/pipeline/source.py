@@ -212,6 +212,13 @@ class PipelineSource:
 
         :raises DataError: there are no pins, and the upstream has recorded no columns yet
         """
+        return self._load(spark, pins, in_order=False)
+
+    def load_in_order(self, spark: SparkSession, pins: Sequence[UpstreamPin]) -> UpstreamRecords:
+        """Return the rows of :meth:`load`, sorted by upstream version, and within a version in the order of its files."""
+        return self._load(spark, pins, in_order=True)
+
+    def _load(self, spark: SparkSession, pins: Sequence[UpstreamPin], *, in_order: bool) -> UpstreamRecords:
         from airflow_provider_streamsem.connectors.data_files.read import read_files
 
         opened = self._of_pin(pins[0]) if pins else self._opened()[0]
@@ -225,7 +232,7 @@ class PipelineSource:
                 raise DataError(summary, sink=opened.sink).advising("run the upstream, then run again.")
             files = pins[0].files if pins else []
             paths = [opened.path(file) for file in files]
-            frame = read_files(spark, paths, format=opened.dataset.format, schema=schema)
+            frame = read_files(spark, paths, format=opened.dataset.format, schema=schema, in_order=in_order)
         return UpstreamRecords(frame, rows=sum(file.rows for file in files), log=self.log)
 
     def is_outdated(self, ranges: Ranges, gaps: Gaps, pins: Sequence[UpstreamPin]) -> bool:

@@ -8,6 +8,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from airflow_provider_streamsem.connectors.contract import BadRecord
+from airflow_provider_streamsem.connectors.data_files import ordered
 from airflow_provider_streamsem.connectors.files.text_lines import PATH, RAW, plain_path
 from airflow_provider_streamsem.connectors.parsing import json_text as parsing
 from airflow_provider_streamsem.connectors.parsing.bad_rows import bad_rows
@@ -26,6 +27,7 @@ class QueueRecords:
     :param located: URLs of the landed files, in Spark's form
     :param schema: columns of a JSON body, as Spark DDL; ``None``: the body is text
     :param options: options of Spark's JSON parser
+    :param ordered_paths: the paths of the files, below ``plain_root``, in whose order the messages are sorted; empty: they are not sorted
     """
 
     bad: Column | None
@@ -33,7 +35,13 @@ class QueueRecords:
     drop: tuple[str, ...]
 
     def __init__(
-        self, spark: SparkSession, located: Sequence[str], *, schema: str | None, options: Mapping[str, str]
+        self,
+        spark: SparkSession,
+        located: Sequence[str],
+        *,
+        schema: str | None,
+        options: Mapping[str, str],
+        ordered_paths: Sequence[str],
     ) -> None:
         self._error = (
             "not a message with an id and "
@@ -41,7 +49,8 @@ class QueueRecords:
         )  # fmt: skip
         if located:
             lines = spark.read.options(ignoreCorruptFiles="false", ignoreMissingFiles="false").text(list(located))
-            lines = lines.select(F.col("value").alias(RAW), F.col("_metadata.file_path").alias(PATH))
+            own_columns = [F.col("value").alias(RAW), F.col("_metadata.file_path").alias(PATH)]
+            lines = lines.select(*own_columns, *(ordered.position() if ordered_paths else []))
         else:
             lines = spark.createDataFrame([], f"{RAW} string, {PATH} string")
         landed = lines.withColumn(_MESSAGE, F.from_json(RAW, _LANDED))
@@ -63,7 +72,9 @@ class QueueRecords:
             message["headers"].alias("queue_headers"),
         ]
         is_bad = F.coalesce(bad, F.lit(True)).alias(_BAD)
-        self.frame = landed.select(*fields, *own, is_bad, RAW, PATH, _MESSAGE)
+        positions = ordered.POSITION if ordered_paths else ()
+        self.frame = landed.select(*fields, *own, is_bad, RAW, PATH, _MESSAGE, *positions)
+        self.frame = ordered.in_order(self.frame, ordered_paths) if ordered_paths else self.frame
         self._explained = landed.select(is_bad, RAW, PATH, _MESSAGE, F.when(is_bad, F.expr(reason)).alias(_REASON))
         self.bad, self.drop = F.col(_BAD), (_BAD, RAW, PATH, _MESSAGE)
 

@@ -17,6 +17,7 @@ from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.amqp.client import AmqpQueue
 from airflow_provider_streamsem.connectors.contract import SourceEnd, SourceSlice
 from airflow_provider_streamsem.connectors.data_files.pins import FilePin
+from airflow_provider_streamsem.connectors.data_files.read import plain_root
 from airflow_provider_streamsem.connectors.defaults import SourceDefaults
 from airflow_provider_streamsem.connectors.files.source import PARTITION, FilesPlanner, FilesSource
 from airflow_provider_streamsem.connectors.landing.messages import LandingDirectory, Window
@@ -175,10 +176,18 @@ class QueueSource(SourceDefaults):
 
     def load(self, spark: SparkSession, pins: Sequence[FilePin]) -> QueueRecords:
         """Return the messages of the pinned landings as a DataFrame. This call reads no message."""
+        return self._load(spark, pins, in_order=False)
+
+    def load_in_order(self, spark: SparkSession, pins: Sequence[FilePin]) -> QueueRecords:
+        """Return the messages of :meth:`load` in the order in which the queue delivered them."""
+        return self._load(spark, pins, in_order=True)
+
+    def _load(self, spark: SparkSession, pins: Sequence[FilePin], *, in_order: bool) -> QueueRecords:
         from airflow_provider_streamsem.connectors.queue.records import QueueRecords
 
         located = [spark_path(self.landing, pin.path) for pin in pins]
-        return QueueRecords(spark, located, schema=self.schema, options=self.options)
+        paths = [plain_root(self.landing) + pin.path for pin in pins] if in_order and len(pins) > 1 else []
+        return QueueRecords(spark, located, schema=self.schema, options=self.options, ordered_paths=paths)
 
 
 class QueuePlanner:

@@ -141,6 +141,10 @@ class ReplaySource(SourceDefaults):
         """Load the pinned files on Spark."""
         return self.files().load(spark, pins)
 
+    def load_in_order(self, spark: SparkSession, pins: Sequence[FilePin]) -> Loaded:
+        """Load the pinned files on Spark, sorted as :meth:`FilesSource.load_in_order` does."""
+        return self.files().load_in_order(spark, pins)
+
 
 class ReplayPlanner(FilesPlanner):
     """A :class:`ReplaySource` that is bound to a log, for one process. Batches are cut as those of the files source."""

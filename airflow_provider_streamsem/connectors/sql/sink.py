@@ -59,10 +59,12 @@ class JdbcSink(TransactionalSink[_Handle]):
     :param conn_id: Airflow connection of type ``postgres``, ``mysql``, ``sqlite``, or ``generic`` with the extra ``sqlalchemy_scheme``
     :param table: ``table`` or ``schema.table``; without a schema, the default schema of the connection. Names are quoted, so they are case-sensitive
     :param staging: location in which rows are staged as Parquet until they are published: an absolute path, ``file:///path`` or ``s3://bucket/prefix``
-    :param mode: ``append`` adds rows. ``upsert`` replaces the row with the same keys; of several rows of a batch with the same keys, the last in the
-        staged files is used. ``replace_version`` adds rows with their version, so that reprocessing can replace them. The other modes refuse
+    :param mode: ``append`` adds rows. ``upsert`` replaces the row with the same keys; of several rows of a batch with the same keys, the last is
+        used. ``replace_version`` adds rows with their version, so that reprocessing can replace them. The other modes refuse
         reprocessing
     :param keys: for ``upsert``: exactly the columns of the primary key, or of one unique constraint or index
+    :param sequence_by: for ``upsert``: columns that order the rows of a batch with equal keys, ascending; a null comes first. The last row is kept. Default:
+        the order of the source. A batch is refused if that order is lost and rows with equal keys differ
     :param version_column: for ``replace_version``: a ``bigint`` column for the version, which only this pipeline writes. Without an index on it,
         reprocessing scans the table
     :param markers: the marker table, in the same database: ``table`` or ``schema.table``. The first run of a new log creates it if it is missing, and so
@@ -79,6 +81,7 @@ class JdbcSink(TransactionalSink[_Handle]):
     staging: str
     mode: str = "append"
     keys: Sequence[str] = ()
+    sequence_by: Sequence[str] = ()
     version_column: str = "_streamsem_version"
     markers: str = "streamsem_markers"
 
@@ -90,11 +93,13 @@ class JdbcSink(TransactionalSink[_Handle]):
         open_dataset(arguments.text(f"{where} staging", self.staging))
         arguments.choice(f"{where} mode", self.mode, _MODES)
         arguments.text(f"{where} version_column", self.version_column)
-        object.__setattr__(self, "keys", arguments.text_list(f"{where} keys", self.keys))
+        for name in ("keys", "sequence_by"):
+            object.__setattr__(self, name, arguments.text_list(f"{where} {name}", getattr(self, name)))
         if bool(self.keys) != (self.mode == "upsert"):
             raise InvalidError(
                 "mode upsert requires keys, and other modes do not accept them", mode=self.mode, keys=list(self.keys)
             )
+        keyed_rows.check_sequence(where, self.sequence_by, merges=self.mode == "upsert")
         if self.table == self.markers:
             raise InvalidError("table and markers must be different tables", given=self.table)
 
@@ -120,7 +125,17 @@ class JdbcSink(TransactionalSink[_Handle]):
             "one database transaction writes the rows of a version and its marker, and the marker prevents a second transaction of the version",
             "rows passed to the writer = rows in the staged files = rows in the manifest, or the attempt is discarded",
         )
-        return (*reasons, keyed_rows.LAST_STAYS) if self.mode == "upsert" else reasons
+        return (*reasons, keyed_rows.last_stays(self.sequence_by)) if self.mode == "upsert" else reasons
+
+    @property
+    def is_sequenced(self) -> bool:
+        """Whether the order of the rows of a batch matters: in mode ``upsert``."""
+        return self.mode == "upsert"
+
+    @property
+    def last_of(self) -> Sequence[str]:
+        """The columns of which the table keeps the last row: the keys."""
+        return self.keys
 
     def immutable_config(self) -> Json:
         """Return the connection id, the two tables, the staging location, the mode and the version column."""

@@ -8,14 +8,33 @@ from urllib.parse import quote
 
 from airflow_provider_streamsem.connectors.contract import SinkCommit
 from airflow_provider_streamsem.connectors.staged_parquet.sink import parquet_files, record_batches
-from airflow_provider_streamsem.errors import DataError, PublishError
+from airflow_provider_streamsem.errors import DataError, InvalidError, PublishError
 from airflow_provider_streamsem.protocol.entries import Committable
 
-LAST_STAYS = "of rows with equal keys, the table keeps the last: that of the latest version, and within a version the last in the staged files"
 _LONGEST_NAME = 255  # limit in bytes of a directory name in most file systems
 _KEY_TYPES = frozenset(
     ["string", "long", "integer", "short", "byte", "boolean", "binary", "date", "timestamp", "timestamp_ntz"]
 )
+
+
+def last_stays(sequence_by: Sequence[str]) -> str:
+    """Return the sentence that says which of several rows with equal keys a sink in mode ``upsert`` keeps."""
+    if sequence_by:
+        columns = ", ".join(sequence_by)
+        return (
+            f"of rows with equal keys, the table keeps that of the latest version, and within a version the last by {columns}. A batch in which such rows are "
+            "equal in these columns and differ in others is refused, unless the order of the source decides"
+        )
+    return (
+        "of rows with equal keys, the table keeps that of the latest version, and within a version the last in the order of the source. A batch with rows of "
+        "equal keys and different values is refused if the transform shuffles them: set sequence_by"
+    )
+
+
+def check_sequence(where: str, sequence_by: Sequence[str], *, merges: bool) -> None:
+    """Raise ``InvalidError`` if ``sequence_by`` is given for a sink that merges no rows."""
+    if sequence_by and not merges:
+        raise InvalidError(f"{where} sequence_by needs mode upsert, which keeps the last row of each key")
 
 
 def check_keys(fields: Sequence[Any], keys: Sequence[str]) -> None:
@@ -85,6 +104,51 @@ def check_values(
     if any(null_like.values()):
         summary = "a string in a partition column would become null in the table; nothing became visible"
         raise DataError(summary, columns={name: texts for name, texts in null_like.items() if texts})
+
+
+def refuse_ambiguous(location: str, staged: Committable, keys: Sequence[str], sequence_by: Sequence[str]) -> None:
+    """
+    Refuse staged rows with equal keys and different values, if nothing says which of them is the last.
+
+    :param location: location of the staged files
+    :param sequence_by: columns that order the rows; rows that differ in them are accepted
+    :raises DataError: there are such rows. Nothing became visible
+    """
+    import pyarrow
+
+    names = [*keys, *sequence_by]
+    columns = _staged_columns(location, staged, names)
+    if columns is None:
+        return
+    numbered = columns.append_column("__streamsem_at", pyarrow.array(range(columns.num_rows)))
+    groups = numbered.group_by(names).aggregate([("__streamsem_at", "list")])["__streamsem_at_list"]
+    repeated = {at: group for group, rows in enumerate(groups.to_pylist()) if len(rows) > 1 for at in rows}
+    if not repeated:
+        return
+    values: dict[int, set[str]] = {}
+    first = 0
+    for parquet in parquet_files(location, staged):
+        rows = parquet.read()
+        wanted = [at - first for at in repeated if first <= at < first + rows.num_rows]
+        for at, row in zip(wanted, rows.take(pyarrow.array(wanted, pyarrow.int64())).to_pylist(), strict=True):
+            values.setdefault(repeated[first + at], set()).add(repr(row))
+        first += rows.num_rows
+    ambiguous = sum(len(rows) > 1 for rows in values.values())
+    if ambiguous:
+        summary = (
+            "rows of the batch have equal keys and sequence_by columns, and different values, and the order of the source does not decide which is the last"
+            if sequence_by
+            else "rows of the batch have equal keys and different values, and the transform does not keep the order of the source, so none of them is the last"
+        )
+        raise DataError(
+            f"{summary}; nothing became visible",
+            keys=list(keys),
+            sequence_by=list(sequence_by),
+            repeated_keys=ambiguous,
+        ).advising(
+            "set sequence_by of the sink to columns that order the rows with equal keys, such as a time or an offset, or return one row per key; "
+            "then run again."
+        )
 
 
 def check_times(parquet: Any, columns: Collection[str] | None = None) -> None:

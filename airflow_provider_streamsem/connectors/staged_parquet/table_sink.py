@@ -32,6 +32,7 @@ class TableSink(TransactionalSink[H]):
     :param partition_by: the table's partition columns
     :param mode: ``append`` or ``upsert``
     :param keys: for ``upsert``: the columns that identify a row
+    :param sequence_by: for ``upsert``: the columns by which the rows of a batch with equal keys are ordered
     """
 
     __slots__ = ()
@@ -46,6 +47,7 @@ class TableSink(TransactionalSink[H]):
     partition_by: Sequence[str]
     mode: str
     keys: Sequence[str]
+    sequence_by: Sequence[str]
 
     def validate_arguments(self, where: str) -> None:
         """
@@ -55,13 +57,25 @@ class TableSink(TransactionalSink[H]):
         :raises InvalidError: a field is not valid; the error names the field and the accepted values
         """
         open_dataset(arguments.text(f"{where} path", self.path))
-        for name in ("partition_by", "keys"):
+        for name in ("partition_by", "keys", "sequence_by"):
             object.__setattr__(self, name, arguments.text_list(f"{where} {name}", getattr(self, name)))
         arguments.choice(f"{where} mode", self.mode, _MODES)
         if bool(self.keys) != self.merges:
             raise InvalidError(
                 "mode upsert requires keys, and other modes do not accept them", mode=self.mode, keys=list(self.keys)
             )
+
+        keyed_rows.check_sequence(where, self.sequence_by, merges=self.merges)
+
+    @property
+    def is_sequenced(self) -> bool:
+        """Whether the order of the rows of a batch matters: for a merge."""
+        return self.merges
+
+    @property
+    def last_of(self) -> Sequence[str]:
+        """The columns of which the table keeps the last row: the keys."""
+        return self.keys
 
     @property
     def table_name(self) -> str:
@@ -104,7 +118,7 @@ class TableSink(TransactionalSink[H]):
             self.once.format(holds="the rows merged by key" if self.merges else "its files"),
             "rows passed to the writer = rows in the files = rows in the manifest, or the attempt is discarded",
         )
-        return (*reasons, keyed_rows.LAST_STAYS) if self.merges else reasons
+        return (*reasons, keyed_rows.last_stays(self.sequence_by)) if self.merges else reasons
 
     @property
     def location(self) -> str:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from airflow_provider_streamsem.connectors.data_files import columnar
+from airflow_provider_streamsem.connectors.data_files import columnar, ordered
 from airflow_provider_streamsem.connectors.data_files import pins as file_pins
 from airflow_provider_streamsem.connectors.data_files.columnar import Footer
 from airflow_provider_streamsem.connectors.data_files.direct_commit import PLAIN_FILES
@@ -25,24 +24,28 @@ _OPTIONS = {
 }
 
 
-def read(spark: SparkSession, location: str, files: Sequence[PlannedFile], columns: StructType) -> DataFrame:
+def read(
+    spark: SparkSession, location: str, files: Sequence[PlannedFile], columns: StructType, *, positions: bool
+) -> DataFrame:
     """
     Return the rows of files as a DataFrame. A column that a file lacks is null there.
 
     :param location: root of the files
+    :param positions: whether to add the columns by which :func:`ordered.in_order` sorts
     """
     root = plain_root(location)
     located = [root + file.key for file in files]
     has_colon = root.startswith("/") and any(":" in path for path in located)
     # Hadoop cannot name the checksum file of a local file whose name has a colon. S3A needs the file system with checksums, so only such paths get this one.
     options = {**_OPTIONS, **(PLAIN_FILES if has_colon else {})}
-    return spark.read.options(**options).schema(columns).format("parquet").load(located)
+    frame = spark.read.options(**options).schema(columns).format("parquet").load(located)
+    return frame.select("*", *ordered.position()) if positions else frame
 
 
-def plain_path() -> Column:
-    """Return the path of a row's file without escapes, below ``plain_root``. ``url_decode`` alone would turn a plus into a space."""
-    decoded = F.url_decode(F.replace(F.col("_metadata.file_path"), F.lit("+"), F.lit("%2B")))
-    return F.regexp_replace(decoded, "^file:(//)?", "")
+def in_order(frame: DataFrame, location: str, files: Sequence[PlannedFile]) -> DataFrame:
+    """Sort rows that were read with ``positions`` in the order of the files, and drop the columns by which they are sorted."""
+    root = plain_root(location)
+    return ordered.in_order(frame, [root + file.key for file in files])
 
 
 def footers(location: str, files: Sequence[PlannedFile]) -> dict[str, Footer]:

@@ -1,0 +1,51 @@
+"""
+Sorts the rows of data files in the order of the files. Imports pyspark, so only engines import this module.
+
+Spark assigns files to tasks by descending size, so it returns the rows of a larger file before those of a smaller one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+FILE, BLOCK, ROW = "__streamsem_file", "__streamsem_block", "__streamsem_row"
+POSITION = (FILE, BLOCK, ROW)
+_PATH, _NUMBER = "__streamsem_ordered_path", "__streamsem_number"
+_UNKNOWN_FILE = "streamsem: a row is of a file that was not planned"
+
+
+def position(path: Column | None = None, block: Column | None = None) -> list[Column]:
+    """
+    Return the columns :data:`POSITION` of a DataFrame: the file of a row, where its block begins in the file, and a number that increases within the block.
+
+    The DataFrame must read files, with only projections and filters above. A task reads the rows of a block in their order, so the third column numbers them.
+
+    :param path: the path as Spark returns it; default: that of the hidden column ``_metadata``
+    :param block: the start of the block in bytes; default: that of the hidden column ``_metadata``
+    """
+    path = F.col("_metadata.file_path") if path is None else path
+    block = F.col("_metadata.file_block_start") if block is None else block
+    return [plain_path(path).alias(FILE), block.alias(BLOCK), F.monotonically_increasing_id().alias(ROW)]
+
+
+def plain_path(path: Column) -> Column:
+    """Return a path of ``_metadata`` without escapes, below ``plain_root``. ``url_decode`` alone would turn a plus into a space."""
+    decoded = F.url_decode(F.replace(path, F.lit("+"), F.lit("%2B")))
+    return F.regexp_replace(decoded, "^file:(//)?", "")
+
+
+def in_order(frame: DataFrame, paths: Iterable[str]) -> DataFrame:
+    """
+    Sort the rows by file, and within a file by position. Drops the columns :data:`POSITION`.
+
+    A transform that only projects and filters keeps this order, and so do the staged files.
+
+    :param paths: the paths of all files in their order, below ``plain_root``
+    """
+    numbers = frame.sparkSession.createDataFrame([*enumerate(paths)], f"{_NUMBER} long, {_PATH} string")
+    numbered = frame.join(F.broadcast(numbers), F.col(FILE) == F.col(_PATH), "left")
+    number = F.coalesce(F.col(_NUMBER), F.raise_error(F.lit(_UNKNOWN_FILE)).cast("long"))
+    return numbered.orderBy(number, BLOCK, ROW).drop(_PATH, _NUMBER, *POSITION)

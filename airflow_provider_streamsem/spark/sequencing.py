@@ -1,0 +1,117 @@
+"""
+Orders the rows of a batch for the sinks in which the order matters, and proves that the order is that of the source.
+
+This module imports pyspark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import AtomicType, VariantType
+
+from airflow_provider_streamsem.connectors.contract import Loaded, LoadedTogether, LoadsInOrder, Sequenced, Source
+from airflow_provider_streamsem.connectors.staged_parquet import keyed_rows
+from airflow_provider_streamsem.engine import Job
+from airflow_provider_streamsem.errors import DataError
+from airflow_provider_streamsem.identifiers import quoted
+from airflow_provider_streamsem.protocol.entries import Committable
+
+_AT = "__streamsem_at"
+ORDERED_NODES = {"Project", "Filter", "CollectMetrics", "Generate", "SubqueryAlias", "View", "MapInPandas", "MapInArrow", "ResolvedHint"}  # fmt: skip
+"""The nodes of Spark's query plans that return rows in the order of their input."""
+
+
+class _Inspection(Protocol):
+    def keeps_order(self, frame: DataFrame, records: DataFrame) -> bool: ...
+
+
+@dataclass(slots=True)
+class Sequencing:
+    """
+    The order of the rows of one attempt. It is *defined* for a sink if the staged rows are certain to be in the order of the source.
+
+    :param inspect: reads query plans
+    :param job: the attempt
+    """
+
+    inspect: _Inspection
+    job: Job
+    _is_defined: dict[str, bool] = field(default_factory=dict)
+
+    @property
+    def _sinks(self) -> dict[str, Sequenced]:
+        return {
+            name: sink for name, sink in self.job.sinks.items() if isinstance(sink, Sequenced) and sink.is_sequenced
+        }
+
+    @property
+    def needs_source_order(self) -> bool:
+        """Whether a sink depends on the order of the rows. It also decides between rows that are equal in ``sequence_by``."""
+        return self.job.state_settings is None and bool(self._sinks)
+
+    def load(self, session: SparkSession, source: Source, pins: Sequence[Any]) -> Loaded | LoadedTogether:
+        """Load the records of a plan, in the order of the source if a sink needs it."""
+        if self.needs_source_order and isinstance(source, LoadsInOrder):
+            return source.load_in_order(session, pins)
+        return source.load(session, pins)
+
+    def numbered(self, records: DataFrame) -> DataFrame:
+        """Add the position of each record, before a step that shuffles the records."""
+        return records.withColumn(_AT, F.monotonically_increasing_id()) if self.needs_source_order else records
+
+    def restored(self, records: DataFrame) -> DataFrame:
+        """Restore the order of records that :meth:`numbered` has numbered, and remove the position."""
+        return records.orderBy(_AT).drop(_AT) if self.needs_source_order else records
+
+    def compare(self, records: Mapping[str, DataFrame], result: Any) -> None:
+        """
+        Record for which sinks the transform keeps the order of its input.
+
+        :param records: the argument of the transform
+        :param result: what the transform returned
+        """
+        for name in self._sinks:
+            frame = result.get(name) if isinstance(result, Mapping) else result
+            self._is_defined[name] = (
+                self.needs_source_order
+                and isinstance(frame, DataFrame)
+                and len(records) == 1
+                and self.inspect.keeps_order(frame, next(iter(records.values())))
+            )
+
+    def ordered(self, name: str, frame: DataFrame) -> DataFrame:
+        """
+        Sort the rows of a sink by its ``sequence_by``. Rows with equal values stay in the order of the source.
+
+        :raises DataError: a column of ``sequence_by`` is missing, or its values have no order. Nothing became visible
+        """
+        by = self._sinks[name].sequence_by if name in self._sinks else ()
+        if not by:
+            return frame
+        types = {column.name: column.dataType for column in frame.schema.fields}
+        missing = [column for column in by if column not in types]
+        if missing:
+            summary = "the rows lack columns of sequence_by; nothing became visible"
+            raise DataError(summary, sink=name, missing=missing, columns=list(types))
+        unsorted = [c for c in by if not isinstance(types[c], AtomicType) or isinstance(types[c], VariantType)]
+        if unsorted:
+            summary = "columns of sequence_by must be numbers, strings, dates, times, booleans or binary; nothing became visible"
+            raise DataError(summary, sink=name, columns=unsorted)
+        numbered = frame.withColumn(_AT, F.monotonically_increasing_id())
+        return numbered.orderBy(*[F.col(quoted(column)) for column in by], _AT).drop(_AT)
+
+    def check(self, name: str, location: str, staged: Committable) -> None:
+        """
+        Refuse staged rows of which the sink would keep an arbitrary one.
+
+        :raises DataError: the order of the rows is not defined, and rows with equal keys differ. Nothing became visible
+        """
+        if name in self._sinks and not self._is_defined.get(name, False):
+            sink = self._sinks[name]
+            if sink.last_of:
+                keyed_rows.refuse_ambiguous(location, staged, sink.last_of, sink.sequence_by)

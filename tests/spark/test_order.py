@@ -1,0 +1,326 @@
+"""Sinks that keep the last row of each key keep that of the newest record, whatever the sizes of the files and the steps of the transform."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.orc
+import pyarrow.parquet
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from airflow_provider_streamsem import (
+    Dedup,
+    DeltaSink,
+    DeltaSource,
+    FilesSink,
+    FilesSource,
+    HttpSink,
+    IcebergSink,
+    IcebergSource,
+    JdbcSink,
+    KafkaSink,
+    Limits,
+    Pipeline,
+    PipelineSource,
+    run_batch,
+)
+from airflow_provider_streamsem.connectors.contract import Sequenced
+from airflow_provider_streamsem.errors import DataError, InvalidError
+from tests.connectors.iceberg.lake import Lake
+
+pytestmark = pytest.mark.spark
+
+SIZES = [40, 300, 3, 120, 2, 700, 90, 1]
+"""Rows of the items of a source, in the order of the source. Spark reads the largest first."""
+KEYS = 7
+
+
+def items() -> list[list[dict[str, int]]]:
+    """Return the rows of each item. ``v`` increases in the order of the source, and each item has some of the keys."""
+    numbers = iter(range(sum(SIZES)))
+    return [[{"k": (v := next(numbers)) % KEYS, "v": v, "other": -v} for _ in range(size)] for size in SIZES]
+
+
+def newest(rows: Sequence[dict[str, int]]) -> dict[int, int]:
+    return {row["k"]: row["v"] for row in rows}
+
+
+EXPECTED = newest([row for item in items() for row in item])
+
+
+def put_files(root: Path, format: str, *, directories: bool = False) -> FilesSource:
+    for at, item in enumerate(items()):
+        path = root / (f"d={at % 3}" if directories else "") / f"{99 - at:02} +%20ü.{format}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        table = pyarrow.Table.from_pylist(item)
+        if format == "parquet":
+            pyarrow.parquet.write_table(table, path, row_group_size=50)
+        elif format == "orc":
+            pyarrow.orc.write_table(table, path)
+        elif format == "csv":
+            path.write_text("".join(f"{row['k']},{row['v']},{row['other']}\n" for row in item))
+        else:
+            path.write_text("".join(json.dumps(row) + "\n" for row in item))
+        os.utime(path, (1_000_000 + at, 1_000_000 + at))
+    schema = "k long, v long, other long" if format in ("json", "csv") else None
+    return FilesSource(path=str(root), format=format, schema=schema)
+
+
+def json_files(root: Path) -> FilesSource:
+    return put_files(root / "in", "json")
+
+
+def csv_files(root: Path) -> FilesSource:
+    return put_files(root / "in", "csv")
+
+
+def text_files(root: Path) -> FilesSource:
+    return put_files(root / "in", "text")
+
+
+def parquet_files(root: Path) -> FilesSource:
+    return put_files(root / "in", "parquet")
+
+
+def orc_files(root: Path) -> FilesSource:
+    return put_files(root / "in", "orc")
+
+
+def json_files_in_directories(root: Path) -> FilesSource:
+    return put_files(root / "in", "json", directories=True)
+
+
+def parquet_files_in_directories(root: Path) -> FilesSource:
+    return put_files(root / "in", "parquet", directories=True)
+
+
+def one_large_file(root: Path) -> FilesSource:
+    (root / "in").mkdir()
+    (root / "in" / "all.json").write_text("".join(json.dumps(row) + "\n" for item in items() for row in item))
+    return FilesSource(path=str(root / "in"), format="json", schema="k long, v long, other long")
+
+
+def pipeline_versions(root: Path, format: str = "parquet") -> PipelineSource:
+    source = put_files(root / "in", "json")
+    upstream = Pipeline(
+        name="upstream", log=str(root / "upstream"), source=source, sinks={"out": FilesSink(str(root / "rows"), format=format)}, limits=Limits(max_files=1)
+    )  # fmt: skip
+    run_batch(upstream, run_key="all", drain=True)
+    return PipelineSource(log=str(root / "upstream"))
+
+
+def pipeline_versions_in_csv(root: Path) -> PipelineSource:
+    return pipeline_versions(root, "csv")
+
+
+def delta_versions(root: Path) -> DeltaSource:
+    table = str(root / "source")
+    write_deltalake(table, pyarrow.table({"k": [0], "v": [-1], "other": [0]}))
+    source = DeltaSource(path=table)
+    for item in items():
+        write_deltalake(table, pyarrow.Table.from_pylist(item), mode="append")
+    return source
+
+
+def partitioned_delta_versions(root: Path) -> DeltaSource:
+    table = str(root / "source")
+    for at, item in enumerate(items()):
+        rows = [{**row, "p": at % 2} for row in item]
+        write_deltalake(table, pyarrow.Table.from_pylist(rows), mode="append", partition_by=["p"])
+    return DeltaSource(path=table)
+
+
+def iceberg_snapshots(root: Path) -> IcebergSource:
+    lake = Lake(root)
+    catalog = lake.catalog()
+    catalog.create_namespace_if_not_exists("source")
+    location = str(root / "source")
+    table = catalog.create_table("source.rows", pyarrow.Table.from_pylist(items()[0]).schema, location=location)
+    for item in items():
+        table.append(pyarrow.Table.from_pylist(item))
+    return IcebergSource(path=table.location(), table="source.rows", properties=lake.properties)
+
+
+SOURCES = [
+    json_files, csv_files, text_files, parquet_files, orc_files, json_files_in_directories, parquet_files_in_directories, one_large_file, pipeline_versions,
+    pipeline_versions_in_csv, delta_versions, partitioned_delta_versions, iceberg_snapshots,
+]  # fmt: skip
+
+
+def narrow(frame: DataFrame) -> DataFrame:
+    """Select and filter rows, also through Python."""
+    if frame.columns[0] == "value":  # lines of text
+        frame = frame.select(F.from_json("value", "k long, v long").alias("row")).select("row.*")
+    selected = frame.select("k", "v").where("v >= 0").withColumn("w", F.expr("v + 1"))
+    return selected.mapInPandas(lambda frames: frames, selected.schema)
+
+
+@pytest.fixture(autouse=True)
+def many_small_tasks(spark: SparkSession) -> Any:
+    """Let Spark divide even the small files of these tests, and distribute them over several tasks."""
+    settings = {"spark.sql.files.maxPartitionBytes": "4096", "spark.sql.files.openCostInBytes": "512"}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    yield
+    for name in settings:
+        spark.conf.unset(name)
+
+
+def pipeline(root: Path, source: Any, transform: Callable[[DataFrame], DataFrame] = narrow, **sink: Any) -> Pipeline:
+    table = DeltaSink(str(root / "table"), mode="upsert", keys=["k"], **sink)
+    return Pipeline(name="order", log=str(root / "log"), source=source, sinks={"table": table}, transform=transform)
+
+
+def rows_of(root: Path) -> dict[int, int]:
+    table = DeltaTable(str(root / "table")).to_pyarrow_table().to_pylist()
+    assert len(table) == KEYS
+    return newest(table)
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.__name__)
+def test_table_keeps_the_newest_row_of_each_key_though_spark_reads_the_largest_file_first(
+    tmp_path: Path, source: Callable[[Path], Any]
+) -> None:
+    run_batch(pipeline(tmp_path, source(tmp_path)), run_key="all")
+    assert rows_of(tmp_path) == EXPECTED
+
+
+def joined(frame: DataFrame) -> DataFrame:
+    """Shuffle the rows, in which their order is lost."""
+    names = frame.sparkSession.range(KEYS).withColumnRenamed("id", "k").hint("shuffle_hash")
+    return frame.join(names, "k")
+
+
+def spread(frame: DataFrame) -> DataFrame:
+    return frame.repartition(5)
+
+
+@pytest.mark.parametrize("transform", [joined, spread])
+def test_rows_with_equal_keys_are_refused_if_the_transform_loses_their_order(
+    tmp_path: Path, transform: Callable[[DataFrame], DataFrame]
+) -> None:
+    with pytest.raises(DataError, match="does not keep the order of the source") as refused:
+        run_batch(pipeline(tmp_path, json_files(tmp_path), transform), run_key="all")
+    assert refused.value.fields["repeated_keys"] == KEYS
+    # `sequence_by` defines the order. The same version is then committed.
+    run_batch(pipeline(tmp_path, json_files(tmp_path), transform, sequence_by=["v"]), run_key="all")
+    assert rows_of(tmp_path) == EXPECTED
+
+
+def test_one_row_for_each_key_is_accepted_from_a_transform_that_shuffles(tmp_path: Path) -> None:
+    def newest_of_each(frame: DataFrame) -> DataFrame:
+        return frame.groupBy("k").agg(F.max("v").alias("v"))
+
+    run_batch(pipeline(tmp_path, json_files(tmp_path), newest_of_each), run_key="all")
+    assert rows_of(tmp_path) == EXPECTED
+
+
+def test_equal_rows_are_accepted_from_a_transform_that_shuffles(tmp_path: Path) -> None:
+    def equal_twice(frame: DataFrame) -> DataFrame:
+        newest_of_each = frame.groupBy("k").agg(F.max("v").alias("v"), F.lit(float("nan")).alias("n"))
+        return newest_of_each.union(newest_of_each)
+
+    run_batch(pipeline(tmp_path, json_files(tmp_path), equal_twice), run_key="all")
+    assert rows_of(tmp_path) == EXPECTED
+
+
+def test_sequence_by_wins_over_the_order_of_the_source(tmp_path: Path) -> None:
+    def oldest_last(frame: DataFrame) -> DataFrame:
+        return frame.select("k", "v", "other")
+
+    run_batch(pipeline(tmp_path, json_files(tmp_path), oldest_last, sequence_by=["other"]), run_key="all")
+    oldest = {k: k for k in range(KEYS)}
+    assert rows_of(tmp_path) == oldest
+
+
+def test_ties_of_sequence_by_are_refused_unless_the_source_decides_them(tmp_path: Path) -> None:
+    def with_tie(frame: DataFrame) -> DataFrame:
+        return frame.select("k", "v", F.lit(None).cast("timestamp").alias("at"))
+
+    def with_shuffled_tie(frame: DataFrame) -> DataFrame:
+        return with_tie(spread(frame))
+
+    source = json_files(tmp_path)
+    with pytest.raises(DataError, match="equal keys and sequence_by columns, and different values"):
+        run_batch(pipeline(tmp_path, source, with_shuffled_tie, sequence_by=["at"]), run_key="all")
+    run_batch(pipeline(tmp_path, source, with_tie, sequence_by=["at"]), run_key="all")
+    assert rows_of(tmp_path) == EXPECTED
+
+
+@pytest.mark.parametrize(
+    ("sequence_by", "problem"), [("missing", "lack columns of sequence_by"), ("m", "columns of sequence_by must be")]
+)
+def test_sequence_by_of_a_missing_or_unordered_column_is_refused(
+    tmp_path: Path, sequence_by: str, problem: str
+) -> None:
+    def with_map(frame: DataFrame) -> DataFrame:
+        return frame.withColumn("m", F.create_map("k", "v"))
+
+    with pytest.raises(DataError, match=problem):
+        run_batch(pipeline(tmp_path, json_files(tmp_path), with_map, sequence_by=[sequence_by]), run_key="all")
+
+
+def test_deduplicated_records_keep_the_order_of_the_source(tmp_path: Path) -> None:
+    source = json_files(tmp_path)
+    deduplicated = dataclasses.replace(pipeline(tmp_path, source), dedup=Dedup(keys=["v"], scope="batch"))
+    run_batch(deduplicated, run_key="all")
+    assert rows_of(tmp_path) == EXPECTED
+
+
+def test_database_and_delta_table_of_one_pipeline_keep_the_same_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "db.sqlite"
+    monkeypatch.setenv("AIRFLOW_CONN_DB", json.dumps({"conn_type": "sqlite", "host": str(path)}))
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE t (k integer PRIMARY KEY, v integer, w integer)")
+        jdbc = JdbcSink(conn_id="db", table="t", staging=str(tmp_path / "staged"), mode="upsert", keys=["k"])
+        both = pipeline(tmp_path, json_files(tmp_path))
+        run_batch(dataclasses.replace(both, sinks={**both.sinks, "db": jdbc}), run_key="all")
+        assert dict(database.execute("SELECT k, v FROM t")) == EXPECTED
+    assert rows_of(tmp_path) == EXPECTED
+
+
+def test_order_matters_for_the_sinks_that_merge_or_send_rows() -> None:
+    sequenced: list[Any] = [
+        HttpSink("/staged", url="http://h", sequence_by=["v"]),
+        KafkaSink("/staged", topic="t", bootstrap_servers="h:1"),
+        IcebergSink(
+            "/t",
+            table="n.t",
+            properties={"type": "sql", "uri": "sqlite://"},
+            mode="upsert",
+            keys=["k"],
+            sequence_by=["v"],
+        ),
+        JdbcSink(conn_id="db", table="t", staging="/staged", mode="upsert", keys=["k"], sequence_by=["v"]),
+        DeltaSink("/t", mode="upsert", keys=["k"], sequence_by=["v"]),
+    ]
+    assert all(isinstance(sink, Sequenced) and sink.is_sequenced for sink in sequenced)
+    appending = [DeltaSink("/t"), JdbcSink(conn_id="db", table="t", staging="/staged")]
+    assert not any(sink.is_sequenced for sink in appending)
+    assert not isinstance(FilesSink("/t"), Sequenced)
+
+
+@pytest.mark.parametrize(
+    "sink",
+    [
+        lambda: DeltaSink("/t", sequence_by=["v"]),
+        lambda: IcebergSink("/t", table="n.t", properties={"type": "sql", "uri": "sqlite://"}, sequence_by=["v"]),
+        lambda: JdbcSink(conn_id="db", table="t", staging="/s", sequence_by=["v"]),
+    ],
+)
+def test_sequence_by_is_refused_for_a_sink_that_appends(sink: Callable[[], Any]) -> None:
+    with pytest.raises(InvalidError, match="sequence_by needs mode upsert"):
+        sink()
