@@ -17,6 +17,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.core.context import SparkContext
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 
+from airflow_provider_streamsem.spark.jvm_plans import JvmPlans
 from airflow_provider_streamsem.spark.sequencing import ORDERED_NODES
 from airflow_provider_streamsem.spark.staging import NARROW_NODES
 
@@ -109,6 +110,11 @@ def interrupt(session: SparkSession, tag: str) -> None:
     The function uses the ``SparkContext``, because tags of a ``SparkSession`` are visible only to the thread that set them.
     """
     session.sparkContext.cancelJobsWithTag(tag)
+
+
+def plans(session: SparkSession) -> JvmPlans:
+    """Return an object that reads and changes the plans of DataFrames."""
+    return JvmPlans(session)
 
 
 def observe(frame: DataFrame, observation: Observation, *aggregates: Column) -> DataFrame:

@@ -12,6 +12,7 @@ from pyspark.sql.connect.client.reattach import ExecutePlanResponseReattachableI
 from pyspark.sql.connect.plan import CollectMetrics
 
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
+from airflow_provider_streamsem.spark.connect_plans import ConnectPlans
 from airflow_provider_streamsem.spark.staging import NARROW_NODES
 
 
@@ -20,7 +21,8 @@ def cloned(session: SparkSession, settings: Mapping[str, str]) -> Iterator[Spark
     """
     Yield a clone of a session with the same views and settings, to which ``settings`` are added.
 
-    The clone is created on the server, and released after the block.
+    The clone is created on the server, and released after the block. Within the block, the clone is the active session of the thread. Otherwise the result of
+    ``DataFrame.localCheckpoint`` would belong to another session, which does not have it.
     """
     inner: Any = session
     # The server creates a session at the first request of the client, and can only clone a session that exists.
@@ -28,9 +30,12 @@ def cloned(session: SparkSession, settings: Mapping[str, str]) -> Iterator[Spark
     clone: SparkSession = inner.cloneSession()
     for key, value in settings.items():
         clone.conf.set(key, value)
+    active = type(inner)._active_session
+    before, active.session = getattr(active, "session", None), clone
     try:
         yield clone
     finally:
+        active.session = before
         with suppress(Exception):  # the server may have ended in the meantime
             # A background thread of the client informs the server about completed plans. If the session ends before that, the server logs the options of the
             # plans, which may contain secrets.
@@ -52,6 +57,11 @@ def tagged(session: SparkSession, tag: str) -> Iterator[None]:
 def interrupt(session: SparkSession, tag: str) -> None:
     """Interrupt all operations with a tag on the server. Any thread may call this function."""
     session.interruptTag(tag)
+
+
+def plans(session: SparkSession) -> ConnectPlans:
+    """Return an object that reads and changes the plans of DataFrames."""
+    return ConnectPlans(session)
 
 
 def observe(frame: DataFrame, observation: Observation, *aggregates: Column) -> DataFrame:

@@ -30,6 +30,7 @@ from airflow_provider_streamsem.protocol.codec import canonical
 from airflow_provider_streamsem.protocol.entries import Committable, Json, Quarantine
 from airflow_provider_streamsem.spark import causes, schema
 from airflow_provider_streamsem.spark.dedup import Deduplication
+from airflow_provider_streamsem.spark.evaluation import Plans, consistent
 from airflow_provider_streamsem.spark.sequencing import Sequencing
 from airflow_provider_streamsem.state import LOCATION, State, operator_state, with_operator_state
 from airflow_provider_streamsem.state_files import make_durable
@@ -93,6 +94,10 @@ class Inspection(Protocol):
         """Return whether the rows of a frame are certain to be in the order of the records from which it was made."""
         ...
 
+    def plans(self, session: SparkSession) -> Plans:
+        """Return an object that reads and changes the plans of DataFrames."""
+        ...
+
 
 def _transform_argument(frames: Mapping[str, DataFrame]) -> Any:
     """Return the argument of the transform: the DataFrame of the only source, or the mapping of several sources."""
@@ -129,6 +134,7 @@ class Staging:
     inspect: Inspection
     job: Job
     log: CommitLog
+    _plans: Plans = field(init=False)
     _persisted: list[DataFrame] = field(default_factory=list)
     _accepted: dict[str, frozenset[str] | None] = field(default_factory=dict)
     _schemas: dict[str, str] = field(default_factory=dict)
@@ -140,6 +146,7 @@ class Staging:
 
     def __post_init__(self) -> None:
         self._sequencing = Sequencing(self.inspect, self.job)
+        self._plans = self.inspect.plans(self.session)
 
     def run(self) -> Produced:
         """
@@ -149,17 +156,22 @@ class Staging:
 
         :raises DataError: the transform, the predicate or the columns are not valid, or there are too many bad records
         """
-        inputs = self._inputs()
-        self._load_state(inputs)
         try:
-            # One observation counts the records while the sinks read them. It can count one source only.
+            inputs = self._inputs()
+            self._load_state(inputs)
+            # One observation counts the records while Spark reads them. It can count one source only.
             observation = Observation()
             good = {item.name: self._good(item.loaded, self._records(item, inputs, observation)) for item in inputs}
+            are_stored = len(self.job.sinks) > 1 and self._micro_batch is None
+            if are_stored:
+                counts_once = len(inputs) == 1 and self._counts_once(good.values(), observation)
+                good = {name: self._stored(frame, observation) for name, frame in good.items()}
             outputs = {
                 name: self._fitted(name, self._sequencing.ordered(name, frame))
                 for name, frame in self._outputs(good).items()
             }
-            counts_once = len(inputs) == 1 and self._counts_once(outputs.values(), observation)
+            if not are_stored:
+                counts_once = len(inputs) == 1 and self._counts_once(outputs.values(), observation)
             passed_to_writer = {name: self._write(name, outputs[name], observation) for name in self.job.sinks}
             state = self._state_after_batch()
             counts = self._counts_of_inputs(inputs, observation if counts_once else None)
@@ -211,6 +223,7 @@ class Staging:
             self._micro_batch.close()
         for frame in self._persisted:
             frame.unpersist()
+        self._plans.release()
 
     def _records(self, item: _Input, inputs: Sequence[_Input], observation: Observation) -> DataFrame:
         """Return the records of a source. If it is the only source, attach the observation."""
@@ -343,7 +356,7 @@ class Staging:
             ).advising(
                 "correct `where`, then run again. The version stays open, and the next run reads its ranges with the corrected predicate."
             ) from causes.short(error)
-        return marked
+        return self._plans.repeatable(marked, self.job.where)
 
     def _good(self, loaded: Loaded, records: DataFrame) -> DataFrame:
         good = records if loaded.bad is None else records.where(~loaded.bad)
@@ -357,7 +370,7 @@ class Staging:
         """
         Call the transform, and return sink → DataFrame.
 
-        A DataFrame that several sinks use is persisted, so that it is evaluated once.
+        What several sinks read is evaluated once; see :mod:`airflow_provider_streamsem.spark.evaluation`.
 
         :param good: source → its records. The transform receives a mapping only if the pipeline has several sources
         """
@@ -368,12 +381,10 @@ class Staging:
                 summary = "the transform of a pipeline with state must return one DataFrame; nothing became visible"
                 raise DataError(summary, transform=self.job.transform_name, returned=type(result).__name__)
             rows = self._micro_batch.result(result)
-            return dict.fromkeys(names, self._persist(rows) if len(names) > 1 else rows)
-        records = {name: self._persist(frame) for name, frame in good.items()} if len(names) > 1 else good
-        result = self._transformed(records)
+            return dict.fromkeys(names, self._plans.stored(rows) if len(names) > 1 else rows)
+        result = self._transformed(good)
         if isinstance(result, DataFrame):
-            shared = self._persist(result) if len(names) > 1 else result
-            return dict.fromkeys(names, shared)
+            result = dict.fromkeys(names, result)
         if not isinstance(result, Mapping) or not all(isinstance(frame, DataFrame) for frame in result.values()):
             raise DataError(
                 "the transform returned neither a DataFrame nor a mapping of sink names to DataFrames; nothing became visible",
@@ -386,10 +397,8 @@ class Staging:
                 returned=sorted(result),
                 sinks=sorted(names),
             )
-        frames = {id(frame): frame for frame in result.values()}
-        if len(frames) < len(result):
-            frames = {key: self._persist(frame) for key, frame in frames.items()}
-        return {name: frames[id(frame)] for name, frame in result.items()}
+        frames = {name: result[name] for name in names}
+        return frames if len(names) == 1 else consistent(frames, self._plans, self.job.transform_name)
 
     def _transformed(self, records: Mapping[str, DataFrame]) -> Any:
         """Call the transform with the records, and with the rows of the lookups if the pipeline has any."""
@@ -420,6 +429,12 @@ class Staging:
         if column_types.bare(target) == column_types.bare(json.loads(columns)):
             return frame
         return frame.to(StructType.fromJson(target))
+
+    def _stored(self, frame: DataFrame, watched: Observation) -> DataFrame:
+        """Evaluate a DataFrame once, and let the evaluation deliver the counts of an observation."""
+        return self._plans.stored(
+            self.inspect.observe_last(frame, Observation(), F.expr("count(1) AS rows"), watched=watched)
+        )
 
     def _persist(self, frame: DataFrame) -> DataFrame:
         self._persisted.append(frame.persist(StorageLevel.MEMORY_AND_DISK))

@@ -1,0 +1,272 @@
+"""
+Plans of classic PySpark; see :class:`airflow_provider_streamsem.spark.evaluation.Plans`.
+
+This module imports pyspark, and uses non-public names of classic PySpark.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from airflow_provider_streamsem.spark.evaluation import Node, Role
+
+_CATALYST = "org.apache.spark.sql.catalyst"
+_CLOCK_RULES = ("ComputeCurrentTime", "SpecialDatetimeValues")
+"""Rules of Spark's optimizer that replace clocks by literals: functions such as ``now()``, and text such as ``cast('today' as date)``."""
+_ROLES: dict[str, Role] = {
+    **dict.fromkeys(("LocalRelation", "OneRowRelation", "Range", "EmptyRelation"), "stored"),
+    **dict.fromkeys(("SubqueryAlias", "View", "CollectMetrics"), "alias"),
+    **dict.fromkeys(("Project", "Window", "Sort", "Union", "ResolvedHint"), "values"),
+    **dict.fromkeys(("Repartition", "RepartitionByExpression", "RebalancePartitions"), "values"),
+    **dict.fromkeys(("Aggregate", "Distinct"), "groups"),
+}
+_DETERMINISTIC = {
+    *_ROLES, "LogicalRelation", "Except", "Expand", "Filter", "Generate", "Intersect", "Join", "Sample",
+} - {"Window"}  # fmt: skip
+"""
+The nodes that return the same rows for equal inputs if their expressions are deterministic.
+
+``Window`` is not among them, because it numbers rows with equal values in any order.
+"""
+_KEEP_PARTITIONS = (
+    "Filter",
+    "Generate",
+    "Project",
+    *(name for name, role in _ROLES.items() if role in ("stored", "alias")),
+)
+_USER_CODE = (
+    "PythonUDF",
+    "PythonUDAF",
+    "PythonUDTF",
+    "ScalaUDF",
+    "ScalaUDAF",
+    "ScalaAggregator",
+    "ApplyFunctionExpression",
+)
+_SUBQUERIES = ("ScalarSubquery", "ListQuery", "Exists", "LateralSubquery", "FunctionTableSubqueryArgumentExpression")
+_RANDOM = {
+    "Rand", "Randn", "RandStr", "Uniform", "Uuid", "Shuffle", "MonotonicallyIncreasingID", "SparkPartitionID", "InputFileName", "InputFileBlockStart",
+    "InputFileBlockLength", "First", "Last", "CollectList", "CollectSet", "ListAgg", "CallMethodViaReflection",
+}  # fmt: skip
+"""Classes of expressions that are not deterministic. They only name the cause in an error: Spark says whether an expression is deterministic."""
+_ORDER_INDEPENDENT = {
+    "Count",
+    "Min",
+    "Max",
+    "Sum",
+    "Average",
+    "BitAndAgg",
+    "BitOrAgg",
+    "BitXorAgg",
+    "HyperLogLogPlusPlus",
+}
+"""Aggregates that return the same value for any order of rows, apart from sums of floating-point numbers."""
+_CLASS = re.compile(r'"class":"([^"]+)"')
+
+
+@dataclass(slots=True)
+class JvmPlans:
+    """
+    Reads and changes the plans of DataFrames of classic PySpark.
+
+    :param session: the session of the attempt
+    """
+
+    session: SparkSession
+    _stored: list[DataFrame] = field(default_factory=list)
+    _known: dict[int, list[Any]] = field(default_factory=dict)
+
+    def stored(self, frame: DataFrame) -> DataFrame:
+        """Evaluate a DataFrame once."""
+        self._stored.append(frame.localCheckpoint(eager=True))
+        return self._stored[-1]
+
+    def release(self) -> None:
+        """Release the stored rows, also after the JVM has ended."""
+        for frame in self._stored:
+            with suppress(Exception):
+                _analyzed(frame).rdd().unpersist(False)
+
+    def repeatable(self, frame: DataFrame, predicate: str) -> DataFrame:
+        """Set the clock of the predicate to one time, and store the frame if the predicate has other doubts."""
+        alone = self._doubts_of(_analyzed(frame.select(F.expr(predicate))))
+        return self.stored(frame) if alone else self.with_one_clock([frame])[0]
+
+    def with_one_clock(self, frames: Sequence[DataFrame]) -> list[DataFrame]:
+        """
+        Replace the clocks in all frames by one time. Spark's rule does this for all clocks of a plan, so all frames become inputs of one plan.
+
+        Also replace references to common table expressions by the expressions, because a part of a plan with such a reference cannot be evaluated alone.
+        """
+        inner: Any = self.session
+        plans = [_analyzed(frame) for frame in frames]
+        union = self._object(f"{_CATALYST}.plans.logical.Union").apply(self._seq(plans), False, False)
+        fixed = getattr(inner._jvm, f"{_CATALYST}.optimizer.InlineCTE")(True, False).apply(union)
+        for rule in _CLOCK_RULES:
+            fixed = self._object(f"{_CATALYST}.optimizer.{rule}").apply(fixed)
+        return [
+            frame if plan.fastEquals(now) else self._frame(now)
+            for frame, plan, now in zip(frames, plans, _elements(fixed.children()), strict=True)
+        ]
+
+    def tree(self, frame: DataFrame) -> Node:
+        """Return the analyzed plan of a DataFrame."""
+        return self._node(_analyzed(frame))
+
+    def _node(self, plan: Any) -> Node:
+        """Return a node. A node that computes the same as its only input, such as an alias, is left out."""
+        key = self._key(plan)
+        children = [self._node(child) for child in _elements(plan.children())]
+        if len(children) == 1 and children[0].key == key:
+            return children[0]
+        name = plan.nodeName()
+        is_stored = name == "LogicalRDD" and plan.rdd().isCheckpointed()
+        role = "stored" if is_stored else _ROLES.get(name, "rows")
+        subqueries = [self._node(subquery) for subquery in _elements(plan.subqueries())]
+        return Node(key=key, role=role, children=children, native=plan, subqueries=subqueries)
+
+    def _key(self, plan: Any) -> tuple[int, int]:
+        """Return an equal key for plans that compute the same. Copies of a plan in a self-join have other ids of columns, so the ids are ignored."""
+        number = plan.semanticHash()
+        same = self._known.setdefault(number, [])
+        for index, known in enumerate(same):
+            if known.sameResult(plan):
+                return number, index
+        same.append(plan)
+        return number, len(same) - 1
+
+    def frame(self, node: Node, of: DataFrame) -> DataFrame:
+        """Return the rows of a node."""
+        return self._frame(node.native)
+
+    def replaced(self, frame: DataFrame, node: Node, stored: DataFrame) -> DataFrame:
+        """Return a frame that reads the stored rows, under the ids of columns that its plan uses."""
+        before = _analyzed(frame)
+        after = self._replaced(before, node.key, _analyzed(stored))
+        return frame if after is before else self._frame(after)
+
+    def _replaced(self, plan: Any, key: Hashable, stored: Any) -> Any:
+        if self._key(plan) == key:
+            return self._under_ids_of(plan, stored)
+        before = _elements(plan.children())
+        after = [self._replaced(child, key, stored) for child in before]
+        if all(new is old for new, old in zip(after, before, strict=True)):
+            return plan
+        changed = plan.withNewChildren(self._seq(after))
+        changed.copyTagsFrom(plan)
+        return changed
+
+    def _under_ids_of(self, plan: Any, stored: Any) -> Any:
+        """Return the stored rows with the ids of columns that a plan has."""
+        wanted = _elements(plan.output())
+        if all(map(_is_same_column, wanted, _elements(stored.output()))):
+            return stored
+        alias = self._object(f"{_CATALYST}.expressions.Alias")
+        some = self._object("scala.Option")
+        fresh = stored.newInstance()
+        columns = [
+            alias.apply(b, a.name(), a.exprId(), a.qualifier(), some.apply(a.metadata()), self._seq([]))
+            for a, b in zip(wanted, _elements(fresh.output()), strict=True)
+        ]
+        return self._object(f"{_CATALYST}.plans.logical.Project").apply(self._seq(columns), fresh)
+
+    def doubts(self, node: Node, *, groups_only: bool = False) -> list[str]:
+        """Return the names of operations of a node whose result may differ in the next action."""
+        plan, name = node.native, node.native.nodeName()
+        if node.role == "stored":
+            return []
+        if name == "LogicalRelation":
+            relation = plan.relation().getClass().getSimpleName()
+            return [] if relation == "HadoopFsRelation" else [f"read of {relation}"]
+        if name == "Sample" and not all(self._keeps_partitions(child) for child in node.children):
+            return ["sample"]
+        if name == "Aggregate":
+            groups = [doubt for each in _elements(plan.groupingExpressions()) for doubt in _expression_doubts(each)]
+            if groups_only:
+                return groups
+            return groups + [
+                doubt for each in _elements(plan.aggregateExpressions()) for doubt in _aggregate_doubts(each)
+            ]
+        if name not in _DETERMINISTIC:
+            return [name]
+        return self._doubts_of(plan)
+
+    def _doubts_of(self, plan: Any) -> list[str]:
+        return [doubt for each in _elements(plan.expressions()) for doubt in _expression_doubts(each)]
+
+    def _keeps_partitions(self, node: Node) -> bool:
+        """Return whether the partitions of a node have the same rows in the same order in each action."""
+        name = node.native.nodeName()
+        is_local_sort = name == "Sort" and not getattr(node.native, "global")()
+        keeps = node.role == "stored" or name in _KEEP_PARTITIONS or is_local_sort
+        return keeps and all(map(self._keeps_partitions, node.children))
+
+    def _frame(self, plan: Any) -> DataFrame:
+        inner: Any = self.session
+        dataset = getattr(inner._jvm, "org.apache.spark.sql.classic.Dataset")
+        return DataFrame(dataset.ofRows(inner._jsparkSession, plan), self.session)
+
+    def _object(self, name: str) -> Any:
+        """Return a Scala object."""
+        inner: Any = self.session
+        return getattr(getattr(inner._jvm, f"{name}$"), "MODULE$")
+
+    def _seq(self, elements: Sequence[Any]) -> Any:
+        inner: Any = self.session
+        values = getattr(inner._jvm, "java.util.ArrayList")()
+        for element in elements:
+            values.add(element)
+        return getattr(inner._jvm, "scala.jdk.javaapi.CollectionConverters").asScala(values).toIndexedSeq()
+
+
+def _expression_doubts(expression: Any) -> list[str]:
+    """Return the names of operations in an expression whose result may differ in the next action."""
+    if expression.nodeName() == "AttributeReference":
+        return []
+    text = expression.toJSON()
+    classes = [name.rpartition(".")[::2] for name in _CLASS.findall(text)]
+    found = [
+        name
+        for package, name in classes
+        if name in _USER_CODE
+        or name in _SUBQUERIES
+        or not package.startswith((f"{_CATALYST}.expressions", f"{_CATALYST}.trees"))
+    ]
+    if not expression.deterministic() and not found:
+        return sorted({name for _, name in classes if name in _RANDOM}) or [expression.prettyName()]
+    return sorted(set(found))
+
+
+def _aggregate_doubts(expression: Any) -> list[str]:
+    """Return the names of operations in an output column of an aggregate whose result may differ in the next action."""
+    doubts = _expression_doubts(expression)
+    classes = [name.rpartition(".")[::2] for name in _CLASS.findall(expression.toJSON())] if not doubts else []
+    aggregates = {name for package, name in classes if package.endswith(".aggregate")} - {
+        "AggregateExpression",
+        "Complete$",
+    }
+    is_inexact = expression.dataType().typeName() in ("float", "double") and bool(aggregates & {"Sum", "Average"})
+    return doubts + sorted(aggregates - _ORDER_INDEPENDENT) + (["sum of floating-point numbers"] if is_inexact else [])
+
+
+def _is_same_column(one: Any, other: Any) -> bool:
+    return bool(
+        one.exprId().equals(other.exprId()) and one.name() == other.name() and one.metadata().equals(other.metadata())
+    )
+
+
+def _analyzed(frame: DataFrame) -> Any:
+    inner: Any = frame
+    return inner._jdf.queryExecution().analyzed()
+
+
+def _elements(sequence: Any) -> list[Any]:
+    """Return the elements of a Scala ``Seq``."""
+    return [sequence.apply(index) for index in range(sequence.length())]
