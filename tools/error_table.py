@@ -210,6 +210,12 @@ TABLES: dict[str, list[Row]] = {
             "spark/test_spark.py::test_transform_with_an_invalid_return_value_is_reported",
         ),
         Row(
+            "DataFrames of several sinks select rows by random values, user code or the order of rows",
+            DataError,
+            "compute these values in a common DataFrame, and select rows by its columns ([several sinks](../connectors/index.md#several-sinks))",
+            "spark/test_evaluation.py::test_sinks_that_select_rows_by_separate_evaluations_are_refused",
+        ),
+        Row(
             "a column changed its type",
             DataError,
             "cast it in the transform ([schema changes](schema-changes.md))",

@@ -54,6 +54,8 @@ class _Pipeline(Protocol):
     @property
     def transform(self) -> Callable[..., Any] | str | None: ...
     @property
+    def where(self) -> str | None: ...
+    @property
     def lookups(self) -> Mapping[str, Lookup]: ...
     @property
     def dedup(self) -> Dedup | None: ...
@@ -75,6 +77,10 @@ def guarantee(pipeline: _Pipeline) -> Guarantee:
     reasons += [f"source: {reason}" for reason in pipeline.source.reasons]
     for name, lookup in sorted(pipeline.lookups.items()):
         reasons += [f"lookup {name}: {reason}" for reason in lookup.reasons]
+    if pipeline.where is not None:
+        reasons.append(
+            "where: each attempt evaluates the predicate once for each record, also if it has clocks or random values; another attempt may get other values"
+        )
     if pipeline.dedup is not None:
         reasons.append(_dedup_reason(pipeline.dedup))
     reasons.append(_transform_reason(pipeline))
@@ -162,8 +168,10 @@ def _transform_reason(pipeline: _Pipeline) -> str:
     )
     if len(pipeline.sinks) == 1:
         return text
-    shared = "A DataFrame that sinks share is evaluated once and cached. If an executor is lost, Spark evaluates partitions again, and random values may differ"
-    return f"{text}. {shared} between sinks"
+    return (
+        f"{text}. The records, and each DataFrame from which several sinks get rows, are evaluated once; if an executor that has them is lost, the attempt "
+        "fails. An attempt is refused if the DataFrames of two sinks then still select rows by random values, user code or the order of rows"
+    )
 
 
 def _sinks_reason(pipeline: _Pipeline) -> str:

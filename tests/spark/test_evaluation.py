@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from airflow_provider_streamsem import FilesSink, open_log
 from airflow_provider_streamsem.errors import DataError
+from airflow_provider_streamsem.spark.evaluation import consistent
+from airflow_provider_streamsem.spark.jvm_plans import JvmPlans
 from tests.spark import routes
 from tests.spark_location import Location
 
@@ -88,6 +93,19 @@ def test_subquery_that_reads_shared_random_values_again_is_refused(location: Loc
         run(location, transform)
 
 
+def test_example_of_the_pages_splits_rows_by_a_function(location: Location, spark: SparkSession) -> None:
+    page = (Path(__file__).parents[2] / "docs/connectors/index.md").read_text()
+    names: dict[str, Any] = {"F": F}
+    exec(page.partition("```python\n")[2].partition("```")[0], names)
+    frames = consistent(
+        names["route"](spark.createDataFrame([("x",), (" ",), (None,)], "name string")), JvmPlans(spark), ""
+    )
+    assert {sink: [row["name"] for row in frame.collect()] for sink, frame in frames.items()} == {
+        "good": ["x"],
+        "bad": [" ", None],
+    }
+
+
 def test_records_of_several_sinks_are_counted_in_one_pass(location: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     from airflow_provider_streamsem.spark.staging import Staging
 
@@ -122,3 +140,51 @@ def test_predicate_with_a_random_value_is_evaluated_once_for_several_sinks(
     assert counts["filtered"] + counts["written.a"] == RECORDS
     a, b = (location.rows(spark, sink=name) for name in ("a", "b"))
     assert a == b
+
+
+STEPS: dict[str, Callable[[DataFrame], DataFrame]] = {
+    "rand": lambda frame: frame.withColumn("r", F.rand()),
+    "uuid": lambda frame: frame.withColumn("r", F.expr("conv(substring(uuid(), 1, 1), 16, 10) / 16")),
+    "clock": lambda frame: frame.withColumn("r", F.when(routes.odd_time(), F.col("r")).otherwise(1 - F.col("r"))),
+    "udf": lambda frame: frame.withColumn("r", routes.undeclared()()),
+    "declared udf": lambda frame: frame.withColumn("r", routes.undeclared().asNondeterministic()()),
+    "pandas": lambda frame: frame.mapInPandas(routes._with_random, "id long, r double"),
+    "shuffle": lambda frame: frame.repartition(3),
+    "filter": lambda frame: frame.where("r < 0.8 or id % 3 = 0"),
+    "limit": lambda frame: frame.repartition(2).limit(40),
+    "sample": lambda frame: frame.sample(0.7),
+    "distinct": lambda frame: frame.withColumn("k", F.expr("id div 2")).dropDuplicates(["k"]).drop("k"),
+    "self-join": lambda frame: frame.join(
+        frame.where("r < 0.6").select("id", F.col("r").alias("other")), "id", "left"
+    ).drop("other"),
+    "numbers": lambda frame: frame.withColumn(
+        "r", (F.row_number().over(Window.partitionBy(F.expr("id % 4")).orderBy(F.lit(1))) % 2) * 0.9
+    ),
+    "deterministic": lambda frame: frame.where("id >= 0").withColumn("r", F.col("r") * 1.0),
+}
+
+
+@given(common=st.lists(st.sampled_from(sorted(STEPS)), max_size=4), own=st.sampled_from([None, *sorted(STEPS)]))
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_sinks_partition_the_rows_of_one_evaluation_of_any_transform(
+    spark: SparkSession, common: list[str], own: str | None
+) -> None:
+    plans = JvmPlans(spark)
+    frame = plans.stored(spark.range(100).repartition(3).withColumn("r", F.expr("id / 100D")))
+    for step in common:
+        frame = STEPS[step](frame)
+    low = frame.where("r < 0.5")
+    sinks = {
+        "low": low,
+        "high": frame.where("not r < 0.5"),
+        "all": frame,
+        "own": low if own is None else STEPS[own](low),
+    }
+    try:
+        rows = {
+            name: sorted(tuple(row) for row in each.collect()) for name, each in consistent(sinks, plans, "").items()
+        }
+    finally:
+        plans.release()
+    assert sorted(rows["low"] + rows["high"]) == rows["all"]
+    assert {row[0] for row in rows["own"]} <= {row[0] for row in rows["low"]}
