@@ -44,13 +44,18 @@ def check_late_rows_can_be_found(plan: Any, *, merges_sessions: bool) -> None:
 
     :param plan: the analyzed logical plan of the transform's result
     :param merges_sessions: whether Spark merges the session windows of a batch before it drops late rows (:data:`MERGES_SESSIONS`)
-    :raises InvalidError: a stateful operator reads the result of another one, or groups by session windows that Spark merges before it drops rows
+    :raises InvalidError: a stateful operator reads the result of another one, its input has random values, or it groups by session windows that Spark merges
+        before it drops rows
     """
     for operator in _operators(plan):
         inputs = _inputs(operator)
         reason = None
         if any(True for child in inputs for _ in _operators(child)):
             reason = "a stateful operator reads the result of another one"
+        elif not all(child.deterministic() for child in inputs):
+            reason = (
+                "the rows before a stateful operator have random values, and would differ when they are computed again"
+            )
         elif merges_sessions and any(
             column.metadata().contains(_SESSION) for child in inputs for column in _elements(child.output())
         ):

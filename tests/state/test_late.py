@@ -39,6 +39,10 @@ def sliding(events: DataFrame) -> DataFrame:
     return counted.selectExpr("window.start AS at", "k", "count AS n")
 
 
+def random_before(events: DataFrame) -> DataFrame:
+    return windowed(events.where(F.rand() < 0.5))
+
+
 def run(root: Path, transform: Callable[[DataFrame], DataFrame], **changes: Any) -> list[RunResult]:
     arguments = {"state": State(output_mode="append", partitions=2, late="quarantine"), **changes}
     results = []
@@ -100,7 +104,7 @@ def test_late_row_that_a_later_one_of_its_batch_would_join_in_a_session_is_quara
 
 @pytest.mark.parametrize(
     ("transform", "reason"),
-    [(sessions, "session windows"), (chained, "reads the result of another one")],
+    [(sessions, "session windows"), (chained, "reads the result of another one"), (random_before, "random values")],
 )
 def test_transform_whose_late_rows_cannot_be_found_is_refused_at_the_first_batch(
     spark: SparkSession, tmp_path: Path, transform: Callable[[DataFrame], DataFrame], reason: str
