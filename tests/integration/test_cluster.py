@@ -29,7 +29,7 @@ import json, os, sys
 from airflow_provider_streamsem import FilesSink, FilesSource, Limits, Pipeline, State, run_batch
 from airflow_provider_streamsem.connections import connection
 from airflow_provider_streamsem.spark.engine import engine_of
-from jobs import count_by_id, transform
+from jobs import count_by_id, routed, transform
 
 engine = engine_of(connection("spark_under_test"), json.loads(os.environ["CONF"]))
 for line in sys.stdin:
@@ -42,6 +42,8 @@ for line in sys.stdin:
     )
     if os.environ["STATE"]:
         pipeline = pipeline.replace(transform=count_by_id, state=State(output_mode="update", partitions=4))
+    if os.environ["ROUTE"]:
+        pipeline = pipeline.replace(transform=routed, sinks={name: FilesSink(path=f"{request['out']}-{name}") for name in ("low", "high")})
     try:
         result = run_batch(pipeline, run_key=os.environ["RUN"], drain=request["drain"], engine=engine).to_json()
     except Exception as error:
@@ -76,6 +78,10 @@ def transform(frame):
         frame = frame.repartition(4, anywhere("id"))
     return frame.withColumn("twice", twice("id"))
 
+def routed(frame):
+    common = frame.withColumn("r", F.udf(lambda: random.SystemRandom().random(), "double")())
+    return {"low": transform(common.where("r < 0.5")), "high": transform(common.where("r >= 0.5"))}
+
 def count_by_id(frame):
     # The slow part is above the state, so that an executor is lost while its tasks write the state.
     return transform(frame.groupBy("id", "day").count())
@@ -103,6 +109,7 @@ class Driver:
             "FAILS": "",
             "SHUFFLE": "",
             "STATE": "",
+            "ROUTE": "",
             "RUN": "run",
             "TASKS": "",
             "RUNNING": str(location.running),
@@ -338,6 +345,25 @@ def test_repeated_nondeterministic_shuffle_duplicates_and_loses_no_rows(
         result = driver.run(location, SHUFFLE="yes")
     assert result["counts"]["read"] == 240
     location.check(240)
+
+
+@pytest.mark.parametrize("location", ["disk"], indirect=True)
+def test_executor_lost_between_two_sinks_routes_each_record_to_one_sink(
+    driver: Driver, location: Location, cluster: Cluster
+) -> None:
+    """Kill an executor that has rows of both sinks, while the first sink is written. Its rows are lost, and computed again they would have other values."""
+    location.put(4, 60)
+    driver.begin(location, ROUTE="yes", SLOW="0.05")
+    executor = location.wait_for_task()
+    assert executor in cluster.executors()
+    executor.kill()
+    result = driver.result()
+    assert "nothing became visible" in result["error"]
+    assert driver.run(location, ROUTE="yes")["counts"]["read"] == 240
+    log = open_log(str(location.root / "log"))
+    files = [file.path for sink in ("low", "high") for file in log.files(sink=sink)]
+    (found,) = duckdb.sql(f"select count(*), count(distinct id), sum(twice) from read_parquet({files})").fetchall()
+    assert found == (240, 240, 240 * 239)
 
 
 def test_driver_killed_on_a_cluster_is_restarted_and_commits_once(driver: Driver, location: Location) -> None:
