@@ -35,6 +35,7 @@ _DAMAGED_STATE = re.compile(
 _READ_BY_PYTHON = re.compile(r"ValueError: streamsem-read (setup|data|database): ([^\n]+)")
 """Matches errors of :mod:`airflow_provider_streamsem.connectors.sql.executor_read`."""
 _OF_THE_DATA = (
+    "ARITHMETIC_OVERFLOW",
     "CAST_INVALID_INPUT",
     "NUMERIC_VALUE_OUT_OF_RANGE",
     "DIVIDE_BY_ZERO",

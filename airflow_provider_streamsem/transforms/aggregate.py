@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,9 @@ from airflow_provider_streamsem.transforms.window import WINDOW, Window, refuse_
 
 if TYPE_CHECKING:
     import pandas
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
+
+_ANSI = "spark.sql.ansi.enabled"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +68,15 @@ class Aggregate:
         if self.window is not None:
             records = self.window.watermarked(records)
         groups = records.groupBy(*keys, *([] if self.window is None else [self.window.column().alias(WINDOW)]))
-        result = groups.agg(*(F.expr(str(value)).alias(name) for name, value in self.values.items()))
+        with _ansi(records.sparkSession):
+            result = groups.agg(*(F.expr(sql).alias(name) for name, sql in self._expressions(records).items()))
         ends = [] if self.window is None else [f"{WINDOW}.{bound} AS window_{bound}" for bound in ("start", "end")]
         return result.selectExpr(*map(quoted, self.by), *ends, *map(quoted, self.values))
+
+    def _expressions(self, records: DataFrame) -> dict[str, str]:
+        """Return column → the SQL of its function."""
+        spark_values = {name: value for name, value in self.values.items() if isinstance(value, SparkMonoid)}
+        return {name: value.expression(records.schema) for name, value in spark_values.items()}
 
     @property
     def output_modes(self) -> tuple[str, ...]:
@@ -100,6 +109,21 @@ class Aggregate:
         values = ", ".join(f"{name}={value}" for name, value in self.values.items())
         window = "" if self.window is None else f", window={self.window.size or self.window.gap} of {self.window.time}"
         return f"Aggregate(by=[{', '.join(self.by)}], {values}{window})"
+
+
+@contextmanager
+def _ansi(session: SparkSession) -> Iterator[None]:
+    """
+    Analyze expressions within the block in ANSI mode, so that their sums and averages fail if they overflow. Without it, Spark returns wrong sums or null.
+
+    Spark's aggregate functions keep the mode in which they were analyzed.
+    """
+    before = session.conf.get(_ANSI)
+    session.conf.set(_ANSI, "true")
+    try:
+        yield
+    finally:
+        session.conf.set(_ANSI, before)
 
 
 def _kind(name: str, value: object) -> str:

@@ -16,10 +16,16 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.identifiers import quoted
+from airflow_provider_streamsem.transforms import equality
 from airflow_provider_streamsem.transforms.snapshot import as_text, text_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import pandas
+    from pyspark.sql.types import DataType, StructType
+
+_VALUE = "{value}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +33,46 @@ class SparkMonoid:
     """
     An aggregate function of Spark, which combines partial values itself.
 
+    Spark evaluates the expression in ANSI mode, whatever ``spark.sql.ansi.enabled`` of the session is. So an overflow of a sum fails the batch.
+
     :param sql: the aggregate expression in Spark SQL
     """
 
     sql: str
 
+    def expression(self, columns: StructType) -> str:
+        """
+        Return the expression for records with these columns.
+
+        :param columns: the columns of the records
+        """
+        return self.sql
+
     def __str__(self) -> str:
         return self.sql
+
+
+@dataclass(frozen=True, slots=True)
+class _Comparing(SparkMonoid):
+    """
+    An aggregate function of Spark that compares the bytes of the values of a column.
+
+    :param sql: the aggregate expression, with ``{value}`` in place of the column
+    :param column: the column
+    :param form: returns SQL for the value to compare, from the SQL of the column and its type
+    """
+
+    column: str
+    form: Callable[[str, DataType], str]
+
+    def expression(self, columns: StructType) -> str:
+        # Spark ignores the case of names.
+        kinds = [each.dataType for each in columns.fields if each.name.lower() == self.column.lower()]
+        name = quoted(self.column)
+        return self.sql.replace(_VALUE, self.form(name, kinds[0]) if kinds else name)
+
+    def __str__(self) -> str:
+        return self.sql.replace(_VALUE, quoted(self.column))
 
 
 class Monoid(ABC):
@@ -86,7 +125,7 @@ class Monoid(ABC):
 @dataclass(frozen=True)
 class Top(Monoid):
     """
-    The largest values of a column, largest first. Nulls are ignored. Repeated values count separately.
+    The largest values of a column, largest first. Nulls and NaN are ignored. Repeated values count separately.
 
     :param column: a column of integers, floating-point numbers or text
     :param k: how many values, at least 1
@@ -114,7 +153,9 @@ class Top(Monoid):
 
     def of(self, rows: pandas.DataFrame) -> list[Any]:
         """Return the ``k`` largest values of the rows, largest first."""
-        return sorted(rows[self.column].dropna().tolist(), reverse=True)[: self.k]
+        # Adding 0.0 makes 0.0 of -0.0. The two are equal, so the result would depend on the order of the rows.
+        values = [value + 0.0 if isinstance(value, float) else value for value in rows[self.column].dropna().tolist()]
+        return sorted(values, reverse=True)[: self.k]
 
     def combine(self, left: list[Any], right: list[Any]) -> list[Any]:
         """Return the ``k`` largest values of both, largest first."""
@@ -127,13 +168,22 @@ def _function(name: str, *columns: str) -> SparkMonoid:
     return SparkMonoid(f"{name}({', '.join(map(quoted, columns))})")
 
 
+def _comparing(name: str, sql: str, column: str, form: Callable[[str, DataType], str]) -> SparkMonoid:
+    arguments.text(f"the column of {name}", column)
+    return _Comparing(sql, column, form)
+
+
 def count(column: str | None = None) -> SparkMonoid:
     """Return the number of rows; of a column, the number of its values that are not null."""
     return SparkMonoid("count(*)") if column is None else _function("count", column)
 
 
 def sum(column: str) -> SparkMonoid:
-    """Return the sum. Sums of decimals and integers are exact. The last digits of a floating-point sum depend on the order of the rows."""
+    """
+    Return the sum. Sums of decimals and integers are exact. The last digits of a floating-point sum depend on the order of the rows.
+
+    A sum that its type cannot hold fails the batch. The sum of integers has the type ``bigint``.
+    """
     return _function("sum", column)
 
 
@@ -168,23 +218,39 @@ def variance(column: str) -> SparkMonoid:
 
 
 def distinct_values(column: str) -> SparkMonoid:
-    """Return the distinct values as a sorted array. The state has every distinct value, so use it for columns with few of them."""
-    return SparkMonoid(f"array_sort({_function('collect_set', column)})")
+    """
+    Return the distinct values as a sorted array, without null. Values are equal as in ``GROUP BY``: NaN equals NaN, and 0.0 equals -0.0.
+
+    The state has every distinct value, so use it for columns with few of them.
+    """
+    # collect_set compares numbers by Scala's ==, for which no NaN equals another. It compares arrays by their bytes.
+    values = f"collect_set(IF({_VALUE} IS NULL, NULL, array({_VALUE})))"
+    return _comparing(
+        "distinct_values", f"transform(array_sort({values}), entry -> entry[0])", column, equality.normal_form
+    )
 
 
 def approximate_distinct(column: str) -> SparkMonoid:
     """Return an estimate of the number of distinct values by an HLL sketch of constant size. The column must be an integer, text or binary."""
-    return SparkMonoid(f"hll_sketch_estimate({_function('hll_sketch_agg', column)})")
+    sql = f"hll_sketch_estimate(hll_sketch_agg({_VALUE}))"
+    return _comparing("approximate_distinct", sql, column, equality.never_empty)
 
 
 def approximate_distinct_theta(column: str) -> SparkMonoid:
-    """Return an estimate of the number of distinct values by a theta sketch of constant size."""
-    return SparkMonoid(f"theta_sketch_estimate({_function('theta_sketch_agg', column)})")
+    """
+    Return an estimate of the number of distinct values by a theta sketch of constant size.
+
+    The column must be an integer, a floating-point number, text or binary.
+    """
+    sql = f"theta_sketch_estimate(theta_sketch_agg({_VALUE}))"
+    return _comparing("approximate_distinct_theta", sql, column, equality.never_empty)
 
 
 def approximate_quantile(column: str, fraction: float) -> SparkMonoid:
     """
     Return an estimate of a quantile by a KLL sketch of constant size. The estimate depends on the order of the rows.
+
+    Nulls and NaN are ignored. The result is null if the column has no other value.
 
     :param column: a column of floating-point numbers
     :param fraction: from 0.0, the minimum, to 1.0, the maximum
@@ -192,7 +258,9 @@ def approximate_quantile(column: str, fraction: float) -> SparkMonoid:
     if not isinstance(fraction, (int, float)) or not 0 <= fraction <= 1:
         raise InvalidError("the fraction of approximate_quantile must be a number from 0 to 1", given=fraction)
     sketch = _function("kll_sketch_agg_double", column)
-    return SparkMonoid(f"kll_sketch_get_quantile_double({sketch}, {float(fraction)}D)")
+    numbers = f"count_if({quoted(column)} IS NOT NULL AND NOT isnan({quoted(column)}))"
+    # Spark raises an error for the quantile of an empty sketch.
+    return SparkMonoid(f"IF({numbers} = 0, NULL, kll_sketch_get_quantile_double({sketch}, {float(fraction)}D))")
 
 
 def approximate_most_frequent(column: str, k: int) -> SparkMonoid:
@@ -200,10 +268,10 @@ def approximate_most_frequent(column: str, k: int) -> SparkMonoid:
     Return the most frequent values with their estimated counts, the most frequent first, by a sketch of frequent items of constant size.
 
     The result is an array of structs ``item`` and ``count``. It is exact while the column has no more distinct values than the 10,000 that Spark tracks.
+    Values are equal as in ``GROUP BY``: NaN equals NaN, and 0.0 equals -0.0. Null is a value too.
 
     :param column: a column of booleans, numbers, dates, timestamps or text
     :param k: how many values, from 1 to 1,000
     """
     arguments.integer("k of approximate_most_frequent", k, least=1, most=1_000)
-    arguments.text("the column of approximate_most_frequent", column)
-    return SparkMonoid(f"approx_top_k({quoted(column)}, {k})")
+    return _comparing("approximate_most_frequent", f"approx_top_k({_VALUE}, {k})", column, equality.normal_form)
