@@ -122,10 +122,23 @@ class ChainStates:
 
     :param current: the state at the log's head, to which the run adds ids, and from which it removes ids
     :param commits: ``(before, after)`` of each commit of the chain, oldest first: the states before and after it
+    :param planned_ms: when the reprocessing run was planned, in milliseconds UTC
     """
 
     current: Json
     commits: tuple[tuple[Json, Json], ...]
+    planned_ms: int
+
+    def expired_before_ms(self, dedup: Dedup, oldest_ms: int | None) -> int | None:
+        """
+        Return the time before which ids may have expired from the current state, in milliseconds UTC. A reprocessing run has removed a younger id that the
+        current state lacks. ``None``: any id may have expired.
+
+        :param oldest_ms: when the oldest id of the current state passed; ``None`` if it has no ids
+        """
+        if dedup.ttl_s is None:
+            return oldest_ms
+        return dedup.cutoff_ms(max([self.planned_ms, *(layer.newest_ms for layer in stored_layers(self.current))]))
 
 
 def has_only_expired_ids(dedup: Dedup | None, state: Json, now_ms: int) -> bool:

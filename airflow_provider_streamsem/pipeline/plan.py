@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from airflow_provider_streamsem import telemetry
+from airflow_provider_streamsem.clock import iso_time
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.contract import Planner, SourceEnd, SourceSlice
 from airflow_provider_streamsem.connectors.counting import count, range_unit
@@ -21,7 +22,7 @@ from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import Outcome, Plan
 from airflow_provider_streamsem.protocol.offsets import Gaps, Offsets, Ranges
 from airflow_provider_streamsem.protocol.procedures import Ready
-from airflow_provider_streamsem.protocol.view import add_counts, remains
+from airflow_provider_streamsem.protocol.view import Head, add_counts, remains
 from airflow_provider_streamsem.state import no_data_watermark_ms, operator_state
 
 logger = telemetry.log_of(__name__)
@@ -68,7 +69,7 @@ def plan_batch(
     :raises StreamsemError: the source cannot be polled or has lost records; see :class:`airflow_provider_streamsem.connectors.contract.Planner`
     """
     clock = opened.log.clock
-    began_ms, planned_at_ms = clock.now_ms(), opened.log.now_ms(ready.head)
+    began_ms, planned_at_ms = clock.now_ms(), _batch_time_ms(opened, ready.head)
     start, target = ready.head.next, ready.target
     last, hint = ready.head.outcome, ready.head.hint
     end, lag = _poll_end(opened, planner, ready)
@@ -112,6 +113,18 @@ def plan_batch(
         watermark_ms=watermark_ms,
         nonce=clock.new_id(),
     )
+
+
+def _batch_time_ms(opened: OpenPipeline, head: Head) -> int:
+    """Return the time of the next plan, in milliseconds since the epoch. Warns if it is far before the newest outcome: one of two clocks is wrong."""
+    now_ms = opened.log.now_ms(head)
+    if now_ms < head.time_ms:
+        logger.warning(
+            "the clock of this machine is at %s, but version %d was closed at %s: one of two machines has a wrong clock. The clock determines which ids of "
+            "dedup expire by ttl_s, and which windows close_after_s closes. Do: synchronize the clocks of the workers",
+            iso_time(now_ms), head.closed, iso_time(head.time_ms),
+        )  # fmt: skip
+    return now_ms
 
 
 def _poll_end(opened: OpenPipeline, planner: Planner, ready: Ready) -> tuple[SourceEnd, int]:

@@ -551,7 +551,9 @@ class Run:
             _, outcome = self.opened.log.closed_version(version)
             commits.append((self._state_before(version), outcome.state))
             version = None if outcome.replaces is None else outcome.replaces.version
-        return dedup.ChainStates(current=self._current_state(head), commits=tuple(reversed(commits)))
+        return dedup.ChainStates(
+            current=self._current_state(head), commits=tuple(reversed(commits)), planned_ms=plan.planned_at_ms
+        )
 
     def _state_before(self, version: int) -> Json:
         outcome = None if version == 0 else self.opened.log.outcome(version - 1)

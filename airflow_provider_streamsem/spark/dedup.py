@@ -72,7 +72,7 @@ class Deduplication:
         count = found["records"]
         with_id = marked.where(F.col(_ID).isNotNull())
         unique = with_id.dropDuplicates([_ID])
-        stored = self._stored_ids(set(found["buckets"]))
+        stored = self._passed_elsewhere(set(found["buckets"]))
         if stored is None:
             unique = unique.withColumn(_PASSED_AT, F.lit(None).cast("long"))
         else:
@@ -84,8 +84,6 @@ class Deduplication:
             unique = unique.join(last_passed, _ID, "left").where(
                 F.col(_PASSED_AT).isNull() | (F.col(_PASSED_AT) < cutoff)
             )
-        if self.chain is not None:
-            unique = self._without_later(unique, self.chain)
         without_id = marked.where(F.col(_ID).isNull()).withColumn(_PASSED_AT, F.lit(None).cast("long"))
         passed = self._passed = self.keep(
             unique.select(*[quoted(name) for name in marked.columns], _PASSED_AT).unionByName(without_id)
@@ -165,18 +163,6 @@ class Deduplication:
             raise StageError(summary, version=version, passed=least, expected=most, written=written.rows)
         return written
 
-    def _without_later(self, records: DataFrame, chain: ChainStates) -> DataFrame:
-        """Drop records whose id passed in a version after the reprocessed one, unless it passed in the reprocessed version too."""
-        layers = layers_.stored_layers(chain.current)
-        if not layers:
-            return records
-        at = F.col(AT)
-        later = self._read(_keys(layers)).where(at > self.now_ms)
-        if self.dedup.ttl_s is not None:  # later, an id of the reprocessed version would have expired
-            later = later.where(at <= self.now_ms + self.dedup.ttl_s * 1000)
-        later = later.select(ID).distinct().join(self._passed_in_chain(chain), ID, "left_anti")
-        return records.join(later.withColumnRenamed(ID, _ID), _ID, "left_anti")
-
     def _passed_in_chain(self, chain: ChainStates) -> DataFrame:
         """Return the ids that passed in the newest commit of the chain."""
         passed = self.session.createDataFrame([], f"{ID} binary")
@@ -191,9 +177,33 @@ class Deduplication:
         rows = self._read(_keys(layers)) if layers else self.session.createDataFrame([], f"{ID} binary, {AT} long")
         return rows.where(F.col(AT) == self.now_ms).select(ID)
 
-    def _stored_ids(self, buckets: set[int]) -> DataFrame | None:
-        """Return the stored ids in the buckets of the records' ids; ``None`` if there are none."""
-        layers = layers_.layers_of(self.state, self.dedup, self.now_ms) if self.dedup.keeps_state else []
+    def _passed_elsewhere(self, buckets: set[int]) -> DataFrame | None:
+        """
+        Return the ids that passed in other versions, in the buckets of the records' ids; ``None`` if there are none.
+
+        For reprocessing, these are the ids of the current state, except those of the reprocessed version, and the ids before the version that have expired
+        since. The order of the versions does not matter, so neither do the clocks of the machines that planned them.
+        """
+        if not self.dedup.keeps_state:
+            return None
+        before = self._in_buckets(layers_.layers_of(self.state, self.dedup, self.now_ms), buckets)
+        if self.chain is None:
+            return before
+        current = self._in_buckets(layers_.stored_layers(self.chain.current), buckets)
+        if current is None:
+            return before
+        at = F.col(AT)
+        others = current.where(at == self.now_ms).join(self._passed_in_chain(self.chain), ID, "left_anti")
+        others = others.unionByName(current.where(at != self.now_ms))
+        if self.dedup.ttl_s is not None:  # later, an id of the reprocessed version would have expired
+            others = others.where(at <= self.now_ms + self.dedup.ttl_s * 1000)
+        if before is None:
+            return others
+        oldest = current.agg(F.min(AT).alias(AT)).first() if self.dedup.ttl_s is None else None
+        bound = self.chain.expired_before_ms(self.dedup, None if oldest is None else oldest[AT])
+        return others.unionByName(before if bound is None else before.where(at < bound))
+
+    def _in_buckets(self, layers: Sequence[Layer], buckets: set[int]) -> DataFrame | None:
         keys = [key for layer in layers for key in layer.files_of(buckets)]
         return self._read(keys) if keys else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -140,9 +141,8 @@ class RowsEngine:
             return rows, job.base_state
         now_ms = job.batch_time_ms
         layers = dedup.layers_of(job.base_state, settings, now_ms)
-        known_ids = {key for key, _ in _read_layers(log, layers, settings.cutoff_ms(now_ms))}
-        if job.chain is not None:
-            known_ids |= _later(log, job, settings)
+        stored = _read_layers(log, layers, settings.cutoff_ms(now_ms))
+        known_ids = {key for key, _ in (stored if job.chain is None else _passed_elsewhere(log, job, settings, stored))}
         missing = sorted({key for row in rows for key in settings.keys if key not in row})
         if missing:
             raise DataError("the records lack key columns of dedup; nothing became visible", missing=missing)
@@ -213,13 +213,18 @@ def _id(row: Mapping[str, Any], names: Sequence[str]) -> bytes:
     return hashlib.sha256(canonical([row[name] for name in names])).digest()[:16]
 
 
-def _later(log: CommitLog, job: Job, settings: dedup.Dedup) -> set[bytes]:
-    """Return the ids that passed in a version after the reprocessed one, but not in the reprocessed one."""
+def _passed_elsewhere(
+    log: CommitLog, job: Job, settings: dedup.Dedup, before: set[tuple[bytes, int]]
+) -> set[tuple[bytes, int]]:
+    """Return the ids of the current state, except those of the reprocessed version, and the ids before the version that have expired since."""
     assert job.chain is not None
     now_ms = job.batch_time_ms
-    current = _read_layers(log, dedup.stored_layers(job.chain.current), now_ms + 1)
-    end_ms = None if settings.ttl_s is None else now_ms + settings.ttl_s * 1000
-    return {key for key, at in current if end_ms is None or at <= end_ms} - _passed_by(log, job.chain, now_ms)
+    current = _read_layers(log, dedup.stored_layers(job.chain.current), settings.cutoff_ms(now_ms))
+    end_ms = math.inf if settings.ttl_s is None else now_ms + settings.ttl_s * 1000
+    own = {(key, now_ms) for key in _passed_by(log, job.chain, now_ms)}
+    bound = job.chain.expired_before_ms(settings, min((at for _, at in current), default=None))
+    expired = {(key, at) for key, at in before if bound is None or at < bound}
+    return {(key, at) for key, at in current - own if at <= end_ms} | expired
 
 
 def _passed_by(log: CommitLog, chain: dedup.ChainStates, now_ms: int) -> set[bytes]:

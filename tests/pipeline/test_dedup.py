@@ -8,6 +8,7 @@ commits it together with the rows of the batch.
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from collections import Counter
 from contextlib import suppress
@@ -166,6 +167,68 @@ def test_reprocessing_that_parses_other_records_keeps_each_id_once(fixture: Repe
     assert fixture.visible() == Counter(range(6))
     fixture.run("reprocess again", reprocessed=0, engine=ParsingEngine({0, 1, 2}))
     assert fixture.visible() == Counter(range(6))
+
+
+def test_reprocessing_of_a_version_planned_by_a_clock_that_was_ahead_keeps_each_id_once(
+    fixture: RepeatingFixture,
+) -> None:
+    fixture.at_s, fixture.ttl_s = 86_400, 10**6
+    fixture.arrive(1)  # 0, 1, 2
+    fixture.run("first", engine=ParsingEngine({0, 1}))
+    fixture.at_s = 0
+    fixture.arrive(1)  # 0 to 5
+    fixture.run("second")
+    fixture.run("reprocess", reprocessed=0, engine=ParsingEngine({0, 1, 2}))
+    assert fixture.visible() == Counter(range(6))
+
+
+def test_clock_that_is_far_behind_the_newest_outcome_is_reported(
+    fixture: RepeatingFixture, caplog: pytest.LogCaptureFixture
+) -> None:
+    for at_s, reports in ((86_400, False), (86_400 - 3_000, False), (80_000, True)):
+        fixture.at_s = at_s
+        fixture.arrive(1)
+        caplog.clear()
+        fixture.run(f"at {at_s}")
+        assert ("one of two machines has a wrong clock" in caplog.text) is reports
+
+
+@pytest.mark.parametrize("bound", [{"ttl_s": 1000}, {"rows": 100}], ids=str)
+@pytest.mark.parametrize("removed", [False, True])
+def test_reprocessing_of_one_version_after_another_keeps_each_id_once(
+    fixture: RepeatingFixture, bound: dict[str, int], removed: bool
+) -> None:
+    spec = fixture.pipeline(dedup=Dedup(keys=["id"], **bound))
+    for version, ids in enumerate([{0, 1, 2} if removed else {0, 1}, {0, 1, 3}]):
+        fixture.at_s = 10 * version
+        fixture.arrive(1)
+        fixture.run(f"{version}", pipeline=spec, engine=ParsingEngine(ids))
+    fixture.run("reprocess 0", reprocessed=0, pipeline=spec, engine=ParsingEngine({0, 1} if removed else {0, 1, 2}))
+    fixture.run("reprocess 1", reprocessed=1, pipeline=spec, engine=ParsingEngine({0, 1, 2, 3}))
+    assert fixture.visible() == Counter(range(4))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_each_id_is_visible_once_after_any_reprocessing_by_any_clocks(fixture: RepeatingFixture, seed: int) -> None:
+    """The engine parses a random part of the records in each run. In the end, every version is reprocessed with all of them."""
+    choose = random.Random(seed)
+    fixture.ttl_s = 10**6
+    spec = fixture.pipeline(dedup=Dedup(keys=["id"], **choose.choice([{"ttl_s": 10**6}, {"rows": 10**6}])))
+    versions: list[int] = []
+    for number in range(8):
+        fixture.at_s = choose.randrange(200_000)
+        engine = ParsingEngine({id for id in range(30) if choose.random() < 0.6})
+        if versions and choose.random() < 0.5:
+            fixture.run(f"{number}", reprocessed=choose.choice(versions), pipeline=spec, engine=engine)
+        else:
+            fixture.arrive(1)
+            fixture.run(f"{number}", pipeline=spec, engine=engine)
+            versions.append(number)
+        assert set(fixture.visible().values()) <= {1}
+    for version in versions:
+        fixture.at_s = choose.randrange(200_000)
+        fixture.run(f"all of {version}", reprocessed=version, pipeline=spec)
+    assert fixture.visible() == fixture.expected
 
 
 def test_reprocessing_after_the_ids_expired_writes_the_same_ids(fixture: RepeatingFixture) -> None:

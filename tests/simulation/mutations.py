@@ -245,7 +245,7 @@ def reprocess_ignores_ids_after_its_root(patch: pytest.MonkeyPatch) -> None:
 
     def chain_states(self: run.Run, head: Any, plan: Any) -> Any:
         states = real(self, head, plan)
-        return states and dedup.ChainStates(current=states.commits[0][0], commits=states.commits)
+        return states and replace(states, current=states.commits[0][0])
 
     patch.setattr(run.Run, "_chain_states", chain_states)
 

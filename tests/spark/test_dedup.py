@@ -222,3 +222,20 @@ def test_key_column_without_one_canonical_form_is_refused(spark: SparkSession, t
             ),
             run_key="all",
         )
+
+
+@pytest.mark.parametrize("bound", [{"ttl_s": 10**6}, {"rows": 100}], ids=str)
+def test_reprocessing_of_one_version_after_another_keeps_each_id_once(
+    spark: SparkSession, tmp_path: Path, bound: dict[str, int]
+) -> None:
+    """The clock that planned version 0 is a day ahead. Its reprocessing removes id 2 and adds id 3, which version 1 has too."""
+    pipeline = pipeline_in(tmp_path, dedup=Dedup(keys=["id"], **bound))
+    for number, (ahead_s, where) in enumerate([(86_400, "id IN (1, 2)"), (0, "id IN (1, 2, 4)")]):
+        clock = ManualClock()
+        clock.sleep(ahead_s)
+        write(tmp_path, f"{number}", [{"shop": "a", "id": n} for n in (1, 2, 3, 4)[: 3 + number]])
+        log = open_commit_log(str(tmp_path / "log"), clock=clock)
+        run_batch(pipeline.replace(where=where), run_key=f"{number}", log=log)
+    reprocess(pipeline.replace(where="id IN (1, 3)"), 0)
+    reprocess(pipeline, 1)
+    assert ids(spark, tmp_path) == Counter({("a", n): 1 for n in (1, 2, 3, 4)})
