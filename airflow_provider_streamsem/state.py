@@ -80,6 +80,29 @@ class State:
             arguments.integer("state.idle_after_s", self.idle_after_s, least=1)
         arguments.integer("state.keep_versions", self.keep_versions, least=1)
 
+    @property
+    def conditions(self) -> str:
+        """The condition of the delivery guarantee as a short label, such as ``late rows dropped``; ``""`` if no row is dropped as late."""
+        if self.late != "drop" or self.output_mode == "complete":
+            return ""
+        return "late rows dropped" + ("" if self.close_after_s is None else ", windows closed by clocks")
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """The reasons for the delivery guarantee, one sentence each."""
+        reasons = ["the outcome names the state of its batch, so attempts that are not committed change no state"]
+        if self.conditions:
+            reasons.append(
+                "a stateful operator with a watermark drops rows that are late, and the batch counts them. late='quarantine' stores them, and late='fail' "
+                "commits no batch with them"
+            )
+        if self.close_after_s is not None:
+            reasons.append(
+                f"after {self.close_after_s} s without records, the watermark follows the clock of the machine that plans. If this clock is ahead by more than "
+                "the delay of the records, records become late that another machine would keep"
+            )
+        return tuple(reasons)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:

@@ -82,12 +82,10 @@ def guarantee(pipeline: _Pipeline) -> Guarantee:
             "where: each attempt evaluates the predicate once for each record, also if it has clocks or random values; another attempt may get other values"
         )
     if pipeline.dedup is not None:
-        reasons.append(_dedup_reason(pipeline.dedup))
+        reasons += _dedup_reasons(pipeline.dedup, has_state=pipeline.state is not None)
     reasons.append(_transform_reason(pipeline))
     if pipeline.state is not None:
-        reasons.append(
-            "state: the outcome names the state of its batch, so attempts that are not committed change no state"
-        )
+        reasons += [f"state: {reason}" for reason in pipeline.state.reasons]
     source_label = (
         pipeline.source.delivery if pipeline.dedup is None else weaker(pipeline.source.delivery, "effectively_once")
     )
@@ -137,18 +135,31 @@ def _path_label(source: str, sink: str) -> str:
 
 
 def _conditions(pipeline: _Pipeline) -> str:
-    conditions = [pipeline.source.conditions, "" if pipeline.dedup is None else pipeline.dedup.conditions]
+    conditions = [pipeline.source.conditions]
+    conditions += [part.conditions for part in (pipeline.dedup, pipeline.state) if part is not None]
     return ", ".join(filter(None, conditions))
 
 
-def _dedup_reason(dedup: Dedup) -> str:
+def _dedup_reasons(dedup: Dedup, *, has_state: bool) -> list[str]:
     keys = ", ".join(dedup.keys)
     if not dedup.keeps_state:
-        return f"dedup: of the records of one batch with equal {keys}, one passes; repeats in other batches also pass (scope='pipeline' drops them)"
-    return (
+        return [
+            f"dedup: of the records of one batch with equal {keys}, one passes; repeats in other batches also pass (scope='pipeline' drops them)"
+        ]
+    reasons = [
         f"dedup: of the records with equal {keys}, one passes while its id is in the deduplication state ({dedup.conditions}), which is committed with the "
         "batch. A later repeat passes"
-    )
+    ]
+    if dedup.ttl_s is not None:
+        reasons.append(
+            "dedup: the age of an id is the difference of the clocks of the machines that planned the two batches. If a clock is ahead by more than an hour, "
+            "ids expire that much earlier. With rows= in place of ttl_s=, no clock matters"
+        )
+    if has_state:
+        reasons.append(
+            "dedup: a reprocessing run does not change the state, so a record that only this run lets pass is not in the state, and a later repeat passes"
+        )
+    return reasons
 
 
 def _mode_reason(output_mode: str, sink: Sink) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from airflow_provider_streamsem import FilesSource, Pipeline, State
+from airflow_provider_streamsem.dedup import Dedup
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.pipeline.guarantee import guarantee
 from tools import guarantee_matrix
@@ -82,3 +84,31 @@ def test_guarantee_says_what_a_sink_holds_in_each_output_mode(sink: str) -> None
     with pytest.raises(InvalidError, match="would append it again") as refused:
         with_state(sink, "complete")
     assert refused.value.fields["sinks"] == ["out"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "conditions"),
+    [
+        ({"output_mode": "append"}, "late rows dropped"),
+        ({"output_mode": "update", "close_after_s": 60}, "late rows dropped, windows closed by clocks"),
+        ({"output_mode": "append", "late": "quarantine", "close_after_s": 60}, ""),
+        ({"output_mode": "update", "late": "fail"}, ""),
+        ({"output_mode": "complete"}, ""),
+    ],
+    ids=str,
+)
+def test_label_says_if_late_rows_are_dropped(settings: dict[str, Any], conditions: str) -> None:
+    computed = guarantee(with_state("Delta, upsert", "update").replace(state=State(**settings)))
+    assert computed.conditions == conditions
+    reasons = "\n".join(computed.reasons)
+    assert ("drops rows that are late" in reasons) == bool(conditions)
+    assert ("the watermark follows the clock" in reasons) == ("close_after_s" in settings)
+
+
+def test_guarantee_of_dedup_says_what_clocks_and_reprocessing_with_state_do() -> None:
+    def reasons(dedup: Dedup) -> str:
+        return "\n".join(guarantee(with_state("Delta, upsert", "update").replace(dedup=dedup)).reasons)
+
+    assert "the age of an id is the difference of the clocks" in reasons(Dedup(keys=["id"], ttl_s=60))
+    assert "the age of an id" not in reasons(Dedup(keys=["id"], rows=60))
+    assert "a record that only this run lets pass is not in the state" in reasons(Dedup(keys=["id"], rows=60))
