@@ -14,6 +14,7 @@ import io
 import json
 import re
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -44,6 +45,8 @@ _STORES = {
 """Name of an operator with several state stores → Spark's names of them, in the order of their ids. Each is a subdirectory of the partition's directory."""
 _DIGITS = 16
 """Length of a digest, in hexadecimal digits."""
+_MOST_METADATA_BYTES = 4 << 20
+"""Spark writes about 130 bytes for each SST file, so this is the metadata of 30,000 files."""
 DAMAGED = "a file of the state of the previous batch is missing, truncated or swapped; no batch was built on it, and nothing became visible"
 """The summary of the error for a damaged state file. Some damage is detected before Spark starts, and some by Spark."""
 RESTORE = (
@@ -287,11 +290,22 @@ def _named_ssts(store: Store, key: str) -> dict[str, int] | None:
 
 
 def _ssts_in(snapshot: bytes) -> dict[str, int] | None:
-    """Return the SST files that a snapshot names, with their sizes in bytes; ``None`` if the bytes are not those of a snapshot."""
+    """
+    Return the SST files that a snapshot names, with their sizes in bytes; ``None`` if the bytes are not those of a snapshot.
+
+    Reads at most :data:`_MOST_METADATA_BYTES` of the snapshot's metadata, because a small archive may decompress to gigabytes.
+    """
     try:
         with zipfile.ZipFile(io.BytesIO(snapshot)) as archive:
-            # The first line is the version of the format.
-            _, _, metadata = archive.read("metadata").decode().partition("\n")
+            member = archive.getinfo("metadata")
+            if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                return None
+            with archive.open(member) as file:
+                data = file.read(_MOST_METADATA_BYTES + 1)
+        if len(data) > _MOST_METADATA_BYTES:
+            return None
+        # The first line is the version of the format.
+        _, _, metadata = data.decode().partition("\n")
         return {sst["dfsSstFileName"]: sst["sizeBytes"] for sst in json.loads(metadata).get("sstFiles", [])}
-    except (zipfile.BadZipFile, KeyError, ValueError, TypeError):
+    except (zipfile.BadZipFile, zlib.error, AttributeError, EOFError, KeyError, RuntimeError, TypeError, ValueError):
         return None
