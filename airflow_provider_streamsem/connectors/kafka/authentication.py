@@ -6,7 +6,6 @@ Both clients must need no code or command from the connection, because a user wh
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -41,6 +40,9 @@ _MECHANISMS = (*PASSWORD_MECHANISMS, OAUTHBEARER, AWS_MSK_IAM)
 _TOKEN = "sasl.oauthbearer."
 _SECURITY = "org.apache.kafka.common.security"
 _MSK = "software.amazon.msk.auth.iam"
+_EXTENSION = re.compile(r"[A-Za-z]+")
+"""The name of a SASL extension, as in RFC 7628. Another name could add an option to the text that configures the login of Java's client."""
+_EXTENSION_VALUE = re.compile(r"[\x20-\x7e\t]+")
 _MSK_HOST = re.compile(r"\.kafka(?:-serverless)?\.([a-z]{2}(?:-[a-z]+)+-[0-9])\.amazonaws\.com")
 
 
@@ -95,6 +97,26 @@ def _check_token_endpoint(conn_id: str, settings: Mapping[str, str]) -> None:
         ).advising(
             "set sasl.oauthbearer.method to oidc, and set the client id, the client secret and an https:// token endpoint; then run again."
         )
+
+    invalid = [
+        name
+        for name, value in _extensions(settings).items()
+        if not _EXTENSION.fullmatch(name) or not _EXTENSION_VALUE.fullmatch(value)
+    ]
+    if invalid or "auth" in _extensions(settings):
+        raise InvalidError(
+            "sasl.oauthbearer.extensions of the kafka connection is not valid; no client was started",
+            conn_id=conn_id,
+            extensions=len(invalid),
+        ).advising(
+            "write name=value pairs, separated by commas. A name has only letters and is not auth. A value has only printable ASCII characters."
+        )
+
+
+def _extensions(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return name → value of the SASL extensions."""
+    pairs = [pair.partition("=") for pair in settings.get(f"{_TOKEN}extensions", "").split(",")]
+    return {name.strip(): value.strip() for name, mark, value in pairs if name.strip() or mark}
 
 
 def token_endpoint(settings: Mapping[str, str]) -> str:
@@ -182,8 +204,7 @@ def _java_token_login(settings: Mapping[str, str]) -> dict[str, str]:
     options = {"clientId": settings[f"{_TOKEN}client.id"], "clientSecret": settings[f"{_TOKEN}client.secret"]}
     if scope := settings.get(f"{_TOKEN}scope"):
         options["scope"] = scope
-    pairs = [pair.partition("=") for pair in settings.get(f"{_TOKEN}extensions", "").split(",")]
-    options |= {f"extension_{name.strip()}": value.strip() for name, _, value in pairs if name.strip()}
+    options |= {f"extension_{name}": value for name, value in _extensions(settings).items()}
     return {
         "sasl.jaas.config": _jaas(f"{_SECURITY}.oauthbearer.OAuthBearerLoginModule", options),
         "sasl.login.callback.handler.class": f"{_SECURITY}.oauthbearer.OAuthBearerLoginCallbackHandler",
@@ -192,5 +213,15 @@ def _java_token_login(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def _jaas(module: str, options: Mapping[str, str]) -> str:
-    texts = [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in options.items()]
+    """
+    Return the text that configures a login of Java's client. Java's tokenizer unescapes a value in quotes.
+
+    :param options: name → value. The names are those of this module, or of :func:`_extensions` that :func:`check` has accepted
+    """
+    texts = [f'{name}="{_in_quotes(value)}"' for name, value in options.items()]
     return f"{' '.join([module, 'required', *texts])};"
+
+
+def _in_quotes(value: str) -> str:
+    # Java's StreamTokenizer ends a quoted text at a line break, and knows octal escapes of up to three digits.
+    return "".join(f"\\{ord(c):03o}" if ord(c) < 0x20 else f"\\{c}" if c in '"\\' else c for c in value)

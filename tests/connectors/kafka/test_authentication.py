@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import socket
 import ssl
 import struct
@@ -13,9 +14,12 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from airflow_provider_streamsem import KafkaSink, KafkaSource
 from airflow_provider_streamsem.connectors.kafka import authentication
+from airflow_provider_streamsem.connectors.kafka.authentication import _jaas
 from airflow_provider_streamsem.connectors.kafka.client import settings_of
 from airflow_provider_streamsem.connectors.kafka.cluster import KafkaCluster, java_settings
 from airflow_provider_streamsem.errors import InvalidError, StreamsemError
@@ -234,3 +238,55 @@ def test_token_for_msk_is_signed_with_the_credentials_of_the_process(
     assert query["Action"] == ["kafka-cluster:Connect"]
     assert query["X-Amz-Credential"][0].startswith("AKIDEXAMPLE/")
     assert "a-secret-key" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "extensions",
+    [
+        'a refreshTokenUrl="x"=y', "a.b=c", "auth=x", "a=b\x01c", "a", "a=", "=b", "a b=c", "a=b;\ncom.sun.Module required=x", "ä=b", "a=é",
+    ],
+)  # fmt: skip
+def test_extension_that_could_change_the_login_of_the_java_client_is_refused(extensions: str) -> None:
+    with (
+        connection_with({**OAUTH, "sasl.oauthbearer.extensions": extensions}),
+        pytest.raises(InvalidError, match="extensions of the kafka connection is not valid"),
+    ):
+        settings_of("k", None)
+
+
+@given(st.dictionaries(st.sampled_from(["clientId", "clientSecret", "scope"]), st.text(max_size=30), min_size=1))
+def test_java_reads_each_login_option_as_it_was_given(options: dict[str, str]) -> None:
+    text = _jaas("org.example.Module", options)
+    assert tokens_of_java(text) == [
+        "org.example.Module",
+        "required",
+        *(t for n, v in options.items() for t in (n, "=", v)),
+        ";",
+    ]
+
+
+def tokens_of_java(text: str) -> list[str]:
+    """The tokens of Java's ``StreamTokenizer`` with the settings of Kafka's ``JaasConfig``: text in quotes ends at a line break, and has escapes."""
+    tokens, at = [], 0
+    while at < len(text):
+        if text[at] in " \n\r":
+            at += 1
+        elif text[at] in "=;":
+            tokens.append(text[at])
+            at += 1
+        elif text[at] == '"':
+            value, at = "", at + 1
+            while text[at] != '"':
+                assert text[at] not in "\n\r", "Java ends the text here"
+                if text[at] == "\\":
+                    octal = re.match(r"[0-3][0-7]{0,2}|[4-7][0-7]?", text[at + 1 :])
+                    value += chr(int(octal[0], 8)) if octal else text[at + 1]
+                    at += 1 + (len(octal[0]) if octal else 1)
+                else:
+                    value, at = value + text[at], at + 1
+            tokens, at = [*tokens, value], at + 1
+        else:
+            word = re.match(r'[^\s=;"]+', text[at:])
+            assert word
+            tokens, at = [*tokens, word[0]], at + len(word[0])
+    return tokens
