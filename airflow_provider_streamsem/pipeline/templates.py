@@ -13,7 +13,22 @@ from typing import Any
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.pipeline.spec import Pipeline, from_json
 
-_SECRET_SOURCES = {"conn", "var"}
+_OF_TASK_INSTANCE = {"dag_id", "map_index", "run_id", "task_id", "try_number"}
+_READABLE: dict[str, set[str]] = {
+    "conn": set(),
+    "dag": {"dag_id"},
+    "dag_run": {
+        "conf", "dag_id", "data_interval_end", "data_interval_start", "execution_date", "logical_date", "partition_date", "partition_key",
+        "run_after", "run_id", "run_type", "start_date",
+    },
+    "macros": {"datetime", "datetime_diff_for_humans", "ds_add", "ds_format", "ds_format_locale", "random", "time", "timedelta"},
+    "self": set(),
+    "task": {"task_id"},
+    "task_instance": _OF_TASK_INSTANCE,
+    "ti": _OF_TASK_INSTANCE,
+    "var": set(),
+}  # fmt: skip
+"""Name of an object that leads to connections, variables or the environment → its attributes that a template may read."""
 
 
 def holds_templates(pipeline: Pipeline) -> bool:
@@ -23,7 +38,9 @@ def holds_templates(pipeline: Pipeline) -> bool:
 
 def refuse_secrets(pipeline: Pipeline, environment: Any = None) -> None:
     """
-    Refuse templates that read connections or variables, and a template in ``where``. Inspects the names that the templates use, and renders nothing.
+    Refuse templates that may read connections or variables, and a template in ``where``. Inspects the names that the templates use, and renders nothing.
+
+    A template may read only harmless attributes of the objects that lead to secrets, such as ``ti``, and no attribute of any object that starts with ``_``.
 
     The predicate ``where`` must not contain a template. A run reads all new records, regardless of its logical date. A predicate on the run's date would drop
     the records of other days permanently. In addition, Spark would execute text of the user who triggers a run as SQL, which can call Java methods.
@@ -42,23 +59,41 @@ def refuse_secrets(pipeline: Pipeline, environment: Any = None) -> None:
     texts = [text for text in _texts(pipeline.without_transform()) if _is_template(text)]
     if not texts:
         return
-    from jinja2 import Environment, TemplateSyntaxError, meta
+    from jinja2 import Environment, TemplateSyntaxError
 
     environment = environment or Environment()
     for text in texts:
         try:
-            used = meta.find_undeclared_variables(environment.parse(text))
+            tree = environment.parse(text)
+            refused = _ways_to_secrets(tree)
         except TemplateSyntaxError as error:
             raise InvalidError(
                 "a template of the pipeline is not valid Jinja", pipeline=pipeline.name, given=text
             ) from error
-        if used & _SECRET_SOURCES:
+        if refused:
             raise InvalidError(
-                "a template of a pipeline must not read connections and variables, because every reader of the log could read the rendered value",
+                "a template of a pipeline must not read connections and variables, nor objects that lead to them, because every reader of the log could read "
+                "the rendered value",
                 pipeline=pipeline.name,
                 given=text,
+                refused=sorted(refused),
                 accepted="conn_id= and log_conn_id= for secrets and for values that differ between deployments; run_id, ds, params, … in templates",
             )
+
+
+def _ways_to_secrets(tree: Any) -> set[str]:
+    """Return the names in a parsed template that may lead to secrets. An object is safe only where a template reads a harmless attribute of it."""
+    from jinja2 import nodes
+
+    reads = list(tree.find_all((nodes.Getattr, nodes.Getitem)))
+    attributes = [read.attr if isinstance(read, nodes.Getattr) else getattr(read.arg, "value", None) for read in reads]
+    safe = {
+        id(read.node)
+        for read, attribute in zip(reads, attributes, strict=True)
+        if isinstance(read.node, nodes.Name) and attribute in _READABLE.get(read.node.name, ())
+    }
+    objects = {name.name for name in tree.find_all(nodes.Name) if name.name in _READABLE and id(name) not in safe}
+    return objects | {name for name in attributes if isinstance(name, str) and name.startswith("_")}
 
 
 def _texts(value: Any) -> Iterator[str]:
