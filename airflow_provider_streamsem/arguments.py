@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
 
 from airflow_provider_streamsem.errors import InvalidError
 
@@ -132,87 +131,6 @@ def options(name: str, value: object) -> Mapping[str, str]:
     if not isinstance(value, Mapping) or not all(isinstance(k, str) and isinstance(v, str) for k, v in value.items()):
         raise InvalidError(f"{name} must map text to text", given=type(value).__name__)
     return dict(value)
-
-
-_SECRET_NAME = re.compile(
-    r"authorization|cookie|passphrase|passwd|password|(^|[._-])(pwd|sas|sig|signature)$|(api|access|account|private|secret|subscription)[-_.]?key(?![-_.]?id)"
-    r"|(secret|token|credential|credentials|connection[-_.]?string)$",
-    re.IGNORECASE,
-)
-_SECRET_QUERY = ("auth", "code", "jwt", "key", "pass", "token", "x-amz-security-token", "x-amz-signature")
-_PUBLIC_NAME = re.compile(r"token[-_.](uri|url|endpoint|expires)", re.IGNORECASE)
-
-
-_SECRET_SETTING = re.compile(
-    r"(^|[._-])(auth|authorization|cookie|secret|token|sas|passwd|passphrase|pass|pwd)([._-]|$)|password|(credential|credentials)$"
-    r"|(api|access|account|private|secret|encryption)[-_.]?key|connection[-_.]?string$",
-    re.IGNORECASE,
-)
-_PUBLIC_SETTING = re.compile(
-    r"^spark\.kubernetes\..*\.(secretKeyRef|secrets)\.|\.(binding|enable|enabled|endpoint|mechanism|provider|renewal|type|uri|url)$",
-    re.IGNORECASE,
-)
-_SECRET_OPTION = re.compile(r"-D\S*(pass|pwd|secret|token|api[-_.]?key)\S*=|[;&?\s](password|pwd)\s*=", re.IGNORECASE)
-
-
-def secret_settings(conf: Mapping[str, str]) -> list[str]:
-    """
-    Return the names of Spark settings that contain a secret, sorted.
-
-    A setting contains a secret if its name means a secret, or if its value has a Java option for a secret. It also contains one if its value is a URL with a
-    password or with a secret in the query. A setting that refers to a Kubernetes secret is not included.
-    """
-    return sorted(
-        name
-        for name, value in conf.items()
-        if (_SECRET_SETTING.search(name) and value and not _PUBLIC_SETTING.search(name))
-        or _SECRET_OPTION.search(value)
-        or _holds_secret(value.removeprefix("jdbc:"))
-    )
-
-
-def without_secrets(where: str, value: Any) -> None:
-    """
-    Reject a value that contains a secret. Secrets are detected by names and in URLs only.
-
-    The log stores the spec, the triggerer receives it, and command lines show it. So a spec must not contain secrets.
-
-    :param where: name of the value in the error
-    :param value: JSON. A string under a name that means a secret is a secret. A URL with a password, or with a secret in its query, is a secret too
-    :raises InvalidError: ``value`` contains a secret. The error names the paths of the secrets within ``value``, without their values
-    """
-    paths = sorted(_secrets(value, ()))
-    if paths:
-        raise InvalidError(f"{where} must not contain secrets", given=paths).advising(
-            "put the secrets into an Airflow connection, and name it by conn_id=. No rows were committed."
-        )
-
-
-def _secrets(value: Any, path: tuple[str, ...]) -> Iterator[str]:
-    if isinstance(value, Mapping):
-        for name, item in value.items():
-            if isinstance(item, str) and item and _SECRET_NAME.search(name) and not _PUBLIC_NAME.search(name):
-                yield ".".join((*path, name))
-            else:
-                yield from _secrets(item, (*path, name))
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _secrets(item, path)
-    elif isinstance(value, str) and _holds_secret(value):
-        yield ".".join(path)
-
-
-def _holds_secret(text: str) -> bool:
-    """Whether a text is a URL, or a path with a query, that contains a secret."""
-    if "://" not in text and "?" not in text:
-        return False
-    try:
-        parts = urlsplit(text)
-        has_password = "://" in text and parts.password is not None
-    except ValueError:
-        return True
-    parameters = [name for name, value in parse_qsl(parts.query) if value]
-    return has_password or any(_SECRET_NAME.search(name) or name.lower() in _SECRET_QUERY for name in parameters)
 
 
 def known_keys(where: str, given: Mapping[str, Any], accepted: Collection[str]) -> None:

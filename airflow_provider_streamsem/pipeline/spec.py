@@ -11,7 +11,7 @@ from dataclasses import InitVar, dataclass, field
 from importlib import import_module
 from typing import Any, cast
 
-from airflow_provider_streamsem import arguments, registry
+from airflow_provider_streamsem import arguments, registry, secret_names
 from airflow_provider_streamsem.connectors.contract import NeedsRecords, PublishingSink, ReplacesRows, Sink, Source
 from airflow_provider_streamsem.connectors.lookup import Lookup
 from airflow_provider_streamsem.connectors.upstreams import Repinning
@@ -135,7 +135,7 @@ class Pipeline:
             )
         arguments.choice("on_data_loss", self.on_data_loss, ("fail", "record_gap"))
         settings = {name: part for name, part in self.without_transform().items() if name != "where"}
-        arguments.without_secrets(f"pipeline {self.name}:", settings)
+        secret_names.without_secrets(f"pipeline {self.name}:", settings)
         if self.require is not None:
             arguments.choice("require", self.require, LABELS)
             require(self, self.require)

@@ -18,7 +18,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from airflow_provider_streamsem import arguments, telemetry
+from airflow_provider_streamsem import arguments, secret_names, telemetry
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connections import Connection
 from airflow_provider_streamsem.engine import Job, Produced, RewriteJob, RewrittenFiles
@@ -86,7 +86,7 @@ class SparkEngine:
             raise InvalidError("remote must be the URL of a Spark Connect server", accepted="sc://host:port")
         self._remote = remote
         settings = arguments.options("spark conf", conf or {})
-        secret = arguments.secret_settings(settings)
+        secret = secret_names.secret_settings(settings)
         self._secret = {name: settings[name] for name in secret}
         self._conf = settings if remote is not None else {n: v for n, v in settings.items() if n not in secret}
         self._adds_packages = packages is not None and arguments.choice("spark_packages", packages, ("auto",)) == "auto"

@@ -23,11 +23,11 @@ from airflow_provider_streamsem import (
     SqsQueue,
     load_pipeline,
 )
-from airflow_provider_streamsem.arguments import secret_settings
 from airflow_provider_streamsem.connections import Connection, use_resolver
 from airflow_provider_streamsem.connectors.parsing.decoders import Avro
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.operators.micro_batch import MicroBatchOperator
+from airflow_provider_streamsem.secret_names import secret_settings
 from airflow_provider_streamsem.spark.engine import SparkEngine
 
 SECRET = "5ecret"
@@ -186,6 +186,19 @@ def test_values_that_only_resemble_secrets_are_accepted() -> None:
         "{{var.json['x'].y}}",
         "{% set c = conn.get('x') %}{{ c.host }}",
         "{{ run_id ~ conn['x'].login }}",
+        "{{ ti.get_template_context()['var'].value.x }}",
+        "{{ task_instance['get_template_context']()['conn'] }}",
+        "{{ (ti | attr('get_template_context'))() }}",
+        "{% set t = ti %}{{ t.get_template_context()['var'] }}",
+        "{{ ti.xcom_pull(task_ids='x') }}",
+        "{{ task.dag.user_defined_macros }}",
+        "{{ dag_run.get_task_instance('t') }}",
+        "{{ macros.uuid.os.environ['AIRFLOW_CONN_X'] }}",
+        "{{ macros['js' ~ 'on'].codecs }}",
+        "{{ self._TemplateReference__context['var'] }}",
+        "{{ params['_x'] }}",
+        "{% for x in [ti] %}{{ x.get_template_context() }}{% endfor %}",
+        "{{ [ti] | map(attribute='get_template_context') }}",
     ],
 )
 def test_template_that_reads_connections_or_variables_is_refused_when_the_dag_is_parsed(
@@ -203,7 +216,13 @@ def test_template_that_reads_connections_or_variables_is_refused_when_the_dag_is
 
 
 def test_templates_of_run_values_are_accepted_and_invalid_ones_are_reported() -> None:
-    MicroBatchOperator(task_id="t", pipeline=pipeline(sinks={"out": FilesSink("/out/{{ ds }}/{{ params.region }}")}))
+    for text in (
+        "{{ ds }}/{{ params.region }}",
+        "{{ ti.try_number }}/{{ task_instance.map_index }}/{{ dag.dag_id }}/{{ task.task_id }}",
+        "{{ dag_run.conf['x'] }}/{{ dag_run.conf.get('y') }}/{{ dag_run.run_id }}/{{ (data_interval_end or dag_run.run_after) }}",
+        "{{ macros.ds_add(ds, 7) }}/{{ (logical_date + macros.timedelta(days=1)).strftime('%Y') }}/{{ ds | replace('-', '') }}",
+    ):
+        MicroBatchOperator(task_id="t", pipeline=pipeline(sinks={"out": FilesSink(f"/out/{text}")}))
     with pytest.raises(InvalidError, match="not valid Jinja"):
         MicroBatchOperator(task_id="t", pipeline=pipeline(sinks={"out": FilesSink("/out/{{ ds }")}))
 

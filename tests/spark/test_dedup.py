@@ -224,7 +224,7 @@ def test_key_column_without_one_canonical_form_is_refused(spark: SparkSession, t
         )
 
 
-@pytest.mark.parametrize("bound", [{"ttl_s": 10**6}, {"rows": 100}], ids=str)
+@pytest.mark.parametrize("bound", [{"ttl_s": 10**10}, {"rows": 100}], ids=str)
 def test_reprocessing_of_one_version_after_another_keeps_each_id_once(
     spark: SparkSession, tmp_path: Path, bound: dict[str, int]
 ) -> None:

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
-from airflow_provider_streamsem import arguments
+from airflow_provider_streamsem import secret_names
 from airflow_provider_streamsem.connections import connection
 from airflow_provider_streamsem.errors import InvalidError, StreamsemError, UnavailableError
 from airflow_provider_streamsem.stores import s3
@@ -76,7 +76,7 @@ def check_properties(where: str, properties: Mapping[str, str], *, accepts_secre
         summary = f"{where} properties that may hold a secret must come from a connection"
         raise InvalidError(summary, given=sorted(headers), accepted="conn_id=")
     if not accepts_secrets:
-        arguments.without_secrets(f"{where} properties", properties)
+        secret_names.without_secrets(f"{where} properties", properties)
 
 
 def _query(uri: str) -> str:
