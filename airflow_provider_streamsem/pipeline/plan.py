@@ -128,9 +128,13 @@ def _batch_time_ms(opened: OpenPipeline, head: Head) -> int:
 
 
 def _poll_end(opened: OpenPipeline, planner: Planner, ready: Ready) -> tuple[SourceEnd, int]:
-    """Return the end offsets of the source, or for later plans of a drain the run's target, and the number of unread items up to there. Logs the lag."""
+    """
+    Return the end offsets of the source, or for later plans of a drain the run's target, and the number of unread items up to there. Logs the lag.
+
+    A partition that an alter has added since is not in the target, so the drain does not read it: it ends where it starts.
+    """
     start, target = ready.head.next, ready.target
-    end = planner.poll(ready.head.hint) if target is None else SourceEnd(target)
+    end = planner.poll(ready.head.hint) if target is None else SourceEnd({**start, **target})
     telemetry.emit(telemetry.SourcePolled.from_offsets, start, end.offsets)
     source = opened.pipeline.source
     unread = count(source, offsets.between(start, end.offsets))

@@ -17,7 +17,7 @@ from airflow_provider_streamsem.pipeline.opening import OpenPipeline
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import Json
-from airflow_provider_streamsem.protocol.offsets import Ranges, position
+from airflow_provider_streamsem.protocol.offsets import Ranges
 from airflow_provider_streamsem.protocol.procedures import RunComplete
 from airflow_provider_streamsem.protocol.view import Head, add_counts
 
@@ -105,9 +105,9 @@ def run_result(
         ranges=plan.ranges
         if plan.target is None
         else {
-            p: (position(plan.run_start, p), end)
-            for p, end in sorted(outcome.next.items())
-            if end > position(plan.run_start, p)
+            p: (start, outcome.next[p])
+            for p, start in sorted(plan.run_start.items())
+            if outcome.next.get(p, start) > start
         },
         counts=counts,
         batches=plan.j + 1,

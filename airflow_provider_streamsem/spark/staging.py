@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.columns import types as column_types
-from airflow_provider_streamsem.connectors.contract import Counted, Loaded, LoadedTogether, ParsedRecords
+from airflow_provider_streamsem.connectors.contract import Counted, Loaded, LoadedTogether, ParsedRecords, Source
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
 from airflow_provider_streamsem.engine import Job, Produced
 from airflow_provider_streamsem.errors import DataError
@@ -301,17 +301,32 @@ class Staging:
         """
         Return source → planned records. The only source of a pipeline has the name ``""``.
 
-        A no-data batch uses the columns that the state before it has recorded, and the columns that were added to the source since.
+        A no-data batch uses the columns that the state before it has recorded, and the columns that were added to the source since. A source that an alter has
+        added since the state has the columns that it has now.
         """
         base = operator_state(self.job.base_state)
         if self.job.pins or base is None:
             return self._parts(self.job.pins)
+        sources: Mapping[str, Source] = getattr(self.job.source, "parts", {"": self.job.source})
+        return {name: self._without_records(source, base.columns.get(name)) for name, source in sources.items()}
+
+    def _without_records(self, source: Source, recorded: str | None) -> Loaded:
+        """
+        Return no records of a source, with its columns.
+
+        :param recorded: the columns that the state has recorded; ``None``: the columns of the source
+        """
+        frame = None
         try:
-            frames = {name: loaded.frame.drop(*loaded.drop) for name, loaded in self._parts(()).items()}
+            loaded = source.load(self.session, ())
+            assert not isinstance(loaded, LoadedTogether)  # this is one source
+            if recorded is None:
+                return loaded
+            frame = loaded.frame.drop(*loaded.drop)
         except DataError:  # the columns of the source are those of its records
-            frames = {}
-        schemas = {name: schema.with_new_columns(columns, frames.get(name)) for name, columns in base.columns.items()}
-        return {name: ParsedRecords(self.session.createDataFrame([], columns)) for name, columns in schemas.items()}
+            if recorded is None:
+                raise
+        return ParsedRecords(self.session.createDataFrame([], schema.with_new_columns(recorded, frame)))
 
     def _parts(self, pins: Sequence[Any]) -> Mapping[str, Loaded]:
         loaded = self._sequencing.load(self.session, self.job.source, pins)

@@ -92,7 +92,7 @@ class DeltaPlanner(PlannerDefaults):
         self._check_history(cached, first, last, hint)
         unread_files = -position(start, f"{SNAPSHOT}{table_id}")
         planned = None
-        if unread_files:
+        if position(end.offsets, f"{SNAPSHOT}{table_id}") > -unread_files:
             planned = self._of_snapshot(cached, table_id, first - 1, unread_files, limits, on_data_loss)
         elif last > first:
             planned = self._of_versions(cached, table_id, (first, last), limits, on_data_loss)

@@ -89,7 +89,7 @@ class IcebergPlanner:
             first, last = position(start, f"{SNAPSHOTS}{uuid}"), position(end.offsets, f"{SNAPSHOTS}{uuid}")
             self._check_lineage(lineage, first, last, hint)
             unread_files = -position(start, f"{INITIAL}{uuid}")
-            if unread_files:
+            if position(end.offsets, f"{INITIAL}{uuid}") > -unread_files:
                 return self._of_initial(table, lineage, first - 1, unread_files, limits, on_data_loss)
             if last <= first:
                 return None
