@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from airflow_provider_streamsem.arguments import integer, text
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.errors import DataError, InvalidError, SourceChangedError, StageError
 from airflow_provider_streamsem.pipeline.outcomes import abort_outcome
-from airflow_provider_streamsem.protocol.entries import Outcome, PipelineRecord
+from airflow_provider_streamsem.protocol.entries import Outcome, PipelineRecord, Plan
 from airflow_provider_streamsem.protocol.view import OpenHead
 
 
@@ -33,3 +33,18 @@ def abort(log: CommitLog, record: PipelineRecord, version: int, *, reason: str) 
             "give the version in `open`. If it is None, no version is open; to skip a pending publish, use `streamsem skip`."
         )
     return log.decide(head, abort_outcome(log, head, reason=reason, initial_state=record.initial_state))[1]
+
+
+def advise_abort(error: Exception, plan: Plan) -> None:
+    """
+    Add to the advice of an error of an attempt how to abort the open version, unless the error concerns the log or the process.
+
+    Otherwise a version that no run can stage would block the pipeline: each run must close it before it plans another one (W9).
+    """
+    if isinstance(error, (DataError, InvalidError, SourceChangedError, StageError)) and "abort" not in error.do:
+        after = (
+            "the rows of the replaced version stay"
+            if plan.kind == "reprocess"
+            else "the next run plans its records again"
+        )
+        error.do = f"{error.do} To give up version {plan.version}: `streamsem abort PIPELINE.toml {plan.version} --reason TEXT`; {after}."

@@ -45,7 +45,7 @@ _EXPIRED = (
 
 def abort_reprocessing(opened: OpenPipeline, run_key: str, reason: str) -> None:
     """
-    Abort the open version of a reprocessing run that no retry can stage (W22).
+    Abort the open version of a reprocessing run of which an attempt failed (W22).
 
     Otherwise the open version would block every other run. The abort loses no records, because a reprocessing run does not move the offsets. A held version
     that has a staged attempt stays open, because a user may be reviewing it. If the abort fails, this is logged, and the next run aborts a version that is not

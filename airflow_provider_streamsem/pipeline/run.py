@@ -29,6 +29,7 @@ from airflow_provider_streamsem.errors import (
     UnavailableError,
 )
 from airflow_provider_streamsem.pipeline import changes, report
+from airflow_provider_streamsem.pipeline.abort import advise_abort
 from airflow_provider_streamsem.pipeline.alter import alter
 from airflow_provider_streamsem.pipeline.guarantee import guarantee
 from airflow_provider_streamsem.pipeline.location import with_log_location
@@ -381,13 +382,14 @@ class Run:
             if isinstance(current_head, ClosedHead):
                 return current_head
             reason = self._reason_to_abort(head, plan, error, fresh=fresh)
-            if reason is None and not isinstance(error, SourceChangedError):
-                raise
-            staged = self._adopt(head)  # another attempt may have staged the records before they changed
-            if staged is None:
-                if reason is None:
-                    raise
+            # Another attempt may have staged the records before they changed.
+            staged = None if reason is None and not isinstance(error, SourceChangedError) else self._adopt(head)
+            if staged is None and reason is not None:
                 return self._abort_outcome(head, plan, reason)
+            if staged is None:
+                if not fresh:
+                    advise_abort(error, plan)
+                raise
         return self._outcome(head, plan, staged)
 
     def _reason_to_abort(self, head: OpenHead, plan: Plan, error: Exception, *, fresh: bool) -> StreamsemError | None:
@@ -619,7 +621,9 @@ def run_reprocessing(
     current_lookups: bool = False,
 ) -> RunResult:
     """
-    Reprocess a committed version. If the reprocessing run cannot be staged, it is aborted.
+    Reprocess a committed version. If an attempt fails, the version is aborted, so that it blocks no other run (W22). A retry plans it again.
+
+    If the store did not report a result, the version stays open: an attempt may be complete, and the retry commits it.
 
     :param opened: the pipeline. Its head must be confirmed (W24)
     :param run_key: names the reprocessing run
@@ -629,7 +633,8 @@ def run_reprocessing(
     try:
         run = Run(opened, run_key, engine, announces=announces, reprocesses=version)
         return run.complete(partial(plan_reprocess, opened, version, run_key, current_lookups))
-    except StreamsemError as error:
-        if not error.retryable:
-            abort_reprocessing(opened, run_key, f"the reprocessing run cannot be staged: {type(error).__name__}")
+    except UnavailableError:
+        raise
+    except Exception as error:
+        abort_reprocessing(opened, run_key, f"the reprocessing run was not staged: {type(error).__name__}")
         raise

@@ -6,11 +6,19 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from airflow_provider_streamsem import reprocess
-from airflow_provider_streamsem.errors import DataError, InvalidError, SourceChangedError
+from airflow_provider_streamsem import RunResult, reprocess
+from airflow_provider_streamsem.errors import (
+    DataError,
+    InvalidError,
+    SourceChangedError,
+    StageError,
+    StreamsemError,
+    UnavailableError,
+)
 from airflow_provider_streamsem.pipeline.abort import abort
 from airflow_provider_streamsem.pipeline.reprocess import reprocess_run
 from airflow_provider_streamsem.pipeline.vacuum import vacuum
@@ -166,6 +174,73 @@ def test_open_reprocessing_run_that_cannot_be_staged_is_closed_by_the_next_run(f
     assert fixture.run("next", pipeline=spec).ranges == {"files": (6, 7)}
     assert [v.outcome.result for v in fixture.opened().versions(limit=2) if v.outcome] == ["commit", "abort"]
     assert before <= fixture.visible()
+    fixture.check()
+
+
+def raising(error: Exception) -> Any:
+    def fail(rows: list[dict[str, object]]) -> list[dict[str, object]]:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("error", [ValueError("the transform is wrong"), StageError("an executor was lost")])
+def test_reprocessing_run_whose_attempt_fails_blocks_no_run_and_can_be_retried(
+    fixture: PipelineFixture, error: Exception
+) -> None:
+    before = fixture.visible()
+    with pytest.raises(type(error)):
+        fixture.run("fix", reprocessed=1, pipeline=fixture.pipeline(transform=raising(error)))
+    (newest,) = fixture.opened().versions(limit=1)
+    assert newest.outcome is not None
+    assert (newest.outcome.result, fixture.visible()) == ("abort", before)
+    assert fixture.run("next").ranges == {"files": (6, 7)}
+    assert fixture.run("fix", reprocessed=1, pipeline=fixture.pipeline(transform=marked)).version == 5
+    assert fixed_ids(fixture) == set(range(6, 12))
+    fixture.check()
+
+
+@pytest.mark.parametrize("error", [ValueError("the transform is wrong"), StageError("an executor was lost")])
+def test_cleared_run_whose_attempt_fails_blocks_no_run_and_can_be_retried(
+    fixture: PipelineFixture, error: Exception
+) -> None:
+    def clear(transform: Any) -> RunResult:
+        spec = fixture.pipeline(transform=transform)
+        return reprocess_run(spec, run_key="run", request="clear", log=fixture.log(), engine=RowsEngine())
+
+    with pytest.raises(type(error)):
+        clear(raising(error))
+    assert fixture.run("next").ranges == {"files": (6, 7)}
+    assert clear(marked).batches == 3
+    assert fixed_ids(fixture) == set(range(18))
+    fixture.check()
+
+
+def test_reprocessing_run_stays_open_if_the_store_does_not_report_a_result(fixture: PipelineFixture) -> None:
+    with pytest.raises(UnavailableError):
+        fixture.run("fix", reprocessed=1, pipeline=fixture.pipeline(transform=raising(UnavailableError("no answer"))))
+    assert fixture.run("fix", reprocessed=1).version == 3
+    fixture.run("rest")
+    fixture.check()
+
+
+@pytest.mark.parametrize("error", [StageError("an executor was lost"), DataError("the transform does not fit")])
+@pytest.mark.parametrize("reprocessed", [None, 1])
+def test_run_that_cannot_close_an_open_version_says_how_to_abort_it(
+    fixture: PipelineFixture, reprocessed: int | None, error: StreamsemError
+) -> None:
+    """A reprocessing run of another run is aborted by the run itself, unless a retry may complete it."""
+    fixture.dies("open", reprocessed=reprocessed)
+    spec = fixture.pipeline(transform=lambda rows: rows if rows[0]["id"] >= 18 else raising(error)(rows))
+    if reprocessed is None:
+        spec = fixture.pipeline(transform=raising(error))
+    elif not error.retryable:
+        assert fixture.run("next", pipeline=spec).ranges == {"files": (6, 7)}
+        return
+    with pytest.raises(type(error), match=r"streamsem abort PIPELINE\.toml 3 --reason"):
+        fixture.run("next", pipeline=spec)
+    abort(fixture.log(), fixture.opened().record, 3, reason="as advised")
+    assert fixture.run("next").ranges == {"files": (6, 7)}
     fixture.check()
 
 

@@ -29,6 +29,7 @@ from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.engine import Job, Produced
 from airflow_provider_streamsem.errors import DataError, InvalidError, SourceChangedError
 from airflow_provider_streamsem.pipeline.run import plan_run
+from airflow_provider_streamsem.protocol.view import ClosedHead
 from airflow_provider_streamsem.stores import memory
 from airflow_provider_streamsem.stores.contract import open_store
 from airflow_provider_streamsem.testing.rows import RowsEngine
@@ -133,6 +134,19 @@ class TestRollback:
         silver.run("next", drain=True)
         silver.check()
         silver.run("idle", drain=True)
+        silver.check()
+
+    def test_failed_reprocessing_that_no_user_requested_blocks_no_run(self, tmp_path: Path) -> None:
+        bronze, silver = read_pair(tmp_path, on_reprocess="reprocess")
+        bronze.correct(1)
+
+        def fail(rows: Any) -> Any:
+            raise ValueError("the transform is wrong")
+
+        with pytest.raises(ValueError, match="wrong"):
+            silver.run("next", pipeline=silver.pipeline(transform=fail))
+        assert isinstance(silver.log().newest_head(), ClosedHead)
+        silver.run("next", drain=True)
         silver.check()
 
     @pytest.mark.parametrize("engine", [TypedEngine, pytest.param(SparkEngine, marks=pytest.mark.spark)])
