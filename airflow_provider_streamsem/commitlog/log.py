@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK, Clock, later
+from airflow_provider_streamsem.commitlog.retrying import RetryingStore, RetryPolicy
 from airflow_provider_streamsem.errors import (
     InvalidError,
     LogDamagedError,
@@ -56,21 +57,6 @@ from airflow_provider_streamsem.stores.contract import Store, UnknownResultError
 from airflow_provider_streamsem.stores.prefix import PrefixStore
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetryPolicy:
-    """
-    The retry policy for requests whose result is unknown (W6, W7).
-
-    :param tries: number of consecutive requests with an unknown result after which :meth:`CommitLog.perform` raises an error
-    :param first_wait_s: delay before the first retry, in seconds; it doubles with each retry
-    :param longest_wait_s: maximum delay before a retry, in seconds
-    """
-
-    tries: int = 8
-    first_wait_s: float = 0.1
-    longest_wait_s: float = 5.0
 
 
 @dataclass(slots=True)
@@ -131,9 +117,7 @@ class CommitLog:
                     },
                 ) from cause
             if unknown_results:
-                self.clock.sleep(
-                    min(self.retry_policy.first_wait_s * 2 ** (unknown_results - 1), self.retry_policy.longest_wait_s)
-                )
+                self.clock.sleep(self.retry_policy.wait_s(unknown_results))
 
     def _event(self, request: Request, *, may_be_applied: bool) -> Event:
         try:
@@ -149,6 +133,11 @@ class CommitLog:
             # An earlier try of this request may have been applied (W7).
             summary = "the store refused the retry of a request whose result is unknown; whether the request was applied is unknown"
             raise UnavailableError(summary, location=self.store.url) from error
+
+    @property
+    def retrying(self) -> RetryingStore:
+        """The store, whose reads, listings and deletions are repeated until their result is known."""
+        return RetryingStore(self.store, self.clock, self.retry_policy)
 
     # --- objects that are not versions
 

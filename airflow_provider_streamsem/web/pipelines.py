@@ -9,7 +9,8 @@ from itertools import islice
 from typing import Any
 
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
-from airflow_provider_streamsem.commitlog.log import RetryPolicy, open_commit_log
+from airflow_provider_streamsem.commitlog.log import open_commit_log
+from airflow_provider_streamsem.commitlog.retrying import RetryPolicy
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.pipeline.changes import changed_fields, dag_id
 from airflow_provider_streamsem.protocol import keys

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import Clock
-from airflow_provider_streamsem.commitlog.log import CommitLog, RetryPolicy, open_commit_log
+from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.commitlog.retrying import RetryPolicy
 from airflow_provider_streamsem.connectors.contract import ParsedRecords, SourceEnd, SourceSlice
 from airflow_provider_streamsem.connectors.pipeline import rewritten
 from airflow_provider_streamsem.connectors.pipeline.pins import UpstreamPin, VersionPin, read_pins
