@@ -438,14 +438,23 @@ class CommitLog:
         """Return the newest closed version that a listing shows; -1 if there is none."""
         return self.find_head().closed
 
-    def view(self, *, version: int | None = None, since: int = -1, with_rewrites: bool = True) -> LogView:
+    def view(
+        self,
+        *,
+        version: int | None = None,
+        since: int = -1,
+        with_rewrites: bool = True,
+        outcomes_from: int | None = None,
+    ) -> LogView:
         """
         Return the visible files and the totals as of a version.
 
         :param version: a closed version, inclusive; -1 for an empty view; default: the newest closed version
         :param since: only files of versions above this one (exclusive)
         :param with_rewrites: whether to return the files of the rewrites that apply (R8) in place of the original files; if not, still those of bound rewrites
+        :param outcomes_from: read the outcomes of this version and later ones, and no segments of them. Only outcomes show every fault of the rewrites
         :raises InvalidError: ``version`` is not closed yet; or ``since`` is above it, or between commits whose rows may be only in the same files (R9)
+        :raises LogDamagedError: an entry is missing or damaged, or a rewrite breaks a rule (I23, I24)
         """
         newest = self.find_head()
         head, oldest = newest.closed, newest.outcome.oldest_readable or 0 if newest.outcome is not None else 0
@@ -459,7 +468,7 @@ class CommitLog:
                 since=since,
                 newest_closed=head,
             )
-        parts = self.perform(procedures.read_segments_and_outcomes(at))
+        parts = self.perform(procedures.read_segments_and_outcomes(at, outcomes_from))
         view = fold(parts, initial_offsets={}, since=since, with_rewrites=with_rewrites, oldest_readable=oldest)
         if 0 <= since < oldest:
             _refuse_split(fold(parts, initial_offsets={}), since, oldest)

@@ -7,7 +7,7 @@ ones, because an outcome adds only its own files (R4).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.commitlog.log import CommitLog
@@ -16,7 +16,7 @@ from airflow_provider_streamsem.pipeline.closing_times import first_closed_after
 from airflow_provider_streamsem.pipeline.idle import idle_head
 from airflow_provider_streamsem.pipeline.opening import OpenPipeline
 from airflow_provider_streamsem.pipeline.outcomes import expiry_outcome
-from airflow_provider_streamsem.protocol.entries import Outcome, Plan
+from airflow_provider_streamsem.protocol.entries import Outcome, Plan, SegmentRewrite
 from airflow_provider_streamsem.protocol.view import ClosedHead, Head, OpenHead
 
 logger = telemetry.log_of(__name__)
@@ -88,12 +88,28 @@ def _plan(opened: OpenPipeline, head: ClosedHead, oldest: int) -> Plan:
     )
 
 
-def unneeded_attempts(log: CommitLog, newest: Outcome, begin: int, oldest: int) -> Iterator[tuple[Outcome, str | None]]:
+def new_rewrites(log: CommitLog, newest: Outcome, begin: int, end: int) -> list[SegmentRewrite]:
+    """
+    Return the rewrites of versions in ``(begin, end]`` that apply at the newest version. Readers find the rows of their commits only in their files.
+
+    :param newest: the newest outcome
+    :raises LogDamagedError: a rewrite breaks a rule, so it does not show where the rows are (I23, I24)
+    """
+    if newest.newest_rewrite is None or end <= begin:
+        return []
+    found = log.view(version=newest.version, outcomes_from=begin).rewrites
+    return [rewrite for rewrite in found if begin < rewrite.version <= end]
+
+
+def unneeded_attempts(
+    log: CommitLog, newest: Outcome, begin: int, oldest: int, rewrites: Sequence[SegmentRewrite]
+) -> Iterator[tuple[Outcome, str | None]]:
     """
     Yield the outcomes of the versions up to ``oldest`` whose data files no reader of ``oldest`` or a later version needs.
 
     :param newest: the newest outcome
     :param begin: an earlier vacuum has deleted what was unneeded at this version
+    :param rewrites: those that :func:`new_rewrites` returns
     :returns: each outcome with the sink whose files are unneeded; ``None``: all sinks
     """
     if oldest <= begin:
@@ -103,7 +119,11 @@ def unneeded_attempts(log: CommitLog, newest: Outcome, begin: int, oldest: int) 
     if newest.newest_rewrite is None:
         return
     yield from _superseded_rewrites(log, newest, begin, oldest)
-    yield from _rewritten_commits(log, newest, begin, oldest)
+    # If a later rewrite has the rows of a rewrite, readers of the versions between the two still need either the files of the commits or of the first rewrite.
+    # So the files of the commits are unneeded when the later rewrite is not above ``oldest`` either.
+    for rewrite in rewrites:
+        for commit in rewrite.rewritten.commits:
+            yield log.closed_version(commit)[1], rewrite.rewritten.sink
 
 
 def _superseded_commits(log: CommitLog, begin: int, end: int) -> Iterator[Outcome]:
@@ -133,17 +153,3 @@ def _superseded_rewrites(log: CommitLog, newest: Outcome, begin: int, end: int) 
     later = {rewrite.version for rewrite in log.rewrites(newest, after=begin) if rewrite.version <= end}
     for version in sorted((before | later) - now):
         yield log.closed_version(version)[1], None
-
-
-def _rewritten_commits(log: CommitLog, newest: Outcome, begin: int, end: int) -> Iterator[tuple[Outcome, str]]:
-    """
-    Yield the commits whose rows readers find in a rewrite of a version in ``(begin, end]`` that still applies.
-
-    If a later rewrite has the rows of such a rewrite, readers of the versions between the two still need either the files of the commits or of the first
-    rewrite. The commits are yielded when the later rewrite is not above ``end`` either.
-    """
-    applied = {each.version for each in log.view(version=newest.version).rewrites}
-    for rewrite in log.rewrites(newest, after=begin):
-        if rewrite.version in applied and rewrite.version <= end and rewrite.rewritten is not None:
-            for commit in rewrite.rewritten.commits:
-                yield log.closed_version(commit)[1], rewrite.rewritten.sink

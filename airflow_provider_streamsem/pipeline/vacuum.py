@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import chain, islice
 
 from airflow_provider_streamsem import state_files, telemetry
@@ -12,7 +12,7 @@ from airflow_provider_streamsem.arguments import integer
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.contract import Sink
 from airflow_provider_streamsem.dedup import STATE, layers_dataset, stored_layers
-from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, StreamsemError
 from airflow_provider_streamsem.pipeline import retention
 from airflow_provider_streamsem.pipeline.closing_times import first_closed_after
 from airflow_provider_streamsem.pipeline.location import with_log_location
@@ -27,7 +27,7 @@ from airflow_provider_streamsem.pipeline.publish import publishing_sink, refuse_
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import canonical
-from airflow_provider_streamsem.protocol.entries import Outcome, PipelineRecord
+from airflow_provider_streamsem.protocol.entries import Outcome, PipelineRecord, SegmentRewrite
 from airflow_provider_streamsem.protocol.view import Head, remains
 from airflow_provider_streamsem.state import FIELD as OPERATORS
 from airflow_provider_streamsem.state import operator_state
@@ -224,13 +224,13 @@ def _delete_expired(
         return 0
     begin = 0 if all_versions else log.newest_note(keys.EXPIRED, head.closed)
     sinks = {location.name: location.sink for location in locations if not location.sink.is_outside_log}
-    if wanted > oldest and next(_expired_attempts(pipeline, log, newest, sinks, begin, wanted), None) is not None:
+    if wanted > oldest and _expired_attempts(pipeline, log, newest, sinks, begin, wanted):
         oldest = wanted
         if not deletion.is_dry_run:
             # A rewrite may have been committed since the head was read, so judge by the outcome of the expiry.
             newest = retention.expire(open_pipeline(pipeline, log), wanted)
             oldest = _oldest_readable(newest)
-    for name, sink, version, attempt_id in list(_expired_attempts(pipeline, log, newest, sinks, begin, oldest)):
+    for name, sink, version, attempt_id in _expired_attempts(pipeline, log, newest, sinks, begin, oldest):
         deletion.attempt(name, sink, version, attempt_id)
     inspected = max(wanted, oldest)
     if inspected > begin and not deletion.is_dry_run:
@@ -245,21 +245,41 @@ def _oldest_readable(newest: Outcome | None) -> int:
 
 def _expired_attempts(
     pipeline: Pipeline, log: CommitLog, newest: Outcome, sinks: Mapping[str, Sink], begin: int, oldest: int
-) -> Iterator[tuple[str, Sink, int, str]]:
-    """Yield the attempts with files that no reader of version ``oldest`` or a later one needs, and no run, each once."""
-    found: set[tuple[str, int]] = set()
-    for outcome, only in retention.unneeded_attempts(log, newest, begin, oldest):
+) -> list[tuple[str, Sink, int, str]]:
+    """
+    Return the attempts with files that no reader of version ``oldest`` or a later one needs, and no run, each once.
+
+    :raises LogDamagedError: a rewrite breaks a rule, or one of its files is missing or was changed. Nothing was deleted on account of it
+    """
+    rewrites = retention.new_rewrites(log, newest, begin, oldest)
+    for rewrite in rewrites:
+        _check_files(rewrite, sinks)
+    found: dict[tuple[str, int], tuple[str, Sink, int, str]] = {}
+    for outcome, only in retention.unneeded_attempts(log, newest, begin, oldest, rewrites):
         for name, sink in sinks.items() if only is None else [(only, sinks[only])] if only in sinks else ():
             attempt, key = (outcome.version, outcome.attempt_id), (name, outcome.version)
-            if outcome.attempt_id and key not in found and attempt in sink.attempts(outcome.version):
-                found.add(key)
-                yield name, sink, outcome.version, outcome.attempt_id
+            if not outcome.attempt_id or key in found:
+                continue
+            if attempt in log.retrying.repeat(partial(sink.attempts, outcome.version)):
+                found[key] = name, sink, outcome.version, outcome.attempt_id
     if pipeline.dedup is None:
-        return
+        return [*found.values()]
     layers = layers_dataset(log.store.url)
-    for version, attempt_id in unneeded_layers(log, newest, begin, oldest):
-        if (version, attempt_id) in layers.attempts(version):
-            yield STATE, layers, version, attempt_id
+    unneeded = unneeded_layers(log, newest, begin, oldest)
+    stored = (each for each in unneeded if each in log.retrying.repeat(partial(layers.attempts, each[0])))
+    return [*found.values(), *((STATE, layers, *each) for each in stored)]
+
+
+def _check_files(rewrite: SegmentRewrite, sinks: Mapping[str, Sink]) -> None:
+    """
+    Check the files of a rewrite, before vacuum deletes the other files with the same rows.
+
+    :raises LogDamagedError: a file is missing, or its size or checksum differs
+    """
+    sink, output = sinks.get(rewrite.rewritten.sink), rewrite.rewritten.output
+    if sink is not None and output is not None and not sink.is_complete(output):
+        summary = "files of a compaction are missing or were changed; vacuum did not delete the files of the commits that it compacted"
+        raise LogDamagedError(summary, invariant="I6", version=rewrite.version, location=sink.location)
 
 
 def _check_pipeline(pipeline: Pipeline, log: CommitLog, record: PipelineRecord, head: Head) -> None:

@@ -22,6 +22,7 @@ from airflow_provider_streamsem.protocol.entries import (
     Outcome,
     Plan,
     Receipts,
+    Rewritten,
     RunPointer,
     Segment,
 )
@@ -511,6 +512,18 @@ def altered_markers(markers: Mapping[str, Marker], altered: Altered | None) -> d
     return {name: marker for name, marker in markers.items() if altered is None or name not in altered.removed}
 
 
+def names_earlier_commits(rewritten: Rewritten, version: int) -> bool:
+    """Return whether a rewrite names versions before its own, each once and in ascending order (I23)."""
+    commits = rewritten.commits
+    return bool(commits) and [*commits] == sorted({*commits}) and commits[0] >= 0 and commits[-1] < version
+
+
+def has_its_rows(rewritten: Rewritten) -> bool:
+    """Return whether a committed rewrite has files with as many rows as it names (I23)."""
+    output = rewritten.output
+    return output is not None and rewritten.rows == output.rows == sum(file.rows for file in output.files)
+
+
 def check_i23_plan(plan: Plan) -> None:
     """Check that a plan of kind ``rewrite``, and no other plan, names earlier commits in ascending order, and that it has no ranges (I23)."""
     found = plan.rewritten
@@ -522,9 +535,7 @@ def check_i23_plan(plan: Plan) -> None:
         )
     if found is None:
         return
-    are_earlier = bool(found.commits) and [*found.commits] == sorted({*found.commits})
-    are_earlier &= min(found.commits, default=-1) >= 0 and max(found.commits, default=0) < plan.version
-    if not are_earlier or found.output is not None or plan.ranges or plan.gaps:
+    if not names_earlier_commits(found, plan.version) or found.output is not None or plan.ranges or plan.gaps:
         raise LogDamagedError(
             "the plan of a rewrite has ranges, gaps or output, or its `commits` are empty, not in ascending order, or not before it",
             invariant="I23",
@@ -550,11 +561,9 @@ def check_i23(plan: Plan, outcome: Outcome, *, before: Outcome | None) -> None:
     planned, found = plan.rewritten if outcome.committed else None, outcome.rewritten
     is_same = (planned is None) == (found is None)
     if planned is not None and found is not None and before is not None:
-        output = found.output
         is_same &= (
-            found == replace(planned, output=output)
-            and output is not None
-            and output.rows == planned.rows == sum(file.rows for file in output.files)
+            found == replace(planned, output=found.output)
+            and has_its_rows(found)
             and outcome.state == before.state
             and dict(outcome.schemas) == dict(before.schemas)
         )

@@ -509,14 +509,16 @@ def read_or_write_segment(level: int, index: int) -> Procedure[Segment]:
     return (yield from (_write_level_1(index, {}) if level == 1 else _write_parent(level, index)))
 
 
-def read_segments_and_outcomes(version: int) -> Procedure[list[Segment | Outcome]]:
+def read_segments_and_outcomes(version: int, outcomes_from: int | None = None) -> Procedure[list[Segment | Outcome]]:
     """
     Return level-1 segments and outcomes that together cover the versions ``[0, version]``, in order (R1, R4, R5). Writes nothing.
 
     Each 100 versions are one segment if it exists, and otherwise their outcomes.
+
+    :param outcomes_from: return the outcomes of this version and later ones, because a segment does not show in which order its versions hid rows
     """
     parts: list[Segment | Outcome] = []
-    full = (version + 1) // SEGMENT_WIDTH
+    full = min(version + 1, version + 1 if outcomes_from is None else outcomes_from) // SEGMENT_WIDTH
     for index in range(full):
         segment = yield from read_entry(Segment, keys.segment(1, index))
         if segment is not None:

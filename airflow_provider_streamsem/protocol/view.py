@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -297,6 +297,122 @@ Part: TypeAlias = Segment | Outcome
 """What a view is computed from."""
 
 
+class VisibleFiles:
+    """
+    The visible files and the rewrites that apply, after each part of a log (R4, R8). Readers, vacuum and :func:`verify` check rewrites with it.
+
+    :param since: only files of versions above this one are known
+    :attr files: version → the visible files of its commit
+    :attr rewrites: those that apply, in ascending order of versions. A rewrite that ceases to apply never applies again
+    """
+
+    def __init__(self, since: int = -1) -> None:
+        self._since = since
+        self.files: dict[int, list[SegmentFile]] = {}
+        self.rewrites: list[SegmentRewrite] = []
+
+    def add(self, part: Part) -> None:
+        """Continue with the next part. Does not check it; see :meth:`faults`."""
+        if isinstance(part, Segment):
+            self._remove(part.replaced, part.rolled_back_to, part.removed_sinks)
+            for file in part.files:
+                if file.version > self._since:
+                    self.files.setdefault(file.version, []).append(file)
+            self._apply(part.rewrites)
+            return
+        replaced = () if part.replaces is None else (part.replaces.version,)
+        rolled_back_to = None if part.rolled_back is None else part.rolled_back.to
+        self._remove(replaced, rolled_back_to, () if part.altered is None else part.altered.removed)
+        if part.version > self._since:
+            self.files[part.version] = visible(part)
+        if part.rewritten is not None:
+            self._apply([SegmentRewrite(version=part.version, rewritten=part.rewritten)])
+
+    def faults(self, part: Part) -> Iterator[tuple[str, str]]:
+        """
+        Yield the rules of rewrites that the next part breaks: invariant and description (I23, I24).
+
+        A segment does not say which files were visible before each of its rewrites, so those are checked that still apply at its end.
+        """
+        if isinstance(part, Outcome):
+            yield from self._faults_of_outcome(part)
+        elif part.rewrites:
+            later = VisibleFiles(self._since)
+            later.files, later.rewrites = dict(self.files), [*self.rewrites]
+            later.add(replace(part, rewrites=()))
+            for rewrite in part.rewrites:
+                yield from later._faults_of(rewrite, 0, is_exact=False)
+                later._apply([rewrite])
+
+    def _faults_of_outcome(self, outcome: Outcome) -> Iterator[tuple[str, str]]:
+        oldest = outcome.oldest_readable or 0
+        replaced = -1 if outcome.replaces is None else outcome.replaces.version
+        if outcome.rewritten is not None:
+            rewrite = SegmentRewrite(version=outcome.version, rewritten=outcome.rewritten)
+            yield from self._faults_of(rewrite, oldest, is_exact=True)
+        elif outcome.rolled_back is not None and outcome.rolled_back.to < oldest:
+            yield "I24", "a rollback returns to an expired version"
+        elif any(replaced in each.rewritten.commits and is_bound(each, oldest) for each in self.rewrites):
+            yield "I24", "a reprocessing run replaces a commit of a bound rewrite"
+
+    def _faults_of(self, rewrite: SegmentRewrite, oldest: int, *, is_exact: bool) -> Iterator[tuple[str, str]]:
+        """
+        Yield the rules that a rewrite breaks.
+
+        :param oldest: the oldest readable version
+        :param is_exact: whether :attr:`files` are those that were visible before it
+        """
+        rewritten, named = rewrite.rewritten, _named(rewrite)
+        if not (invariants.names_earlier_commits(rewritten, rewrite.version) and invariants.has_its_rows(rewritten)):
+            yield (
+                "I23",
+                "a rewrite names no earlier commits in ascending order, or its files have another number of rows",
+            )
+            return
+        are_known = rewritten.commits[0] > self._since and (is_exact or self._are_visible(rewrite))
+        files = [file for at in rewritten.commits for file in self.files.get(at, ()) if file.sink == rewritten.sink]
+        rows = sum(file.file.rows for file in files)
+        if are_known and (not self._are_visible(rewrite) or rows != rewritten.rows):
+            yield "I23", "a rewrite names rows that are not visible before it, or has another number of rows"
+        bound = [each for each in self.rewrites if _named(each) & named and is_bound(each, oldest)]
+        if bound and rewritten.commits[-1] >= oldest:
+            yield "I24", "a rewrite names commits of a bound rewrite, and commits that have not expired"
+        if not all(_named(each) <= named for each in bound):
+            yield "I24", "a rewrite names some commits of a bound rewrite, and not all of them"
+
+    def with_rewrites(self, rewrites: Sequence[SegmentRewrite]) -> tuple[SegmentFile, ...]:
+        """Return the files in order of versions, with those of some rewrites that apply in place of those of the commits that were rewritten."""
+        kept = {version: [*found] for version, found in self.files.items()}
+        for rewritten, version in ((each.rewritten, each.version) for each in rewrites):
+            for commit in rewritten.commits:
+                kept[commit] = [file for file in kept[commit] if file.sink != rewritten.sink]
+            output = () if rewritten.output is None else rewritten.output.files
+            new = [SegmentFile(version=version, sink=rewritten.sink, file=file) for file in output]
+            kept.setdefault(version, []).extend(new)
+        return tuple(file for _, found in sorted(kept.items()) for file in found)
+
+    def _remove(self, replaced: Sequence[int], rolled_back_to: int | None, removed: Sequence[str]) -> None:
+        """Remove the files that are no longer visible; see :func:`_remaining`."""
+        if replaced or rolled_back_to is not None or removed:
+            self.files = _remaining(self.files, replaced, rolled_back_to, removed)
+            self.rewrites = [each for each in self.rewrites if self._are_visible(each)]
+
+    def _apply(self, rewrites: Sequence[SegmentRewrite]) -> None:
+        """Add rewrites. One that names a commit of an earlier one takes its place."""
+        for rewrite in rewrites:
+            self.rewrites = [each for each in self.rewrites if not _named(each) & _named(rewrite)]
+            if self._are_visible(rewrite):
+                self.rewrites.append(rewrite)
+
+    def _are_visible(self, rewrite: SegmentRewrite) -> bool:
+        sink, commits = rewrite.rewritten.sink, rewrite.rewritten.commits
+        return all(any(file.sink == sink for file in self.files.get(commit, ())) for commit in commits)
+
+
+def _named(rewrite: SegmentRewrite) -> set[tuple[str, int]]:
+    return {(rewrite.rewritten.sink, commit) for commit in rewrite.rewritten.commits}
+
+
 def fold(
     parts: Iterable[Part],
     *,
@@ -314,70 +430,37 @@ def fold(
     :param since: keep only files of versions above this one; the totals cover all versions of the parts
     :param with_rewrites: whether to return the files of the rewrites that apply (R8) in place of the original files; if not, still those of bound rewrites
     :param oldest_readable: the oldest readable version of the log, by which a rewrite is bound (W44)
-    :raises LogDamagedError: a version is missing or duplicated (R1)
+    :raises LogDamagedError: a version is missing or duplicated (R1), or a rewrite breaks a rule (I23, I24)
     """
     version, commits, aborts = first - 1, 0, 0
     counts: dict[str, int] = {}
     next_offsets: Offsets = dict(initial_offsets)
-    files: dict[int, list[SegmentFile]] = {}
-    rewrites: list[SegmentRewrite] = []
+    found = VisibleFiles(max(since, first - 1))
     for part in parts:
         if isinstance(part, Segment):
             invariants.check_follows(part.index * SEGMENT_WIDTH, version)
             version = (part.index + 1) * SEGMENT_WIDTH - 1
             commits, aborts = commits + part.commits, aborts + part.aborts
             counts = add_counts(counts, part.counts)
-            files = _remaining(files, part.replaced, part.rolled_back_to, part.removed_sinks)
-            for file in part.files:
-                if file.version > since:
-                    files.setdefault(file.version, []).append(file)
-            rewrites += part.rewrites
         else:
             invariants.check_follows(part.version, version)
             version = part.version
             commits, aborts = commits + part.committed, aborts + (not part.committed)
             counts = add_counts(counts, net_counts(part))
-            replaced = () if part.replaces is None else (part.replaces.version,)
-            rolled_back_to = None if part.rolled_back is None else part.rolled_back.to
-            files = _remaining(files, replaced, rolled_back_to, () if part.altered is None else part.altered.removed)
-            if version > since:
-                files[version] = visible(part)
-            if part.rewritten is not None:
-                rewrites.append(SegmentRewrite(version=version, rewritten=part.rewritten))
+        for invariant, summary in found.faults(part):
+            raise LogDamagedError(summary, invariant=invariant, version=version)
+        found.add(part)
         next_offsets = offsets.advance(next_offsets, part.next)
-    applied = [each for each in _applied(rewrites, files) if with_rewrites or is_bound(each, oldest_readable)]
-    for rewrite in applied:
-        _replace_files(files, rewrite)
+    applied = [each for each in found.rewrites if with_rewrites or is_bound(each, oldest_readable)]
     return LogView(
         version=version,
         next=next_offsets,
         commits=commits,
         aborts=aborts,
         counts=counts,
-        files=tuple(file for _, kept in sorted(files.items()) for file in kept),
+        files=found.with_rewrites(applied),
         rewrites=tuple(applied),
     )
-
-
-def _applied(rewrites: Sequence[SegmentRewrite], files: Mapping[int, Sequence[SegmentFile]]) -> list[SegmentRewrite]:
-    """
-    Return the rewrites whose files replace those of the commits that they rewrote (R8).
-
-    A rewrite applies if the rows of all these commits are visible, and if no later rewrite has rewritten one of them. A rewrite that no longer applies never
-    applies again.
-
-    :param rewrites: all rewrites, in ascending order of versions
-    :param files: version → the visible files of its commit
-    """
-    found: list[SegmentRewrite] = []
-    rewritten_later: set[tuple[str, int]] = set()
-    for rewrite in reversed(rewrites):
-        commits = {(rewrite.rewritten.sink, commit) for commit in rewrite.rewritten.commits}
-        are_visible = all(any(file.sink == sink for file in files.get(commit, ())) for sink, commit in commits)
-        if are_visible and not commits & rewritten_later:
-            found.append(rewrite)
-        rewritten_later |= commits
-    return found[::-1]
 
 
 def is_bound(rewrite: SegmentRewrite, oldest_readable: int) -> bool:
@@ -388,17 +471,6 @@ def is_bound(rewrite: SegmentRewrite, oldest_readable: int) -> bool:
     :param oldest_readable: the oldest readable version of the log
     """
     return rewrite.rewritten.commits[-1] < oldest_readable
-
-
-def _replace_files(files: dict[int, list[SegmentFile]], rewrite: SegmentRewrite) -> None:
-    """Replace the files of the commits that were rewritten by those of the rewrite."""
-    rewritten = rewrite.rewritten
-    for commit in rewritten.commits:
-        files[commit] = [file for file in files[commit] if file.sink != rewritten.sink]
-    files.setdefault(rewrite.version, []).extend(
-        SegmentFile(version=rewrite.version, sink=rewritten.sink, file=file)
-        for file in (rewritten.output.files if rewritten.output is not None else ())
-    )
 
 
 def _remaining(

@@ -40,17 +40,14 @@ from airflow_provider_streamsem.protocol.offsets import Ranges
 from airflow_provider_streamsem.protocol.view import (
     ClosedHead,
     OpenHead,
+    VisibleFiles,
     add_counts,
-    fold,
     hidden_sinks,
     net_counts,
-    not_visible,
     removed_by_rollbacks,
-    stored_output,
 )
 from airflow_provider_streamsem.readers.discoveries import DiscoveryCheck
 from airflow_provider_streamsem.readers.files import CommittedLog, open_log
-from airflow_provider_streamsem.readers.rewrite_checks import wrong_rewrites
 from airflow_provider_streamsem.stores.dataset import open_dataset
 
 logger = logging.getLogger(__name__)
@@ -183,20 +180,35 @@ class _Verification:
     verdict: Verdict
     _published: dict[int, Receipts] = field(default_factory=dict)
     _configs: dict[str, Json] = field(default_factory=dict)
+    _wrong_rewrites: set[int] = field(default_factory=set)
 
     def run(self, files: bool) -> None:
         outcomes = self._versions()
         self.verdict.commits = sum(o.committed for o, _ in outcomes)
         for outcome, _ in outcomes:
             self.verdict.counts = add_counts(self.verdict.counts, net_counts(outcome))
-        for invariant, version, what in wrong_rewrites([outcome for outcome, _ in outcomes]):
-            self._report(invariant, what, version=version)
+        self._rewrites([outcome for outcome, _ in outcomes])
         self._segments(outcomes)
         self._discoveries()
         for outcome, _ in outcomes:
             self._quarantine(outcome)
         if files:
             self._files(outcomes)
+
+    def _rewrites(self, outcomes: Sequence[Outcome]) -> None:
+        """Check each rewrite against the versions before it, and each later version against the rewrites that apply (I23, I24)."""
+        visible = VisibleFiles()
+        for outcome in outcomes:
+            faults = [*visible.faults(outcome)]
+            for invariant, what in faults:
+                self._report(invariant, what, version=outcome.version)
+            if faults and outcome.rewritten is not None:
+                self._wrong_rewrites.add(outcome.version)
+            visible.add(self._without_wrong(outcome))
+
+    def _without_wrong(self, outcome: Outcome) -> Outcome:
+        """Return the outcome, without its rewrite if that breaks a rule. Readers refuse such a log, so the checks of files ignore the rewrite."""
+        return replace(outcome, rewritten=None) if outcome.version in self._wrong_rewrites else outcome
 
     def _try(self, check: Callable[[], T], *, version: int | None = None, do: str = "") -> T | None:
         """Return the result of a check. If the check raises an error, record it as a violation, with what to do, and return ``None``."""
@@ -506,7 +518,7 @@ class _Verification:
         """Check that every visible file exists, is unchanged, has the recorded number of rows, and is named once."""
         if self.opened.pipeline is not None:
             self._try(partial(self._markers, self.opened.pipeline, stored))
-        outcomes = [outcome for outcome, _ in stored]
+        outcomes = [self._without_wrong(outcome) for outcome, _ in stored]
         self._dedup_state(outcomes[-1] if outcomes else None)
         self._operator_states(outcomes)
         named: set[tuple[str, str]] = set()
@@ -545,18 +557,13 @@ class _Verification:
     def _needed_files(self, outcomes: Sequence[Outcome]) -> _NeededFiles:
         """Find the files that readers of the newest version need, and those that readers of any readable version need (V8)."""
         oldest = (outcomes[-1].oldest_readable or 0) if outcomes else 0
-        has_rewrites = any(outcome.rewritten is not None for outcome in outcomes)
         parts = [outcomes, [outcome for outcome in outcomes if outcome.version <= oldest]]
-        views = [self._try(partial(fold, each, initial_offsets={})) if has_rewrites else None for each in parts]
-        hidden = [not_visible(each) for each in parts]
-        now, then = (
-            {(each.version, name) for each in part for name in stored_output(each) if each.version not in gone}
-            if view is None
-            else {(file.version, file.sink) for file in view.files}
-            for part, view, gone in zip(parts, views, hidden, strict=True)
-        )
-        rewrites = [] if views[0] is None else views[0].rewrites
-        rewritten = {(commit, each.rewritten.sink) for each in rewrites for commit in each.rewritten.commits}
+        views = [VisibleFiles() for _ in parts]
+        for part, view in zip(parts, views, strict=True):
+            for outcome in part:
+                view.add(outcome)
+        now, then = ({(file.version, file.sink) for file in view.with_rewrites(view.rewrites)} for view in views)
+        rewritten = {(at, each.rewritten.sink) for each in views[0].rewrites for at in each.rewritten.commits}
         return _NeededFiles(oldest, now, then, rewritten)
 
     def _rewritten_files(

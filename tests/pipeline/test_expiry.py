@@ -13,7 +13,13 @@ import pytest
 
 from airflow_provider_streamsem import FilesSink, Limits, Pipeline, alter, rollback
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.errors import HeldVersionError, InvalidError, OpenVersionError, StreamsemError
+from airflow_provider_streamsem.errors import (
+    HeldVersionError,
+    InvalidError,
+    LogDamagedError,
+    OpenVersionError,
+    StreamsemError,
+)
 from airflow_provider_streamsem.pipeline.abort import abort
 from airflow_provider_streamsem.pipeline.compact import _Sizes
 from airflow_provider_streamsem.pipeline.review import stage_reprocessing
@@ -313,24 +319,33 @@ def test_vacuum_at_any_request_of_another_process(tmp_path: Path, other: str) ->
     assert expired > 1
 
 
-def test_verify_finds_writers_that_ignore_an_expiry(fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compaction_that_ignores_an_expiry_is_reported_and_refused(
+    fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     vacuumed(fixture)
     for number in range(5):
         fixture.arrive(1)
         fixture.run(f"later {number}")
-    module = "airflow_provider_streamsem.pipeline"
-    monkeypatch.setattr(f"{module}.rollback._refuse_expired", lambda newest, to: None)
     choose = _Sizes.choose
     monkeypatch.setattr(
         _Sizes, "choose", lambda self, pipeline, name, view, oldest: choose(self, pipeline, name, view, 0)
     )
-    assert [done.version for done in compacted(fixture)] == [12]
+    with pytest.raises(LogDamagedError, match="commits that have not expired"):
+        compacted(fixture)
+    found = [(each.version, each.what) for each in fixture.verdict().violations if each.invariant == "I24"]
+    assert found == [(12, "a rewrite names commits of a bound rewrite, and commits that have not expired")]
+
+
+def test_rollback_that_ignores_an_expiry_is_reported_and_refused(
+    fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vacuumed(fixture)
+    monkeypatch.setattr("airflow_provider_streamsem.pipeline.rollback._refuse_expired", lambda newest, to: None)
     rollback(fixture.pipeline(), 3, log=fixture.log())
     found = [(each.version, each.what) for each in fixture.verdict().violations if each.invariant == "I24"]
-    assert found == [
-        (12, "a rewrite names commits of a bound rewrite, and commits that have not expired"),
-        (13, "a rollback returns to an expired version"),
-    ]
+    assert found == [(7, "a rollback returns to an expired version")]
+    with pytest.raises(LogDamagedError, match="returns to an expired version"):
+        fixture.opened().files()
 
 
 def test_verify_finds_a_reprocessing_run_of_a_bound_commit(
