@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.dedup import layers_dataset, stored_layers
@@ -29,7 +30,7 @@ def unneeded_layers(log: CommitLog, newest: Outcome, begin: int, oldest: int) ->
     written = {
         (version, attempt_id)
         for version in range(begin, oldest)
-        for _, attempt_id in layers_dataset(log.store.url).attempts(version)
+        for _, attempt_id in log.retrying.repeat(partial(layers_dataset(log.store.url).attempts, version))
     }
     earlier = _named(log, newest, begin) if begin > 0 else set[Attempt]()
     yield from sorted((earlier | written) - needed)

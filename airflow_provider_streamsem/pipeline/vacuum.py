@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain, islice
@@ -35,8 +36,8 @@ from airflow_provider_streamsem.stores.contract import ObjectStat
 
 logger = telemetry.log_of(__name__)
 
-_INSPECTED_EACH = 500
-"""Vacuum records its progress each time that it has inspected this many versions. If its task is killed, the next vacuum continues there."""
+_INSPECTED_EACH = 100
+"""Vacuum records its progress each time that it has inspected this many versions, and when it fails. The next vacuum continues there."""
 _LATE_MS = 86_400_000
 """
 Every vacuum inspects the versions that were closed less than this many milliseconds ago, because an attempt of such a version may still write files. Older
@@ -158,10 +159,18 @@ def _delete_losing(
     # If the log was restored from an older copy, the recorded progress may be above its head.
     begin = 0 if all_versions or inspected > head.closed + 1 else inspected
     inherited = {_attempt_of(file.key)[1] for layer in stored_layers(record.initial_state) for file in layer.files}
-    for version in range(begin, head.closed + 1):
-        _delete_losing_of(pipeline, version, locations, inherited, deletion)
-        if not deletion.is_dry_run and version % _INSPECTED_EACH == _INSPECTED_EACH - 1:
-            _record_inspected(log, _first_late(log, begin, min(version + 1, end)))
+    reached = begin
+    try:
+        for version in range(begin, head.closed + 1):
+            _delete_losing_of(pipeline, version, locations, inherited, deletion)
+            reached = version + 1
+            if not deletion.is_dry_run and reached % _INSPECTED_EACH == 0:
+                _record_inspected(log, _first_late(log, begin, min(reached, end)))
+    except StreamsemError:
+        if reached > begin and not deletion.is_dry_run:
+            with suppress(StreamsemError):
+                _record_inspected(log, _first_late(log, begin, min(reached, end)))
+        raise
     return begin
 
 
@@ -190,11 +199,11 @@ def _delete_losing_of(
             deletion.attempt(location.name, location.sink, version, attempt_id)
     if pipeline.dedup is not None:
         dedup_dataset = layers_dataset(log.store.url)
-        for _, attempt_id in sorted(dedup_dataset.attempts(version)):
+        for _, attempt_id in sorted(log.retrying.repeat(partial(dedup_dataset.attempts, version))):
             if lost(attempt_id) and attempt_id not in inherited:
                 deletion.attempt(STATE, dedup_dataset, version, attempt_id)
     for prefix in (keys.quarantined(version), keys.attempts(version)):
-        for stat in list(log.store.list(prefix)):
+        for stat in log.retrying.list(prefix):
             if lost(_attempt_of(stat.key)[1]):
                 deletion.object(stat)
 
@@ -322,13 +331,14 @@ class _Deletion:
         if (name, version, attempt_id) in self.attempts:  # in a dry run, the files of a losing attempt are found again
             return
         self.attempts.append((name, version, attempt_id))
-        self.bytes += sink.discard(version, attempt_id, dry_run=self.is_dry_run)
+        discard = partial(sink.discard, version, attempt_id, dry_run=self.is_dry_run)
+        self.bytes += self.log.retrying.repeat(discard)
 
     def object(self, stat: ObjectStat) -> None:
         self.keys.append(stat.key)
         self.bytes += stat.bytes
         if not self.is_dry_run:
-            self.log.store.delete(stat.key)
+            self.log.retrying.delete(stat.key)
 
 
 def _unneeded_state(pipeline: Pipeline, log: CommitLog, record: PipelineRecord, closed: int) -> Iterator[ObjectStat]:
@@ -346,7 +356,7 @@ def _unneeded_state(pipeline: Pipeline, log: CommitLog, record: PipelineRecord, 
     # one.
     if oldest is None or not oldest.operators:
         return
-    files = list(state_files.unneeded(log.store, oldest))
+    files = list(state_files.unneeded(log.retrying, oldest))
     # After an alter that dropped the state, later states have other roots. Read the alters after the listing: an attempt writes below a new root only after
     # the outcome of the alter exists, so every listed file of a later state is found here.
     if not _is_state_dropped_after(log, first or 0):
@@ -400,7 +410,7 @@ class _SinkLocation:
 
     def deletable(self, version: int, lost: _LostAttempts) -> Iterator[str]:
         """Yield the ids of the attempts of a closed version that vacuum can delete."""
-        for _, attempt_id in sorted(self.sink.attempts(version)):
+        for _, attempt_id in sorted(lost.log.retrying.repeat(partial(self.sink.attempts, version))):
             if lost(attempt_id) and (version, attempt_id) in self._in_use():
                 message = "sink %s: attempt %s of version %d lost according to the log, but the table references its files. Vacuum keeps these files"
                 logger.warning(message, self.name, attempt_id, version)
