@@ -410,8 +410,8 @@ class CommitLog:
         """Write a note about a version, and delete the earlier ones. A concurrent vacuum may have written a later one."""
         self.create(keys.newest_first(prefix, version), canonical({"version": version}))
         for key in self.list_keys(prefix):
-            if (keys.parse_newest_first(key) or 0) < version:
-                self.store.delete(key)
+            if keys.is_log_object(key) and (keys.parse_newest_first(key) or 0) < version:
+                self.retrying.delete(key)
 
     # --- versions, for readers
 

@@ -38,7 +38,8 @@ class Dropped:
 @with_log_location
 def drop(pipeline: Pipeline, *, dry_run: bool = False, log: CommitLog | None = None) -> Dropped:
     """
-    Delete the log and the datasets of a fork. The original pipeline is not affected.
+    Delete the log and the datasets of a fork. The original pipeline is not affected. Objects that the fork has not written are never deleted: if there are any
+    at these locations, nothing is deleted.
 
     No run may use the fork during this call, nor later. The order is: files of the datasets, objects of the log, the newest outcome, spilled fields, ownership
     markers, ``pipeline.json`` and its own spilled fields. So a call that ends early can be repeated: ``pipeline.json`` still shows that the log is that of a
@@ -49,7 +50,8 @@ def drop(pipeline: Pipeline, *, dry_run: bool = False, log: CommitLog | None = N
     :param dry_run: delete nothing, and return what would be deleted
     :param log: default: the log at ``pipeline.log``
     :raises InvalidError: there is no log, it is not that of a fork, or a sink publishes outside the log. Nothing was deleted
-    :raises ConflictError: a version is open, the log belongs to another pipeline, or a dataset to another log. Nothing was deleted. Or a run has written to
+    :raises ConflictError: a version is open, the log belongs to another pipeline, or a dataset to another log; or another object is stored at one of the
+        locations. Nothing was deleted. Or a run has written to
         the log during the call
     """
     log = log or open_commit_log(pipeline.log)
@@ -74,6 +76,7 @@ def drop(pipeline: Pipeline, *, dry_run: bool = False, log: CommitLog | None = N
         raise ConflictError(
             "a version of the fork is open, so a run may be active; nothing was deleted", version=head.plan.version
         ).advising("stop the runs, close the version with `streamsem abort`, and drop the fork again.")
+    _refuse_foreign_objects(pipeline, log)
     if not (dry_run and head.outcome is None):
         # Verify the ownership markers. For a log without versions, this creates a missing marker, which is deleted below. An earlier call may have deleted the
         # versions and the markers.
@@ -88,7 +91,7 @@ def drop(pipeline: Pipeline, *, dry_run: bool = False, log: CommitLog | None = N
         for sink in pipeline.sinks.values():
             open_dataset(sink.location).delete(keys.DATASET_MARKER)
         for key in (keys.PIPELINE, *last):
-            log.store.delete(key)
+            log.retrying.delete(key)
     return Dropped(
         log=log.store.url,
         forked_from=record.fork.log,
@@ -98,9 +101,32 @@ def drop(pipeline: Pipeline, *, dry_run: bool = False, log: CommitLog | None = N
     )
 
 
+def _refuse_foreign_objects(pipeline: Pipeline, log: CommitLog) -> None:
+    """
+    Check that the log and the datasets have only objects that this package has written. A directory marker of S3A has no content, and counts as such an object.
+
+    :raises ConflictError: names objects of someone else, for example another pipeline's dataset below the log. Nothing was deleted
+    """
+    stats = [(log.store.url, stat) for stat in log.retrying.list("") if not keys.is_log_object(stat.key)]
+    for sink in pipeline.sinks.values():
+        stats += [(sink.location, stat) for stat in open_dataset(sink.location).list("") if not _is_data(stat.key)]
+    foreign = [f"{location}/{stat.key}" for location, stat in stats if stat.bytes or not stat.key.endswith("/")]
+    if foreign:
+        raise ConflictError(
+            "the location of the log or of a dataset has objects that the fork has not written; nothing was deleted",
+            objects=len(foreign),
+            first=foreign[:5],
+        ).advising("move these objects to another location, then drop the fork again.")
+
+
+def _is_data(key: str) -> bool:
+    attempt = keys.attempt_of_data(key)
+    return key == keys.DATASET_MARKER or (attempt is not None and keys.is_attempt_id(attempt[1]))
+
+
 def _objects(log: CommitLog) -> list[ObjectStat]:
     """Return all objects of the log except ``pipeline.json``."""
-    return [stat for stat in log.store.list("") if stat.key != keys.PIPELINE]
+    return [stat for stat in log.retrying.list("") if stat.key != keys.PIPELINE]
 
 
 def _spills_of_record(log: CommitLog) -> list[str]:
@@ -118,7 +144,7 @@ def _delete(log: CommitLog, stats: list[ObjectStat], *, keep: list[str]) -> None
     :raises ConflictError: the log has other objects afterwards
     """
     for stat in stats:
-        log.store.delete(stat.key)
+        log.retrying.delete(stat.key)
     left = [stat.key for stat in _objects(log) if stat.key not in keep]
     if left:
         summary = "a run has written to the log while it was dropped, so it was not deleted completely"

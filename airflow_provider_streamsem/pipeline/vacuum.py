@@ -335,6 +335,9 @@ class _Deletion:
         self.bytes += self.log.retrying.repeat(discard)
 
     def object(self, stat: ObjectStat) -> None:
+        """Delete an object of the log. An object that this package has not written stays, wherever it is."""
+        if not keys.is_log_object(stat.key):
+            return
         self.keys.append(stat.key)
         self.bytes += stat.bytes
         if not self.is_dry_run:
@@ -437,8 +440,8 @@ def _record_inspected(log: CommitLog, below: int) -> None:
     if below != _vacuumed_up_to(log):
         log.create(keys.vacuumed(below), canonical({"below": below}))
     for key in log.list_keys(keys.VACUUMED):
-        if _version_of(key) != below:
-            log.store.delete(key)
+        if _version_of(key) != below and keys.is_log_object(key):
+            log.retrying.delete(key)
 
 
 def _version_of(key: str) -> int:
@@ -446,10 +449,11 @@ def _version_of(key: str) -> int:
 
 
 def _attempt_of(key: str) -> tuple[int, str]:
-    """Return version and attempt id from the second and third segment of a key; ``(-1, "")`` if the second is not a version."""
+    """Return version and attempt id from the second and third segment of a key; ``(-1, "")`` if they are none."""
     parts = key.split("/")
     version = keys.position(parts[1]) if len(parts) > 2 and keys.is_relative(key) else None
-    return (-1, "") if version is None else (version, parts[2].removesuffix(".json"))
+    attempt_id = "" if version is None else parts[2].removesuffix(".json")
+    return (-1, "") if version is None or not keys.is_attempt_id(attempt_id) else (version, attempt_id)
 
 
 class _LostAttempts:

@@ -29,6 +29,33 @@ _ENTRY = re.compile(r"log/([0-9]{8})/([0-9]{12})-([0-9]{1,13})\.([pcd])\.json")
 _NEWEST_FIRST = re.compile(r".*/([0-9]{12})-([0-9]{1,12})\.json")
 _POSITION = re.compile(r"[0-9]{1,12}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_ATTEMPT = "[0-9a-f]{32}"
+_OBJECTS = re.compile(
+    "|".join(
+        (
+            r"pipeline\.json",
+            r"(initial_offsets|specs|moved|spill)/D\.json",
+            rf"sources/({_ATTEMPT}/)?[0-9a-f]{{16}}/([^/]+/)?(discovered/P|(files|known)/D\.json)",
+            r"log/[0-9]{8}/[0-9]{12}-[0-9]{1,12}\.[pcd]\.json",
+            r"(claims|effects)/N/[^/]+/[0-9]{8,}(-N)?\.json",
+            r"attempts/N/A\.json",
+            r"runs/D/(P|announced\.json)",
+            r"(announced|vacuumed|expired)/P",
+            r"quarantine/N/A/[0-9]{5,}\.jsonl",
+            r"segments/N/N\.json",
+            r"state/(operators/A|data/N/A)/.+",
+            r"doctor/(A\.json|probe-A/.+)",
+        )
+    )
+    .replace("D", _DIGEST.pattern)
+    .replace("P", r"[0-9]{12}-[0-9]{1,12}\.json")
+    .replace("N", r"[0-9]{1,12}")
+    .replace("A", _ATTEMPT)
+)
+"""
+Matches the keys of all objects of a log (PROTOCOL.md, 2). In the patterns, ``D`` stands for a sha256, ``P`` for a position after its inverse, ``N`` for a
+number and ``A`` for the id of an attempt.
+"""
 _NEVER_WRITTEN = re.compile(r"[\\\x00-\x1f\x7f]")
 
 
@@ -45,6 +72,16 @@ def is_written(key: str) -> bool:
 def is_digest(text: str) -> bool:
     """Whether a text is a sha256 in lower-case hexadecimal digits, which names a spec or a spilled field."""
     return _DIGEST.fullmatch(text) is not None
+
+
+def is_attempt_id(text: str) -> bool:
+    """Whether a text is the id of an attempt: a UUID in 32 lower-case hexadecimal digits."""
+    return re.fullmatch(_ATTEMPT, text) is not None
+
+
+def is_log_object(key: str) -> bool:
+    """Whether a key is that of an object that this package writes to a log. Any other object below the log's root belongs to someone else."""
+    return is_written(key) and _OBJECTS.fullmatch(key) is not None
 
 
 def position(text: str) -> int | None:

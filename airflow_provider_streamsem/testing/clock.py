@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 from itertools import count
 
 
 class ManualClock:
     """
-    A clock that advances only through :meth:`sleep`, which returns immediately. Its ids are consecutive numbers.
+    A clock that advances only through :meth:`sleep`, which returns immediately. Its ids have the form of UUIDs, and end with consecutive numbers.
 
     :param now_ms: the initial time in milliseconds since the epoch
-    :param name: prefix of every id. Clocks with different names never return the same id
+    :param name: determines the ids. Clocks with different names never return the same id
     """
 
     def __init__(self, now_ms: int = 1_700_000_000_000, name: str = "id") -> None:
         self._now_ms = now_ms
-        self._name = name
+        self._prefix = hashlib.sha256(name.encode()).hexdigest()[:24]
         self._ids = count()
 
     def now_ms(self) -> int:
@@ -24,7 +25,7 @@ class ManualClock:
 
     def new_id(self) -> str:
         """Return the next id."""
-        return f"{self._name}-{next(self._ids):04d}"
+        return f"{self._prefix}{next(self._ids):08x}"
 
     def sleep(self, seconds: float) -> None:
         """Advance the clock without waiting."""

@@ -132,7 +132,7 @@ def test_drop_reports_a_run_that_writes_concurrently_and_can_be_repeated(tmp_pat
 
         def delete(self, key: str) -> None:
             super().delete(key)
-            self.create("attempts/late", b"")
+            self.create(keys.attempt(0, "0" * 32), b"")
 
     store: Store = Written(forking.store.url)
     store._objects = forking.store._objects  # type: ignore[attr-defined]
@@ -140,6 +140,57 @@ def test_drop_reports_a_run_that_writes_concurrently_and_can_be_repeated(tmp_pat
         drop(forking.pipeline(), log=dataclasses.replace(forking.log(), store=store))
     drop(forking.pipeline(), log=forking.log())
     assert list(forking.store.list("")) == []
+
+
+FOREIGN = (
+    "notes.txt",
+    "other/pipeline.json",
+    "other/log/99999999/999999999999-0.c.json",
+    "out/_streamsem.json",
+    "out/data/0/00000000000000000000000000000000/part-0.parquet",
+    "log/notes.txt",
+    "state/operators/notes.txt",
+    "state/data/0/notes/a.parquet",
+    "attempts/0/notes.json",
+    "quarantine/0/notes/00000.jsonl",
+    "sources/notes.json",
+    "vacuumed/notes.json",
+    "specs/notes.json",
+)
+
+
+@pytest.mark.parametrize("place", ["fork-log", "forked"])
+@pytest.mark.parametrize("key", [*FOREIGN, "data/0/notes/a.json", "data/notes.json", "data/0/00000000/a.json"])
+@pytest.mark.parametrize("has_run", [True, False])
+def test_drop_deletes_nothing_if_objects_of_someone_else_are_at_its_locations(
+    tmp_path: Path, place: str, key: str, has_run: bool
+) -> None:
+    forking = ForkFixture(tmp_path, dedup=DEDUP)
+    forking.fork(1)
+    if has_run:
+        forking.run()
+    (tmp_path / place / key).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / place / key).write_text("not of the fork")
+    before = files_below(tmp_path)
+    for dry_run in (True, False):
+        with pytest.raises(ConflictError, match="objects that the fork has not written; nothing was deleted") as raised:
+            drop(forking.pipeline(), dry_run=dry_run, log=forking.log())
+        assert raised.value.fields["objects"] == 1
+        assert str(raised.value.fields["first"]).endswith(f"{key}']")
+    assert files_below(tmp_path) == before
+    (tmp_path / place / key).unlink()
+    drop(forking.pipeline(), log=forking.log())
+    assert files_below(tmp_path / "fork-log", tmp_path / "forked") == []
+
+
+def test_every_object_of_a_log_is_one_that_drop_deletes(tmp_path: Path) -> None:
+    """A key that :func:`keys.is_log_object` does not know would make each drop fail."""
+    forking = ForkFixture(tmp_path, dedup=DEDUP)
+    forking.fork(1)
+    for _ in range(3):
+        forking.run()
+    unknown = [stat.key for stat in forking.store.list("") if not keys.is_log_object(stat.key)]
+    assert unknown == []
 
 
 def test_drop_command_reports_before_it_deletes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -280,3 +280,19 @@ def test_V8_reprocessing_with_an_expired_lookup_says_how_to_continue(tmp_path: P
         fixture.run("fix", pipeline=pipeline, engine=WithoutLookups(), reprocessed=0)
     reprocess(pipeline, 0, current_lookups=True, engine=WithoutLookups(), log=fixture.log())
     fixture.check()
+
+
+def test_vacuum_deletes_no_object_that_the_package_has_not_written(fixture: PipelineFixture) -> None:
+    """Their keys resemble those of losing attempts, quarantined records, old notes of vacuum and files of superseded commits."""
+    inside = ("attempts/1/notes.json", "quarantine/1/notes/00000.jsonl", "vacuumed/notes.json", "expired/notes.json")
+    for key in inside:
+        assert fixture.store.create(key, b"not of the pipeline")
+    data = fixture.root / "out" / "data"
+    outside = [data / "1" / "notes" / "a.json", data / "1" / "b.json", data / "6" / "region=eu" / "c.json"]
+    for path in outside:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("not of the pipeline")
+    done = run_vacuum(fixture, 0, all_versions=True)
+    assert {version for _, version, _ in done.attempts} == {1, 4, 6}
+    assert all(fixture.store.read(key) == b"not of the pipeline" for key in inside)
+    assert all(path.read_text() == "not of the pipeline" for path in outside)

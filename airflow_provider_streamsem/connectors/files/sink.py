@@ -265,11 +265,12 @@ class FilesSink:
         return [f"{self.path.rstrip('/')}/{file.key}" for file in files]
 
     def attempts(self, version: int | None = None) -> set[tuple[int, str]]:
-        """Return the attempts that have a directory."""
+        """Return the attempts that have a directory. A directory with another name than that of an attempt was not written by this package."""
         dataset = self._dataset()
         versions = dataset.directories("data/") if version is None else [str(version)]
         directories = (f"data/{v}/{name}/" for v in versions for name in dataset.directories(f"data/{v}/"))
-        return {attempt for key in directories if (attempt := keys.attempt_of_data(key))}
+        found = {attempt for key in directories if (attempt := keys.attempt_of_data(key))}
+        return {(of_version, attempt_id) for of_version, attempt_id in found if keys.is_attempt_id(attempt_id)}
 
     def discard(self, version: int, attempt_id: str, *, dry_run: bool = False) -> int:
         """Remove the attempt's directory; return its size in bytes."""
