@@ -131,7 +131,7 @@ def test_each_role_works_with_the_documented_rights_and_has_no_others(roles: Rol
     assert roles.refuses("reader", lambda s3: s3.get_object(Bucket="p-in", Key="a.json"))
 
     with use_s3_access(roles.access("vacuum")):
-        assert {attempt for _, _, attempt in vacuum(PIPELINE).attempts} == {"lost"}
+        assert {attempt for _, _, attempt in vacuum(PIPELINE).attempts} == {"0" * 32}
         assert verify(PIPELINE).violations == []
     assert all(roles.refuses("vacuum", put(bucket, "data/0/x")) for bucket in BUCKETS.values())
     for key in (keys.PIPELINE, keys.outcome(0), keys.plan(0)):
@@ -171,8 +171,9 @@ def delete(bucket: str, key: str) -> Callable[[Any], object]:
 
 def create_leftovers(roles: Roles) -> None:
     """Create the files of a discarded attempt at a closed version."""
-    roles.root.put_object(Bucket="p-out", Key="data/0/lost/part-0.parquet", Body=b"x")
-    roles.root.put_object(Bucket="p-log", Key="attempts/0/lost.json", Body=b"x")
+    lost = "0" * 32
+    roles.root.put_object(Bucket="p-out", Key=f"data/0/{lost}/part-0.parquet", Body=b"x")
+    roles.root.put_object(Bucket="p-log", Key=f"attempts/0/{lost}.json", Body=b"x")
 
 
 def read_as_reader(roles: Roles, spark: SparkSession) -> list[Any]:

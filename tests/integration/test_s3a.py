@@ -223,25 +223,26 @@ def test_vacuum_removes_only_files_and_unfinished_uploads_of_dead_attempts(
     put(arrivals, "a.json", [{"id": 1, "s": "x"}])
     spec = pipeline(lake, arrivals)
     run_batch(spec, run_key="a")
+    attempt, upload_only, running = ("d" * 31 + digit for digit in "012")
     dead = open_dataset(f"{lake}/out")
     bucket, _, prefix = f"{lake}/out".removeprefix("s3://").partition("/")
     client = boto3.client("s3")
-    client.put_object(Bucket=bucket, Key=f"{prefix}/data/0/dead-attempt/part-0.parquet", Body=b"half")
-    upload = client.create_multipart_upload(Bucket=bucket, Key=f"{prefix}/data/0/dead-upload/part-1.parquet")
+    client.put_object(Bucket=bucket, Key=f"{prefix}/data/0/{attempt}/part-0.parquet", Body=b"half")
+    upload = client.create_multipart_upload(Bucket=bucket, Key=f"{prefix}/data/0/{upload_only}/part-1.parquet")
     client.upload_part(
         Bucket=bucket,
-        Key=f"{prefix}/data/0/dead-upload/part-1.parquet",
+        Key=f"{prefix}/data/0/{upload_only}/part-1.parquet",
         UploadId=upload["UploadId"],
         PartNumber=1,
         Body=b"x",
     )
-    open_version = client.create_multipart_upload(Bucket=bucket, Key=f"{prefix}/data/1/running/part-0.parquet")
-    found = {"dead-attempt", "dead-upload"} if lists_uploads else {"dead-attempt"}
+    open_version = client.create_multipart_upload(Bucket=bucket, Key=f"{prefix}/data/1/{running}/part-0.parquet")
+    found = {attempt, upload_only} if lists_uploads else {attempt}
     assert found < set(dead.directories("data/0/"))
     done = vacuum(spec)
-    assert {attempt for _, _, attempt in done.attempts} == found
+    assert {attempt_id for _, _, attempt_id in done.attempts} == found
     assert [u["UploadId"] for u in uploads(f"{lake}/out")] == ([open_version["UploadId"]] if lists_uploads else [])
-    assert not [key for key in keys(f"{lake}/out") if "dead" in key]
+    assert not [key for key in keys(f"{lake}/out") if any(attempt_id in key for attempt_id in found)]
     assert verify(f"{lake}/log").violations == []
 
 
