@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from functools import cache
 from types import NoneType, UnionType
@@ -23,6 +24,8 @@ SPILL_BYTES = 65_536
 MAX_NESTING = 64
 """Maximum nesting depth of stored JSON, inclusive. Entries that this package writes are nested far less deeply."""
 _SPILL = "$spill"
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+"""Matches the escape of a surrogate in JSON. A lone surrogate is no character, so UTF-8 cannot encode a text with one."""
 E = TypeVar("E", bound=Entry)
 
 
@@ -79,18 +82,22 @@ def _check_depth(value: Json, levels: int) -> None:
         raise ValueError(f"nested deeper than {MAX_NESTING} levels")
 
 
-def read_json(data: bytes | str, key: str) -> Json:
+def read_json(data: bytes | str, key: str, *, any_text: bool = False) -> Json:
     """
-    Parse stored JSON, and check its nesting depth.
+    Parse stored JSON, and check its nesting depth and its texts.
 
     Every reader of log entries calls this function, because stored bytes may be damaged or forged.
 
     :param key: key of the object, for the error
-    :raises LogDamagedError: the bytes are not JSON, or the value is nested deeper than :data:`MAX_NESTING`
+    :param any_text: whether a text may contain a lone surrogate, because it comes from another system
+    :raises LogDamagedError: the bytes are not JSON in UTF-8, a text contains a lone surrogate, or the value is nested deeper than :data:`MAX_NESTING`
     """
     try:
-        value = json.loads(data)
+        text = data if isinstance(data, str) else data.decode()
+        value = json.loads(text)
         _check_levels(value, MAX_NESTING)
+        if not any_text and _SURROGATE.search(text):
+            _dumped(value)
     except (ValueError, RecursionError):  # The cause is not chained, because its message quotes stored bytes.
         raise LogDamagedError("an object is not valid JSON, or is nested too deeply", invariant="I1", key=key) from None
     return value
@@ -206,18 +213,28 @@ def _canonical_or_damaged(key: str, body: Json) -> bytes:
 
 def lines(key: str, data: bytes) -> list[dict[str, Json]]:
     """
-    Parse the records of a JSON Lines object.
+    Parse the records of a JSON Lines object. Lone surrogates in its texts are escaped, because the texts come from records.
 
     :param key: key of the object, for the error
-    :raises LogDamagedError: a line is not a JSON object
+    :raises LogDamagedError: a line is not a JSON object, or is nested deeper than :data:`MAX_NESTING`
     """
-    try:
-        records = [json.loads(line) for line in data.split(b"\n") if line]
-    except (ValueError, RecursionError):
-        records = [None]
+    records = [_escaped(read_json(line, key, any_text=True), line) for line in data.split(b"\n") if line]
     if not all(isinstance(record, dict) for record in records):
         raise LogDamagedError("a line is not a JSON object", invariant="I1", key=key)
     return records
+
+
+def _escaped(value: Json, line: bytes) -> Json:
+    """Replace each lone surrogate of a parsed line with its escape."""
+    return _with_escapes(value) if _SURROGATE.search(line.decode()) else value
+
+
+def _with_escapes(value: Json) -> Json:
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_with_escapes(name): _with_escapes(item) for name, item in value.items()}
+    return [_with_escapes(item) for item in value] if isinstance(value, list) else value
 
 
 def decode(cls: type[E], key: str, data: bytes, parts: Mapping[str, bytes] | None = None) -> E:

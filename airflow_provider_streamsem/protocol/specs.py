@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from airflow_provider_streamsem.errors import LogDamagedError
-from airflow_provider_streamsem.protocol.codec import read_json
+from airflow_provider_streamsem.protocol.codec import canonical, read_json
 
 
 def stored_spec(data: bytes) -> dict[str, Any]:
@@ -21,4 +21,8 @@ def stored_spec(data: bytes) -> dict[str, Any]:
         isinstance(spec.get(name), dict) for name in ("sinks", "immutable_config")
     ):
         raise LogDamagedError("a spec in the log is not valid", invariant="I1")
+    try:
+        canonical(spec)
+    except TypeError:
+        raise LogDamagedError("a spec in the log contains a float, which no writer stores", invariant="I1") from None
     return spec

@@ -209,3 +209,50 @@ def test_json_at_the_nesting_limit_is_decoded() -> None:
     assert codec.decode(Outcome, "k", codec.encode(entry).data) == entry
     with pytest.raises(ValueError, match="nested deeper"):
         codec.encode(samples.plan(pins=[pins]))
+
+
+ANY_TEXT = st.text(st.characters() | st.characters(categories=["Cs"]) | st.sampled_from("\U0001f600\\u"), max_size=5)
+ANY_JSON = st.recursive(
+    st.none() | st.integers() | ANY_TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(ANY_TEXT, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def is_utf8(value: Any) -> bool:
+    try:
+        return bool(json.dumps(value, ensure_ascii=False).encode())
+    except UnicodeEncodeError:
+        return False
+
+
+@given(ANY_JSON, st.booleans())
+def test_stored_json_is_read_unchanged_or_refused_because_utf8_cannot_encode_it(value: Any, escapes: bool) -> None:
+    stored = json.dumps(value, ensure_ascii=escapes).encode(errors="surrogatepass")
+    if is_utf8(value):
+        assert codec.read_json(stored, "k") == value
+    elif (found := json.loads(json.dumps(value))) != value and is_utf8(found) and escapes:
+        assert codec.read_json(stored, "k") == found, "the escapes of two surrogates are one character"
+    else:
+        with pytest.raises(LogDamagedError, match="not valid JSON"):
+            codec.read_json(stored, "k")
+
+
+@given(st.dictionaries(ANY_TEXT, ANY_JSON, max_size=3))
+def test_lines_of_any_record_can_be_written_as_utf8(record: dict[str, Any]) -> None:
+    (found,) = codec.lines("k", json.dumps(record).encode())
+    assert is_utf8(found)
+    if is_utf8(record):
+        assert found == record
+
+
+@pytest.mark.parametrize(
+    "stored", [b'{"a":"\\ud800"}', b'{"\\uDfff":1}', b'{"a":"\xed\xa0\x80"}', '{"a":1}'.encode("utf-16")]
+)
+def test_json_with_a_text_that_is_not_utf8_is_refused(stored: bytes) -> None:
+    with pytest.raises(LogDamagedError, match="not valid JSON"):
+        codec.read_json(stored, "k")
+
+
+def test_lone_surrogate_in_a_quarantined_record_is_escaped() -> None:
+    assert codec.lines("k", b'{"raw":"a\\ud800b"}\n') == [{"raw": "a\\ud800b"}]

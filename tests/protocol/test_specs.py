@@ -16,3 +16,9 @@ def test_valid_spec_is_returned_as_json() -> None:
 def test_spec_without_its_tables_is_refused(data: bytes) -> None:
     with pytest.raises(LogDamagedError, match="a spec in the log is not valid"):
         stored_spec(data)
+
+
+@pytest.mark.parametrize("value", ["1.5", "NaN", "-Infinity", "1e999", '"\\ud800"'])
+def test_spec_with_a_value_that_no_writer_stores_is_refused(value: str) -> None:
+    with pytest.raises(LogDamagedError):
+        stored_spec(f'{{"sinks": {{}}, "immutable_config": {{"a": [{value}]}}}}'.encode())

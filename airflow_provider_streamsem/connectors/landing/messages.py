@@ -308,7 +308,7 @@ class LandingDirectory:
 
 def body_of(line: str) -> str:
     """Return the body of a landed message as text; ``""`` if it is not UTF-8 or the message has no id. For readers without Spark."""
-    landed = read_json(line, "a landed message")
+    landed = read_json(line, "a landed message", any_text=True)
     return "" if landed.get("encoding") or landed["id"] is None else str(landed["body"])
 
 
@@ -339,7 +339,7 @@ def _line(message: Message, at_ms: int) -> bytes:
 
 
 def _landed(i: int, data: bytes) -> _Landed:
-    records = [read_json(line, _key(i)) for line in data.splitlines()]
+    records = [read_json(line, _key(i), any_text=True) for line in data.splitlines()]
     try:
         digests = tuple(_digest(record["id"]) for record in records if record["id"] is not None)
         return _Landed(i, int(records[0]["received_ms"]), digests)
