@@ -123,6 +123,13 @@ def _configuration() -> dict[str, Any]:
                 "example": None,
                 "default": "False",
             },
+            "web_memory": {
+                "description": "MiB of memory that the web view may use for logs in each process of the API server, from 16 on.",
+                "version_added": "0.1.0",
+                "type": "integer",
+                "example": None,
+                "default": "256",
+            },
             "spark_history_url": {
                 "description": "URL of the Spark history server, for the Spark UI link of a task instance that has ended. If empty: no link.",
                 "version_added": "0.1.0",

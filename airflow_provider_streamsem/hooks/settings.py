@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from airflow_provider_streamsem.arguments import interval
+from airflow_provider_streamsem.arguments import integer, interval
 
 SECTION = "streamsem"
 
@@ -42,6 +42,17 @@ def shows_records() -> bool:
     """Return whether the web view shows the contents of quarantined records. Default: no."""
     enabled: bool = _configuration().getboolean(SECTION, "show_records", fallback=False)
     return enabled
+
+
+def web_memory() -> int:
+    """
+    Return the MiB of memory that the web view may use for logs in each process of the API server. Default: 256.
+
+    :raises InvalidError: the option is not an integer from 16 to 1,048,576
+    """
+    name = f"[{SECTION}] web_memory of Airflow's configuration"
+    given = _get("web_memory") or "256"
+    return integer(name, int(given) if given.isdecimal() and len(given) < 10 else given, least=16, most=1 << 20)
 
 
 def default_deferrable() -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -10,8 +12,9 @@ from typing import Any, TypeVar, cast
 
 from airflow_provider_streamsem.connections import Connection, connection
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.pipeline.spec import NAME, Pipeline
 from airflow_provider_streamsem.stores import aws, s3
+from airflow_provider_streamsem.stores.contract import split_url
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -64,6 +67,21 @@ def root(conn: Connection) -> str:
             "a streamsem connection must have the root location of its logs as host", conn_id=conn.conn_id
         )
     return conn.host.rstrip("/")
+
+
+def is_log_of(directory: str, log: str) -> bool:
+    """
+    Return whether a location is that of a pipeline's log below a root: the root, ``/``, and the name of a pipeline.
+
+    A name has no dots, slashes and percent signs, so no spelling of another location passes. A local log that is a symbolic link does not pass either.
+
+    :param directory: the location that :func:`root` returns
+    """
+    parent, _, name = log.rpartition("/")
+    if parent != directory or not re.fullmatch(NAME, name):
+        return False
+    scheme, path = split_url(log)
+    return scheme != "file" or os.path.dirname(os.path.realpath(path)) == os.path.realpath(os.path.dirname(path))
 
 
 def access(conn: Connection) -> s3.S3Access:

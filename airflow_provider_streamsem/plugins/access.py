@@ -7,11 +7,11 @@ second condition is checked when the log is read, because a task could name any 
 
 from __future__ import annotations
 
-import json
+import re
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import cache, partial
 from threading import Lock
 from typing import Annotated, Any
 
@@ -21,19 +21,24 @@ from airflow.api_fastapi.core_api.security import get_user
 from fastapi import Depends
 
 from airflow_provider_streamsem.connections import connection, use_resolver
-from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
+from airflow_provider_streamsem.hooks import settings
 from airflow_provider_streamsem.hooks.connections import airflow_connection
 from airflow_provider_streamsem.observability.observed import LOG_KEY
-from airflow_provider_streamsem.pipeline.location import access, root
+from airflow_provider_streamsem.pipeline.location import access, is_log_of, root
+from airflow_provider_streamsem.protocol.codec import read_json
 from airflow_provider_streamsem.stores.s3 import use_s3_access
 from airflow_provider_streamsem.web.addresses import actions_tag, pipeline_id
 from airflow_provider_streamsem.web.documents import ActionsDag, Task
+from airflow_provider_streamsem.web.memory import MemoryBudget
 from airflow_provider_streamsem.web.pipelines import LoggedPipeline, OpenedLog
 
 User = Annotated[Any, Depends(get_user)]
 
 _KEPT = 64
 """The number of logs that a process keeps open."""
+_LONGEST = 4_096
+"""The maximum number of characters of the location of a log."""
 _XCOMS = 2_000
 """The maximum number of XComs that a request reads."""
 Location = tuple[str, str, str | None]
@@ -41,6 +46,12 @@ Location = tuple[str, str, str | None]
 _opened: OrderedDict[Location, OpenedLog] = OrderedDict()
 """Location → the log, in the order of their last use"""
 _lock = Lock()
+
+
+@cache
+def memory() -> MemoryBudget:
+    """Return the memory for logs in this process."""
+    return MemoryBudget(settings.web_memory())
 
 
 def authenticated(user: User) -> None:
@@ -85,7 +96,7 @@ def _teams(dag_ids: set[str]) -> dict[str, str | None]:
 
 def _opened_log(location: Location) -> OpenedLog:
     with _lock:
-        opened = _opened.pop(location, None) or OpenedLog(location[0], _store_access(*location))
+        opened = _opened.pop(location, None) or OpenedLog(location[0], _store_access(*location), memory().cache)
         _opened[location] = opened
         while len(_opened) > _KEPT:
             _opened.popitem(last=False)
@@ -145,14 +156,18 @@ def _actions_dags(
 
 
 def _parsed(value: Any) -> dict[str, str] | None:
-    """Return the value of an XCom; ``None`` if an XCom backend has stored it in another form."""
+    """Return the value of an XCom; ``None`` if no run has written it, or an XCom backend has stored it in another form."""
     try:
-        found = json.loads(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError):
+        found = read_json(value, LOG_KEY) if isinstance(value, str) else value
+    except LogDamagedError:
         return None
     names = ("log", "pipeline", "conn_id")
-    is_valid = isinstance(found, dict) and all(isinstance(found.get(name), str) for name in names)
+    is_valid = isinstance(found, dict) and all(_is_text(found.get(name)) for name in names)
     return {name: found[name] for name in names} if is_valid else None
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= _LONGEST and not re.search("[\ud800-\udfff]", value)
 
 
 def _store_access(log: str, conn_id: str, team_name: str | None) -> Any:
@@ -166,7 +181,7 @@ def _store_access(log: str, conn_id: str, team_name: str | None) -> Any:
     def with_connection() -> Iterator[None]:
         with use_resolver(partial(airflow_connection, team_name=team_name)):
             conn = connection(conn_id)
-            if not log.startswith(f"{root(conn)}/"):
+            if not is_log_of(root(conn), log):
                 raise InvalidError("the log is not below the root of its connection", log=log, conn_id=conn_id)
             with use_s3_access(access(conn)):
                 yield

@@ -28,10 +28,12 @@ class WebView:
 
     def _create(self) -> Any:
         from airflow_provider_streamsem.hooks import settings
-        from airflow_provider_streamsem.plugins.access import authenticated, readable
+        from airflow_provider_streamsem.plugins.access import authenticated, memory, readable
         from airflow_provider_streamsem.web.app import create_app
 
-        return create_app(authenticated=authenticated, readable=readable, shows_records=settings.shows_records())
+        return create_app(
+            authenticated=authenticated, readable=readable, shows_records=settings.shows_records(), memory=memory()
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request."""

@@ -86,7 +86,8 @@ def opened(fork: str | CommittedLog, original: str | CommittedLog) -> tuple[Comm
     if fork_log.head < 0:
         summary = "the fork has no closed version, so it has no rows to compare"
         raise InvalidError(summary, log=fork_log.log.store.url).advising("run the fork first.")
-    if forked_at.version in original_log.rolled_back(original_log.log.find_head().outcome):
+    removed = original_log.rolled_back(original_log.log.find_head().outcome)
+    if any(forked_at.version in versions for versions in removed):
         summary = (
             "the original was rolled back to a version before the fork, so the two have not read the same records since"
         )

@@ -316,14 +316,14 @@ class CommittedLog:
                 raise LogDamagedError("quarantined records are missing", invariant="I6", key=key)
             yield from lines(key, data)
 
-    def rolled_back(self, newest: Outcome | None) -> set[int]:
+    def rolled_back(self, newest: Outcome | None) -> list[range]:
         """
-        Return the closed versions whose rows a rollback has removed.
+        Return the closed versions whose rows a rollback has removed, as ranges in ascending order.
 
         :param newest: the outcome of the newest closed version; ``None`` if there is none
         """
         kept = [] if newest is None else self.log.remaining_versions(newest)
-        return {version for before, after in pairwise(kept) for version in range(before.stop, after.start)}
+        return [range(before.stop, after.start) for before, after in pairwise(kept)]
 
     def versions(self, *, newest_first: bool = True, limit: int | None = None) -> Iterator[Version]:
         """

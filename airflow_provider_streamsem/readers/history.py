@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from threading import Lock
+from typing import Any
 
 from airflow_provider_streamsem.errors import LogDamagedError
 from airflow_provider_streamsem.pipeline.changes import changed_fields
@@ -17,9 +18,13 @@ from airflow_provider_streamsem.protocol.specs import stored_spec
 from airflow_provider_streamsem.protocol.view import OpenHead, Part, stored_output
 from airflow_provider_streamsem.readers.files import CommittedLog, Version
 from airflow_provider_streamsem.stores.concurrency import in_threads
+from airflow_provider_streamsem.stores.metered import charge, memory_of, working
 
-_CACHED = 20_000
-"""The number of versions and files that a :class:`History` keeps in memory. Each needs up to a kilobyte."""
+_CACHED_BYTES = 64 << 20
+_TEXT = 2_000
+"""The number of characters of a reason and of a run key in a :class:`VersionSummary`."""
+_REQUEST_BYTES = 4_000
+"""The bytes of memory for a request that waits for a thread."""
 _EXTRA = 3
 """The number of versions before the last one of a page that are read, to find the spec before it."""
 
@@ -53,7 +58,7 @@ class VersionSummary:
     :param publishing_ms: milliseconds in which the publisher that stored the receipts published the rows; ``None`` without receipts
     :param lag: number of unread items of the source when the version was planned, those of the version included; ``None`` if it is not known
     :param sinks: sink → ``committed``; for a sink outside the log, ``waiting`` or the result in its receipt: ``applied``, ``skipped`` or ``unknown``
-    :param reason: why the version was aborted; ``""`` if it was not
+    :param reason: why the version was aborted; ``""`` if it was not. At most 2,000 characters
     :param changed: the fields of the spec that differ from those of the version before
     """
 
@@ -102,20 +107,63 @@ class VersionSummary:
         return len(self.ranges)
 
 
+class VersionCache:
+    """
+    Keeps values that were read from logs, up to a number of bytes. It forgets those first that were used least recently.
+
+    Several threads may use an instance.
+
+    :param most: maximum number of bytes of memory
+    """
+
+    def __init__(self, most: int = _CACHED_BYTES) -> None:
+        self._most = most
+        self._values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._lock = Lock()
+        self.bytes = 0
+
+    def get(self, key: Hashable) -> Any:
+        """Return a value; ``None`` if it is not kept."""
+        with self._lock:
+            if key not in self._values:
+                return None
+            self._values.move_to_end(key)
+            return self._values[key][0]
+
+    def put(self, key: Hashable, value: object) -> None:
+        """Keep a value, unless it needs more than a fourth of the memory."""
+        size = memory_of(key) + memory_of(value)
+        with self._lock:
+            if key in self._values or size > self._most // 4:
+                return
+            self._values[key] = value, size
+            self.bytes += size
+            while self.bytes > self._most:
+                _, (_, size) = self._values.popitem(last=False)
+                self.bytes -= size
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """The summary of a version as far as other versions do not change it, and the digest of its spec."""
+
+    summary: VersionSummary
+    spec: str
+
+
 @dataclass(slots=True)
 class History:
     """
     Reads the versions of a log, and keeps those that can no longer change: closed ones whose receipts are stored, if they require any.
 
-    Several threads may use an instance.
+    The versions have no pins, which may be large. Several threads may use an instance.
+
+    :param cache: keeps the versions. Several histories may share it
     """
 
     opened: CommittedLog
-    _closed: OrderedDict[int, Version] = field(default_factory=OrderedDict)
-    _size: int = 0
-    _replaced_by: dict[int, int] = field(default_factory=dict)
-    _specs: dict[str, Json] = field(default_factory=dict)
-    _lock: Lock = field(default_factory=Lock)
+    cache: VersionCache = field(default_factory=VersionCache)
+    _id: object = field(default_factory=object)
 
     def summaries(self, *, before: int | None = None, limit: int) -> list[VersionSummary]:
         """
@@ -125,37 +173,59 @@ class History:
         :param limit: maximum number of versions
         :raises LogDamagedError: an entry of the log is missing or damaged
         """
-        head = self.opened.log.find_head()
-        newest = head.plan.version if isinstance(head, OpenHead) else head.closed
+        with working():
+            head = self.opened.log.find_head()
+            newest, outcome = head.plan.version if isinstance(head, OpenHead) else head.closed, head.outcome
+            removed, oldest = self.opened.rolled_back(outcome), _oldest_readable(outcome)
         end = newest + 1 if before is None else min(before, newest + 1)
-        versions = self.versions(range(end - 1, max(-1, end - 1 - limit - _EXTRA), -1))
-        removed = self.opened.rolled_back(head.outcome)
-        return [
-            self._summary(version, versions[at + 1 :], head.outcome, removed)
-            for at, version in enumerate(versions[:limit])
-        ]
+        numbers = range(end - 1, max(-1, end - 1 - limit - _EXTRA), -1)
+        rows = [row for row in in_threads(self._row, numbers) if row is not None]
+        return [self._completed(row, rows[at + 1 :], removed, oldest) for at, row in enumerate(rows[:limit])]
 
-    def summary(self, version: Version) -> VersionSummary:
-        """Return the summary of one version."""
-        earlier = self.versions(range(version.version - 1, max(-1, version.version - 1 - _EXTRA), -1))
-        newest = self.opened.log.find_head().outcome
-        return self._summary(version, earlier, newest, self.opened.rolled_back(newest))
+    def summary(self, number: int) -> VersionSummary | None:
+        """Return the summary of one version; ``None`` if it does not exist."""
+        numbers = range(number, max(-1, number - 1 - _EXTRA), -1)
+        row, *earlier = in_threads(self._row, numbers)
+        if row is None:
+            return None
+        with working():
+            outcome = self.opened.log.find_head().outcome
+            removed, oldest = self.opened.rolled_back(outcome), _oldest_readable(outcome)
+        return self._completed(row, [each for each in earlier if each is not None], removed, oldest)
 
     def versions(self, numbers: Sequence[int]) -> list[Version]:
         """Return versions with their entries, in the given order. Versions that do not exist are left out."""
         return [version for version in in_threads(self.version, numbers) if version is not None]
 
     def version(self, number: int) -> Version | None:
-        """Return a version with its entries; ``None`` if it does not exist."""
-        with self._lock:
-            if number in self._closed:
-                self._closed.move_to_end(number)
-                return self._closed[number]
-        version = self.opened.version(number)
-        outcome = None if version is None else version.outcome
-        if version is not None and outcome is not None and (version.receipts or not outcome.requires_receipts):
-            self._keep(version, outcome)
+        """Return a version with its entries and without its pins; ``None`` if it does not exist."""
+        with working():
+            version = self._read(number)
+        charge(memory_of(version))
         return version
+
+    def _read(self, number: int) -> Version | None:
+        key = (self._id, "version", number)
+        version: Version | None = self.cache.get(key)
+        if version is None and (found := self.opened.version(number)) is not None:
+            version = replace(found, plan=replace(found.plan, pins=None))
+            if _is_final(version):
+                self.cache.put(key, version)
+                if version.outcome is not None and version.outcome.committed and version.outcome.replaces is not None:
+                    self.cache.put((self._id, "replaced", version.outcome.replaces.version), number)
+        return version
+
+    def _row(self, number: int) -> _Row | None:
+        key = (self._id, "row", number)
+        row: _Row | None = self.cache.get(key)
+        if row is None:
+            with working():
+                version = self._read(number)
+                row = None if version is None else _Row(_summary(version), version.plan.spec)
+                if row is not None and version is not None and _is_final(version):
+                    self.cache.put(key, row)
+        charge(memory_of(row))
+        return row
 
     def parts(self, versions: range) -> list[Part]:
         """
@@ -164,6 +234,7 @@ class History:
         :raises LogDamagedError: a version has no outcome
         """
         indexes = range(-(-versions.start // SEGMENT_WIDTH), versions.stop // SEGMENT_WIDTH)
+        charge(_REQUEST_BYTES * len(indexes))
         if not indexes:
             return [*self._outcomes(versions)]
         segments = in_threads(self._segment, indexes)
@@ -184,89 +255,109 @@ class History:
             raise LogDamagedError(summary, invariant="I2", first=versions.start, last=versions[-1])
         return found
 
-    def _keep(self, version: Version, outcome: Outcome) -> None:
-        with self._lock:
-            if version.version not in self._closed:
-                self._closed[version.version] = version
-                self._size += _size(version)
-            if outcome.committed and outcome.replaces is not None:
-                self._replaced_by[outcome.replaces.version] = version.version
-            while self._size > _CACHED and len(self._closed) > 1:
-                _, oldest = self._closed.popitem(last=False)
-                self._size -= _size(oldest)
-
     def spec(self, digest: str) -> Json:
         """Return a stored spec as JSON."""
-        if digest not in self._specs:
-            self._specs[digest] = stored_spec(self.opened.log.read_spec(digest))
-        return self._specs[digest]
+        key = (self._id, "spec", digest)
+        spec = self.cache.get(key)
+        if spec is None:
+            with working():
+                spec = stored_spec(self.opened.log.read_spec(digest))
+                self.cache.put(key, spec)
+        charge(memory_of(spec))
+        return spec
 
-    def _summary(
-        self, version: Version, earlier: Sequence[Version], newest: Outcome | None, removed: set[int]
+    def _completed(
+        self, row: _Row, earlier: Sequence[_Row], removed: Sequence[range], oldest_readable: int
     ) -> VersionSummary:
-        plan, outcome, receipts = version.plan, version.outcome, version.receipts
-        output = {} if outcome is None else stored_output(outcome)
-        files = [file for sink in output.values() for file in sink.files]
-        return VersionSummary(
-            version=version.version,
-            kind=plan.kind,
-            result=_result(version),
-            replaces=None if plan.replaces is None else plan.replaces.version,
-            replaced_by=self._replaced_by.get(version.version),
-            rolls_back_to=None if plan.rolled_back is None else plan.rolled_back.to,
-            is_rolled_back=_is_rolled_back(version, removed),
-            expires=plan.expires,
-            is_expired=newest is not None and version.version < (newest.oldest_readable or 0),
-            ranges=plan.ranges,
-            gaps=plan.gaps if outcome is None else outcome.gaps,
-            files=len(files),
-            bytes=sum(file.bytes for file in files),
-            counts={} if outcome is None else outcome.counts,
-            rewritten={}
-            if outcome is None or outcome.rewritten is None
-            else {outcome.rewritten.sink: outcome.rewritten.rows},
-            watermark_ms=None if outcome is None else outcome.watermark_ms,
-            planned_at_ms=plan.planned_at_ms,
-            decided_at_ms=None if outcome is None else outcome.decided_at_ms,
-            published_at_ms=None if receipts is None else receipts.published_at_ms,
-            duration_ms=None if outcome is None else outcome.duration_ms,
-            planning_ms=plan.planning_ms,
-            staged_ms=None if outcome is None else outcome.staged_ms,
-            publishing_ms=None if receipts is None else receipts.duration_ms,
-            lag=plan.lag,
-            sinks={} if outcome is None else _sinks(outcome, receipts),
-            run_key=plan.run_key,
-            reason="" if outcome is None else outcome.reason,
-            changed=self._changed(version, earlier),
+        """
+        Return the summary of a version with the facts that other versions change.
+
+        :param earlier: the versions before it, newest first
+        """
+        summary = row.summary
+        with working():
+            changed = self._changed(row, earlier)
+        charge(memory_of(changed))
+        return replace(
+            summary,
+            replaced_by=self.cache.get((self._id, "replaced", summary.version)),
+            is_rolled_back=_is_rolled_back(summary, removed),
+            is_expired=summary.version < oldest_readable,
+            changed=changed,
         )
 
-    def _changed(self, version: Version, earlier: Sequence[Version]) -> tuple[str, ...]:
+    def _changed(self, row: _Row, earlier: Sequence[_Row]) -> tuple[str, ...]:
         """
         Return the spec fields in which a version differs from the newest of the earlier versions.
 
         Rollbacks and expiries are ignored, because they run no transform. So a change is shown at the first batch that uses it.
         """
         ignored = ("rollback", "expire")
-        specs = [each.plan.spec for each in (version, *earlier) if each.plan.kind not in ignored][:2]
-        if version.plan.kind in ignored or len({*specs}) < 2:
+        specs = [each.spec for each in (row, *earlier) if each.summary.kind not in ignored][:2]
+        if row.summary.kind in ignored or len({*specs}) < 2:
             return ()
         return tuple(changed_fields(self.spec(specs[1]), self.spec(specs[0])))
 
 
-def _is_rolled_back(version: Version, removed: set[int]) -> bool:
+def _summary(version: Version) -> VersionSummary:
+    """Return the summary of a version as if the log had no other versions."""
+    plan, outcome, receipts = version.plan, version.outcome, version.receipts
+    output = {} if outcome is None else stored_output(outcome)
+    files = [file for sink in output.values() for file in sink.files]
+    rewritten = None if outcome is None else outcome.rewritten
+    return VersionSummary(
+        version=version.version,
+        kind=plan.kind,
+        result=_result(version),
+        replaces=None if plan.replaces is None else plan.replaces.version,
+        replaced_by=None,
+        rolls_back_to=None if plan.rolled_back is None else plan.rolled_back.to,
+        is_rolled_back=False,
+        expires=plan.expires,
+        is_expired=False,
+        ranges=plan.ranges,
+        gaps=plan.gaps if outcome is None else outcome.gaps,
+        files=len(files),
+        bytes=sum(file.bytes for file in files),
+        counts={} if outcome is None else outcome.counts,
+        rewritten={} if rewritten is None else {rewritten.sink: rewritten.rows},
+        watermark_ms=None if outcome is None else outcome.watermark_ms,
+        planned_at_ms=plan.planned_at_ms,
+        decided_at_ms=None if outcome is None else outcome.decided_at_ms,
+        published_at_ms=None if receipts is None else receipts.published_at_ms,
+        duration_ms=None if outcome is None else outcome.duration_ms,
+        planning_ms=plan.planning_ms,
+        staged_ms=None if outcome is None else outcome.staged_ms,
+        publishing_ms=None if receipts is None else receipts.duration_ms,
+        lag=plan.lag,
+        sinks={} if outcome is None else _sinks(outcome, receipts),
+        run_key=_shortened(plan.run_key),
+        reason="" if outcome is None else _shortened(outcome.reason),
+        changed=(),
+    )
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _TEXT else text[: _TEXT - 1] + "…"
+
+
+def _is_final(version: Version) -> bool:
+    """Return whether a version can no longer change."""
+    outcome = version.outcome
+    return outcome is not None and (version.receipts is not None or not outcome.requires_receipts)
+
+
+def _oldest_readable(newest: Outcome | None) -> int:
+    return 0 if newest is None else newest.oldest_readable or 0
+
+
+def _is_rolled_back(summary: VersionSummary, removed: Sequence[range]) -> bool:
     """
     Return whether a rollback has removed the rows of a version.
 
     A rewrite adds no rows, and may apply after a rollback to an earlier version. An expiry adds none either, and no rollback undoes it.
     """
-    return version.version in removed and version.plan.kind not in ("rewrite", "expire")
-
-
-def _size(version: Version) -> int:
-    """Return the number of the version and its files."""
-    return 1 + (
-        0 if version.outcome is None else sum(len(sink.files) for sink in stored_output(version.outcome).values())
-    )
+    return summary.kind not in ("rewrite", "expire") and any(summary.version in versions for versions in removed)
 
 
 def _result(version: Version) -> str:

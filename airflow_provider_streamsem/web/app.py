@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Path, Query, Request, Response
-from fastapi.responses import JSONResponse
 from fastapi.staticfiles import StaticFiles
 
 from airflow_provider_streamsem.errors import InvalidError, StreamsemError
@@ -25,16 +23,20 @@ from airflow_provider_streamsem.web.documents import (
     VersionDetail,
     VersionPage,
 )
+from airflow_provider_streamsem.web.encoding import encoded
+from airflow_provider_streamsem.web.memory import MemoryBudget
 from airflow_provider_streamsem.web.pipelines import LoggedPipeline
 
 PAGE = pathlib.Path(__file__).parent / "page"
-"""The files of the page. ``make page`` builds them."""
+"""The files of the page. ``make page`` builds them, and the repository contains them."""
 _THREADS = 8
 """The number of requests that read logs at a time."""
+_LIST_BYTES = 16 << 20
+"""The number of bytes of the list of pipelines after which it has only the names of the others."""
+_JSON = "application/json"
 _WAITING = 64
 """The number of requests that may wait for a thread."""
 logger = log_of(__name__)
-T = TypeVar("T")
 _HEADERS = {
     # Chakra adds style elements. Scripts come only from this server.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; font-src 'self'; "
@@ -61,16 +63,23 @@ def _readable() -> Sequence[LoggedPipeline]:
 Readable = Annotated[Sequence[LoggedPipeline], Depends(_readable)]
 
 
-async def _in_thread(request: Request, call: Callable[..., T], *arguments: Any) -> T:
+async def _in_thread(request: Request, document: Callable[[], object]) -> Response:
     """
-    Run a function that reads a log, in one of a few threads. Airflow's API server has threads of its own, which a store that does not respond must not occupy.
+    Return the response with the document of a function that reads a log. The function runs, and its document is encoded, in one of a few threads.
+
+    Airflow's API server has threads of its own, which a store that does not respond must not occupy.
 
     :raises HTTPException: too many requests wait for a thread
     """
+    return Response(await _encoded(request, document), media_type=_JSON)
+
+
+async def _encoded(request: Request, document: Callable[[], object]) -> bytes:
     limiter: CapacityLimiter = request.app.state.limiter
+    memory: MemoryBudget = request.app.state.memory
     if limiter.statistics().tasks_waiting >= _WAITING:
         raise HTTPException(503, "the server is reading too many logs. Do: try again later.")
-    return await to_thread.run_sync(partial(call, *arguments), limiter=limiter)
+    return await to_thread.run_sync(memory.run, lambda: encoded(document()), limiter=limiter)
 
 
 async def _requested(request: Request, id: str, pipelines: Readable) -> LoggedPipeline:
@@ -78,7 +87,7 @@ async def _requested(request: Request, id: str, pipelines: Readable) -> LoggedPi
     if found is None:
         summary = f"there is no pipeline with the id {id!r}, or you may not read its DAGs"
         raise HTTPException(404, f"{summary}. Do: open the list of pipelines, or ask for access to the DAG.")
-    return await _in_thread(request, found.checked)
+    return found
 
 
 Number = Annotated[int, Path(ge=0, lt=N)]
@@ -92,40 +101,45 @@ async def settings(request: Request) -> Settings:
     return Settings(version=__version__, shows_records=request.app.state.shows_records)
 
 
-@router.get("/pipelines", operation_id="pipelines")
-async def summaries(request: Request, pipelines: Readable) -> list[PipelineSummary]:
+@router.get("/pipelines", operation_id="pipelines", response_model=list[PipelineSummary])
+async def summaries(request: Request, pipelines: Readable) -> Response:
     """Return the pipelines that the user may read. A log that cannot be read has a ``problem``."""
-    return [await _in_thread(request, _summary, pipeline) for pipeline in pipelines]
+    found: list[bytes] = []
+    for pipeline in pipelines:
+        found.append(await _summary(request, pipeline, is_full=sum(map(len, found)) > _LIST_BYTES))
+    return Response(b"[" + b",".join(found) + b"]", media_type=_JSON)
 
 
-@router.get("/pipelines/{id}", operation_id="pipeline")
-async def summary(request: Request, pipeline: Requested) -> PipelineSummary:
+@router.get("/pipelines/{id}", operation_id="pipeline", response_model=PipelineSummary)
+async def summary(request: Request, pipeline: Requested) -> Response:
     """Return one pipeline."""
-    return await _in_thread(request, pipeline.summary)
+    return await _in_thread(request, lambda: pipeline.checked().summary())
 
 
-@router.get("/pipelines/{id}/versions", operation_id="versions")
+@router.get("/pipelines/{id}/versions", operation_id="versions", response_model=VersionPage)
 async def versions(
     request: Request,
     pipeline: Requested,
     before: Annotated[int | None, Query(ge=0, le=N)] = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 100,
-) -> VersionPage:
+) -> Response:
     """Return versions in descending order."""
-    return await _in_thread(request, partial(pipeline.page, before=before, limit=limit))
+    return await _in_thread(request, lambda: pipeline.checked().page(before=before, limit=limit))
 
 
-@router.get("/pipelines/{id}/versions/{version}", operation_id="version")
-async def version(request: Request, pipeline: Requested, version: Number) -> VersionDetail:
+@router.get("/pipelines/{id}/versions/{version}", operation_id="version", response_model=VersionDetail)
+async def version(request: Request, pipeline: Requested, version: Number) -> Response:
     """Return one version."""
     shows_records = request.app.state.shows_records
-    return await _in_thread(request, partial(pipeline.detail, version, shows_records=shows_records))
+    return await _in_thread(request, lambda: pipeline.checked().detail(version, shows_records=shows_records))
 
 
-@router.get("/pipelines/{id}/versions/{version}/quarantine", operation_id="quarantine")
+@router.get(
+    "/pipelines/{id}/versions/{version}/quarantine", operation_id="quarantine", response_model=list[QuarantinedRecord]
+)
 async def quarantine(
     request: Request, pipeline: Requested, version: Number, limit: Annotated[int, Query(ge=1, le=100)] = 20
-) -> list[QuarantinedRecord]:
+) -> Response:
     """Return the first quarantined records of a version, if the deployment shows the contents of records."""
     if not request.app.state.shows_records:
         raise HTTPException(
@@ -133,13 +147,13 @@ async def quarantine(
             "the contents of quarantined records are hidden. Do: set [streamsem] show_records, start `streamsem ui` with --show-records, "
             "or run `streamsem quarantine`.",
         )
-    return await _in_thread(request, partial(pipeline.quarantined, version, limit=limit))
+    return await _in_thread(request, lambda: pipeline.checked().quarantined(version, limit=limit))
 
 
-@router.get("/pipelines/{id}/comparison", operation_id="comparison")
-async def comparison(request: Request, pipeline: Requested, older: Compared, newer: Compared) -> Comparison:
+@router.get("/pipelines/{id}/comparison", operation_id="comparison", response_model=Comparison)
+async def comparison(request: Request, pipeline: Requested, older: Compared, newer: Compared) -> Response:
     """Compare two closed versions."""
-    return await _in_thread(request, pipeline.comparison, older, newer)
+    return await _in_thread(request, lambda: pipeline.checked().comparison(older, newer))
 
 
 def create_app(
@@ -147,6 +161,7 @@ def create_app(
     authenticated: Callable[..., None],
     readable: Callable[..., Sequence[LoggedPipeline]],
     shows_records: bool,
+    memory: MemoryBudget,
 ) -> FastAPI:
     """
     Return the application. Every route requires authentication.
@@ -154,13 +169,14 @@ def create_app(
     :param authenticated: a dependency of FastAPI that raises an ``HTTPException`` if nobody is logged in
     :param readable: a dependency of FastAPI that returns the pipelines that the user of the request may read
     :param shows_records: whether the API returns the contents of quarantined records
+    :param memory: limits the memory for logs
     """
     app = FastAPI(
         title="Streamsem", version=__version__, docs_url=None, redoc_url=None, openapi_url=None,
         dependencies=[Depends(_authenticated)],
     )  # fmt: skip
     app.dependency_overrides = {_authenticated: authenticated, _readable: readable}
-    app.state.shows_records, app.state.limiter = shows_records, CapacityLimiter(_THREADS)
+    app.state.shows_records, app.state.limiter, app.state.memory = shows_records, CapacityLimiter(_THREADS), memory
     app.include_router(router)
     app.middleware("http")(_protected)
     app.add_exception_handler(StreamsemError, _reported)
@@ -169,7 +185,7 @@ def create_app(
     @app.get("/{path:path}", include_in_schema=False)
     async def page(request: Request, path: str) -> Response:
         if not PAGE.is_dir():
-            summary = "the files of the page are missing. Do: run `make page` in a checkout, otherwise install the package again."
+            summary = "the files of the page are missing from the installed package. Do: install the package again."
             raise HTTPException(404, summary)
         return await files.get_response(path or ".", request.scope)
 
@@ -184,23 +200,31 @@ async def _protected(request: Request, call_next: Callable[[Request], Awaitable[
     return response
 
 
-def _reported(request: Request, error: Exception) -> JSONResponse:
+def _reported(request: Request, error: Exception) -> Response:
     """Return the response for an error of this package."""
     assert isinstance(error, StreamsemError)
     status = 404 if isinstance(error, InvalidError) else 503 if error.retryable else 500
-    return JSONResponse(_problem(error).model_dump(), status_code=status)
+    return Response(encoded(_problem(error)), status, media_type=_JSON)
 
 
-def _summary(pipeline: LoggedPipeline) -> PipelineSummary:
-    """Return the document of a pipeline. Any error affects only this pipeline."""
+async def _summary(request: Request, pipeline: LoggedPipeline, *, is_full: bool) -> bytes:
+    """
+    Return the document of a pipeline in JSON. Any error affects only this pipeline.
+
+    :param is_full: whether the list has no room for another log
+    """
     try:
-        return pipeline.checked().summary()
+        if is_full:
+            raise InvalidError("the list has too many bytes").advising("open the page of this pipeline.")
+        return await _encoded(request, lambda: pipeline.checked().summary())
+    except HTTPException:
+        raise
     except StreamsemError as error:
-        return pipeline.unreadable(_problem(error))
+        return encoded(pipeline.unreadable(_problem(error)))
     except Exception as error:
         logger.warning("the log of pipeline %s cannot be read", pipeline.id, exc_info=True)
         message = "the log cannot be read. Do: read the log of the server."
-        return pipeline.unreadable(Problem(error=type(error).__name__, message=message))
+        return encoded(pipeline.unreadable(Problem(error=type(error).__name__, message=message)))
 
 
 def _problem(error: StreamsemError) -> Problem:

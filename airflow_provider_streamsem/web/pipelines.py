@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.commitlog.log import open_commit_log
@@ -21,10 +22,11 @@ from airflow_provider_streamsem.protocol.procedures import read_entry
 from airflow_provider_streamsem.protocol.view import stored_output
 from airflow_provider_streamsem.readers.file_changes import file_changes
 from airflow_provider_streamsem.readers.files import CommittedLog, Version, open_log
-from airflow_provider_streamsem.readers.history import History, rows_per_minute
+from airflow_provider_streamsem.readers.history import History, VersionCache, VersionSummary, rows_per_minute
 from airflow_provider_streamsem.readers.rewrites import files_before
 from airflow_provider_streamsem.state import operator_state
 from airflow_provider_streamsem.stores.concurrency import in_threads
+from airflow_provider_streamsem.stores.metered import MeteredStore, charge, is_exceeded, memory_of, working
 from airflow_provider_streamsem.telemetry import log_of
 from airflow_provider_streamsem.web.documents import (
     ActionsDag,
@@ -62,10 +64,13 @@ _REWRITTEN = 10_000
 """The maximum number of versions that are read to count the files before a rewrite."""
 _SEARCHED = 100
 """The number of the newest versions of which a DAG must have planned one."""
+_RECORD_BYTES = 65_536
+"""The maximum memory for the identity of a log, which a process keeps for each log."""
 _EXPIRES_MS = 300_000
 _FAILED_MS = 30_000
 
 logger = log_of(__name__)
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -78,11 +83,13 @@ class OpenedLog:
 
     :param location: URL of the log
     :param store_access: returns a context manager within which the log is opened
-    :attr dag_ids: DAGs that have planned a version of the log
+    :param cache: keeps the versions that were read. Several logs share it
+    :attr dag_ids: DAGs of requests that have planned a version of the log
     """
 
     location: str
     store_access: Callable[[], AbstractContextManager[None]] = nullcontext
+    cache: VersionCache = field(default_factory=VersionCache)
     dag_ids: set[str] = field(default_factory=set)
     _history: History | None = None
     _opened_ms: int = 0
@@ -103,7 +110,9 @@ class OpenedLog:
             try:
                 self._open()
             except Exception as error:
-                self._error, self._failed_ms = error, now_ms
+                traceback.clear_frames(error.__traceback__)  # their variables hold what was read
+                if not is_exceeded():  # the request starts again with more memory
+                    self._error, self._failed_ms = error, now_ms
                 raise
             self._error, self._opened_ms = None, now_ms
         assert self._history is not None
@@ -112,11 +121,16 @@ class OpenedLog:
     def _open(self) -> None:
         with self.store_access():
             # A writer waits for a store that does not respond. A page reports it.
-            opened = open_log(open_commit_log(self.location, retry_policy=RetryPolicy(tries=1)))
+            log = open_commit_log(self.location, retry_policy=RetryPolicy(tries=1))
+            with working():
+                opened = open_log(replace(log, store=MeteredStore(log.store)))
+                opened.record = replace(opened.record, fork=None)
+                if memory_of(opened.record) > _RECORD_BYTES:
+                    raise InvalidError("pipeline.json of the log is too large for the web view", log=self.location)
         if self._history is not None and self._history.opened.record == opened.record:
             self._history.opened = opened
         else:
-            self._history, self.dag_ids = History(opened), set()
+            self._history, self.dag_ids = History(opened, self.cache), set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +162,7 @@ class LoggedPipeline:
         try:
             history = self.history  # another log may have replaced the one of which the DAGs are known
             if not dag_ids & self.log.dag_ids:
-                self.log.dag_ids |= {dag_id(row.run_key) for row in history.summaries(limit=_SEARCHED)} - {""}
+                self.log.dag_ids |= dag_ids & {dag_id(row.run_key) for row in history.summaries(limit=_SEARCHED)}
         except Exception:
             logger.warning("the log of pipeline %s cannot be read", self.id, exc_info=True)
         if not dag_ids & self.log.dag_ids:
@@ -218,7 +232,7 @@ class LoggedPipeline:
         :raises InvalidError: the log has no such version
         """
         version = self._version(number)
-        summary, outcome, spec = self.history.summary(version), version.outcome, self.history.spec(version.plan.spec)
+        summary, outcome, spec = self._summary(number), version.outcome, self.history.spec(version.plan.spec)
         guarantee, conditions = _guarantee(spec)
         return VersionDetail(
             row=VersionRow.model_validate(summary),
@@ -281,8 +295,8 @@ class LoggedPipeline:
         outcomes = [version.outcome for version in between if version.outcome is not None]
         added, removed = file_changes(self.history, before.outcome, outcomes)
         return Comparison(
-            older=VersionRow.model_validate(self.history.summary(before)),
-            newer=VersionRow.model_validate(self.history.summary(after)),
+            older=VersionRow.model_validate(self._summary(older)),
+            newer=VersionRow.model_validate(self._summary(newer)),
             changed=changed_fields(self.history.spec(before.plan.spec), self.history.spec(after.plan.spec)),
             added_files=len(added),
             removed_files=len(removed),
@@ -291,34 +305,39 @@ class LoggedPipeline:
         )
 
     def _version(self, number: int) -> Version:
-        version = self.history.version(number)
-        if version is None:
-            summary = "the log has no such version"
-            raise InvalidError(summary, given=number, newest_closed=self._opened.head)
-        return version
+        return self._existing(number, self.history.version(number))
+
+    def _summary(self, number: int) -> VersionSummary:
+        return self._existing(number, self.history.summary(number))
+
+    def _existing(self, number: int, found: T | None) -> T:
+        if found is None:
+            raise InvalidError("the log has no such version", given=number, newest_closed=self._opened.head)
+        return found
 
     def _attempts(self, version: Version) -> list[Attempt]:
         """Return at most 100 attempts of a version that have a manifest, the committed one first."""
         log = self._opened.log
-        listed = log.list_keys(keys.attempts(version.version))[:_ATTEMPTS]
-        found = in_threads(lambda key: log.perform(read_entry(StagedManifest, key)), listed)
-        manifests = [entry[0] for entry in found if entry is not None]
-        manifests.sort(key=lambda manifest: _result_of_attempt(version, manifest.attempt_id) != "committed")
-        return [
-            Attempt(
-                attempt_id=manifest.attempt_id,
-                result=_result_of_attempt(version, manifest.attempt_id),
-                staged_ms=manifest.staged_ms,
-                rows={name: committable.rows for name, committable in manifest.sinks.items()},
-            )
-            for manifest in manifests
-        ]
+
+        def read(key: str) -> Attempt | None:
+            with working():
+                entry = log.perform(read_entry(StagedManifest, key))
+                attempt = None if entry is None else _attempt(version, entry[0])
+            charge(0 if attempt is None else memory_of(attempt.rows))
+            return attempt
+
+        found = in_threads(read, log.list_keys(keys.attempts(version.version), _ATTEMPTS))
+        return sorted((each for each in found if each is not None), key=lambda each: each.result != "committed")
 
 
-def _result_of_attempt(version: Version, attempt_id: str) -> str:
-    if version.outcome is None:
-        return "staged"
-    return "committed" if version.outcome.attempt_id == attempt_id else "discarded"
+def _attempt(version: Version, manifest: StagedManifest) -> Attempt:
+    is_committed = version.outcome is not None and version.outcome.attempt_id == manifest.attempt_id
+    return Attempt(
+        attempt_id=manifest.attempt_id,
+        result="staged" if version.outcome is None else "committed" if is_committed else "discarded",
+        staged_ms=manifest.staged_ms,
+        rows={name: committable.rows for name, committable in manifest.sinks.items()},
+    )
 
 
 def _files(version: Version, *, shows_records: bool) -> Iterator[FileRow]:
@@ -338,6 +357,7 @@ def _guarantee(spec: Mapping[str, Any]) -> tuple[dict[str, str], str]:
 
 
 def _quarantined(record: Mapping[str, Any]) -> QuarantinedRecord:
+    """Return the document of a quarantined record."""
     fields = {name: value for name, value in record.items() if name not in ("raw", "encoding", "error")}
     texts = {name: str(record.get(name, ""))[:_RAW] for name in ("raw", "encoding", "error")}
     return QuarantinedRecord(position=fields, **texts)

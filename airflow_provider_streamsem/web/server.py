@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from fastapi import FastAPI
 
 from airflow_provider_streamsem.web.app import create_app
+from airflow_provider_streamsem.web.memory import MemoryBudget
 from airflow_provider_streamsem.web.pipelines import LoggedPipeline, OpenedLog
 
 HOST = "127.0.0.1"
@@ -15,8 +16,11 @@ HOST = "127.0.0.1"
 
 def app_of(logs: Sequence[str], *, shows_records: bool) -> FastAPI:
     """Return the application for some logs. It requires no authentication, because it is for one user."""
-    pipelines = [LoggedPipeline(str(number), OpenedLog(log)) for number, log in enumerate(logs)]
-    return create_app(authenticated=lambda: None, readable=lambda: pipelines, shows_records=shows_records)
+    memory = MemoryBudget()
+    pipelines = [LoggedPipeline(str(number), OpenedLog(log, cache=memory.cache)) for number, log in enumerate(logs)]
+    return create_app(
+        authenticated=lambda: None, readable=lambda: pipelines, shows_records=shows_records, memory=memory
+    )
 
 
 def serve(logs: Sequence[str], *, port: int, shows_records: bool, on_start: Callable[[str], None]) -> None:
