@@ -24,10 +24,10 @@ RACES = in_every_round or two_concurrent_publish or late_publisher or killed_and
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow check page docs integration prove chaos bench release clean
+.PHONY: help demo test slow check page fresh-page docs integration prove chaos bench release clean
 
 help:  ## list the targets
-	@grep -E '^[a-z.]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; found " + sys.version.split()[0] + ". Do: make PYTHON=/path/to/python3.11 ...") if sys.version_info < (3, 11) else None'
@@ -70,8 +70,14 @@ ui/node_modules/ready: ui/package.json ui/package-lock.json
 $(PAGE): .venv/ready ui/node_modules/ready $(shell git ls-files ui) $(wildcard airflow_provider_streamsem/web/*.py)
 	$(BIN)/python -m tools.api_description
 	cd ui && npm run --silent client && npm run --silent check && npm run --silent test && npm run --silent build
+	$(BIN)/python -m tools.page_sources > airflow_provider_streamsem/web/page/sources.sha256
 
-page: $(PAGE)  ## check, test and build the page of the web view, if its sources have changed; needs Node.js 20.19 or newer
+page: $(PAGE)  ## check, test and build the page of the web view, if its sources have changed; commit the result; needs Node.js 20.19 or newer
+
+fresh-page:  ## build the page, and fail if it differs from the committed one
+	touch ui/package.json
+	$(MAKE) --no-print-directory page
+	git diff --stat --exit-code -- airflow_provider_streamsem/web/page ui/openapi.json
 
 integration: .venv/spark.jsa page  ## tests on real servers: Kafka, an S3 server (S3=minio selects MinIO), databases, queues, a Spark cluster, Spark Connect, and a browser
 	$(RUN) -m tests.integration.parts.install $${S3:-versitygw}

@@ -17,6 +17,13 @@ ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
 BIN = Path(sys.executable).parent
 PACKAGE = "airflow_provider_streamsem/"
+SERVES_PAGE = """
+from fastapi.testclient import TestClient
+from airflow_provider_streamsem.web.server import app_of
+
+client = TestClient(app_of([], shows_records=False))
+assert "page.js" in client.get("/").text and client.get("/page.js").status_code == 200, "the page is missing"
+"""
 
 
 def run(*command: str | Path, **environment: str) -> None:
@@ -38,7 +45,7 @@ def wrong_contents(names: set[str]) -> list[str]:
     shared = next((name.partition("/docs/")[0] for name in names if name.endswith("/docs/index.md")), "share")
     required = {
         f"{PACKAGE}py.typed",
-        f"{PACKAGE}web/page/index.html",
+        *(f"{PACKAGE}web/page/{name}" for name in ("index.html", "page.js")),
         *(path.relative_to(ROOT).as_posix() for path in (ROOT / PACKAGE).rglob("*.py")),
     }
     for data_file in [*(ROOT / "docs").rglob("*.md"), *(ROOT / "dags").glob("*.py")]:
@@ -57,7 +64,7 @@ def main() -> None:
         sys.exit(f"The work tree has changes that the tag would not have. Do: commit or discard them.\n{changed}")
     for location in (DIST, ROOT / "build"):
         shutil.rmtree(location, ignore_errors=True)
-    run("make", "page")
+    run("make", "fresh-page")
     run(sys.executable, "-m", "build")
     run(BIN / "uv", "tool", "run", "twine", "check", "--strict", *DIST.iterdir())
     (wheel,) = DIST.glob("*.whl")
@@ -69,6 +76,7 @@ def main() -> None:
     pins = ["--constraint", ROOT / "constraints.txt"]
     run(BIN / "uv", "pip", "install", "--quiet", "--python", empty / "bin" / "python", *pins, f"{wheel}[spark]")
     run(empty / "bin" / "streamsem", "--version")
+    run(empty / "bin" / "python", "-c", SERVES_PAGE, PATH="")
     run(empty / "bin" / "streamsem", "doctor-spark", PYSPARK_PYTHON=str(empty / "bin" / "python"))
     version = wheel.name.split("-")[1]
     print(f"The distributions are in dist/. Do: git tag v{version} && git push origin v{version} && uv publish dist/*")

@@ -10,6 +10,9 @@ export default defineConfig({
     emptyOutDir: true,
     // Fonts and images as data URLs would need another content security policy.
     assetsInlineLimit: 0,
+    // The build is committed, and so has fixed names.
+    rolldownOptions: { output: { entryFileNames: "page.js" } },
+    chunkSizeWarningLimit: 1000,
   },
   server: { proxy: { "/api": "http://127.0.0.1:8780" } },
   test: { environment: "jsdom" },
