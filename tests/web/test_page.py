@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -19,7 +20,7 @@ from tools import page_sources
 from tools.release import wrong_contents
 
 ROOT = Path(__file__).parents[2]
-WITHOUT_NODE = {"PATH": "/usr/bin-without-node"}
+WITHOUT_NODE = {**os.environ, "PATH": str(Path(sys.executable).parent)}
 
 
 def test_committed_page_was_built_from_its_sources() -> None:
@@ -54,7 +55,7 @@ def test_installation_from_a_checkout_without_node_serves_the_page(tmp_path: Pat
     uv = Path(sys.executable).parent / "uv"
     python = environment / "bin" / "python"
     command = [uv, "pip", "install", "--quiet", "--no-deps", "--python", python, checkout]
-    subprocess.run(command, check=True, env={**WITHOUT_NODE, "HOME": str(Path.home())})
+    subprocess.run(command, check=True, env=WITHOUT_NODE)
     installed = "import airflow_provider_streamsem.version as v, pathlib; print(pathlib.Path(v.__file__).parent)"
     found = subprocess.run([python, "-c", installed], cwd=tmp_path, capture_output=True, text=True, check=True)
     page = Path(found.stdout.strip()) / "web" / "page"
@@ -70,7 +71,7 @@ def test_wheel_and_source_distribution_contain_the_page(tmp_path: Path) -> None:
         command,
         check=True,
         capture_output=True,
-        env={**WITHOUT_NODE, "HOME": str(Path.home()), "PATH": str(Path(sys.executable).parent)},
+        env=WITHOUT_NODE,
     )
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
