@@ -7,6 +7,7 @@ This module does not import the implementations, because every ``airflow`` comma
 from __future__ import annotations
 
 import argparse
+import textwrap
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,16 @@ EXIT_CODES = """exit codes:
   4  the command was refused and would be refused again; the message says what to change
   5  an unexpected error; its traceback is on standard error
 """
+
+
+GROUPS = {
+    "run": ("run", "explain", "check-monoid"),
+    "look": ("log", "show", "files", "export", "state", "quarantine", "lag", "top", "ui"),
+    "correct": ("reprocess", "commit", "abort", "skip", "rollback", "alter"),
+    "maintain": ("verify", "compact", "vacuum", "doctor", "doctor-spark"),
+    "move": ("move-log", "fork", "diff", "drop", "import-offsets", "export-offsets"),
+}
+"""Title → the commands below it in ``streamsem --help``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,14 +377,14 @@ COMMANDS = (
     Command("lag", "Show how far the pipeline is behind its source.", "orders.toml", (), builds="the source"),
     Command(
         "abort",
-        "Abort the open version. If it is a batch, the next run plans its range again.",
+        "Give up the open version, which is not visible; a batch is then planned again.",
         "orders.toml 41 --reason 'a file cannot be restored'",
         (_VERSION, _argument("--reason", required=True, help="stored in the log")),
         builds="the source",
     ),
     Command(
         "skip",
-        "Skip publishing the newest commit to sinks that refuse it; they get none of its unpublished rows.",
+        "Give up publishing the newest commit to one sink, which then lacks its rows.",
         "orders.toml 41 --sink warehouse --reason 'the table was rebuilt by hand'",
         (
             _VERSION,
@@ -397,7 +408,7 @@ COMMANDS = (
     ),
     Command(
         "fork",
-        "Create the log of a pipeline that continues another pipeline after a version, from its offsets and its state.",
+        "Create a pipeline that continues another one after a version, as a trial.",
         "orders_v2.toml s3://lake/_streamsem/orders --at 41",
         (
             _ORIGINAL,
@@ -414,8 +425,7 @@ COMMANDS = (
     ),
     Command(
         "diff",
-        "Compare the rows and the state of a fork with those that the original committed since the fork; or the rows of a held version with those that "
-        "it would replace.",
+        "Compare a fork with its original, or a held version with what it would replace.",
         "s3://lake/_streamsem/orders_v2 s3://lake/_streamsem/orders --limit 5",
         (
             _argument(
@@ -436,7 +446,7 @@ COMMANDS = (
     ),
     Command(
         "drop",
-        "Delete the log and the datasets of a fork. Stop its runs first.",
+        "Delete a fork: its log and its datasets. Stop its runs first.",
         "orders_v2.toml --dry-run",
         (_argument("--dry-run", action="store_true", help="report what would be deleted, but do not delete it"),),
         builds="the sinks",
@@ -506,21 +516,35 @@ def arguments_of(command: Command) -> tuple[Argument, ...]:
     return (*((target,) if command.takes_target else ()), _JSON, *command.arguments)
 
 
+def _listed() -> str:
+    """Return the commands in their groups, with their help texts."""
+    helps = {command.name: command.help for command in COMMANDS}
+    lines = []
+    for title, names in GROUPS.items():
+        lines.append(f"{title}:")
+        for name in names:
+            lines.append(textwrap.fill(helps[name], 100, initial_indent=f"  {name:<16}", subsequent_indent=" " * 18))
+        lines.append("")
+    return "\n".join(lines).rstrip()
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the argument parser of ``streamsem``."""
     top = argparse.ArgumentParser(
         prog="streamsem",
-        description="Run, inspect and maintain micro-batch pipelines with a commit log.",
-        epilog=EXIT_CODES,
+        usage="streamsem [-h] [--version] [-v] COMMAND ...",
+        description=f"Run, inspect and maintain micro-batch pipelines with a commit log.\n\n{_listed()}",
+        epilog=f"streamsem COMMAND --help shows the arguments of a command and an example.\n\n{EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     top.add_argument("--version", action="version", version=f"streamsem {__version__}")
     top.add_argument("-v", "--verbose", action="store_true", help="print log lines to standard error")
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = top.add_subparsers(
+        prog="streamsem", dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS
+    )
     for command in COMMANDS:
         subparser = commands.add_parser(
             command.name,
-            help=command.help,
             description=command.help,
             epilog=f"example:\n  streamsem {command.name} {command.example}",
             formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -20,7 +20,7 @@ from rich.console import Console
 from airflow_provider_streamsem import FilesSource, Limits, load_pipeline, open_log, run_batch
 from airflow_provider_streamsem.cli import commands as commands_
 from airflow_provider_streamsem.cli import first_look, output, version_commands
-from airflow_provider_streamsem.cli.arguments import COMMANDS, Command, parser
+from airflow_provider_streamsem.cli.arguments import COMMANDS, GROUPS, Command, parser
 from airflow_provider_streamsem.cli.log_table import log_table
 from airflow_provider_streamsem.cli.main import main
 from airflow_provider_streamsem.cli.output import CommandResult, Table
@@ -497,6 +497,18 @@ def test_terminal_shows_the_newest_line_while_a_command_works_and_keeps_warnings
     assert "version 3: staging" in shown
     assert r"records were quarantined \u001b[2J" in shown
     assert "after the command" not in shown
+
+
+def test_help_lists_each_command_once_in_its_group(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(command.name for command in COMMANDS)
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "usage: streamsem [-h] [--version] [-v] COMMAND ..."
+    assert [line[:-1] for line in lines if line[:-1] in GROUPS] == ["run", "look", "correct", "maintain", "move"]
+    helps = {command.name: command.help for command in COMMANDS}
+    for name in ("abort", "skip", "fork", "diff", "drop"):
+        assert f"  {name:<16}{helps[name]}" in lines, "one line"
 
 
 def test_help_names_every_command_and_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
