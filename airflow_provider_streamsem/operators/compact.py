@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
-from airflow.sdk import BaseOperator
+from airflow.sdk import BaseOperator, timezone
 
-from airflow_provider_streamsem.arguments import integer, text
+from airflow_provider_streamsem.arguments import integer, seconds, text
+from airflow_provider_streamsem.errors import OpenVersionError
+from airflow_provider_streamsem.hooks.failures import airflow_exception
 from airflow_provider_streamsem.hooks.pipelines import HasPipeline
 from airflow_provider_streamsem.operators.engines import HasEngine
 from airflow_provider_streamsem.pipeline.compact import LEAST_BYTES, MAX_BYTES, TARGET_FILE_BYTES, compact
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol.codec import plain
+
+logger = logging.getLogger(__name__)
 
 
 class CompactOperator(HasPipeline, HasEngine, BaseOperator):  # type: ignore[misc]
@@ -20,8 +26,8 @@ class CompactOperator(HasPipeline, HasEngine, BaseOperator):  # type: ignore[mis
     Rewrite the rows of many small files into fewer, larger files. No row changes, appears or disappears.
 
     Each rewrite is one version of the log. Readers of this version and of later ones read the new files. If a run needs the next version before the new files
-    are complete, the run aborts the rewrite. The task then fails with the retryable :class:`OpenVersionError`. So set ``retries``, and place the task after the
-    batch in the DAG of the pipeline, or in a DAG that runs when no batch runs.
+    are complete, the run aborts the rewrite. The task then waits, as it does while a version is open: Airflow starts it again after ``retry_delay``, in the
+    same try. So place the task after the batch in the DAG of the pipeline, or in a DAG that runs when no batch runs.
 
     XCom ``return_value``: a list with one object for each rewrite: ``{"sink": name, "version": n, "commits": n, "rows": n, "files": n, "bytes": n,
     "new_files": n, "new_bytes": n, "table_version": text}``. It is empty if there was nothing to rewrite. For a table, ``version`` and ``commits`` are null.
@@ -32,6 +38,8 @@ class CompactOperator(HasPipeline, HasEngine, BaseOperator):  # type: ignore[mis
         whose files were rewritten cannot be reprocessed or rolled back in this table
     :param target_file_bytes: the size in bytes of the new files, 65,536 or more
     :param max_bytes: the maximum size in bytes of the files that one version, or one Iceberg snapshot, rewrites
+    :param patience: how long the task waits for its turn, from its first start. Then it fails with the retryable :class:`OpenVersionError`. Integer seconds or
+        a ``timedelta``, 1 second or more
     :param spark_master: as in :class:`MicroBatchOperator`
     :param spark_conn_id: as in :class:`MicroBatchOperator`
     :param spark_conf: as in :class:`MicroBatchOperator`
@@ -49,6 +57,7 @@ class CompactOperator(HasPipeline, HasEngine, BaseOperator):  # type: ignore[mis
         sink: str | None = None,
         target_file_bytes: int = TARGET_FILE_BYTES,
         max_bytes: int = MAX_BYTES,
+        patience: timedelta | float = timedelta(hours=1),
         spark_master: str | None = None,
         spark_conn_id: str | None = None,
         spark_conf: dict[str, str] | None = None,
@@ -61,19 +70,39 @@ class CompactOperator(HasPipeline, HasEngine, BaseOperator):  # type: ignore[mis
         self.sink = None if sink is None else text("sink", sink)
         self.target_file_bytes = integer("target_file_bytes", target_file_bytes, least=LEAST_BYTES)
         self.max_bytes = integer("max_bytes", max_bytes, least=LEAST_BYTES)
+        self.patience_s = seconds("patience", patience)
 
     def execute(self, context: Any) -> list[dict[str, Any]]:
         """
         Compact the files, and return the rewrites.
 
+        :raises AirflowRescheduleException: a version is open, or a run has aborted the rewrite. The task starts again later
         :raises StreamsemError: see :func:`airflow_provider_streamsem.pipeline.compact.compact`. An error that is not retryable fails the task at once
         """
-        with self.resolved_pipeline(context) as pipeline:
-            rewrites = compact(
-                pipeline,
-                sink=self.sink,
-                target_file_bytes=self.target_file_bytes,
-                max_bytes=self.max_bytes,
-                engine=self.engine(),
-            )
+        try:
+            with self.resolved_pipeline(context) as pipeline:
+                rewrites = compact(
+                    pipeline,
+                    sink=self.sink,
+                    target_file_bytes=self.target_file_bytes,
+                    max_bytes=self.max_bytes,
+                    engine=self.engine(),
+                )
+        except OpenVersionError as error:
+            self._wait_for_turn(context["ti"], context, error)
+            raise
         return [plain(rewrite) for rewrite in rewrites]
+
+    def _wait_for_turn(self, ti: Any, context: Any, error: OpenVersionError) -> None:
+        """
+        End the task until its next start, unless it has waited longer than ``patience``.
+
+        :raises AirflowRescheduleException: the task starts again after its ``retry_delay``
+        """
+        now = timezone.utcnow()
+        next_start = now + self.retry_delay
+        if next_start - (ti.get_first_reschedule_date(context) or ti.start_date or now) <= timedelta(
+            seconds=self.patience_s
+        ):
+            logger.info("the compaction waits for its turn until %s: %s", next_start, error)
+            raise airflow_exception("AirflowRescheduleException")(next_start) from None

@@ -7,13 +7,14 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from airflow_provider_streamsem import CompactOperator, ReprocessOperator, VacuumOperator, VerifyOperator, open_log
-from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.errors import InvalidError, OpenVersionError
 from airflow_provider_streamsem.hooks.failures import airflow_exception
 from tests.architecture.test_pages import blocks
 from tests.operators.test_airflow import context, fixture, operator, rows_engine  # noqa: F401
@@ -119,6 +120,46 @@ def test_compact_operator_rewrites_the_files_and_returns_what_it_rewrote(
     }
     assert task.execute(context()) == []
     fixture.check()
+
+
+def waiting_context(first_start: datetime | None) -> dict[str, Any]:
+    """The context of a compaction that Airflow has first started at a time; ``None``: that starts now."""
+    found = context()
+    found["ti"].start_date = datetime.now(timezone.utc)
+    found["ti"].get_first_reschedule_date = lambda _: first_start
+    return found
+
+
+def test_compaction_that_finds_an_open_version_starts_again_later_and_does_not_fail(
+    fixture: PipelineFixture,  # noqa: F811
+    rows_engine: list[str],  # noqa: F811
+) -> None:
+    operator(fixture, drain=True).execute(context())
+    fixture.arrive(1)
+    fixture.dies("a batch")
+    task = CompactOperator(task_id="c", pipeline=fixture.pipeline(), retry_delay=timedelta(seconds=30))
+    hours_ago = datetime.now(timezone.utc) - timedelta(minutes=59)
+    for first_start in (None, hours_ago):
+        with pytest.raises(airflow_exception("AirflowRescheduleException")) as caught:
+            task.execute(waiting_context(first_start))
+        wait = caught.value.reschedule_date - datetime.now(timezone.utc)
+        assert timedelta(seconds=0) < wait <= timedelta(seconds=30)
+    fixture.run("a batch")
+    (done,) = task.execute(waiting_context(None))
+    assert done["rows"] == 12
+    fixture.check()
+
+
+def test_compaction_that_gets_no_turn_fails_after_its_patience(
+    fixture: PipelineFixture,  # noqa: F811
+    rows_engine: list[str],  # noqa: F811
+) -> None:
+    operator(fixture, drain=True).execute(context())
+    fixture.arrive(1)
+    fixture.dies("a batch")
+    task = CompactOperator(task_id="c", pipeline=fixture.pipeline(), patience=timedelta(minutes=10))
+    with pytest.raises(OpenVersionError):
+        task.execute(waiting_context(datetime.now(timezone.utc) - timedelta(minutes=6)))
 
 
 def test_dag_of_the_page_on_compaction_loads_and_compacts(
