@@ -66,6 +66,7 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
     :param partition_key: template of the partition key of outlet events (Airflow 3.3 or newer), for example ``"{{ version }}"``. After the run, the operator
         renders it with the fields of the result: once for the run's own version, and once for each version in ``completed``. Airflow then starts one run
         per key of each partitioned DAG, and no run of a DAG with plain ``schedule=[asset]``. If nothing was committed, no key is added
+    :param announce_empty: whether a run that announces no commit emits the outlet events, too, with the status ``empty``. Default: it emits none
     :raises InvalidError: an argument is not valid, or two arguments cannot be combined
     """
 
@@ -84,6 +85,7 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
         spark_conf: dict[str, str] | None = None,
         spark_packages: str | None = None,
         partition_key: str | None = None,
+        announce_empty: bool = False,
         run_in: str = "task",
         deferrable: bool | None = None,
         patience: timedelta | float = timedelta(hours=1),
@@ -96,6 +98,7 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
         self.drain = flag("drain", drain)
         self.rerun = choice("rerun", rerun, ("resume", "reprocess"))
         self.partition_key = checked_partition_key(partition_key, self.outlets)
+        self.announce_empty = flag("announce_empty", announce_empty)
         self.run_in = choice("run_in", run_in, ("task", "submit"))
         self.deferrable = settings.default_deferrable() if deferrable is None else flag("deferrable", deferrable)
         self.patience_s = seconds("patience", patience)
@@ -121,6 +124,8 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
                 result = run(pipeline, run_key=run_key(context["ti"]), drain=self.drain, engine=self.engine())
                 account.result = result
         document: dict[str, Any] = result.to_json()
+        if document["status"] == "empty" and not self.announce_empty:
+            self.outlets = []  # Airflow emits an event for each outlet that the task has when it succeeds
         emit_outlet_events(self, context, document)
         return document
 

@@ -109,6 +109,21 @@ def test_operator_returns_small_json_and_emits_asset_events(fixture: PipelineFix
     assert task_context["outlet_events"][asset].extra == {**result, "rows": 6, "manifest": result["outcome"]}
 
 
+@pytest.mark.parametrize("announce_empty", [False, True])
+def test_run_that_found_nothing_to_read_emits_an_asset_event_only_on_request(
+    fixture: PipelineFixture, rows_engine: list[str], announce_empty: bool
+) -> None:
+    from airflow.sdk import Asset
+
+    asset = Asset("orders")
+    for run_id, outlets in (("first", [asset]), ("second", [asset] if announce_empty else [])):
+        task = operator(fixture, outlets=[asset], drain=True, announce_empty=announce_empty)
+        task_context = context(run_id)
+        assert task.execute(task_context)["status"] == ("committed" if run_id == "first" else "empty")
+        assert task.outlets == outlets, "Airflow emits an event for each of them"
+    assert (task_context["outlet_events"][asset].extra != {}) == announce_empty
+
+
 @since("3.3", "partition keys of events")
 def test_partition_key_is_rendered_from_the_result_and_only_after_a_commit(
     fixture: PipelineFixture, rows_engine: list[str]

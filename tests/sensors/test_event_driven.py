@@ -84,7 +84,6 @@ def test_event_driven_dags_read_each_range_once_however_often_they_are_started(
     events = [(e["status"], e["version"], e["ranges"], e["rows"], e["manifest"] != "") for e in extras]
     assert events == [
         ("committed", 0, {"files": [0, 1]}, 499, True),
-        ("empty", 0, {}, 0, False),
         ("committed", 1, {"files": [1, 2]}, 499, True),
     ]
     assert verify(str(tmp_path / "log")).violations == []
