@@ -111,6 +111,7 @@ SOURCE_PROOFS: Mapping[str, tuple[str, ...]] = {
     ),
     "Postgres": (
         "tests/integration/test_jdbc_source.py::test_row_that_commits_after_a_later_row_is_read",
+        "tests/integration/test_jdbc_source.py::test_value_that_another_sequence_than_the_default_gave_before_the_row_was_written_is_waited_for",
         "tests/integration/test_jdbc_source.py::test_transaction_that_began_before_the_poll_and_writes_after_it_is_read",
         "tests/integration/test_jdbc_source.py::test_row_of_a_prepared_transaction_is_not_read_until_it_ends",
         "tests/integration/test_jdbc_source.py::test_concurrent_transactions_in_any_order_lose_and_duplicate_no_row",

@@ -283,11 +283,49 @@ def test_transaction_that_began_before_the_poll_and_writes_after_it_is_read(any_
     assert reader.read() == []
 
 
-def test_open_transaction_that_does_not_use_the_sequence_delays_nothing(table: Table) -> None:
+@pytest.mark.parametrize("column", ["bigserial", "bigint GENERATED ALWAYS AS IDENTITY"])
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_value_that_another_sequence_than_the_default_gave_before_the_row_was_written_is_waited_for(
+    table: Table, column: str, is_prepared: bool
+) -> None:
+    table.create(f"id {column} PRIMARY KEY, v bigint")
+    table.run(f"CREATE SEQUENCE o{table.name}")
+    insert = table.named("INSERT INTO t (id, v) OVERRIDING SYSTEM VALUE VALUES (%s, %s)")
+    reader = Reader(table)
+    with table.session() as first, table.session() as second:
+        ids = [s.execute(f"SELECT nextval('o{table.name}')").fetchone()[0] for s in (first, second)]  # type: ignore[index]
+        second.execute(insert, (ids[1], 2))
+        second.commit()
+        assert reader.read() == []
+        first.execute(insert, (ids[0], 1))
+        if is_prepared:
+            first.execute(table.named("PREPARE TRANSACTION ' t '"))
+            first.rollback()
+        assert reader.read() == []
+        if is_prepared:
+            table.run("COMMIT PREPARED ' t '")
+        first.commit()
+    assert reader.read() == [1, 2]
+
+
+def test_value_that_no_sequence_gave_is_waited_for_once_its_row_is_written(table: Table) -> None:
     table.create("id bigserial PRIMARY KEY, v bigint")
     reader = Reader(table)
+    with table.session() as first:
+        first.execute(table.named("INSERT INTO t (id, v) VALUES (7, 1)"))
+        table.run("INSERT INTO t (id, v) VALUES (8, 2)")
+        assert reader.read() == []
+        first.commit()
+    assert reader.read() == [1, 2]
+
+
+def test_open_transaction_that_neither_uses_a_sequence_nor_writes_the_table_delays_nothing(table: Table) -> None:
+    table.create("id bigserial PRIMARY KEY, v bigint")
+    table.run(f"CREATE TABLE x{table.name} (v bigint)")
+    reader = Reader(table)
     with table.session() as other:
-        other.execute("CREATE TEMPORARY TABLE x AS SELECT 1")
+        other.execute(table.named("SELECT * FROM t"))
+        other.execute(f"INSERT INTO x{table.name} VALUES (1)")
         table.add([1])
         assert reader.read() == [1]
 
@@ -399,6 +437,12 @@ def test_partitioned_table_is_read_with_its_partitions(table: Table) -> None:
         assert reader.read() == []
         first.commit()
     assert reader.read() == [1, 2, 3]
+    with table.session() as first:
+        first.execute(f"INSERT INTO b{table.name} (id, v) VALUES (7, 4)")
+        table.run("INSERT INTO t (id, v) VALUES (8, 5)")
+        assert reader.read() == []
+        first.commit()
+    assert reader.read() == [4, 5]
 
 
 def test_replica_is_refused(table: Table, postgres: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:

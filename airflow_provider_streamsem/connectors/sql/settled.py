@@ -8,12 +8,13 @@ On Postgres, the writers must follow two rules. (1) The transaction that writes 
 sequence, which gives each integer to one transaction, or the server's clock (``now()``, ``clock_timestamp()``). The proof that :func:`settled_end` is
 correct:
 
-* Integers with a sequence, by an identity or ``DEFAULT nextval(...)``. ``B`` is the greatest committed value. A smaller value was obtained before ``B``. Its
-  transaction holds the sequence's lock until it ends, because ``nextval`` locks the sequence. So ``settled_end`` first reads ``B``, then lists the
-  transactions that hold this lock, and waits for their end. Then every value up to ``B`` is visible or will never be committed. It does not wait for
-  transactions that do not use the sequence.
-* Integers without a sequence. The same, but with all open transactions of the database. Each holds the lock of its virtual transaction id, even before it has
-  a transaction id. Every user may read these locks.
+* Integers with a default sequence, by an identity or ``DEFAULT nextval(...)``. ``B`` is the greatest committed value. A smaller value was obtained before
+  ``B``, from this sequence or, because a writer may override the default, from another one. Its transaction holds the lock of that sequence until it ends,
+  because ``nextval`` locks the sequence. So ``settled_end`` first reads ``B``, then lists the transactions that hold the lock of any sequence of the database,
+  and waits for their end. Then every value up to ``B`` is visible or will never be committed. It also waits for the transactions that have written the table,
+  in case their values come from another generator. It does not wait for other transactions, such as a backup.
+* Integers without a default sequence. The same, but with all open transactions of the database. Each holds the lock of its virtual transaction id, even before
+  it has a transaction id. Every user may read these locks.
 * Times. ``settled_end`` first reads the server's clock, ``T``, then lists the open transactions. A transaction that begins later obtains a value of ``T`` or
   later. A transaction that is open obtains no value before its own start, ``xact_start``. So the bound is the earliest of these times. Users without
   ``pg_read_all_stats`` do not see ``xact_start`` of other users, so ``settled_end`` waits for those transactions. A server process takes the time of
@@ -51,12 +52,14 @@ _OLD_S = 60
 _FIRST_POLL_S, _LAST_POLL_S = 0.02, 1.0
 
 # Partitions and tables that inherit may have sequences of their own.
-_SEQUENCES = """
+_TREE = """
     WITH RECURSIVE tables(oid) AS (
-        SELECT CAST(:oid AS oid) UNION SELECT i.inhrelid FROM pg_catalog.pg_inherits i JOIN tables ON i.inhparent = tables.oid),
+        SELECT CAST(:oid AS oid) UNION SELECT i.inhrelid FROM pg_catalog.pg_inherits i JOIN tables ON i.inhparent = tables.oid)
+"""
+_SEQUENCES = f"""{_TREE},
     columns(oid, number) AS (
         SELECT a.attrelid, a.attnum FROM pg_catalog.pg_attribute a JOIN tables ON a.attrelid = tables.oid WHERE a.attname = :column)
-    SELECT s.seqrelid::bigint, s.seqrelid::regclass::text, s.seqcache, s.seqincrement, s.seqcycle
+    SELECT s.seqrelid::regclass::text, s.seqcache, s.seqincrement, s.seqcycle
     FROM pg_catalog.pg_sequence s WHERE s.seqrelid IN (
         SELECT d.objid FROM pg_catalog.pg_depend d JOIN columns c ON d.refobjid = c.oid AND d.refobjsubid = c.number
         WHERE d.classid = 'pg_catalog.pg_class'::regclass AND d.refclassid = 'pg_catalog.pg_class'::regclass AND d.deptype = 'i'
@@ -73,10 +76,10 @@ _TABLE = """
     JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attname = :column
     WHERE n.nspname = :schema AND c.relname = :name
 """
-_USERS_OF_SEQUENCES = """
-    SELECT l.virtualtransaction, a.xact_start, l.pid IS NULL
-    FROM pg_catalog.pg_locks l LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
-    WHERE l.locktype = 'relation' AND l.mode = 'RowExclusiveLock' AND l.granted AND l.relation::bigint = ANY(:sequences)
+_WRITERS = f"""{_TREE}
+    SELECT DISTINCT l.virtualtransaction, CAST(NULL AS timestamptz), l.pid IS NULL
+    FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_class c ON c.oid = l.relation
+    WHERE l.locktype = 'relation' AND l.mode = 'RowExclusiveLock' AND l.granted AND (c.relkind = 'S' OR c.oid IN (SELECT oid FROM tables))
         AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
         AND l.pid IS DISTINCT FROM pg_backend_pid()
 """
@@ -116,8 +119,7 @@ def settled_end(
     """
     if target.dialect != "postgresql":
         return _end_by_lag(connection, target, cursor, lag)
-    sequences = _sequences(connection, target, cursor, lag)
-    wait = Waiting(connection, sequences, wait_s, clock)
+    wait = Waiting(connection, _checked_table(connection, target, cursor, lag), wait_s, clock)
     if not cursor.is_time:
         newest = _newest(connection, cursor)
         is_settled = newest is None or wait.until_ended(wait.list())
@@ -206,9 +208,9 @@ def _warn_of_old(now_us: int, begins_us: Sequence[int]) -> None:
         logger.warning(message, oldest_s)
 
 
-def _sequences(connection: sa.Connection, target: Target, cursor: Cursor, lag: int | None) -> list[int]:
+def _checked_table(connection: sa.Connection, target: Target, cursor: Cursor, lag: int | None) -> int | None:
     """
-    Check that the bound can be proven for this table, and return the oids of the sequences that generate the cursor.
+    Check that the bound can be proven for this table, and return its oid if a sequence generates the cursor, else ``None``.
 
     :raises InvalidError: the server is a replica; or, without a ``lag``, other rules apply to the order of commits. Nothing was written
     """
@@ -233,14 +235,14 @@ def _sequences(connection: sa.Connection, target: Target, cursor: Cursor, lag: i
             table=target.name,
         ).advising("set lag, or read the table from the publishing server.")
     if cursor.is_time:
-        return []
-    for _, sequence, cache, increment, cycles in sequences:
+        return None
+    for sequence, cache, increment, cycles in sequences:
         if lag is None and (cache != 1 or increment != 1 or cycles):
             raise InvalidError(
                 "the sequence of the cursor does not generate values in ascending order in all sessions; nothing was written",
                 sequence=sequence, cache=cache, increment=increment, cycle=cycles,
             ).advising("set lag; or ALTER SEQUENCE ... CACHE 1 INCREMENT BY 1 NO CYCLE, if no application allocates blocks of values.")  # fmt: skip
-    return [row[0] for row in sequences]
+    return int(oid) if sequences else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,12 +250,12 @@ class Waiting:
     """
     Waits until transactions of a Postgres database have ended.
 
-    :param sequences: oids of sequences. Only transactions that use one of them count. If empty, all transactions of the database count
+    :param table: oid of a table. Only transactions that use a sequence or write this table count. ``None``: all transactions of the database count
     :param wait_s: maximum time in seconds
     """
 
     connection: sa.Connection
-    sequences: Sequence[int]
+    table: int | None
     wait_s: int
     clock: Clock
 
@@ -262,8 +264,8 @@ class Waiting:
         import sqlalchemy as sa
 
         statements: list[tuple[str, dict[str, Any]]] = [(_OPEN, {}), (_PREPARED, {})]
-        if self.sequences:
-            statements = [(_USERS_OF_SEQUENCES, {"sequences": [*self.sequences]})]
+        if self.table is not None:
+            statements = [(_WRITERS, {"oid": self.table})]
         running: dict[str, datetime | None] = {}
         prepared: dict[str, datetime | None] = {}
         for statement, values in statements:

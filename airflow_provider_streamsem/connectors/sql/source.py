@@ -114,8 +114,8 @@ class JdbcSource(SourceDefaults):
 
     @property
     def conditions(self) -> str:
-        """The conditions that the source cannot check: that no transaction exceeds ``lag``, and that rows do not change."""
-        conditions = [] if self.lag is None else [f"lag {self.lag}"]
+        """The conditions that the source cannot check: the order in which writers obtain cursor values, ``lag``, and that rows do not change."""
+        conditions = ["ascending cursor" if self.lag is None else f"lag {self.lag}"]
         if self.changes == "follow":
             conditions.append("newest state of a row")
         elif self.lag is not None:
@@ -128,8 +128,8 @@ class JdbcSource(SourceDefaults):
         reasons = ["the plan records ranges of the cursor, and every attempt reads exactly these ranges"]
         if self.lag is None:
             reasons.append(
-                "a range ends before every cursor value that an open transaction of Postgres may still commit, if the writing transaction obtains the value "
-                "from a sequence or from the server's clock"
+                "a range ends before every cursor value that an open transaction of Postgres may still commit, if the cursor ascends: the transaction that "
+                "writes a row obtains its value from one generator that never goes back, a sequence or the server's clock; other rows may be lost"
             )
         else:
             reasons.append(

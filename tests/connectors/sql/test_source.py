@@ -247,9 +247,9 @@ def test_terms_state_the_conditions_that_the_source_cannot_check(table: Table) -
         source = replace(table.source, **changes)
         return guarantee(Pipeline(name="p", log="/log", source=source, sinks={"out": FilesSink("/out")})).named
 
-    assert label(lag=None) == "exactly-once"
+    assert label(lag=None) == "exactly-once (ascending cursor)"
     assert label(lag=60) == "exactly-once (lag 60, unchanged rows)"
-    assert label(lag=None, changes="follow") == "exactly-once (newest state of a row)"
+    assert label(lag=None, changes="follow") == "exactly-once (ascending cursor, newest state of a row)"
 
 
 def test_lineage_names_the_server_and_the_table_without_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
