@@ -84,13 +84,20 @@ def _column(name: str, kind: Any, dialect: str) -> ReadColumn | None:
         return ReadColumn(name, "boolean")
     if isinstance(kind, sa.Date):
         return ReadColumn(name, "date")
-    if isinstance(kind, (sa.LargeBinary, sa.BINARY, sa.VARBINARY)) or type(kind).__name__ in _MYSQL_BYTES:
+    if _is_binary(kind, dialect):
         return ReadColumn(name, "binary")
     if isinstance(kind, sa.String) and not isinstance(kind, sa.Enum):
         return ReadColumn(name, "string")
     if dialect == "postgresql" or isinstance(kind, (sa.Enum, sa.JSON, sa.Time, sa.Uuid)):
         return ReadColumn(name, "string", sa.CHAR() if dialect in _MYSQL else sa.Text())
     return ReadColumn(name, "int") if type(kind).__name__ == "YEAR" else None
+
+
+def _is_binary(kind: Any, dialect: str) -> bool:
+    import sqlalchemy as sa
+
+    is_bytes_of_mysql = dialect in _MYSQL and type(kind).__name__ in _MYSQL_BYTES
+    return is_bytes_of_mysql or isinstance(kind, (sa.LargeBinary, sa.BINARY, sa.VARBINARY))
 
 
 def _float(name: str, kind: Any, dialect: str) -> ReadColumn:

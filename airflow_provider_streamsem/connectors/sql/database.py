@@ -28,7 +28,8 @@ _DRIVERS = {
 _EXTRAS = {
     # Names of libpq. Only these fields of the connection's extra are read, so no other field reaches the driver.
     "postgresql+psycopg": ("sslmode", "sslrootcert", "sslcert", "sslkey", "options", "application_name", "target_session_attrs"),
-    "mysql+pymysql": ("charset", "unix_socket", "ssl_ca", "ssl_cert", "ssl_key"),
+    # Without `charset`: in another one than utf8mb4, the driver's default, the server replaces characters by question marks.
+    "mysql+pymysql": ("unix_socket", "ssl_ca", "ssl_cert", "ssl_key"),
 }  # fmt: skip
 _CONNECT_S = 10
 _BUSY_S = 30

@@ -22,8 +22,12 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
 _ROWS_PER_BATCH = 10_000
-_UTC = {
-    "postgresql": ("SET LOCAL TIME ZONE 'UTC'",),
+# A role may have other settings, for which the server rounds floating-point numbers or writes other texts.
+_POSTGRES_SETTINGS = {"TimeZone": "UTC", "extra_float_digits": "3", "DateStyle": "ISO", "IntervalStyle": "postgres", "bytea_output": "hex"}  # fmt: skip
+_SETTINGS = {
+    "postgresql": (
+        "SELECT " + ", ".join(f"set_config('{name}', '{value}', true)" for name, value in _POSTGRES_SETTINGS.items()),
+    ),
     "mysql": (MYSQL_UTC,),
     "mariadb": (MYSQL_UTC,),
 }
@@ -92,7 +96,7 @@ def _frame(
         return spark.createDataFrame([], schema)
     url, options = database.address(conn_id)
     function = reader(
-        Access(url, options, _UTC.get(target.dialect, ())),
+        Access(url, options, _SETTINGS.get(target.dialect, ())),
         queries,
         schema.names,
         [arrow for _, arrow in types],
