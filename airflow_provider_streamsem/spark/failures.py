@@ -132,9 +132,10 @@ def _database_error(kind: str, problem: str, version: int) -> StreamsemError:
             "install SQLAlchemy, the database's driver and pyarrow in the Python environment of the executors, and run again."
         )
     if kind == "data":
-        summary = "the source's table has a value that Spark cannot read; nothing became visible"
+        summary = "the database table has a value that Spark cannot read; nothing became visible"
         return DataError(summary, version=version, problem=problem).advising(
-            "correct the value, or leave the column out with `columns` of the source; then run again: the same range is read again."
+            "read the column as text with `as_text` of the source or lookup, and convert it in the transform; or correct the value, or leave the column out "
+            "with `columns`. Then run again: the same range is read again."
         )
     return StageError(
         "an executor could not read the source's database; nothing became visible", version=version, problem=problem

@@ -21,6 +21,7 @@ from airflow_provider_streamsem.connectors.sql import database, records
 from airflow_provider_streamsem.connectors.sql.column_types import read_columns
 from airflow_provider_streamsem.connectors.sql.executor_read import Access, reader
 from airflow_provider_streamsem.connectors.sql.table import open_table
+from airflow_provider_streamsem.errors import DataError
 from tests.integration.parts.mariadb import MariaDB
 from tests.integration.parts.postgres import Postgres
 from tests.integration.parts.server import home_for_others, running
@@ -84,7 +85,7 @@ def mariadb(mariadb_server: MariaDB, monkeypatch: pytest.MonkeyPatch) -> Run:
 def read(table: str, as_text: Sequence[str] = ()) -> tuple[str, list[Any]]:
     """Return the type and the values of the column ``c``, as an executor reads them."""
     with open_table("db", table) as (connection, target):
-        (column,) = read_columns(target, ["c"])
+        (column,) = read_columns(target, ["c"], as_text)
         query = records._select(target.table([]), [column]).order_by(sa.column("id"))
         url, options = database.address("db")
         access = Access(url, options, records._SETTINGS[target.dialect])
@@ -204,6 +205,35 @@ def test_every_postgres_type_is_read_as_the_server_writes_it_whatever_the_settin
     check(postgres, declared, values, kind, "textin(bpcharout(c))" if declared == "char(3)" else "c::text")
 
 
+UNREADABLE_IN_POSTGRES = [
+    ("date", "'infinity'", "infinity"),
+    ("date", "'0044-03-15 BC'", "0044-03-15 BC"),
+    ("date", "'10000-01-01'", "10000-01-01"),
+    ("timestamp", "'-infinity'", "-infinity"),
+    ("timestamptz", "'infinity'", "infinity"),
+    ("timestamptz", "'10000-01-01 00:00+00'", "10000-01-01 00:00:00+00"),
+    ("numeric(10,2)", "'NaN'", "NaN"),
+]
+
+
+@pytest.mark.parametrize(("declared", "value", "text"), UNREADABLE_IN_POSTGRES)
+def test_postgres_value_that_spark_cannot_hold_is_refused_by_column_and_read_as_text(
+    postgres: Run, declared: str, value: str, text: str
+) -> None:
+    refuse_and_read_as_text(postgres, declared, value, text)
+
+
+def refuse_and_read_as_text(run: Run, declared: str, value: str, text: str) -> None:
+    table = f"t{uuid.uuid4().hex[:8]}"
+    run(f"CREATE TABLE {table} (id int, c {declared})")
+    for at, each in enumerate(["NULL", "NULL", "NULL", value]):
+        run(f"INSERT INTO {table} VALUES ({at}, {each})")
+    with pytest.raises(ValueError, match=r"streamsem-read data: column 'c' has a value that the type .* cannot hold") as refused:  # fmt: skip
+        read(table)
+    assert text not in str(refused.value)
+    assert read(table, ["c"]) == ("string", [None, None, None, text])
+
+
 MARIADB: dict[str, tuple[str, list[str]]] = {
     "bit": ("binary", ["b'1'"]),
     "bit(9)": ("binary", ["b'100000001'"]),
@@ -253,3 +283,34 @@ def test_every_mariadb_type_is_read_as_the_server_writes_it(mariadb: Run, declar
     # CAST(FLOAT AS CHAR) rounds to 6 digits, and bytes are no text.
     text = {"binary": "HEX(IF(c IS NULL, NULL, CAST(c AS BINARY)))", "float": "CAST(CAST(c AS DOUBLE) AS CHAR)"}
     check(mariadb, declared, values, kind, text.get(kind, "CAST(c AS CHAR)"))
+
+
+@pytest.mark.parametrize(
+    ("declared", "value", "text"),
+    [
+        ("date", "'0000-00-00'", "0000-00-00"),
+        ("date", "'2026-00-00'", "2026-00-00"),
+        ("datetime(3)", "'0000-00-00'", "0000-00-00 00:00:00.000"),
+        ("timestamp null", "0", "0000-00-00 00:00:00"),
+    ],
+)
+def test_zero_date_of_mariadb_is_refused_by_column_and_read_as_text(
+    mariadb: Run, declared: str, value: str, text: str
+) -> None:
+    refuse_and_read_as_text(mariadb, declared, value, text)
+
+
+def test_type_without_an_equal_in_spark_is_read_as_text_on_request(mariadb: Run) -> None:
+    mariadb("CREATE TABLE addresses (id int, c inet6)")
+    mariadb("INSERT INTO addresses VALUES (1, '::1')")
+    with pytest.raises(DataError, match="as_text"):
+        read("addresses")
+    assert read("addresses", ["c"]) == ("string", ["::1"])
+
+
+@pytest.mark.parametrize("declared", ["float", "bit(8)", "blob", "varbinary(4)", "binary(4)"])
+def test_column_that_mariadb_would_change_by_a_cast_is_not_read_as_text(mariadb: Run, declared: str) -> None:
+    table = f"t{uuid.uuid4().hex[:8]}"
+    mariadb(f"CREATE TABLE {table} (id int, c {declared})")
+    with pytest.raises(DataError, match="change the values"):
+        read(table, ["c"])

@@ -37,14 +37,15 @@ class ReadColumn:
     cast: Any = None
 
 
-def read_columns(target: Target, names: Sequence[str]) -> list[ReadColumn]:
+def read_columns(target: Target, names: Sequence[str], as_text: Sequence[str] = ()) -> list[ReadColumn]:
     """
     Return the columns to read, in the order of the table.
 
     :param names: names of the columns; empty: all columns
-    :raises DataError: the table lacks a column, a type is not supported, or two names differ only in case
+    :param as_text: names of columns that the database casts to text
+    :raises DataError: the table lacks a column, a type is not supported, a cast would change values, or two names differ only in case
     """
-    missing = sorted({*names} - {*target.columns})
+    missing = sorted({*names, *as_text} - {*target.columns})
     if missing:
         raise DataError(
             "the table lacks columns (names are case-sensitive); nothing became visible", table=target.name, columns=missing
@@ -53,15 +54,39 @@ def read_columns(target: Target, names: Sequence[str]) -> list[ReadColumn]:
     if len({name.lower() for name in selected}) < len(selected):
         summary = "the table has columns whose names differ only in case; nothing became visible"
         raise DataError(summary, table=target.name).advising("choose one of them with `columns`, and run again.")
-    columns_by_name = {name: _column(name, target.columns[name]["type"], target.dialect) for name in selected}
+    changed = sorted(name for name in as_text if _is_changed_by_cast(target.columns[name]["type"], target.dialect))
+    if changed:
+        summary = "the database would change the values of bytes and `float` columns if it cast them to text; nothing became visible"
+        raise DataError(summary, table=target.name, columns=changed).advising(
+            "remove them from `as_text`, and run again."
+        )
+    columns_by_name = {
+        name: _text(name, target.dialect)
+        if name in as_text
+        else _column(name, target.columns[name]["type"], target.dialect)
+        for name in selected
+    }
     unknown = {
         name: type(target.columns[name]["type"]).__name__ for name, column in columns_by_name.items() if column is None
     }
     if unknown:
         raise DataError(
             "columns have types that the source does not read; nothing became visible", table=target.name, columns=unknown
-        ).advising("leave them out with `columns`, or convert them in the table; then run again.")  # fmt: skip
+        ).advising("read them as text with `as_text`, or leave them out with `columns`; then run again.")  # fmt: skip
     return [column for column in columns_by_name.values() if column is not None]
+
+
+def _text(name: str, dialect: str) -> ReadColumn:
+    """Return a column that is read as text. Values of SQLite have types of their own, and the reader formats them."""
+    import sqlalchemy as sa
+
+    casts = {"sqlite": None, "mysql": sa.CHAR(), "mariadb": sa.CHAR()}
+    return ReadColumn(name, "string", casts.get(dialect, sa.Text()))
+
+
+def _is_changed_by_cast(kind: Any, dialect: str) -> bool:
+    """Return whether a cast to text changes values: MySQL reads bytes as characters, and rounds ``FLOAT`` to 6 digits."""
+    return dialect in _MYSQL and (_is_binary(kind, dialect) or type(kind).__name__ == "FLOAT")
 
 
 def _column(name: str, kind: Any, dialect: str) -> ReadColumn | None:
@@ -89,7 +114,7 @@ def _column(name: str, kind: Any, dialect: str) -> ReadColumn | None:
     if isinstance(kind, sa.String) and not isinstance(kind, sa.Enum):
         return ReadColumn(name, "string")
     if dialect == "postgresql" or isinstance(kind, (sa.Enum, sa.JSON, sa.Time, sa.Uuid)):
-        return ReadColumn(name, "string", sa.CHAR() if dialect in _MYSQL else sa.Text())
+        return _text(name, dialect)
     return ReadColumn(name, "int") if type(kind).__name__ == "YEAR" else None
 
 
@@ -116,11 +141,9 @@ def _integer(kind: Any, dialect: str) -> str:
 
 
 def _numeric(name: str, kind: Any, dialect: str) -> ReadColumn:
-    import sqlalchemy as sa
-
     digits, scale = kind.precision, kind.scale or 0
     if digits is None or digits > _MOST_DIGITS or not 0 <= scale <= digits:
-        return ReadColumn(name, "string", sa.CHAR() if dialect in _MYSQL else sa.Text())
+        return _text(name, dialect)
     return ReadColumn(name, f"decimal({digits},{scale})")
 
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+_HELD = "column {!r} has a value that the type {} cannot hold"
 Query = tuple[str, Any]
 """A statement in the driver's form, and its parameters."""
 
@@ -46,6 +47,7 @@ def reader(
     """
     url, options, settings = access.url, access.options, access.settings
     to_batch, problem_of, streaming_cursor = _to_batch(list(names), list(types)), _problem_of(), _streaming_cursor()
+    unreadable_column = _unreadable_column()
 
     def rows_of(engine: Any, query: str, parameters: Any) -> Iterator[Any]:
         with engine.connect() as connection, connection.begin():
@@ -57,6 +59,9 @@ def reader(
                 cursor.execute(query, parameters)
                 while rows := cursor.fetchmany(rows_per_batch):
                     yield rows
+            except engine.dialect.loaded_dbapi.DataError as error:
+                error.streamsem_column = unreadable_column(cursor)
+                raise
             finally:
                 with suppress(Exception):  # an error of a lost connection is raised by the read
                     cursor.close()
@@ -79,7 +84,8 @@ def reader(
                     for rows in rows_of(engine, *queries[number]):
                         yield to_batch(rows)
                 except (sa.exc.DBAPIError, engine.dialect.loaded_dbapi.Error) as error:
-                    problem = problem_of(error)
+                    at = getattr(error, "streamsem_column", None)
+                    problem = problem_of(error) if at is None else f"data: {_HELD.format(names[at], types[at])}"
                 if problem:
                     raise ValueError(f"streamsem-read {problem}")
 
@@ -88,6 +94,17 @@ def reader(
 
 def _to_batch(names: list[str], types: list[Any]) -> Callable[[Any], Any]:
     """Return a function that converts rows to an Arrow batch."""
+
+    def array(values: list[Any], kind: Any) -> Any:
+        import pyarrow as pa
+
+        try:
+            return pa.array(values, kind)
+        except (pa.ArrowException, TypeError):
+            if not pa.types.is_string(kind):
+                raise
+        # A column of SQLite may hold numbers too.
+        return pa.array([str(value) if isinstance(value, (int, float)) else value for value in values], kind)
 
     def to_batch(rows: Any) -> Any:
         import pyarrow as pa
@@ -99,12 +116,11 @@ def _to_batch(names: list[str], types: list[Any]) -> Callable[[Any], Any]:
             try:
                 if pa.types.is_boolean(kind):  # SQLite stores 0 and 1
                     values = [bool(value) if value in (0, 1) else value for value in values]
-                arrays.append(pa.array(values, kind))
+                arrays.append(array(values, kind))
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 problem = type(error).__name__
             if problem:
-                message = f"streamsem-read data: column {name!r} has a value that is not of the type {kind}"
-                raise ValueError(f"{message} ({problem})")
+                raise ValueError(f"streamsem-read data: {_HELD.format(name, kind)} ({problem})")
         return pa.RecordBatch.from_arrays(arrays, names=names)
 
     return to_batch
@@ -124,6 +140,31 @@ def _streaming_cursor() -> Callable[[Any], Any]:
         return connection.cursor()
 
     return streaming_cursor
+
+
+def _unreadable_column() -> Callable[[Any], int | None]:
+    """Return a function that finds the column of a value that psycopg cannot hold in Python; ``None`` for other drivers and errors."""
+
+    def unreadable_column(cursor: Any) -> int | None:
+        result = getattr(cursor, "pgresult", None)
+        if result is None:
+            return None
+        from psycopg import DataError
+        from psycopg.adapt import Transformer
+
+        transformer = Transformer(cursor)
+        for at in range(result.nfields):
+            load = transformer.get_loader(result.ftype(at), result.fformat(at)).load
+            try:
+                for row in range(result.ntuples):
+                    value = result.get_value(row, at)
+                    if value is not None:
+                        load(value)
+            except DataError:
+                return at
+        return None
+
+    return unreadable_column
 
 
 def _problem_of() -> Callable[[Any], str]:

@@ -64,6 +64,7 @@ class JdbcTable:
     :param table: ``table`` or ``schema.table``; without a schema, the default schema of the connection. Names are quoted, so they are case-sensitive. Views
         are not read
     :param columns: the columns to read; empty: all columns
+    :param as_text: columns that the database casts to text, as in :class:`JdbcSource`
     :param rows: ``unchanged``, only on Postgres: all attempts of a version read the same rows. If a row of the table changes between the plan and the commit,
         the batch is planned again. ``current``: each attempt reads the current rows, so a retry or a reprocessing run may read other rows than the first
         attempt
@@ -76,6 +77,7 @@ class JdbcTable:
     conn_id: str
     table: str
     columns: Sequence[str] = ()
+    as_text: Sequence[str] = ()
     rows: str = "unchanged"
 
     def __post_init__(self) -> None:
@@ -83,6 +85,7 @@ class JdbcTable:
         arguments.text(f"{where} conn_id", self.conn_id)
         arguments.text(f"{where} table", self.table, pattern=TABLE, accepted="table or schema.table")
         object.__setattr__(self, "columns", arguments.text_list(f"{where} columns", self.columns))
+        object.__setattr__(self, "as_text", arguments.text_list(f"{where} as_text", self.as_text))
         arguments.choice(f"{where} rows", self.rows, ROWS)
 
     @property
@@ -103,7 +106,7 @@ class JdbcTable:
         :raises DataError: a column is missing, or its type is not supported. Nothing was written
         """
         with open_table(self.conn_id, self.table) as (connection, target), snapshot(connection):
-            columns = {column.name: column.type for column in read_columns(target, self.columns)}
+            columns = {column.name: column.type for column in read_columns(target, self.columns, self.as_text)}
             if self.rows == "current":
                 return plain(RowsPin(columns, -1, ""))
             _check_server(connection, target)
@@ -131,7 +134,8 @@ class JdbcTable:
 
     def _check_columns(self, pin: RowsPin, target: Target) -> None:
         present = [name for name in pin.columns if name in target.columns]
-        current = {column.name: column.type for column in read_columns(target, present)} if present else {}
+        as_text = [name for name in self.as_text if name in present]
+        current = {column.name: column.type for column in read_columns(target, present, as_text)} if present else {}
         changed = sorted(name for name, kind in pin.columns.items() if current.get(name) != kind)
         if changed:
             summary = (
@@ -149,7 +153,8 @@ class JdbcTable:
 
         pinned = self._read(pin)
         with open_table(self.conn_id, self.table) as (connection, target):
-            return records.load_all(spark, connection, target, self.conn_id, [*pinned.columns])
+            columns = read_columns(target, [*pinned.columns], self.as_text)
+            return records.load_all(spark, connection, target, self.conn_id, columns)
 
     def _read(self, pin: Json) -> RowsPin:
         """

@@ -11,7 +11,7 @@ from pyspark.sql import types as T
 
 from airflow_provider_streamsem.connectors.contract import ParsedRecords
 from airflow_provider_streamsem.connectors.sql import database
-from airflow_provider_streamsem.connectors.sql.column_types import ReadColumn, read_columns
+from airflow_provider_streamsem.connectors.sql.column_types import ReadColumn
 from airflow_provider_streamsem.connectors.sql.columns import Target
 from airflow_provider_streamsem.connectors.sql.executor_read import Access, Query, reader
 from airflow_provider_streamsem.connectors.sql.pins import JdbcPin
@@ -58,7 +58,7 @@ def load(
     spark: SparkSession,
     table: SourceTable,
     conn_id: str,
-    names: Sequence[str],
+    columns: Sequence[ReadColumn],
     pins: Sequence[JdbcPin],
     *,
     is_counted: bool,
@@ -66,10 +66,8 @@ def load(
     """
     Return the rows of the ranges as a DataFrame, one task for each range. Reads no row.
 
-    :param names: the columns to read; empty: all columns
     :param is_counted: whether the read must find the planned number of rows
     """
-    columns = read_columns(table.target, names)
     query = _select(table.cursor.table, columns)
     ranges = [query.where(table.cursor.from_offset(p.start), table.cursor.before_offset(p.end)) for p in pins]
     frame = _frame(spark, table.target, conn_id, columns, [_compiled(query, table.connection) for query in ranges])
@@ -79,10 +77,9 @@ def load(
 
 
 def load_all(
-    spark: SparkSession, connection: sa.Connection, target: Target, conn_id: str, names: Sequence[str]
+    spark: SparkSession, connection: sa.Connection, target: Target, conn_id: str, columns: Sequence[ReadColumn]
 ) -> DataFrame:
     """Return all rows of a table as a DataFrame. One task reads them, with one query. Reads no row now."""
-    columns = read_columns(target, names)
     return _frame(spark, target, conn_id, columns, [_compiled(_select(target.table([]), columns), connection)])
 
 

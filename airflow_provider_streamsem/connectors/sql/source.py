@@ -21,6 +21,7 @@ from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.contract import SourceEnd, SourceSlice
 from airflow_provider_streamsem.connectors.defaults import SourceDefaults
 from airflow_provider_streamsem.connectors.sql import database
+from airflow_provider_streamsem.connectors.sql.column_types import read_columns
 from airflow_provider_streamsem.connectors.sql.pins import JdbcPin, read_pins
 from airflow_provider_streamsem.connectors.sql.table import SourceTable, opened
 from airflow_provider_streamsem.errors import DataError, InvalidError, RecordsMissingError
@@ -55,6 +56,8 @@ class JdbcSource(SourceDefaults):
     :param cursor: an integer column, a column with times, or a pair of such a column and an integer column. Equal values are never split over batches, so a
         pair permits smaller batches
     :param columns: the columns to read; empty: all columns
+    :param as_text: columns that the database casts to text, with the type ``string``. For values that no type of Spark holds, such as a zero date, ``infinity``
+        or ``NaN`` in a decimal
     :param lag: required except for Postgres: the longest time in seconds from obtaining a cursor value to its commit, 0 or more. For an integer cursor it is a
         number of values. Rows that are committed later are lost
     :param changes: whether a row may change after its insertion. ``refuse``: a batch fails if a planned row was deleted before the commit, and on Postgres
@@ -79,6 +82,7 @@ class JdbcSource(SourceDefaults):
     table: str
     cursor: str | Sequence[str]
     columns: Sequence[str] = ()
+    as_text: Sequence[str] = ()
     lag: int | None = None
     changes: str = "refuse"
     null_cursor: str = "refuse"
@@ -96,6 +100,7 @@ class JdbcSource(SourceDefaults):
         if len(self.cursor) not in (1, 2):
             raise InvalidError(f"{where} cursor must be one column or a pair of columns", given=list(self.cursor))
         object.__setattr__(self, "columns", arguments.text_list(f"{where} columns", self.columns))
+        object.__setattr__(self, "as_text", arguments.text_list(f"{where} as_text", self.as_text))
         for name, value, least in (("wait_s", self.wait_s, 0), ("rows_per_task", self.rows_per_task, 1)):
             arguments.integer(f"{where} {name}", value, least=least)
         if self.lag is not None:
@@ -149,7 +154,12 @@ class JdbcSource(SourceDefaults):
 
     def to_json(self) -> Json:
         """Return the arguments in the form of the TOML file."""
-        return {**asdict(self), "cursor": list(self.cursor), "columns": list(self.columns)}
+        return {
+            **asdict(self),
+            "cursor": list(self.cursor),
+            "columns": list(self.columns),
+            "as_text": list(self.as_text),
+        }
 
     def immutable_config(self) -> Json:
         """Return the connection id, the table, the cursor and the UTC offset of its times."""
@@ -275,7 +285,8 @@ class JdbcSource(SourceDefaults):
         from airflow_provider_streamsem.connectors.sql import records
 
         with self.opened() as table:
-            return records.load(spark, table, self.conn_id, self.columns, pins, is_counted=self.changes == "refuse")
+            columns = read_columns(table.target, self.columns, self.as_text)
+            return records.load(spark, table, self.conn_id, columns, pins, is_counted=self.changes == "refuse")
 
 
 class JdbcPlanner:

@@ -227,6 +227,21 @@ def test_only_the_named_columns_are_read_and_a_missing_one_is_refused(table: Tab
         replace(table.source, columns=["other"]).load(spark, ())
 
 
+def test_value_of_another_type_than_its_column_is_refused_by_name_and_read_as_text(table: Table, spark: Any) -> None:
+    table.run("CREATE TABLE m (n INTEGER, c INTEGER)")
+    values = [1, "n/a", 0.1, 2.0, None]
+    for at, value in enumerate(values):
+        table.run("INSERT INTO m VALUES (?, ?)", at, value)
+    source = replace(table.source, table="m", cursor="n")
+    (planned,) = slices(source)
+    with pytest.raises(Exception, match="column 'c' has a value"):
+        source.load(spark, planned.pins).frame.collect()
+    frame = replace(source, as_text=["c"]).load(spark, planned.pins).frame
+    assert [row.c for row in frame.orderBy("n").collect()] == ["1", "n/a", "0.1", "2", None]
+    with pytest.raises(DataError, match="other"):
+        replace(source, as_text=["other"]).load(spark, ())
+
+
 @pytest.mark.parametrize(("name", "cursor"), [("missing", "the id"), ("odd t", "missing")])
 def test_missing_table_or_column_is_refused_by_name(table: Table, name: str, cursor: str) -> None:
     with pytest.raises((SourceChangedError, InvalidError), match="no such"):
@@ -266,6 +281,7 @@ def test_lineage_names_the_server_and_the_table_without_credentials(monkeypatch:
         {"cursor": ()},
         {"cursor": ("a", "b", "c")},
         {"columns": "id"},
+        {"as_text": "id"},
         {"lag": -1},
         {"changes": "ignore"},
         {"null_cursor": "ignore"},
