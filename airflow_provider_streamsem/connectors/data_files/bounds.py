@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-_COLUMNS = 32
+MAX_COLUMNS = 32
 _LONGEST = 64
 
 
@@ -16,83 +15,96 @@ def delta_stats(parquet: Any, *, without: frozenset[str]) -> str:
     """
     Return ``{"numRecords", "minValues", "maxValues", "nullCount"}`` as JSON text (Delta protocol, per-file statistics).
 
-    A bound is omitted if the footer lacks it, or if JSON has no exact form for it. Readers do not skip such a file. Delta stores the bounds of timestamps in
-    milliseconds, so the lower bound is rounded down and the upper bound is rounded up.
+    The first 32 columns with integers, decimals, texts, dates or times have bounds, if the footer has them. A column without a null count has no bounds.
+    Bounds of floats are never recorded: footers leave out NaN, which Spark orders above all numbers. Text is shortened to 64 characters: the lower bound is
+    truncated, and the upper bound is truncated and incremented. Delta stores the bounds of timestamps in milliseconds, so the lower bound is rounded down and
+    the upper bound is rounded up. Decimals are exact.
 
     :param parquet: pyarrow's metadata of the file
     :param without: top-level columns without statistics: the partition columns
     """
-    stats: dict[str, Any] = {"numRecords": parquet.num_rows, "minValues": {}, "maxValues": {}, "nullCount": {}}
-    for path, index in _leaves(parquet, without):
-        chunks = [parquet.row_group(group).column(index).statistics for group in range(parquet.num_row_groups)]
-        if not chunks or any(chunk is None for chunk in chunks):
-            continue
-        if all(chunk.has_null_count for chunk in chunks):
-            _put(stats["nullCount"], path, sum(chunk.null_count for chunk in chunks))
-        bounded = [chunk for chunk in chunks if chunk.has_min_max]
-        if not bounded or any(not chunk.has_min_max and chunk.num_values > 0 for chunk in chunks):
-            continue
-        is_utc = "isAdjustedToUTC=true" in str(parquet.schema.column(index).logical_type)
-        try:
-            lower = _text(min(chunk.min for chunk in bounded), is_utc, up=False)
-            upper = _text(max(chunk.max for chunk in bounded), is_utc, up=True)
-        except (OverflowError, ValueError):  # Python's datetime lacks the year
-            continue
-        if lower is not None and upper is not None:
-            _put(stats["minValues"], path, lower)
-            _put(stats["maxValues"], path, upper)
-    return json.dumps(stats, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-
-
-def _leaves(parquet: Any, without: frozenset[str]) -> Iterator[tuple[list[str], int]]:
-    """
-    Yield path and index of each column with statistics, among the first 32 leaf columns.
-
-    Columns inside arrays and maps, and INT96 columns, have no statistics. If any name contains a dot, paths are ambiguous and no column has statistics.
-    """
-    schema = parquet.schema.to_arrow_schema()
-    if any("." in name for name in _names(schema)):
-        return
-    for index in range(min(len(parquet.schema.names), _COLUMNS)):
+    bounds: dict[str, tuple[str, str]] = {}
+    nulls: dict[str, int] = {}
+    columns = 0
+    for index in range(parquet.num_columns):
         column = parquet.schema.column(index)
-        path = column.path.split(".")
-        if column.max_repetition_level == 0 and path[0] not in without and column.physical_type != "INT96":
-            yield path, index
+        # A column inside a struct, array or map has a longer path. A name with a dot looks like one.
+        if column.path in without or not _is_bounded(column) or columns == MAX_COLUMNS:
+            continue
+        columns += 1
+        chunks = [parquet.row_group(group).column(index).statistics for group in range(parquet.num_row_groups)]
+        if any(chunk is None or not chunk.has_null_count for chunk in chunks):
+            continue
+        nulls[column.path] = sum(chunk.null_count for chunk in chunks)
+        literals = _literals(chunks, is_utc="isAdjustedToUTC=true" in str(column.logical_type))
+        if literals is not None:
+            bounds[column.path] = literals
+    stats = {"numRecords": str(parquet.num_rows)}
+    if bounds:
+        stats["minValues"] = _object({name: lower for name, (lower, _) in bounds.items()})
+        stats["maxValues"] = _object({name: upper for name, (_, upper) in bounds.items()})
+    stats["nullCount"] = _object({name: str(count) for name, count in nulls.items()})
+    return _object(stats)
 
 
-def _names(fields: Any) -> Iterator[str]:
-    for field in fields:
-        yield field.name
-        if hasattr(field.type, "fields"):
-            yield from _names(field.type.fields)
-
-
-def _put(tree: dict[str, Any], path: list[str], value: Any) -> None:
-    for name in path[:-1]:
-        tree = tree.setdefault(name, {})
-    tree[path[-1]] = value
-
-
-def _text(value: Any, is_utc: bool, *, up: bool) -> Any:
+def upper_bound(text: str, longest: int) -> str | None:
     """
-    Return a bound as a JSON value; ``None`` if JSON has no exact form for it.
+    Return a text of at most ``longest`` characters that does not sort before the given text.
 
-    :param up: whether to round a timestamp up, as for an upper bound
+    A longer text is truncated, and its last character is replaced by the next one. ``None`` if there is no such text.
     """
-    if isinstance(value, (bool, bytes)):
+    if len(text) <= longest:
+        return text
+    for at in range(longest - 1, -1, -1):
+        code = ord(text[at]) + 1
+        if code == 0xD800:  # skip surrogates, which are not characters
+            code = 0xE000
+        if code <= 0x10FFFF:
+            return text[:at] + chr(code)
+    return None
+
+
+def _is_bounded(column: Any) -> bool:
+    """Return whether a leaf column of the file is a top-level column of a type with bounds."""
+    logical = column.logical_type.type
+    is_text = column.physical_type == "BYTE_ARRAY" and logical == "STRING"
+    is_number = column.physical_type in ("INT32", "INT64") or logical == "DECIMAL"
+    return (is_text or is_number) and column.max_repetition_level == 0 and "." not in column.path
+
+
+def _literals(chunks: list[Any], *, is_utc: bool) -> tuple[str, str] | None:
+    """Return the lower and the upper bound as JSON texts; ``None`` if the column has no values, or a bound is not known."""
+    bounded = [chunk for chunk in chunks if chunk.has_min_max]
+    if not bounded or any(not chunk.has_min_max and chunk.num_values > 0 for chunk in chunks):
         return None
-    if isinstance(value, int):
-        return value
+    try:
+        lower = _literal(min(chunk.min for chunk in bounded), is_utc, up=False)
+        upper = _literal(max(chunk.max for chunk in bounded), is_utc, up=True)
+    except (OverflowError, ValueError):  # Python's datetime lacks the year
+        return None
+    return None if lower is None or upper is None else (lower, upper)
+
+
+def _literal(value: Any, is_utc: bool, *, up: bool) -> str | None:
+    """
+    Return a bound as JSON text.
+
+    :param up: whether to shorten a text and round a timestamp up, as for an upper bound
+    """
+    if isinstance(value, (int, Decimal)):
+        return format(value, "f" if isinstance(value, Decimal) else "d")
     if isinstance(value, str):
-        return value if len(value) <= _LONGEST else None
-    if isinstance(value, float):
-        return None  # some readers order NaN above all numbers, and only some writers exclude it from footers
-    if isinstance(value, Decimal):
-        return float(value) if Decimal(repr(float(value))) == value else None
+        shortened = upper_bound(value, _LONGEST) if up else value[:_LONGEST]
+        return None if shortened is None else json.dumps(shortened, ensure_ascii=False)
     if isinstance(value, datetime):
         rest = value.microsecond % 1000
         rounded = value - timedelta(microseconds=rest) + timedelta(milliseconds=1 if up and rest else 0)
-        return rounded.replace(tzinfo=None).isoformat(timespec="milliseconds") + ("Z" if is_utc else "")
+        return json.dumps(rounded.replace(tzinfo=None).isoformat(timespec="milliseconds") + ("Z" if is_utc else ""))
     if isinstance(value, date):
-        return value.isoformat()
+        return json.dumps(value.isoformat())
     return None
+
+
+def _object(members: dict[str, str]) -> str:
+    """Return a JSON object. Its values are JSON texts already, because Python's JSON has no exact form for decimals."""
+    return "{" + ",".join(f"{json.dumps(name, ensure_ascii=False)}:{text}" for name, text in members.items()) + "}"

@@ -1,8 +1,8 @@
 """
-Compacts a Delta table (extra ``delta``). delta-rs rewrites small files in one entry of the table's log, whose actions change no data.
+Compacts a Delta table (extra ``delta``): writes the rows of small files to larger files, compares the values of both, and replaces the small files in one entry
+of the table's log, whose actions change no data. Imports pyarrow, so only the sink imports this module, when it compacts.
 
-Entries of other writers may precede the entry of the compaction, unless they remove files that the compaction rewrites: delta-rs then refuses the commit. The
-sink commits only to the version that it has read, so it opens the table again if a compaction was committed first.
+Entries of other writers may precede the entry of the compaction, unless they remove files that the compaction rewrites.
 
 The error of a failed commit does not show whether the commit was applied. So this module searches the table's log for the id that it gave to its entry.
 """
@@ -11,25 +11,36 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import Any
 from urllib.parse import unquote
+
+import pyarrow as pa
 
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.connectors.compaction import TableRewrite
 from airflow_provider_streamsem.connectors.delta.history import History
-from airflow_provider_streamsem.connectors.delta.merge import NULL_TEXTS, PARTITION_TYPES, has_near_times
+from airflow_provider_streamsem.connectors.delta.mergeable import NULL_TEXTS, PARTITION_TYPES, misspelt
 from airflow_provider_streamsem.connectors.delta.requirements import unwritable
-from airflow_provider_streamsem.connectors.delta.table import is_transient, open_at_version, open_newest
-from airflow_provider_streamsem.connectors.staged_parquet.keyed_rows import is_in_python
-from airflow_provider_streamsem.connectors.staged_parquet.old_times import REWRITE_BY_SPARK, misread_columns
+from airflow_provider_streamsem.connectors.delta.rewrite import (
+    AddedFile,
+    NewFile,
+    RewrittenTable,
+    RowsDifferError,
+    actions,
+)
+from airflow_provider_streamsem.connectors.delta.table import is_transient, open_newest
+from airflow_provider_streamsem.connectors.staged_parquet.old_times import REWRITE_BY_SPARK, is_near, misread_columns
 from airflow_provider_streamsem.errors import DataError, InvalidError, StreamsemError, UnavailableError
-from airflow_provider_streamsem.stores.dataset import open_dataset
 
 COMPACTION = "streamsem_compaction"
 """Key in the commit information of an entry that compacts. Its value is the id of the compaction."""
 _READERS = 16
+_COMMITS = 6
+_FIRST_WAIT_S = 0.04
+_TIMES = ("date", "timestamp")
 
 
 def compact(
@@ -41,51 +52,102 @@ def compact(
         return []
     table = cached.table
     _check_requirements(path, table)
-    chosen = _choose(table, target_file_bytes)
+    target = RewrittenTable(path, table)
+    groups = _choose(target, target_file_bytes)
+    chosen = [file for group in groups for file in group]
+    rows = 0
     if chosen:
         _check_partitions(path, table, chosen)
-        rows = _checked_rows(path, table, chosen)
+        rows = _checked_rows(target, chosen)
     if not chosen or dry_run:
         cached.keep()
-        return [_possible(chosen, rows)] if chosen else []
-    before_commit()
-    return _commit(path, table, target_file_bytes)
+        return [_rewrite_of(chosen, rows)] if chosen else []
+    new: list[NewFile] = []
+    try:
+        for group in groups:
+            new += _written(target, group)
+        version = _commit(target, chosen, new, before_commit)
+    except StreamsemError as error:
+        if not isinstance(error, _UnknownCommitError):
+            target.delete(new)
+        raise
+    return [_rewrite_of(chosen, rows, new=new, version=version)]
 
 
-def _possible(chosen: Sequence[dict[str, Any]], rows: int) -> TableRewrite:
-    return TableRewrite(rows=rows, files=len(chosen), bytes=sum(file["size_bytes"] for file in chosen))
+class _UnknownCommitError(UnavailableError):
+    """The entry of a compaction may still be committed, so its new files must remain."""
+
+
+def _rewrite_of(
+    chosen: Sequence[AddedFile], rows: int, *, new: Sequence[NewFile] | None = None, version: int = 0
+) -> TableRewrite:
+    return TableRewrite(
+        rows=rows,
+        files=len(chosen),
+        bytes=sum(file["size_bytes"] for file in chosen),
+        new_files=None if new is None else len(new),
+        new_bytes=None if new is None else sum(file.bytes for file in new),
+        table_version=None if new is None else str(version),
+    )
+
+
+def _written(target: RewrittenTable, group: Sequence[AddedFile]) -> list[NewFile]:
+    """
+    Write the rows of small files of one partition as one new file; none if they have no rows.
+
+    :raises DataError: the new file has other rows, or a file cannot be read. The table was not changed
+    """
+
+    def rows() -> Iterator[Any]:
+        return chain.from_iterable(target.rows(file) for file in group)
+
+    expected = [file["num_records"] for file in group]
+    try:
+        files = target.written(rows, target.partition_of(group[0]))
+    except RowsDifferError as error:
+        facts = error.facts
+    except (OSError, ValueError) as error:
+        raise _failed(target.location, error) from error
+    else:
+        written = sum(file.rows for file in files)
+        if None in expected or written == sum(expected):
+            return files
+        target.delete(files)
+        facts = {"rows_read": written, "rows_written": written, "columns": []}
+    summary = "the rows of the new files differ from those of the small files; the Delta table was not changed"
+    raise DataError(summary, table=target.location, rows_in_table=expected, **facts).advising(
+        "check the files of the table with another engine, and compact the table with OPTIMIZE of it."
+    )
 
 
 def _check_requirements(path: str, table: Any) -> None:
-    if problems := unwritable(table):
+    if problems := [*unwritable(table), *(f"path {path}" for path in misspelt(table)[:1])]:
         summary = "the Delta table has requirements for writers that a compaction does not satisfy; nothing was written"
         raise InvalidError(summary, table=path, requires=problems).advising(
             "compact the table with OPTIMIZE of an engine that supports these requirements."
         )
 
 
-def _choose(table: Any, target: int) -> list[dict[str, Any]]:
+def _choose(target: RewrittenTable, size: int) -> list[list[AddedFile]]:
     """
-    Return the add actions of the files that delta-rs rewrites, flattened; none if no partition has at least twice as many files as it needs.
+    Return the files that become one new file each; none if no partition has at least twice as many files as it needs.
 
-    delta-rs does not list these files without rewriting them, so this function repeats its rule. In each partition, adjacent files are rewritten together, as
-    long as their size is at most the target. A file that is larger than the target, or has no neighbour to go with, is left alone. Only the dry run, the
-    checks before the commit and the decision whether to compact depend on this rule.
+    In each partition, adjacent files are rewritten together, as long as their size is at most the target. A file that is larger than the target, or has no
+    neighbour to go with, is left alone.
+
+    :param size: the size in bytes of a new file, at most
     """
-    import pyarrow
-
-    partition_by = list(table.metadata().partition_columns)
-    partitions: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
-    for file in pyarrow.table(table.get_add_actions(flatten=True)).to_pylist():
-        partitions[tuple(file[f"partition.{name}"] for name in partition_by)].append(file)
-    chosen: list[dict[str, Any]] = []
+    partitions: dict[tuple[Any, ...], list[AddedFile]] = defaultdict(list)
+    for file in target.files():
+        partitions[tuple(file[f"partition.{name}"] for name in target.partition_by)].append(file)
+    groups: list[list[AddedFile]] = []
     is_worthwhile = False
     for files in partitions.values():
-        small = [file for file in files if file["size_bytes"] <= target]
-        least = max(1, -(-sum(file["size_bytes"] for file in small) // target))
+        small = [file for file in files if file["size_bytes"] <= size]
+        least = max(1, -(-sum(file["size_bytes"] for file in small) // size))
         is_worthwhile = is_worthwhile or len(small) >= 2 * least
-        chosen += [file for together in _adjacent(files, target) if len(together) > 1 for file in together]
-    return chosen if is_worthwhile else []
+        groups += [together for together in _adjacent(files, size) if len(together) > 1]
+    return groups if is_worthwhile else []
 
 
 def _adjacent(files: Sequence[dict[str, Any]], target: int) -> list[list[dict[str, Any]]]:
@@ -119,42 +181,49 @@ def _check_partitions(path: str, table: Any, chosen: Sequence[dict[str, Any]]) -
         )
 
 
-def _checked_rows(path: str, table: Any, chosen: Sequence[dict[str, Any]]) -> int:
+def _checked_rows(target: RewrittenTable, chosen: Sequence[AddedFile]) -> int:
     """
     Return the number of rows of the files. The footers of files are read if their statistics in the table's log do not suffice.
 
-    :raises InvalidError: delta-rs would read, or record in its statistics, other dates or times than a file has. Nothing was written
+    :raises InvalidError: Arrow would read other dates or times than a file has. Nothing was written
     """
     import pyarrow.parquet
 
-    fields = {field["name"]: field["type"] for field in json.loads(table.schema().to_json())["fields"]}
-    stored = {name: kind for name, kind in fields.items() if name not in table.metadata().partition_columns}
-    dataset = open_dataset(path)
+    path, dataset = target.location, target.dataset
+    stored = [field for field in target.schema if field.name not in target.partition_by]
 
-    def rows_of(file: dict[str, Any]) -> int:
-        if file["num_records"] is not None and has_near_times(file, stored):
-            return int(file["num_records"])
+    def rows_of(file: AddedFile) -> int:
         stat = dataset.stat(unquote(file["path"]))
         if stat is None:
             summary = "a file of the Delta table was not found below the table's path; nothing was written"
             raise InvalidError(summary, table=path, file=file["path"]).advising(
                 "restore the file. Compact a shallow clone with OPTIMIZE of another engine."
             )
+        if file["num_records"] is not None and _has_near_times(file, stored):
+            return int(file["num_records"])
         with dataset.open(stat) as opened:
             footer = pyarrow.parquet.read_metadata(opened)
             opened.seek(0)
-            _check_dates(path, file["path"], [*misread_columns(opened), *_outside_python(footer)])
+            _check_dates(path, file["path"], misread_columns(opened))
         return int(footer.num_rows)
 
     with ThreadPoolExecutor(_READERS) as pool:
         return sum(pool.map(rows_of, chosen))
 
 
-def _outside_python(footer: Any) -> list[str]:
-    """Return the columns with dates or times outside the years 1 to 9999. Clients fail on the bounds that delta-rs would record for them."""
-    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
-    chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
-    return sorted({chunk.path_in_schema for chunk in chunks if not is_in_python(chunk.statistics)})
+def _has_near_times(file: AddedFile, fields: Sequence[Any]) -> bool:
+    """Return whether the bounds in the table's log prove that Arrow reads all dates and times of a file correctly."""
+    for field in fields:
+        if pa.types.is_nested(field.type):
+            if any(time in str(field.type) for time in _TIMES):
+                return False
+        elif pa.types.is_temporal(field.type):
+            rows = file["num_records"]
+            is_null = rows is not None and file.get(f"null_count.{field.name}") == rows
+            bounds = (file.get(f"min.{field.name}"), file.get(f"max.{field.name}"))
+            if not is_null and not all(map(is_near, bounds)):
+                return False
+    return True
 
 
 def _check_dates(path: str, file: str, columns: list[str]) -> None:
@@ -167,89 +236,68 @@ def _check_dates(path: str, file: str, columns: list[str]) -> None:
         )
 
 
-def _commit(path: str, table: Any, target: int) -> list[TableRewrite]:
+def _commit(
+    target: RewrittenTable, chosen: Sequence[AddedFile], new: Sequence[NewFile], before_commit: Callable[[], None]
+) -> int:
     """
-    Rewrite the files, and find the entry in the table's log.
+    Commit the entry, after the entries of other writers if these have not removed the small files.
 
-    :returns: one value; none if delta-rs found nothing to rewrite
+    :returns: the number of the entry
     """
-    from deltalake import CommitProperties
+    from deltalake import CommitProperties, Schema
 
-    before, compaction = table.version(), SYSTEM_CLOCK.new_id()
-    failure: Exception | None = None
-    try:
-        table.optimize.compact(
-            target_size=target, commit_properties=CommitProperties(custom_metadata={COMPACTION: compaction})
-        )
-    except Exception as error:  # the entry may have been committed, so the table's log is read
-        failure = error
-    found = _find_entry(path, before + 1, compaction)
-    if found is None and failure is not None:
-        raise _failed(path, failure) from failure
-    if found is None:
-        return []
-    version, actions = found
-    _compare_rows(path, version)
-    added, removed = ([action[kind] for action in actions if kind in action] for kind in ("add", "remove"))
-    return [
-        TableRewrite(
-            rows=sum(json.loads(add["stats"])["numRecords"] for add in added),
-            files=len(removed),
-            bytes=sum(remove["size"] for remove in removed),
-            new_files=len(added),
-            new_bytes=sum(add["size"] for add in added),
-            table_version=str(version),
-        )
-    ]
+    path, compaction = target.location, SYSTEM_CLOCK.new_id()
+    paths, changes = {file["path"] for file in chosen}, actions(new, chosen, target, changes_data=False)
+    for attempt in range(_COMMITS):
+        if attempt:
+            SYSTEM_CLOCK.sleep(_FIRST_WAIT_S * 2 ** (attempt - 1))
+        cached = open_newest(path)
+        table = None if cached is None else cached.table
+        if table is None or not paths <= {file["path"] for file in RewrittenTable(path, table).files()}:
+            break
+        _check_requirements(path, table)
+        before_commit()
+        before, failure = table.version(), None
+        try:
+            table.create_write_transaction(
+                changes,
+                "append",
+                Schema.from_json(table.schema().to_json()),
+                list(target.partition_by),
+                commit_properties=CommitProperties(max_commit_retries=0, custom_metadata={COMPACTION: compaction}),
+            )
+        except Exception as error:  # the entry may have been committed, so the table's log is read
+            failure = error
+        found = _find_entry(path, before + 1, compaction)
+        if found is not None:
+            return found
+        if failure is not None and History(path).actions(before + 1) is None:
+            raise _failed(path, failure) from failure
+    summary = (
+        "another writer changed the Delta table during the compaction, which was not committed; no row was changed"
+    )
+    raise UnavailableError(summary, table=path, tries=_COMMITS).advising(
+        "compact again when the other writer has ended. In a DAG, set `retries`."
+    )
 
 
-def _find_entry(path: str, start: int, compaction: str) -> tuple[int, list[dict[str, Any]]] | None:
-    """Return number and actions of the entry of a compaction, at or above ``start``; ``None`` if the table's log does not have it."""
+def _find_entry(path: str, start: int, compaction: str) -> int | None:
+    """Return the number of the entry of a compaction, at or above ``start``; ``None`` if the table's log does not have it."""
     history, version = History(path), start
-    while (actions := history.actions(version)) is not None:
-        if any(action.get("commitInfo", {}).get(COMPACTION) == compaction for action in actions):
-            return version, actions
+    while (entry := history.actions(version)) is not None:
+        if any(action.get("commitInfo", {}).get(COMPACTION) == compaction for action in entry):
+            return version
         version += 1
     return None
 
 
 def _failed(path: str, error: Exception) -> StreamsemError:
-    """Return the error for a compaction whose entry is not in the table's log."""
-    from deltalake.exceptions import CommitFailedError
-
+    """Return the error for a compaction that failed while it read, wrote or committed."""
     facts = {"table": path, "problem": type(error).__name__}
     if is_transient(error):
         summary = "the store did not report the result of a request, and the table's log has no entry of the compaction; no row was changed"
-        return UnavailableError(summary, **facts).advising("compact again.")
-    if isinstance(error, CommitFailedError):
-        summary = (
-            "another writer changed the Delta table during the compaction, which was not committed; no row was changed"
-        )
-        return UnavailableError(summary, **facts).advising(
-            "compact again when the other writer has ended. In a DAG, set `retries`."
-        )
-    summary = "delta-rs cannot compact the Delta table; the table was not changed"
+        return _UnknownCommitError(summary, **facts).advising("compact again.")
+    summary = "the Delta table cannot be compacted; the table was not changed"
     return DataError(summary, **facts).advising(
         "correct the cause that the exception before this message names, or compact the table with OPTIMIZE of another engine."
     )
-
-
-def _compare_rows(path: str, version: int) -> None:
-    """
-    Compare the numbers of rows of the table before and after an entry, if the statistics of all files have them.
-
-    :raises DataError: they differ
-    """
-    before, after = (_rows(open_at_version(path, number)) for number in (version - 1, version))
-    if before is not None and after is not None and before != after:
-        summary = "the Delta table has another number of rows after its compaction than before it"
-        raise DataError(summary, table=path, table_version=version, before=before, after=after).advising(
-            f"restore the table to version {version - 1} (RESTORE) before the next batch is published, and report this error."
-        )
-
-
-def _rows(table: Any) -> int | None:
-    import pyarrow
-
-    counts = pyarrow.table(table.get_add_actions())["num_records"].to_pylist()
-    return None if None in counts else sum(counts)

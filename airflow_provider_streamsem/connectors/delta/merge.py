@@ -1,77 +1,36 @@
 """
-Merges rows into a Delta table by key (extra ``delta``). delta-rs rewrites the files that contain the keys, in one entry of the table's log.
+Merges rows into a Delta table by key (extra ``delta``): rewrites the files that contain the keys, in one entry of the table's log. Imports pyarrow, so only the
+sink imports this module, when it publishes.
 
-For a merge, the publisher reads the batch into memory and writes its rows a second time. Appending a batch needs neither.
+For a merge, the publisher reads the batch into memory and writes its rows a second time. It also reads the files that it changes. Appending a batch needs none
+of this.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from airflow_provider_streamsem.connectors.contract import SinkCommit
-from airflow_provider_streamsem.connectors.delta.requirements import is_append_only
+from airflow_provider_streamsem.connectors.data_files.contents import row_texts
+from airflow_provider_streamsem.connectors.delta.rewrite import (
+    AddedFile,
+    NewFile,
+    RewrittenTable,
+    RowsDifferError,
+    actions,
+)
 from airflow_provider_streamsem.connectors.staged_parquet.keyed_rows import last_of_each
-from airflow_provider_streamsem.connectors.staged_parquet.old_times import is_near, misread_columns, refuse_misread
-from airflow_provider_streamsem.errors import DataError, PublishError
-from airflow_provider_streamsem.identifiers import quoted
-from airflow_provider_streamsem.stores.dataset import open_dataset
+from airflow_provider_streamsem.connectors.staged_parquet.old_times import misread_columns, refuse_misread
+from airflow_provider_streamsem.errors import PublishError
 
-NULL_TEXTS = ("", "__HIVE_DEFAULT_PARTITION__")
-"""Texts that a merge with delta-rs turns into null in a partition column."""
-
-
-PARTITION_TYPES = ("boolean", "byte", "date", "integer", "long", "short", "string")
-"""Types of partition columns whose values delta-rs writes unchanged."""
-_EXACTLY_BOUND = ("byte", "date", "integer", "long", "short", "string")
-_TIMES = ("date", "timestamp", "timestamp_ntz")
-_OWN_COLUMNS = "__delta_rs_"
 _READERS = 16
-
-
-def check_columns(fields: Sequence[Any], partition_by: Sequence[str]) -> None:
-    """
-    Refuse columns that delta-rs would write incorrectly or would refuse. Called before the commit.
-
-    :param fields: columns in Delta's form
-    :raises DataError: names the columns. Nothing became visible
-    """
-    unsupported = [f["name"] for f in fields if f["name"] in partition_by and f["type"] not in PARTITION_TYPES]
-    if unsupported:
-        summary = "columns of this type cannot partition a Delta table that is merged by key; nothing became visible"
-        raise DataError(summary, columns=unsupported, accepted=list(PARTITION_TYPES)).advising(
-            "partition by columns of an accepted type: cast them in the transform, and write to a new table."
-        )
-    reserved = [field["name"] for field in fields if field["name"].startswith(_OWN_COLUMNS)]
-    if reserved:
-        raise DataError(
-            "columns have names that delta-rs reserves for merges; nothing became visible", columns=reserved
-        ).advising("rename them in the transform; then run again.")
-
-
-def unmergeable(table: Any) -> list[str]:
-    """
-    Return the requirements of a table that a merge does not satisfy.
-
-    These are ``delta.appendOnly``, columns and nested fields that must not be null, and column names that the merge itself uses.
-    """
-    append_only = ["delta.appendOnly"] if is_append_only(table) else []
-    fields = json.loads(table.schema().to_json())["fields"]
-    not_null = [f"{field['name']}: NOT NULL" for field in fields if not _may_be_null(field)]
-    return [*append_only, *not_null, *(field["name"] for field in fields if field["name"].startswith(_OWN_COLUMNS))]
-
-
-def _may_be_null(kind: Any) -> bool:
-    """Return whether a field or type and all types nested in it are nullable."""
-    if isinstance(kind, list):
-        return all(_may_be_null(item) for item in kind)
-    if not isinstance(kind, dict):
-        return True
-    marks = ("nullable", "containsNull", "valueContainsNull")
-    return all(kind.get(mark, True) for mark in marks) and all(_may_be_null(part) for part in kind.values())
 
 
 def merge(table: Any, location: str, batch: SinkCommit, keys: Sequence[str], properties: Any) -> bool:
@@ -81,56 +40,103 @@ def merge(table: Any, location: str, batch: SinkCommit, keys: Sequence[str], pro
     :param table: a ``deltalake.DeltaTable``; the merge applies to its version
     :param keys: the columns that identify a row
     :param properties: ``deltalake.CommitProperties`` with the marker and without retries
-    :returns: whether the entry was committed
-    :raises PublishError: the staged rows differ from the count at staging, or the merge would change dates or times of the table
+    :returns: ``True``: the entry was committed
+    :raises PublishError: the staged rows differ from the count at staging, the merge would change dates or times of the table, or the rows of the new files
+        differ from the rows that were to be written
     """
+    from deltalake import Schema
+
     rows = last_of_each(location, batch, keys)
-    _refuse_old_times(table, location, batch, keys, rows)
-    condition = " AND ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in keys)
-    values = {f"t.{quoted(name)}": f"s.{quoted(name)}" for name in rows.schema.names}
-    before = table.version()
-    types = {field["name"]: field["type"] for field in json.loads(table.schema().to_json())["fields"]}
-    # delta-rs skips files by their bounds only if the merge is not streamed. Bounds of decimals (floats) and times (milliseconds) are not exact.
-    streamed = any(types[name] not in _EXACTLY_BOUND for name in keys)
-    merger = table.merge(
-        rows, condition, source_alias="s", target_alias="t", commit_properties=properties, streamed_exec=streamed
+    target = RewrittenTable(location, table)
+    kinds = pa.schema([target.schema.field(name) for name in keys])
+    merged_keys = row_texts(rows, kinds)
+    is_merged = lambda part: pc.is_in(row_texts(part, kinds), value_set=merged_keys)  # noqa: E731
+    chosen = _files_with_keys(target, batch, kinds, is_merged, rows)
+    rows = _completed(target, chosen, is_merged, rows, kinds)
+    new: list[NewFile] = []
+    try:
+        for file in chosen:
+            kept = partial(_kept, target, file, is_merged)
+            new += target.written(kept, target.partition_of(file))
+        new += target.written(lambda: [rows], None)
+    except RowsDifferError as error:
+        target.delete(new)
+        summary = "the rows of the new files differ from the rows to merge or to keep; nothing of the batch is in the Delta table"
+        raise PublishError(summary, table=location, version=batch.version, **error.facts).advising(
+            "run `streamsem doctor-spark`, and report this error. `streamsem skip` leaves the version out."
+        ) from error
+    table.create_write_transaction(
+        actions(new, chosen, target, changes_data=True),
+        "append",
+        Schema.from_json(table.schema().to_json()),
+        list(target.partition_by),
+        commit_properties=properties,
     )
-    merger.when_matched_update(values).when_not_matched_insert(values).execute()
-    return bool(table.version() > before)
+    return True
 
 
-def _refuse_old_times(table: Any, location: str, batch: SinkCommit, keys: Sequence[str], rows: Any) -> None:
+def _kept(target: RewrittenTable, file: AddedFile, is_merged: Callable[[Any], Any]) -> Iterator[Any]:
+    """Yield the rows of a file that no row of the batch replaces."""
+    return (part.filter(pc.invert(is_merged(part))) for part in target.rows(file))
+
+
+def _bounds(rows: Any, kinds: Any) -> dict[str, dict[str, Any]]:
+    """Return least and greatest key of the batch, for key columns of types whose bounds in the table's log are exact."""
+    return {
+        kind.name: pc.min_max(rows[kind.name].cast(kind.type)).as_py()
+        for kind in kinds
+        if pa.types.is_integer(kind.type) or pa.types.is_string(kind.type) or pa.types.is_date(kind.type)
+    }
+
+
+def _files_with_keys(
+    target: RewrittenTable, batch: SinkCommit, kinds: Any, is_merged: Callable[[Any], Any], rows: Any
+) -> list[AddedFile]:
     """
-    Refuse a merge that may rewrite a file with dates or times that delta-rs reads as different values.
+    Return the files that have rows with keys of the batch. Reads the key columns of files whose bounds do not exclude the keys.
 
-    :param rows: the batch, as a pyarrow table
-    :raises PublishError: names such a file and its columns. Nothing of the batch is in the table
+    :raises PublishError: such a file is missing, or has dates or times that Arrow reads as different values. Nothing of the batch is in the table
     """
-    import pyarrow
-    import pyarrow.compute
+    bounds = _bounds(rows, kinds)
 
-    fields = json.loads(table.schema().to_json())["fields"]
-    types = {field["name"]: field["type"] for field in fields}
-    stored = {name: kind for name, kind in types.items() if name not in table.metadata().partition_columns}
-    bounds = {key: pyarrow.compute.min_max(rows[key]).as_py() for key in keys if types[key] in _EXACTLY_BOUND}
-    suspects = [
-        file["path"]
-        for file in pyarrow.table(table.get_add_actions(flatten=True)).to_pylist()
-        if _may_hold(file, bounds) and not has_near_times(file, stored)
-    ]
-    dataset = open_dataset(location)
-
-    def misread(path: str) -> list[str]:
-        stat = dataset.stat(unquote(path))
+    def chosen(file: AddedFile) -> bool:
+        stat = target.dataset.stat(unquote(file["path"]))
         if stat is None:
-            summary = "a file of the Delta table was not found below the table's path, so the merge cannot be checked; nothing of the batch is in the table"
-            raise PublishError(summary, table=location, version=batch.version, file=path)
-        with dataset.open(stat) as opened:
-            return misread_columns(opened)
+            summary = "a file of the Delta table was not found below the table's path, so it cannot be merged; nothing of the batch is in the table"
+            raise PublishError(summary, table=target.location, version=batch.version, file=file["path"])
+        if not any(pc.any(is_merged(part)).as_py() for part in target.rows(file, kinds.names)):
+            return False
+        with target.dataset.open(stat) as opened:
+            refuse_misread(target.location, batch, file["path"], misread_columns(opened))
+        return True
 
+    possible = [file for file in target.files() if _may_hold(file, bounds)]
     with ThreadPoolExecutor(_READERS) as pool:
-        for path, columns in zip(suspects, pool.map(misread, suspects), strict=True):
-            refuse_misread(location, batch, path, columns)
+        return [file for file, has_keys in zip(possible, pool.map(chosen, possible), strict=True) if has_keys]
+
+
+def _completed(
+    target: RewrittenTable, files: Sequence[AddedFile], is_merged: Callable[[Any], Any], rows: Any, kinds: Any
+) -> Any:
+    """
+    Return the rows of a batch with the columns that it lacks. A row that replaces another one keeps its values of these columns.
+
+    :param files: the files with the rows that are replaced
+    :param kinds: the key columns
+    """
+    lacking = [name for name in target.schema.names if name not in rows.schema.names]
+    if not lacking or not files:
+        return rows
+    wanted = [*kinds.names, *lacking]
+    replaced = pa.concat_tables(
+        (part.filter(is_merged(part)) for file in files for part in target.rows(file, wanted)),
+        promote_options="permissive",
+    )
+    at = pc.index_in(row_texts(rows, kinds), value_set=row_texts(replaced, kinds))
+    for name in lacking:
+        if name in replaced.schema.names:
+            rows = rows.append_column(name, replaced[name].take(at))
+    return rows
 
 
 def _may_hold(file: dict[str, Any], bounds: dict[str, dict[str, Any]]) -> bool:
@@ -139,23 +145,4 @@ def _may_hold(file: dict[str, Any], bounds: dict[str, dict[str, Any]]) -> bool:
         least, most = file.get(f"min.{key}"), file.get(f"max.{key}")
         if least is not None and most is not None and (most < batch_bounds["min"] or least > batch_bounds["max"]):
             return False
-    return True
-
-
-def has_near_times(file: dict[str, Any], types: dict[str, Any]) -> bool:
-    """
-    Return whether the bounds in the table's log prove that delta-rs reads all dates and times of a file correctly.
-
-    :param file: an add action of the table, flattened
-    :param types: the columns that are stored in the files → type
-    """
-    for name, kind in types.items():
-        if not isinstance(kind, str):
-            if any(time in json.dumps(kind) for time in _TIMES):
-                return False
-        elif kind in _TIMES:
-            rows = file["num_records"]
-            is_null = rows is not None and file.get(f"null_count.{name}") == rows
-            if not is_null and not (is_near(file.get(f"min.{name}")) and is_near(file.get(f"max.{name}"))):
-                return False
     return True

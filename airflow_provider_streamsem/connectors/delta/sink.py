@@ -22,8 +22,7 @@ from airflow_provider_streamsem.connectors.columns.types import VOID, bare, wide
 from airflow_provider_streamsem.connectors.compaction import TableRewrite
 from airflow_provider_streamsem.connectors.contract import SinkCommit, SinkMarker
 from airflow_provider_streamsem.connectors.data_files.bounds import delta_stats
-from airflow_provider_streamsem.connectors.delta import compact as delta_compact
-from airflow_provider_streamsem.connectors.delta import merge as delta_merge
+from airflow_provider_streamsem.connectors.delta import mergeable, statistics
 from airflow_provider_streamsem.connectors.delta.requirements import Requirements, is_append_only, unwritable
 from airflow_provider_streamsem.connectors.delta.table import (
     OWN_ENTRY,
@@ -103,7 +102,7 @@ class DeltaSink(TableSink[_Handle]):
     once: ClassVar[str] = (
         "each version is one entry of the table's log, which contains {holds} and the pipeline's transaction number; no second entry has the same number"
     )
-    null_texts: ClassVar[Sequence[str]] = delta_merge.NULL_TEXTS
+    null_texts: ClassVar[Sequence[str]] = mergeable.NULL_TEXTS
     reopens: ClassVar[bool] = False
     path: str
     partition_by: Sequence[str] = ()
@@ -142,7 +141,7 @@ class DeltaSink(TableSink[_Handle]):
             cached.keep()
         keyed_rows.check_keys(fields, self.keys)
         if self.merges:
-            delta_merge.check_columns(fields, self.partition_by)
+            mergeable.check_columns(fields, self.partition_by)
         return _with_types(schema, fields)
 
     def attempts_in_use(self) -> set[tuple[int, str]]:
@@ -191,14 +190,14 @@ class DeltaSink(TableSink[_Handle]):
     def compact_table(
         self, *, target_file_bytes: int, max_bytes: int, dry_run: bool, before_commit: Callable[[], None]
     ) -> list[TableRewrite]:
-        """Compact the table in one entry of its log. ``max_bytes`` is not used, because delta-rs does not divide the work."""
-        return delta_compact.compact(
-            self.path, target_file_bytes=target_file_bytes, dry_run=dry_run, before_commit=before_commit
-        )
+        """Compact the table in one entry of its log. ``max_bytes`` is not used."""
+        from airflow_provider_streamsem.connectors.delta.compact import compact
+
+        return compact(self.path, target_file_bytes=target_file_bytes, dry_run=dry_run, before_commit=before_commit)
 
     def stats(self, parquet: Any) -> str:
         """
-        Return Delta's statistics of the file; ``""`` for a merge, because delta-rs computes the statistics of the files that it writes.
+        Return Delta's statistics of the file; ``""`` for a merge, which computes the statistics of the files that it writes.
 
         :raises DataError: a value is a date or time that delta-rs cannot read. In a partition column, one such value makes the whole table unreadable for it
         """
@@ -303,7 +302,9 @@ class DeltaSink(TableSink[_Handle]):
         own = {OWN_ENTRY: app}
         properties = CommitProperties(app_transactions=marks, max_commit_retries=0, custom_metadata=own)
         if self.merges and batch.committable.rows and not skipped:
-            return delta_merge.merge(table, self.location, batch, self.keys, properties)
+            from airflow_provider_streamsem.connectors.delta.merge import merge
+
+            return merge(table, self.location, batch, self.keys, properties)
         schema = Schema.from_json(table.schema().to_json())
         table.create_write_transaction(actions, "append", schema, list(self.partition_by), commit_properties=properties)
         return True
@@ -348,7 +349,7 @@ class DeltaSink(TableSink[_Handle]):
 
         now_ms = SYSTEM_CLOCK.now_ms()
         added = [
-            AddAction(file.key, file.bytes, dict(file.partition), now_ms, True, file.stats)
+            AddAction(file.key, file.bytes, dict(file.partition), now_ms, True, statistics.accepted(table, file.stats))
             for file in batch.committable.files
         ]
         removed = [
@@ -421,7 +422,7 @@ class DeltaSink(TableSink[_Handle]):
 
     def _problems(self, table: Any) -> list[str]:
         """Return the requirements of the table that this sink does not satisfy."""
-        return [*unwritable(table), *(delta_merge.unmergeable(table) if self.merges else [])]
+        return [*unwritable(table), *(mergeable.unmergeable(table) if self.merges else [])]
 
     def _check_partitions(self, table: Any) -> None:
         partition_columns = list(table.metadata().partition_columns)

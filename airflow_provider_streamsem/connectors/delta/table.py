@@ -14,6 +14,7 @@ from threading import Lock
 from typing import Any
 
 from airflow_provider_streamsem import arguments
+from airflow_provider_streamsem.connectors.delta import statistics
 from airflow_provider_streamsem.errors import (
     InvalidError,
     PublishError,
@@ -253,6 +254,7 @@ def create(path: str, fields: Sequence[Mapping[str, Any]], partition_by: Sequenc
             schema,
             mode="error",
             partition_by=list(partition_by),
+            configuration=statistics.properties(fields, partition_by),
             storage_options=options or None,
             commit_properties=CommitProperties(max_commit_retries=0),
         )

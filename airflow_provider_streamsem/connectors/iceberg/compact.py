@@ -1,6 +1,6 @@
 """
-Compacts an Iceberg table. pyiceberg has no rewrite action, so this module reads small files of one partition with pyiceberg, writes their rows as one new file,
-and replaces the small files in one snapshot with the operation ``replace``. Imports pyiceberg, so only the sink imports this module, when it compacts.
+Compacts an Iceberg table. pyiceberg has no rewrite action, so this module writes the rows of small files of one partition as one new file, compares the values
+of both, and replaces the small files in one snapshot with the operation ``replace``. Imports pyiceberg, so only the sink imports this module, when it compacts.
 
 The catalog accepts the commit only if the branch ``main`` has not moved since it was read. If another writer has committed, the table is loaded again. If it
 still has the small files unchanged, the new files are committed on top of the other commit. Otherwise the new files are deleted, and the work starts again.
@@ -11,23 +11,23 @@ The error of a failed commit does not show whether the commit was applied. So th
 from __future__ import annotations
 
 import logging
-import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
-from pyiceberg.expressions import AlwaysTrue
-from pyiceberg.io.pyarrow import ArrowScan, pyarrow_to_schema, write_file
 from pyiceberg.manifest import DataFile, FileFormat
-from pyiceberg.table import FileScanTask, Table, WriteTask
+from pyiceberg.table import FileScanTask, Table
 from pyiceberg.typedef import Record
 
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.connectors.compaction import TableRewrite
+from airflow_provider_streamsem.connectors.data_files.rewrite import changed
 from airflow_provider_streamsem.connectors.iceberg.catalog import is_transient
 from airflow_provider_streamsem.connectors.iceberg.commit import OneCommit, RefusedError
+from airflow_provider_streamsem.connectors.iceberg.rewrite import RewrittenTable
 from airflow_provider_streamsem.connectors.staged_parquet.keyed_rows import is_in_python
 from airflow_provider_streamsem.connectors.staged_parquet.old_times import misread_columns
 from airflow_provider_streamsem.errors import DataError, StreamsemError, UnavailableError
@@ -47,21 +47,6 @@ Together = list[FileScanTask]
 
 class _FilesChangedError(Exception):
     """Another writer removed files that a compaction has read, or deleted rows of them. The compaction starts again."""
-
-
-@dataclass(frozen=True, slots=True)
-class _SamePartition:
-    """
-    Replaces pyiceberg's partition key, which would convert the values. The new file has exactly the partition of the small files.
-
-    The directory is the same for all partitions, because a long partition value is not a valid name of a directory.
-    """
-
-    partition: Record
-
-    def to_path(self) -> str:
-        """Return the directory of the new file, below the table's directory for data files."""
-        return _DIRECTORY
 
 
 @dataclass(slots=True)
@@ -108,7 +93,7 @@ class Compaction:
         Rewrite the small files.
 
         :raises UnavailableError: other writers changed the same files again and again, or the catalog or store did not report the result of a request
-        :raises DataError: a file cannot be read or written, or the number of rows differs
+        :raises DataError: a file cannot be read or written, or the rows of a new file differ
         """
         done: list[TableRewrite] = []
         table = self.load()
@@ -258,28 +243,23 @@ def _written(table: Table, together: Together) -> list[DataFile]:
     """
     Write the rows of small files as one new file; none if they have no rows.
 
-    :raises DataError: the number of rows differs. The table was not changed
+    :raises DataError: the rows of the new file differ from those of the small files. The table was not changed
     """
-    metadata = table.metadata
-    rows = ArrowScan(metadata, table.io, table.schema(), AlwaysTrue()).to_table(together)
+    rewritten = RewrittenTable(table.metadata, table.io, _DIRECTORY)
+
+    def rows() -> Iterator[Any]:
+        return chain.from_iterable(rewritten.rows(task) for task in together)
+
     expected = sum(task.file.record_count for task in together)
-    files: list[DataFile] = []
-    if rows.num_rows:
-        task: Any = WriteTask(
-            write_uuid=uuid.UUID(SYSTEM_CLOCK.new_id()),
-            task_id=0,
-            record_batches=rows.to_batches(),
-            schema=pyarrow_to_schema(rows.schema, name_mapping=metadata.schema().name_mapping),
-            partition_key=_SamePartition(together[0].file.partition),  # type: ignore[arg-type]
-        )
-        files = list(write_file(table.io, metadata, iter([task])))
+    files = [rewritten.write(rows(), together[0].file.partition)] if expected else []
+    facts = changed(rows, rewritten.written(files), rewritten.schema)
     written = sum(file.record_count for file in files)
-    if not expected == rows.num_rows == written:
-        new = _NewFiles(table, files)
-        new.delete()
-        summary = "the number of rows of the new files differs from that of the small files; the Iceberg table was not changed"
-        facts = {"table": ".".join(table.name()), "rows_in_table": expected, "rows_read": rows.num_rows}
-        raise DataError(summary, **facts, rows_written=written).advising(
+    if facts is None and written != expected:
+        facts = {"rows_read": written, "rows_written": written, "columns": []}
+    if facts is not None:
+        _NewFiles(table, files).delete()
+        summary = "the rows of the new files differ from those of the small files; the Iceberg table was not changed"
+        raise DataError(summary, table=".".join(table.name()), rows_in_table=expected, **facts).advising(
             "check the files of the table with another engine, and compact the table with it."
         )
     return files

@@ -8,6 +8,7 @@ from datetime import date, datetime, timezone
 from decimal import Context, Decimal
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_streamsem.connectors.data_files.bounds import upper_bound
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.protocol.entries import DataFile
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile as IcebergFile
     from pyiceberg.table import Table
     from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.typedef import Record
 
 _MAX_COLUMNS = 32
 _MAX_CHARACTERS = 16
@@ -75,6 +77,45 @@ def data_files(table: Table) -> Iterator[str]:
     for manifest in manifests.values():
         if manifest.content == ManifestContent.DATA:
             yield from (entry.data_file.file_path for entry in manifest.fetch_manifest_entry(table.io))
+
+
+def check_writable(table: Table) -> None:
+    """
+    Refuse a table that requires files that pyiceberg cannot write. Called before the commit, because after it the batch could only be skipped.
+
+    :raises DataError: contains pyiceberg's message. Nothing became visible
+    """
+    import pyarrow
+    import pyarrow.parquet
+    from pyiceberg.io import pyarrow as written
+
+    format = table.properties.get("write.format.default", "parquet")
+    problem: Exception | None = None
+    try:
+        written.compute_statistics_plan(table.schema(), table.properties)
+        rows = pyarrow.table({"a": [0]})
+        pyarrow.parquet.write_table(
+            rows, pyarrow.BufferOutputStream(), **written._get_parquet_writer_kwargs(table.properties)
+        )
+    except Exception as error:
+        problem = error
+    if format != "parquet" or problem is not None:
+        summary = "the Iceberg table requires files that pyiceberg cannot write; nothing became visible"
+        raise DataError(summary, table=".".join(table.name()), format=format, problem=str(problem or "")) from problem
+
+
+def other_formats(table: Table) -> list[str]:
+    """Return the formats of data files of the current snapshot other than Parquet."""
+    from pyiceberg.manifest import FileFormat, ManifestContent
+
+    snapshot = table.current_snapshot()
+    formats = {
+        entry.data_file.file_format
+        for manifest in ([] if snapshot is None else snapshot.manifests(table.io))
+        if manifest.content == ManifestContent.DATA
+        for entry in manifest.fetch_manifest_entry(table.io)
+    }
+    return sorted(str(format) for format in formats - {FileFormat.PARQUET})
 
 
 def has_equality_deletes(table: Table) -> bool:
@@ -146,30 +187,13 @@ def _bound(value: Any, *, up: bool) -> Any:
     if isinstance(value, float):
         return None  # readers and writers disagree on NaN: its order, and whether a footer's bounds include it
     if isinstance(value, str):
-        return (
-            value
-            if len(value) <= _MAX_CHARACTERS
-            else _upper_bound(value[:_MAX_CHARACTERS])
-            if up
-            else value[:_MAX_CHARACTERS]
-        )
+        return upper_bound(value, _MAX_CHARACTERS) if up else value[:_MAX_CHARACTERS]
     if isinstance(value, Decimal):
         return str(value)
     if isinstance(value, datetime):
         return _micros(value)
     if isinstance(value, date):
         return _days(value)
-    return None
-
-
-def _upper_bound(text: str) -> str | None:
-    """Return the smallest text, not longer than ``text``, that sorts after every text that starts with ``text``; ``None`` if there is none."""
-    for at in range(len(text) - 1, -1, -1):
-        code = ord(text[at]) + 1
-        if code == 0xD800:  # skip surrogates, which are not characters
-            code = 0xE000
-        if code <= 0x10FFFF:
-            return text[:at] + chr(code)
     return None
 
 
@@ -192,13 +216,30 @@ def iceberg_file(table: TableMetadata, file: DataFile, uri: str) -> IcebergFile:
     :param file: the staged file, as the log records it
     :param uri: URI of the file
     """
+    from pyiceberg.typedef import Record
+
+    schema = table.schema()
+    fields = [schema.find_field(part.source_id) for part in table.spec().fields]
+    partition = Record(*(_partition(str(field.field_type), file.partition[field.name]) for field in fields))
+    return data_file(table, uri=uri, bytes=file.bytes, rows=file.rows, stats=file.stats, partition=partition)
+
+
+def data_file(
+    table: TableMetadata, *, uri: str, bytes: int, rows: int, stats: str | None, partition: Record
+) -> IcebergFile:
+    """
+    Build the manifest entry of a file with the partition spec of the table.
+
+    :param bytes: size of the file
+    :param rows: number of rows of the file
+    :param stats: result of :func:`metrics`; empty if there is none
+    """
     from pyiceberg.conversions import to_bytes
     from pyiceberg.manifest import DataFile as IcebergFile
     from pyiceberg.manifest import DataFileContent, FileFormat
-    from pyiceberg.typedef import Record
     from pyiceberg.types import PrimitiveType
 
-    schema, recorded = table.schema(), json.loads(file.stats or '{"splits":null,"columns":{}}')
+    schema, recorded = table.schema(), json.loads(stats or '{"splits":null,"columns":{}}')
     maps: dict[str, Any] = {
         name: {} for name in ("column_sizes", "value_counts", "null_value_counts", "lower_bounds", "upper_bounds")
     }
@@ -213,20 +254,18 @@ def iceberg_file(table: TableMetadata, file: DataFile, uri: str) -> IcebergFile:
         for name, value in values_by_metric.items():
             if value is not None:
                 maps[name][field.field_id] = value
-    spec = table.spec()
-    parts = [(schema.find_field(part.source_id), part) for part in spec.fields]
-    iceberg_file_entry = IcebergFile.from_args(
+    entry = IcebergFile.from_args(
         content=DataFileContent.DATA,
         file_path=uri,
         file_format=FileFormat.PARQUET,
-        partition=Record(*(_partition(str(field.field_type), file.partition[field.name]) for field, _ in parts)),
-        record_count=file.rows,
-        file_size_in_bytes=file.bytes,
+        partition=partition,
+        record_count=rows,
+        file_size_in_bytes=bytes,
         split_offsets=recorded["splits"],
         **maps,
     )
-    iceberg_file_entry.spec_id = spec.spec_id
-    return iceberg_file_entry
+    entry.spec_id = table.default_spec_id
+    return entry
 
 
 def _typed(kind: str, bound: Any) -> Any:

@@ -25,7 +25,6 @@ from airflow_provider_streamsem.connectors.contract import SinkCommit, SinkMarke
 from airflow_provider_streamsem.connectors.iceberg import catalog as iceberg_catalog
 from airflow_provider_streamsem.connectors.iceberg import columns as iceberg_columns
 from airflow_provider_streamsem.connectors.iceberg import files as iceberg_files
-from airflow_provider_streamsem.connectors.iceberg import merge as iceberg_merge
 from airflow_provider_streamsem.connectors.iceberg.catalog import is_transient
 from airflow_provider_streamsem.connectors.staged_parquet import keyed_rows
 from airflow_provider_streamsem.connectors.staged_parquet.table_sink import RESTORE_TABLE, TableSink, attempts_named
@@ -223,7 +222,7 @@ class IcebergSink(TableSink[_Handle]):
             )
             raise InvalidError(summary, table=self.table, requires=problems).advising(_DO_REWRITE)
         try:
-            iceberg_merge.check_writable(table)
+            iceberg_files.check_writable(table)
             iceberg_columns.check_names(table.metadata)
         except DataError as error:
             summary = "the files of the Iceberg table cannot be rewritten by pyiceberg; nothing was written"
@@ -340,7 +339,9 @@ class IcebergSink(TableSink[_Handle]):
             commit.expire(older_than_ms=SYSTEM_CLOCK.now_ms() - self.expire_after_s * 1000, marked=key)
         commit.set_properties(mark)
         if state == "applied" and self.merges and batch.committable.rows:
-            iceberg_merge.merge(commit, self.location, batch, self.keys[0], mark)
+            from airflow_provider_streamsem.connectors.iceberg.merge import merge
+
+            merge(commit, self.location, batch, self.keys[0], mark)
         else:
             commit.add_snapshot(files, removed, mark)
         commit.commit_transaction()
@@ -462,10 +463,13 @@ class IcebergSink(TableSink[_Handle]):
         A merged row replaces a whole row, so the values of columns that it lacks would be lost.
         """
         if self.merges:
-            iceberg_merge.check_writable(table)
+            iceberg_files.check_writable(table)
             if iceberg_files.has_equality_deletes(table):
                 summary = f"{_EQUALITY_DELETES}, so rows cannot be merged; nothing became visible"
                 raise DataError(summary, table=self.table).advising(_DO_COMPACT)
+            if formats := iceberg_files.other_formats(table):
+                summary = "the Iceberg table has data files that are not Parquet, so rows cannot be merged; nothing became visible"
+                raise DataError(summary, table=self.table, formats=formats).advising(_DO_REWRITE)
         names = {field.name for field in columns.fields}
         missing = [field.name for field in table.schema().fields if field.name not in names]
         if self.merges and names and missing:

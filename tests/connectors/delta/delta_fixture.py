@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from deltalake import DeltaTable
-from deltalake.table import TableAlterer, TableMerger
+from deltalake.table import TableAlterer
 
 from airflow_provider_streamsem import Pipeline
 from airflow_provider_streamsem.connectors.contract import SinkCommit
@@ -24,7 +24,6 @@ WRITES = (
     (DeltaTable, "create"),
     (DeltaTable, "create_write_transaction"),
     (TableAlterer, "add_columns"),
-    (TableMerger, "execute"),
 )
 
 

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow
+import pyarrow.compute as pc
 import pyarrow.parquet
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from deltalake.table import TableOptimizer
 from deltalake.transaction import AddAction
 
 from airflow_provider_streamsem import DeltaSource, Limits, Pipeline, compact, rollback
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.contract import SinkCommit
-from airflow_provider_streamsem.connectors.delta import compact as delta_compact
+from airflow_provider_streamsem.connectors.delta import rewrite as delta_rewrite
 from airflow_provider_streamsem.connectors.delta.sink import DeltaSink
 from airflow_provider_streamsem.errors import (
     DataError,
@@ -66,10 +66,10 @@ def entry(fixture: DeltaFixture) -> list[dict[str, Any]]:
 
 def during_compaction(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object], *, after: bool = False) -> None:
     """Call ``act`` when the compaction has read the table and not committed, or ``after`` its commit."""
-    real = TableOptimizer.compact
+    real = DeltaTable.create_write_transaction
 
     def compacting(self: Any, *arguments: Any, **named: Any) -> Any:
-        monkeypatch.setattr(TableOptimizer, "compact", real)
+        monkeypatch.setattr(DeltaTable, "create_write_transaction", real)
         if not after:
             act()
         result = real(self, *arguments, **named)
@@ -77,7 +77,7 @@ def during_compaction(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]
             act()
         return result
 
-    monkeypatch.setattr(TableOptimizer, "compact", compacting)
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", compacting)
 
 
 def dies() -> None:
@@ -149,9 +149,11 @@ def test_batch_published_during_the_compaction_is_kept(fixture: DeltaFixture, mo
 @pytest.mark.parametrize("when", ["before create_write_transaction", "after create_write_transaction"])
 def test_compaction_during_a_publish_changes_no_row(fixture: DeltaFixture, watch_delta_writes: Any, when: str) -> None:
     done: list[Rewrite] = []
+    started: list[str] = []
 
     def compact_once(name: str) -> None:
-        if name == when and not done:
+        if name == when and not started:  # the compaction commits with the same call
+            started.append(name)
             done.extend(compacted(fixture))
 
     fixture.arrive(2)
@@ -218,13 +220,24 @@ def test_killed_compaction_leaves_the_table_readable_and_the_next_batch_is_publi
     fixture.check_exactly_once()
 
 
-def test_different_number_of_rows_after_the_compaction_is_reported(
-    fixture: DeltaFixture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("change", "facts"),
+    [
+        (lambda rows: rows.slice(1), "rows_read=24 rows_written=20 columns=\\[\\]"),
+        (lambda rows: rows.set_column(0, "id", pc.add(rows["id"], 1)), "rows_written=24 columns=\\['id'\\]"),
+    ],
+)
+def test_new_file_with_other_rows_is_not_committed(
+    fixture: DeltaFixture, monkeypatch: pytest.MonkeyPatch, change: Any, facts: str
 ) -> None:
-    counts = iter([24, 23])
-    monkeypatch.setattr(delta_compact, "_rows", lambda table: next(counts))
-    with pytest.raises(DataError, match=r"before=24 after=23.*restore the table to version"):
+    real = delta_rewrite.write
+    monkeypatch.setattr(
+        delta_rewrite, "write", lambda file, rows, *more, **named: real(file, map(change, rows), *more, **named)
+    )
+    before = (DeltaTable(fixture.table).version(), sorted(Path(fixture.table).rglob("*")))
+    with pytest.raises(DataError, match=facts):
         compacted(fixture)
+    assert (DeltaTable(fixture.table).version(), sorted(Path(fixture.table).rglob("*"))) == before
 
 
 def test_compacted_version_cannot_be_reprocessed_or_rolled_back_and_a_later_one_can(fixture: DeltaFixture) -> None:
@@ -367,31 +380,65 @@ def test_table_that_is_merged_by_key_is_compacted(tmp_path: Path) -> None:
     assert table["v"].to_pylist() == [9, 1, 2, 3, 0, 1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        pyarrow.array([-(10**16)], pyarrow.timestamp("us", "UTC")),
-        pyarrow.array([40_000 * 365 * 86_400 * 10**6], pyarrow.timestamp("us", "UTC")),
-    ],
-    ids=["INT96 before 1678", "after the year 9999"],
-)
-def test_file_with_dates_that_delta_rs_would_change_is_refused(tmp_path: Path, values: Any) -> None:
-    path = str(tmp_path / "table")
+def add_file(path: str, times: pyarrow.Array, *, is_int96: bool) -> None:
+    """Create a table with two files, and add a file with these times and without bounds."""
     for _ in range(2):
         write_deltalake(path, pyarrow.table({"t": pyarrow.array([0], pyarrow.timestamp("us", "UTC"))}), mode="append")
     old = Path(path) / "old.parquet"
-    is_int96 = values.cast(pyarrow.int64())[0].as_py() < 0
-    rows = pyarrow.table({"t": values})
-    pyarrow.parquet.write_table(rows, old, use_deprecated_int96_timestamps=is_int96)
+    pyarrow.parquet.write_table(pyarrow.table({"t": times}), old, use_deprecated_int96_timestamps=is_int96)
     table = DeltaTable(path)
     action = AddAction("old.parquet", old.stat().st_size, {}, 0, True, '{"numRecords":1}')
     table.create_write_transaction([action], "append", table.schema(), [])
+
+
+def test_file_with_dates_that_arrow_would_change_is_refused(tmp_path: Path) -> None:
+    path = str(tmp_path / "table")
+    add_file(path, pyarrow.array([-(10**16)], pyarrow.timestamp("us", "UTC")), is_int96=True)
     for dry_run in (True, False):
         with pytest.raises(InvalidError, match="dates or times that a compaction would change"):
             DeltaSink(path).compact_table(
                 target_file_bytes=TARGET, max_bytes=TARGET, dry_run=dry_run, before_commit=lambda: None
             )
     assert DeltaTable(path).version() == 2
+
+
+def test_times_after_the_year_9999_are_kept(tmp_path: Path) -> None:
+    path = str(tmp_path / "table")
+    far = 40_000 * 365 * 86_400 * 10**6
+    add_file(path, pyarrow.array([far], pyarrow.timestamp("us", "UTC")), is_int96=False)
+    arguments: dict[str, Any] = {"target_file_bytes": TARGET, "max_bytes": TARGET, "before_commit": lambda: None}
+    (done,) = DeltaSink(path).compact_table(dry_run=False, **arguments)
+    assert (done.files, done.new_files) == (3, 1)
+    times = DeltaTable(path).to_pyarrow_table()["t"].cast(pyarrow.int64()).to_pylist()
+    assert sorted(times) == [0, 0, far]
+
+
+def test_file_whose_removal_delta_rs_would_spell_in_another_way_is_refused(tmp_path: Path) -> None:
+    """Its rows would be in the table twice."""
+    path = str(tmp_path / "table")
+    DeltaTable.create(path, pyarrow.schema([("id", pyarrow.int64())]))
+    for number in range(2):
+        name = f"é{number}.parquet"
+        pyarrow.parquet.write_table(pyarrow.table({"id": [number]}), Path(path) / name)
+        size = (Path(path) / name).stat().st_size
+        entry = {"path": name, "partitionValues": {}, "size": size, "modificationTime": 0, "dataChange": True}
+        (Path(path) / f"_delta_log/{number + 1:020d}.json").write_text(json.dumps({"add": entry}))
+    assert len(DeltaTable(path).to_pyarrow_table()) == 2
+    with pytest.raises(InvalidError, match="path é"):
+        DeltaSink(path).compact_table(target_file_bytes=TARGET, max_bytes=0, dry_run=False, before_commit=lambda: None)
+    with pytest.raises(DataError, match="path é"):
+        DeltaSink(path, mode="upsert", keys=["id"]).resolve_schema(schema_of(id="long"))
+
+
+def test_paths_of_other_writers_with_escaped_characters_are_compacted(tmp_path: Path) -> None:
+    path = str(tmp_path / "table")
+    for number in range(2):
+        rows = pyarrow.table({"id": [number] * 2, "p": ["a b%/é", "c"]})
+        write_deltalake(path, rows, partition_by=["p"], mode="append")
+    sink = DeltaSink(path, partition_by=["p"])
+    (done,) = sink.compact_table(target_file_bytes=TARGET, max_bytes=TARGET, dry_run=False, before_commit=lambda: None)
+    assert (done.files, done.new_files) == (4, 2)
+    assert _values(sink) == sorted(repr({"id": number, "p": text}) for number in range(2) for text in ("a b%/é", "c"))
 
 
 @pytest.mark.parametrize(

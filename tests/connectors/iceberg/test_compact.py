@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow
+import pyarrow.compute as pc
 import pyarrow.parquet
 import pytest
 from pyiceberg.exceptions import CommitFailedException, ForbiddenError
@@ -20,6 +21,7 @@ from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.compaction import TableRewrite
 from airflow_provider_streamsem.connectors.iceberg import compact as iceberg_compact
 from airflow_provider_streamsem.connectors.iceberg import files as iceberg_files
+from airflow_provider_streamsem.connectors.iceberg import rewrite as iceberg_rewrite
 from airflow_provider_streamsem.errors import DataError, InvalidError, OpenVersionError, UnavailableError
 from airflow_provider_streamsem.pipeline.compact import Rewrite
 from airflow_provider_streamsem.pipeline.vacuum import vacuum
@@ -223,11 +225,22 @@ def test_compaction_that_is_killed_at_any_step_leaves_the_table_readable_and_the
     assert killed > 10
 
 
-def test_different_number_of_rows_is_not_committed(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = iceberg_compact.ArrowScan.to_table
-    monkeypatch.setattr(iceberg_compact.ArrowScan, "to_table", lambda self, tasks: real(self, tasks).slice(1))
+@pytest.mark.parametrize(
+    ("change", "facts"),
+    [
+        (lambda rows: rows.slice(1), "rows_in_table=4 rows_read=4 rows_written=0 columns=\\[\\]"),
+        (lambda rows: rows.set_column(0, "id", pc.add(rows["id"], 1)), "rows_written=4 columns=\\['id'\\]"),
+    ],
+)
+def test_new_file_with_other_rows_is_not_committed(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, change: Any, facts: str
+) -> None:
+    real = iceberg_rewrite.write
+    monkeypatch.setattr(
+        iceberg_rewrite, "write", lambda file, rows, *more, **named: real(file, map(change, rows), *more, **named)
+    )
     before = lake.table().metadata_location
-    with pytest.raises(DataError, match="rows_in_table=4 rows_read=3 rows_written=3"):
+    with pytest.raises(DataError, match=facts):
         compacted(lake)
     assert (lake.table().metadata_location, data_files(lake)) == (before, [])
 

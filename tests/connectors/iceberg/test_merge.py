@@ -260,21 +260,23 @@ def test_merge_that_would_change_timestamps_of_other_rows_is_refused(lake: Lake,
     at = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)
     rows = lambda key: pyarrow.table({"id": [key], "at": pyarrow.array([at], pyarrow.timestamp("us", "UTC"))})  # noqa: E731
     lake.publish(lake.batch(0, [("", rows(0))], columns=columns))
-    theirs = pyarrow.table({"id": [2], "at": pyarrow.array([at.replace(year=year)], pyarrow.timestamp("us", "UTC"))})
+    theirs = pyarrow.table(
+        {"id": [2, 9], "at": pyarrow.array([at.replace(year=year)] * 2, pyarrow.timestamp("us", "UTC"))}
+    )
     path = lake.root / "others.parquet"
     pyarrow.parquet.write_table(theirs, path, use_deprecated_int96_timestamps=True)
-    file = DataFile(key="others.parquet", bytes=path.stat().st_size, rows=1, checksum="")
+    file = DataFile(key="others.parquet", bytes=path.stat().st_size, rows=2, checksum="")
     data_file = iceberg_files.iceberg_file(lake.table().metadata, file, f"file://{path}")
     with lake.table().transaction() as commit, commit.update_snapshot().fast_append() as snapshot:
         snapshot.append_data_file(data_file)
-    batch = lake.batch(1, [("", pyarrow.concat_tables([rows(1), rows(3)]))], columns=columns)
+    batch = lake.batch(1, [("", pyarrow.concat_tables([rows(2), rows(3)]))], columns=columns)
     if year == 9999:
         with pytest.raises(PublishError, match="contains dates or times that the merge would change") as caught:
             lake.publish(batch)
         assert caught.value.fields["columns"] == ["at"]
     else:
         lake.publish(batch)
-        times = lake.table().scan(row_filter="id == 2").to_arrow()["at"].to_pylist()
+        times = lake.table().scan(row_filter="id == 9").to_arrow()["at"].to_pylist()
         assert times == [at.replace(year=1999)]
 
 

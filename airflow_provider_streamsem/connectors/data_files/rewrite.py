@@ -1,0 +1,83 @@
+"""
+Writes rows to Parquet files of a table, and proves that the files have exactly these rows before the table references them.
+
+pyarrow reads the old files and writes the new files. The libraries of table formats convert nested values on the way, and have lost nulls there. Imports
+pyarrow, so only sinks import this module, when they rewrite rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet
+
+from airflow_provider_streamsem.connectors.data_files.contents import changed_columns, contents
+
+_ROWS = 65_536
+_GROUP_BYTES = 128 * 2**20
+_GROUP_ROWS = 1_048_576
+
+Read = Callable[[], Iterable[Any]]
+"""A function that reads rows as pyarrow tables. It returns the same rows in each call."""
+
+
+def batches(file: BinaryIO) -> Iterator[Any]:
+    """Yield the rows of a Parquet file as pyarrow tables, with the names and types of the file."""
+    parquet = pyarrow.parquet.ParquetFile(file, coerce_int96_timestamp_unit="us")
+    for batch in parquet.iter_batches(batch_size=_ROWS):
+        yield pa.Table.from_batches([batch])
+
+
+def write(target: Any, rows: Iterable[Any], schema: pa.Schema, **options: Any) -> Any:
+    """
+    Write rows to a Parquet file.
+
+    :param target: a path or file to write
+    :param rows: pyarrow tables. Columns and struct fields that they lack become null
+    :param schema: the columns of the file
+    :param options: arguments of ``pyarrow.parquet.ParquetWriter``
+    :returns: the metadata of the file
+    :raises pyarrow.ArrowInvalid: a value does not fit the schema
+    """
+    collected: list[Any] = []
+    with pyarrow.parquet.ParquetWriter(target, schema, store_schema=False, metadata_collector=collected, **options) as writer:  # fmt: skip
+        for group in _groups(_aligned(table, schema) for table in rows):
+            writer.write_table(group, row_group_size=_GROUP_ROWS)
+    return collected[0]
+
+
+def changed(before: Read, after: Read, schema: pa.Schema) -> dict[str, Any] | None:
+    """
+    Compare the rows that were to be written with the rows of the new files, in any order.
+
+    :returns: ``None`` if all values are equal, else the facts for an error: the numbers of rows, and the columns that differ
+    """
+    expected, found = contents(before(), schema), contents(after(), schema)
+    if expected == found:
+        return None
+    columns = changed_columns(before, after, schema) if expected.rows == found.rows else []
+    return {"rows_read": expected.rows, "rows_written": found.rows, "columns": columns}
+
+
+def _aligned(table: Any, schema: pa.Schema) -> Any:
+    """Return the columns of a schema, with its types."""
+    names = table.schema.names
+    columns = [
+        table[field.name].cast(field.type) if field.name in names else pa.nulls(table.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _groups(tables: Iterable[Any]) -> Iterator[Any]:
+    """Combine tables into row groups, because many small row groups are slow to read."""
+    group: list[Any] = []
+    for table in tables:
+        group.append(table)
+        if sum(part.nbytes for part in group) >= _GROUP_BYTES or sum(map(len, group)) >= _GROUP_ROWS:
+            yield pa.concat_tables(group)
+            group = []
+    if group:
+        yield pa.concat_tables(group)

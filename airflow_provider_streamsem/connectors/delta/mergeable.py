@@ -1,0 +1,67 @@
+"""Checks whether rows can be merged by key into a Delta table. Called before the commit, because after it the batch could only be skipped (extra ``delta``)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import quote, unquote
+
+from airflow_provider_streamsem.connectors.delta.requirements import is_append_only
+from airflow_provider_streamsem.errors import DataError
+
+NULL_TEXTS = ("", "__HIVE_DEFAULT_PARTITION__")
+"""Texts that readers of the table's log take for null in a partition column."""
+PARTITION_TYPES = ("boolean", "byte", "date", "integer", "long", "short", "string")
+"""Types of partition columns whose values every reader parses in the same way."""
+_UNESCAPED = "!$&'()+,-./:;=@_~"
+_FEED = "delta.enableChangeDataFeed"
+
+
+def check_columns(fields: Sequence[Any], partition_by: Sequence[str]) -> None:
+    """
+    Refuse partition columns of types whose values readers of the table's log parse in different ways.
+
+    :param fields: columns in Delta's form
+    :raises DataError: names the columns. Nothing became visible
+    """
+    unsupported = [f["name"] for f in fields if f["name"] in partition_by and f["type"] not in PARTITION_TYPES]
+    if unsupported:
+        summary = "columns of this type cannot partition a Delta table that is merged by key; nothing became visible"
+        raise DataError(summary, columns=unsupported, accepted=list(PARTITION_TYPES)).advising(
+            "partition by columns of an accepted type: cast them in the transform, and write to a new table."
+        )
+
+
+def misspelt(table: Any) -> list[str]:
+    """
+    Return the paths of files that delta-rs would spell in another way than the table's log does.
+
+    An entry of delta-rs cannot remove such a file, because delta-rs escapes the path in it.
+    """
+    paths: list[str] = table.get_add_actions()["path"].to_pylist()
+    return [path for path in paths if quote(unquote(path), safe=_UNESCAPED) != path]
+
+
+def unmergeable(table: Any) -> list[str]:
+    """
+    Return the requirements of a table that a merge does not satisfy.
+
+    These are ``delta.appendOnly``, the change data feed, which would need a record for each changed row, columns and nested fields that must not be null, and
+    paths of files that an entry cannot remove.
+    """
+    append_only = ["delta.appendOnly"] if is_append_only(table) else []
+    feed = [_FEED] if str(table.metadata().configuration.get(_FEED, "")).lower() == "true" else []
+    fields = json.loads(table.schema().to_json())["fields"]
+    paths = [f"path {path}" for path in misspelt(table)[:1]]
+    return [*append_only, *feed, *paths, *(f"{field['name']}: NOT NULL" for field in fields if not _may_be_null(field))]
+
+
+def _may_be_null(kind: Any) -> bool:
+    """Return whether a field or type and all types nested in it are nullable."""
+    if isinstance(kind, list):
+        return all(_may_be_null(item) for item in kind)
+    if not isinstance(kind, dict):
+        return True
+    marks = ("nullable", "containsNull", "valueContainsNull")
+    return all(kind.get(mark, True) for mark in marks) and all(_may_be_null(part) for part in kind.values())

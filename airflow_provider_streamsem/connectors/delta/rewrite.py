@@ -1,0 +1,173 @@
+"""
+Reads the rows of data files of a Delta table, and writes rows to new data files (extra ``delta``). Imports pyarrow, so only the sink imports this module, when
+it rewrites rows.
+
+delta-rs would write bounds of decimals that are not exact, and would commit the new files before anything could compare them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet
+
+from airflow_provider_streamsem.clock import SYSTEM_CLOCK
+from airflow_provider_streamsem.connectors.data_files.bounds import delta_stats
+from airflow_provider_streamsem.connectors.data_files.contents import row_texts
+from airflow_provider_streamsem.connectors.data_files.rewrite import batches, changed, write
+from airflow_provider_streamsem.connectors.delta.columns import partition_text
+from airflow_provider_streamsem.connectors.delta.statistics import accepted
+from airflow_provider_streamsem.stores.dataset import Dataset, open_dataset
+
+_ROWS = 65_536
+
+AddedFile = dict[str, Any]
+"""An add action of the table, flattened."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewFile:
+    """
+    A file that no entry of the table's log references yet.
+
+    :param key: its path below the table
+    :param partition: partition column → the text of its value
+    """
+
+    key: str
+    bytes: int
+    rows: int
+    partition: Mapping[str, str | None]
+    stats: str
+
+
+class RowsDifferError(Exception):
+    """The rows of new files differ from those that were to be written. The new files were deleted. ``facts``: the numbers of rows, and the columns."""
+
+    def __init__(self, facts: dict[str, Any]) -> None:
+        super().__init__(facts)
+        self.facts = facts
+
+
+class RewrittenTable:
+    """
+    A table whose rows are rewritten.
+
+    :param location: location of the table
+    :param table: a ``deltalake.DeltaTable``
+    """
+
+    def __init__(self, location: str, table: Any) -> None:
+        self.location, self._table, self._dataset = location, table, open_dataset(location)
+        self.partition_by: Sequence[str] = tuple(table.metadata().partition_columns)
+        self.schema: pa.Schema = pa.schema(table.schema().to_arrow())
+        self._stored = pa.schema([field for field in self.schema if field.name not in self.partition_by])
+
+    @property
+    def dataset(self) -> Dataset:
+        """The files of the table."""
+        return self._dataset
+
+    def files(self) -> list[AddedFile]:
+        """Return the add actions of the table."""
+        return pa.table(self._table.get_add_actions(flatten=True)).to_pylist()  # type: ignore[no-any-return]
+
+    def rows(self, file: AddedFile, columns: Sequence[str] | None = None) -> Iterator[Any]:
+        """
+        Yield the rows of a data file as pyarrow tables, with the types of the file. Partition columns have the values of the add action.
+
+        :param columns: the columns to read; ``None``: all columns
+        """
+        names = [name for name in self.schema.names if columns is None or name in columns]
+        with self._dataset.open(self._dataset.stat(unquote(file["path"]))) as opened:  # type: ignore[arg-type]
+            parquet = pyarrow.parquet.ParquetFile(opened, coerce_int96_timestamp_unit="us")
+            chosen = [name for name in names if name in parquet.schema_arrow.names and name not in self.partition_by]
+            constants = {name: self._constant(file, name) for name in names if name in self.partition_by}
+            for batch in parquet.iter_batches(batch_size=_ROWS, columns=chosen):
+                arrays = [*batch.columns, *(pa.repeat(value, batch.num_rows) for value in constants.values())]
+                yield pa.table(arrays, names=[*batch.schema.names, *constants])
+
+    def _constant(self, file: AddedFile, name: str) -> Any:
+        value = file[f"partition.{name}"]
+        return pa.scalar(None if value == "" else value, self.schema.field(name).type)
+
+    def partition_of(self, file: AddedFile) -> dict[str, str | None]:
+        """Return the texts of the partition values of a file."""
+        return {name: partition_text(file[f"partition.{name}"]) for name in self.partition_by}
+
+    def written(self, rows: Callable[[], Iterable[Any]], partition: Mapping[str, str | None] | None) -> list[NewFile]:
+        """
+        Write rows to new files, one for each partition, and read the files again to compare all values.
+
+        :param rows: returns the rows as pyarrow tables, the same in each call
+        :param partition: the partition of all rows; ``None`` if they must be divided
+        :returns: the files; none if there are no rows
+        :raises RowsDifferError: the files have other rows
+        """
+        groups: list[tuple[Iterable[Any], Mapping[str, str | None]]]
+        if partition is None and self.partition_by:
+            groups = list(self._partitions(pa.concat_tables(rows(), promote_options="permissive")))
+        else:
+            groups = [(rows(), partition or {})] if any(part.num_rows for part in rows()) else []
+        files = [self._write(group, of) for group, of in groups]
+        facts = changed(rows, lambda: self._read(files), self.schema)
+        if facts is not None:
+            self.delete(files)
+            raise RowsDifferError(facts)
+        return files
+
+    def _partitions(self, rows: Any) -> Iterator[tuple[list[Any], dict[str, str | None]]]:
+        texts = row_texts(rows, pa.schema([self.schema.field(name) for name in self.partition_by]))
+        for text in texts.unique():
+            chosen = rows.filter(pc.equal(texts, text))
+            yield [chosen], {name: partition_text(chosen[name][0].as_py()) for name in self.partition_by}
+
+    def _write(self, rows: Iterable[Any], partition: Mapping[str, str | None]) -> NewFile:
+        sink = pa.BufferOutputStream()
+        footer = write(sink, rows, self._stored, compression="zstd")
+        data, key = sink.getvalue().to_pybytes(), f"part-{SYSTEM_CLOCK.new_id()}.parquet"
+        self._dataset.create(key, data)
+        stats = accepted(self._table, delta_stats(footer, without=frozenset()))
+        return NewFile(key, len(data), footer.num_rows, partition, stats)
+
+    def _read(self, files: Iterable[NewFile]) -> Iterator[Any]:
+        for file in files:
+            constants = {name: self._parsed(file.partition[name], name) for name in self.partition_by}
+            with self._dataset.open(self._dataset.stat(file.key)) as opened:  # type: ignore[arg-type]
+                for part in batches(opened):
+                    for name, value in constants.items():
+                        part = part.append_column(name, pa.repeat(value, part.num_rows))
+                    yield part
+
+    def _parsed(self, text: str | None, name: str) -> Any:
+        """Return a partition value as a reader of the table's log parses it."""
+        return pa.scalar(text, pa.string()).cast(self.schema.field(name).type)
+
+    def delete(self, files: Iterable[NewFile]) -> None:
+        """Delete files that no entry references."""
+        for file in files:
+            self._dataset.delete(file.key)
+
+
+def actions(new: Iterable[NewFile], removed: Iterable[AddedFile], table: RewrittenTable, *, changes_data: bool) -> list[Any]:  # fmt: skip
+    """
+    Return the actions of an entry that adds new files and removes old ones.
+
+    :param removed: files whose paths :func:`airflow_provider_streamsem.connectors.delta.mergeable.misspelt` does not return. Others would stay in the table
+    """
+    from deltalake.transaction import AddAction, RemoveAction
+
+    now_ms = SYSTEM_CLOCK.now_ms()
+    added = [AddAction(file.key, file.bytes, dict(file.partition), now_ms, changes_data, file.stats) for file in new]
+    return [
+        *added,
+        *(
+            RemoveAction(unquote(file["path"]), changes_data, now_ms, size=file["size_bytes"], partition_values=table.partition_of(file))
+            for file in removed
+        ),
+    ]  # fmt: skip
