@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 _SIGNED = {"byte": 8, "short": 16, "integer": 32, "long": 64}
+_SPARK_DIGITS = 38
+"""The largest precision of a decimal in Spark."""
 _INTEGER_DIGITS = {8: 3, 16: 5, 32: 10, 64: 20}
 
 
@@ -76,6 +78,104 @@ def check_columns(
             file=next(iter(file_footers)),
             files=len(file_footers),
         ).advising('correct the names, or set missing_columns="null" if files may lack the columns; then run again.')
+
+
+def check_types(file_footers: Mapping[str, Footer]) -> None:
+    """
+    Refuse columns of Parquet files for which Spark has no type. Called if Spark cannot read the files without a schema.
+
+    :raises DataError: names the column, and the type in a schema that reads it
+    """
+    for path, footer in file_footers.items():
+        for column in footer.columns:
+            kind = _without_spark_type(column.type)
+            if kind is not None:
+                summary = "a file has a column of a type that Spark can only read with a schema; nothing became visible"
+                raise DataError(summary, file=path, column=column.name, found=str(column.type)).advising(
+                    _typed_by_schema(kind)
+                )
+
+
+def _without_spark_type(kind: Any) -> Any:
+    """Return the Arrow type, or the first type inside it, that Spark cannot read from Parquet without a schema; ``None`` if there is none."""
+    from pyarrow import types
+
+    if types.is_nested(kind):
+        inside = (_without_spark_type(kind.field(n).type) for n in range(kind.num_fields))
+        return next((found for found in inside if found is not None), None)
+    is_nanos = types.is_timestamp(kind) and kind.unit == "ns"
+    is_wide = types.is_decimal(kind) and kind.precision > _SPARK_DIGITS
+    return kind if is_nanos or is_wide or types.is_time(kind) or types.is_float16(kind) else None
+
+
+def _typed_by_schema(kind: Any) -> str:
+    """Return the advice for a column of an Arrow type that Spark reads only if a schema gives it another type."""
+    from pyarrow import types
+
+    if types.is_timestamp(kind):
+        read = "long: its values are then nanoseconds since 1970-01-01. Or write the files with microseconds"
+    elif types.is_time(kind):
+        read = "long: its values are then in the unit that `found` names"
+    else:
+        read = "binary: its values are then the bytes in the file. Or write the files with another type"
+    return f"set `schema` of the source, and give the column, or the field inside it, the type {read}; then run again."
+
+
+def check_names(file_footers: Mapping[str, Footer], expected: Mapping[str, StructType] | None) -> None:
+    """
+    Refuse columns and nested fields whose names are equal, or differ only in upper and lower case. Spark cannot choose between them.
+
+    :param expected: path → columns to read from that file; ``None``: all of them
+    :raises DataError: names the file and the columns
+    """
+    checked: dict[Any, list[str]] = {}
+    for path, footer in file_footers.items():
+        read = None if expected is None else expected[path]
+        key = (footer.columns, None if read is None else tuple(read.names))
+        if key not in checked:
+            checked[key] = _repeated(footer.columns, read, "")
+        if checked[key]:
+            summary = "a file has columns with the same name, or with names that differ only in upper and lower case; nothing became visible"
+            raise DataError(summary, file=path, columns=checked[key]).advising(
+                "put a copy with other column names into the source under another name, delete this file, and run again with "
+                'on_data_loss="record_gap": the file becomes a gap, and the copy is read. Or set a `schema` without these columns.'
+            )
+
+
+def _repeated(stored: Iterable[Any], expected: Any, prefix: str) -> list[str]:
+    """
+    Return the paths of fields whose names are repeated in their struct, without regard to case.
+
+    :param stored: the Arrow fields of a struct
+    :param expected: the Spark type of the struct, whose fields are read; ``None``: all fields are read
+    """
+    wanted = (
+        None if expected is None else {field.name.lower(): field.dataType for field in getattr(expected, "fields", ())}
+    )
+    names: dict[str, list[str]] = {}
+    inside: list[str] = []
+    for field in stored:
+        name = field.name.lower()
+        if wanted is None or name in wanted:
+            names.setdefault(name, []).append(prefix + field.name)
+            inside += _repeated_inside(field.type, None if wanted is None else wanted[name], f"{prefix}{field.name}.")
+    return [path for same in names.values() if len(same) > 1 for path in same] + inside
+
+
+def _repeated_inside(kind: Any, expected: Any, prefix: str) -> list[str]:
+    """Return the paths of the repeated fields inside a type; see :func:`_repeated`."""
+    from pyarrow import types
+
+    if types.is_struct(kind):
+        return _repeated([kind.field(n) for n in range(kind.num_fields)], expected, prefix)
+    if types.is_map(kind):
+        key, value = getattr(expected, "keyType", None), getattr(expected, "valueType", None)
+        return _repeated_inside(kind.key_type, key, f"{prefix}key.") + _repeated_inside(
+            kind.item_type, value, f"{prefix}value."
+        )
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return _repeated_inside(kind.value_type, getattr(expected, "elementType", None), f"{prefix}element.")
+    return []
 
 
 def local_times(file_footers: Mapping[str, Footer]) -> tuple[str, list[str]] | None:
@@ -151,9 +251,11 @@ def _footer(dataset: Dataset, stat: ObjectStat, format: str) -> Footer:
 def _parquet(file: Any) -> tuple[Footer, int]:
     import pyarrow.parquet
 
-    metadata = pyarrow.parquet.read_metadata(file)
+    # Spark reads the old type INT96 as microseconds. So nanoseconds are then only those that Spark has no type for.
+    reader = pyarrow.parquet.ParquetFile(file, coerce_int96_timestamp_unit="us")
+    metadata = reader.metadata
     rows = sum(metadata.row_group(n).num_rows for n in range(metadata.num_row_groups))
-    return Footer(metadata.num_rows, metadata.schema.to_arrow_schema().remove_metadata()), rows
+    return Footer(metadata.num_rows, reader.schema_arrow.remove_metadata()), rows
 
 
 def _orc(file: Any) -> tuple[Footer, int]:
@@ -183,16 +285,19 @@ def _absent(columns: Any, expected: StructType, path: str, format: str) -> set[s
     absent: set[str] = set()
     stored = _stored_types(columns, expected, format)
     for field in expected.fields:
-        if field.name.lower() not in stored:
+        kind = stored.get(field.name.lower())
+        if kind is None:
             absent.add(field.name)
-        elif not _fits(stored[field.name.lower()], field.dataType, field.name, absent, format):
-            raise DataError(
+        elif not _fits(kind, field.dataType, field.name, absent, format):
+            error = DataError(
                 "a file has a column of a type that the schema's type cannot hold, so that values would be changed or lost; nothing became visible",
                 file=path,
                 column=field.name,
-                found=str(stored[field.name.lower()]),
+                found=str(kind),
                 schema=field.dataType.simpleString(),
             )
+            untyped = _without_spark_type(kind) if format == "parquet" else None
+            raise error if untyped is None else error.advising(_typed_by_schema(untyped))
     return absent
 
 
@@ -235,13 +340,18 @@ def _fits(stored: Any, expected: DataType, name: str, absent: set[str], format: 
     if types.is_integer(stored):
         return _holds_integers(stored, expected, format)
     if types.is_decimal(stored):
+        if kind == "binary" and format == "parquet":
+            return bool(stored.precision > _SPARK_DIGITS)
         whole = stored.precision - stored.scale
         return kind == "decimal" and bool(inner.scale >= stored.scale and inner.precision - inner.scale >= whole)
+    if types.is_float16(stored) and format == "parquet":
+        return kind == "binary"
     if types.is_floating(stored):
         return kind == "double" or (kind == "float" and bool(stored.bit_width <= 32))
     if types.is_timestamp(stored):
-        # Spark has no type for some units, such as nanoseconds. As ``long``, Spark reads the integer of a Parquet file unchanged.
-        return kind in ("timestamp", "timestamp_ntz") or (kind == "long" and format == "parquet")
+        # Spark has no type for nanoseconds in Parquet. As ``long``, Spark reads the integer of a Parquet file unchanged.
+        is_typed = format != "parquet" or stored.unit != "ns"
+        return (is_typed and kind in ("timestamp", "timestamp_ntz")) or (kind == "long" and format == "parquet")
     if types.is_date(stored):
         return kind in ("date", "timestamp_ntz")
     if types.is_duration(stored):

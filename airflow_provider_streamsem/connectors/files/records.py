@@ -221,6 +221,7 @@ class FileRecords:
             self._check_zone(*local_times)
         if self._schema is not None:
             expected = {path: self._data_columns(names) for path, names in self._names(footers).items()}
+            columnar.check_names(footers, expected)
             columnar.check_columns(footers, expected, format=self._source.format, missing=self._source.missing_columns)
         return footers
 
@@ -321,6 +322,8 @@ class FileRecords:
                 condition = "CANNOT_MERGE_SCHEMAS"
             if not condition or condition == "PATH_NOT_FOUND":
                 raise
+            columnar.check_names(self._footers, None)
+            columnar.check_types(self._footers)
             summary = "the columns of a planned file cannot be read, or contradict those of the other files; nothing became visible"
             raise DataError(summary, condition=condition, **self._find_unreadable_file(reader)) from error
 

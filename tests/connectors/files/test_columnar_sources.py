@@ -226,3 +226,64 @@ def test_orc_timestamps_without_a_zone_are_refused_if_java_is_not_in_utc(
         zones.setDefault(before)
     location.run(location.pipeline(source={"format": "orc", "schema": "id long, at timestamp"}))
     assert location.rows(spark)[0]["at"] == datetime.datetime(1970, 1, 1, 0, 0, 0, 7)
+
+
+UNTYPED: dict[str, tuple[Any, str, Any]] = {
+    "nanoseconds": (pyarrow.array([1001], pyarrow.timestamp("ns")), "long", 1001),
+    "nanoseconds in UTC": (pyarrow.array([1001], pyarrow.timestamp("ns", "UTC")), "long", 1001),
+    "nested nanoseconds": (pyarrow.array([[{"t": 1001}]], pyarrow.list_(pyarrow.struct([("t", pyarrow.timestamp("ns"))]))), "array<struct<t: long>>", [(1001,)]),
+    "time": (pyarrow.array([7], pyarrow.time64("ns")), "long", 7),
+    "float16": (pyarrow.array([1.5], pyarrow.float16()), "binary", bytearray(b"\x00>")),
+    "wide decimal": (pyarrow.array([Decimal("1.50")], pyarrow.decimal256(50, 2)), "binary", bytearray(b"\0" * 20 + b"\x96")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", UNTYPED)
+def test_parquet_type_without_a_type_of_spark_is_reported_with_the_schema_that_reads_it(
+    location: Location, spark: SparkSession, case: str
+) -> None:
+    values, type, read = UNTYPED[case]
+    put(location, "a.parquet", {"id": [1], "t": values})
+    error = refused(location, "a.parquet", format="parquet")
+    assert error.fields["column"] == "t"
+    assert f"the type {type.rpartition(': ')[2].rstrip('>')}:" in error.do
+    assert "damaged" not in error.do
+    location.run(location.pipeline(source={"format": "parquet", "schema": f"id long, t {type}"}))
+    assert location.rows(spark) == [{"id": 1, "t": read}]
+
+
+@pytest.mark.parametrize("type", ["timestamp", "timestamp_ntz"])
+def test_schema_that_reads_nanoseconds_as_a_timestamp_is_refused_with_the_type_that_holds_them(
+    location: Location, type: str
+) -> None:
+    put(location, "a.parquet", {"t": pyarrow.array([1001], pyarrow.timestamp("ns"))})
+    error = refused(location, "a.parquet", format="parquet", schema=f"t {type}")
+    assert "the type long" in error.do
+
+
+def test_old_timestamps_of_parquet_are_read_as_microseconds(location: Location, spark: SparkSession) -> None:
+    times = pyarrow.array([1_000], pyarrow.timestamp("ns"))
+    put(location, "a.parquet", {"t": times}, use_deprecated_int96_timestamps=True)
+    location.run(location.pipeline(source={"format": "parquet", "schema": "t timestamp_ntz"}))
+    assert location.rows(spark) == [{"t": datetime.datetime(1970, 1, 1, 0, 0, 0, 1)}]
+
+
+@pytest.mark.parametrize("format", ["parquet", "orc"])
+@pytest.mark.parametrize("schema", [None, "id long", "n array<struct<x: long>>"])
+def test_columns_that_differ_only_in_case_are_reported_by_name(
+    location: Location, format: str, schema: str | None
+) -> None:
+    one = pyarrow.array([1])
+    pair = pyarrow.StructArray.from_arrays([one, one], names=["X", "x"])
+    nested = pyarrow.ListArray.from_arrays(pyarrow.array([0, 1], pyarrow.int32()), pair)
+    put(location, f"a.{format}", {"ID": one, "id": one, "n": nested})
+    error = refused(location, f"a.{format}", format=format, **({} if schema is None else {"schema": schema}))
+    names = ["n.element.X", "n.element.x"]
+    assert error.fields["columns"] == {None: ["ID", "id", *names], "id long": ["ID", "id"]}.get(schema, names)
+    assert "other column names" in error.do
+
+
+def test_repeated_columns_that_the_schema_does_not_name_are_not_read(location: Location, spark: SparkSession) -> None:
+    put(location, "a.parquet", {"ID": [1], "id": [2], "n": [3]})
+    location.run(location.pipeline(source={"format": "parquet", "schema": "n long"}))
+    assert location.rows(spark) == [{"n": 3}]
