@@ -70,8 +70,38 @@ TABLES: dict[str, list[Row]] = {
         Row(
             "Java is not found",
             InvalidError,
-            "install Java 17 or 21, or set `JAVA_HOME`",
+            "install Java 17 or 21 (Spark 4.2 and newer: or 25), or set `JAVA_HOME`",
             "spark/test_causes.py::test_missing_java_is_reported_and_not_retried",
+        ),
+        Row(
+            "Java is too old for Spark, or too new: Java 24 and newer for Spark 4.0 and 4.1",
+            InvalidError,
+            "set `JAVA_HOME` to Java 17 or 21",
+            "spark/test_causes.py::test_java_on_which_spark_is_known_to_fail_is_refused_before_it_starts",
+        ),
+        Row(
+            "the Python of the executors has another version, lacks a module, or does not start",
+            InvalidError,
+            "set `PYSPARK_PYTHON` to the same version on every executor, or install the module",
+            "spark/test_causes.py::test_exception_of_a_python_worker_names_its_type_and_the_line_of_the_user",
+        ),
+        Row(
+            "Spark lacks a class, a JDBC driver or a file system, or has jars of another version",
+            InvalidError,
+            "add the jar to `spark.jars` or `spark.jars.packages`",
+            "spark/test_causes.py::test_installation_that_does_not_fit_is_reported_and_not_retried",
+        ),
+        Row(
+            "Spark refuses its master or a setting",
+            InvalidError,
+            "correct the connection or `spark_conf`",
+            "spark/test_causes.py::test_master_or_setting_that_spark_refuses_is_not_retried",
+        ),
+        Row(
+            "an executor, a Python worker or the JVM of Spark ended, or memory was short",
+            StageError,
+            "run again; if it fails again, give the process that is named more memory",
+            "spark/test_causes.py::test_lost_process_of_spark_is_named_and_retried",
         ),
         Row(
             "Spark lacks a package: Kafka, Avro, `hadoop-aws`",
@@ -192,16 +222,28 @@ TABLES: dict[str, list[Row]] = {
             "spark/test_causes.py::test_invalid_predicate_is_reported_with_the_available_columns",
         ),
         Row(
-            "a transform names a column that does not exist",
+            "a transform names a column, table, function or path that does not exist",
             DataError,
-            "correct the line of the transform in the traceback",
+            "correct the line in `at`",
             "spark/test_causes.py::test_transform_with_an_unknown_column_is_reported_with_its_name",
         ),
         Row(
-            "a transform raises an error",
+            "a transform, or a Python function in it, raises an exception that the same records raise again, such as `KeyError`, `TypeError` or `ValueError`",
+            DataError,
+            "correct the line in `at`, or the records; the traceback has the message",
+            "spark/test_causes.py::test_transform_that_raises_is_reported_with_its_exception_and_line",
+        ),
+        Row(
+            "a transform, or a Python function in it, raises another exception, such as `ConnectionError`",
             StageError,
-            "read the traceback; if a retry does not help, correct the transform",
+            "correct the line in `at`, if a retry does not help",
             "spark/test_spark.py::test_transform_that_raises_fails_the_stage_and_its_message_is_not_quoted",
+        ),
+        Row(
+            "an expression fails on the data: a cast, a division by zero, an index",
+            DataError,
+            "correct the expression in `at`, or use its `try_` form",
+            "spark/test_causes.py::test_expression_that_fails_on_the_data_is_not_retried",
         ),
         Row(
             "a transform returns no DataFrame, or DataFrames for other sinks",
@@ -322,6 +364,18 @@ TABLES: dict[str, list[Row]] = {
             "connectors/files/test_formats.py::test_corrupt_columnar_file_fails_the_batch_and_is_reported_by_name",
         ),
         Row(
+            "a Parquet column has a type without a type of Spark: nanoseconds, `float16`, more than 38 digits",
+            DataError,
+            "name the column in `schema` with the type of the message, or write another type",
+            "connectors/files/test_columnar_sources.py::test_parquet_type_without_a_type_of_spark_is_reported_with_the_schema_that_reads_it",
+        ),
+        Row(
+            "a file has columns whose names differ only in upper and lower case",
+            DataError,
+            'put in a copy with other names, delete the file, and set `on_data_loss="record_gap"`',
+            "connectors/files/test_columnar_sources.py::test_columns_that_differ_only_in_case_are_reported_by_name",
+        ),
+        Row(
             "more bad records than `max_quarantined`",
             DataError,
             "raise the limit, run again, and inspect the records: `streamsem quarantine LOG`; or correct the schema. Do not edit a planned file",
@@ -370,6 +424,12 @@ TABLES: dict[str, list[Row]] = {
             StoreRefusedError,
             "grant Spark's user permission to write there",
             "spark/test_causes.py::test_location_that_spark_cannot_write_to_is_reported_and_not_retried",
+        ),
+        Row(
+            "the disk or the quota of a sink is full",
+            StoreRefusedError,
+            "free space at the location",
+            "spark/test_causes.py::test_full_disk_of_a_sink_is_reported_with_its_location_and_not_retried",
         ),
     ],
     "Sinks outside the log, and recovery": [

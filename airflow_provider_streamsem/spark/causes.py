@@ -23,6 +23,13 @@ def short(error: Exception) -> SparkError:
     return SparkError(f"{type(error).__name__}: {message}").with_traceback(error.__traceback__)
 
 
+def chained(error: Exception) -> Exception:
+    """Return the exception to chain: the short copy of an analysis error, else the exception itself."""
+    from pyspark.errors import AnalysisException
+
+    return short(error) if isinstance(error, AnalysisException) else error
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
     """

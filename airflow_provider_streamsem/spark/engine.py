@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -23,7 +22,7 @@ from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connections import Connection
 from airflow_provider_streamsem.engine import Job, Produced, RewriteJob, RewrittenFiles
 from airflow_provider_streamsem.errors import InvalidError, StageError, StreamsemError
-from airflow_provider_streamsem.spark import causes, failures, packages, versions
+from airflow_provider_streamsem.spark import causes, failures, installations, java, jvm_exceptions, packages, versions
 from airflow_provider_streamsem.spark.packages import Package
 from airflow_provider_streamsem.stores import s3
 
@@ -149,7 +148,7 @@ class SparkEngine:
         """
         Check that this process can start a JVM with the settings.
 
-        :raises InvalidError: the settings contain secrets that the command line would show, or Java is not installed
+        :raises InvalidError: the settings contain secrets that the command line would show, or Java is missing, too old or too new
         """
         if shown := [name for name in self._secret if not name.startswith(_HADOOP)]:
             raise InvalidError(
@@ -157,12 +156,7 @@ class SparkEngine:
                 given=shown,
                 accepted="spark-defaults.conf in SPARK_CONF_DIR",
             )
-        if _java() is None:
-            raise InvalidError(
-                "Java was not found, and Spark needs it; nothing was staged",
-                java_home=os.environ.get("JAVA_HOME", ""),
-                accepted="Java 17 or 21: on the PATH, or with JAVA_HOME set to its directory, for the process that runs the task",
-            )
+        java.check()
 
     def _start_settings(self, needed: Sequence[Package]) -> dict[str, str]:
         """Return the settings of a session that the engine starts. The settings of the user take precedence."""
@@ -170,8 +164,12 @@ class SparkEngine:
         conf = packages.added(self._conf, needed) if self._adds_packages else self._conf
         return {**quiet, **_s3a_settings(), **conf}
 
-    def _start_error(self, error: Exception) -> StageError:
+    def _start_error(self, error: Exception) -> StreamsemError:
         """Return the error for an exception that Spark raised while it started."""
+        texts = jvm_exceptions.texts(error)
+        refused = installations.refused_setting(texts, jvm_exceptions.conditions(error), self._master)
+        if refused is not None:
+            return refused
         if type(error).__name__ in ("Py4JNetworkError", "ConnectionRefusedError", "ConnectionResetError"):
             return StageError(
                 "Spark's process ended while it started; nothing was staged", master=self._master
@@ -225,8 +223,7 @@ class SparkEngine:
         except StreamsemError:
             raise
         except Exception as error:
-            is_analysis = type(error).__name__ == "AnalysisException"
-            raise failures.translated(error, job) from (causes.short(error) if is_analysis else error)
+            raise failures.translated(error, job) from causes.chained(error)
 
     def rewrite(self, job: RewriteJob, log: CommitLog) -> RewrittenFiles:
         """
@@ -312,12 +309,6 @@ class SparkEngine:
             context = session.sparkContext
             self._application = telemetry.SparkStarted(application_id=context.applicationId, ui=context.uiWebUrl or "")
         return self._application
-
-
-def _java() -> str | None:
-    """Return the path of the Java executable that Spark's launcher would start; ``None`` if there is none."""
-    home = os.environ.get("JAVA_HOME")
-    return shutil.which(os.path.join(home, "bin", "java") if home else "java")
 
 
 @contextmanager

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from airflow_provider_streamsem import state_files
 from airflow_provider_streamsem.connectors.failures import ExplainsFailures, NamesFile
@@ -18,11 +16,18 @@ from airflow_provider_streamsem.errors import (
     StoreRefusedError,
     StreamsemError,
 )
+from airflow_provider_streamsem.spark import installations, jvm_exceptions, python_failures, user_code
 
 _REFUSAL = re.compile(
     r"(AccessControlException|AccessDeniedException|ParentNotDirectoryException|UnknownStoreException|Mkdirs failed to create)[^\n]{0,200}"
 )
 """Matches exceptions of Hadoop's file systems after which a retry cannot succeed, with the location in their message."""
+_UNWRITABLE = re.compile(
+    r"\b(?:java\.n?io|org\.apache\.hadoop)\.[\w.$]+: [^\n]{0,600}?"
+    r"(No space left on device|Disk quota exceeded|Read-only file system|File name too long|Permission denied|Too many links)"
+    r"|hadoop\.hdfs\.protocol\.(\w*QuotaExceededException)"
+)
+"""Matches errors of file systems after which a retry cannot succeed, with the reason only, because the name of a partition directory is a value of a record."""
 _TRANSIENT = re.compile(
     r"\b(AWS(ClientIO|ServiceIO|Status500|ServiceThrottled|NoResponse|Bad)\w*Exception|SdkClientException|Socket\w*Exception|ConnectException|"
     r"UnknownHostException|NoRouteToHostException|InterruptedIOException|HttpHostConnectException|ConnectTimeoutException|SSLException)\b"
@@ -34,14 +39,11 @@ _DAMAGED_STATE = re.compile(
 """Matches RocksDB's errors for an SST file with another content. If RocksDB reads the file after it has loaded the state, Spark's condition does not say so."""
 _READ_BY_PYTHON = re.compile(r"ValueError: streamsem-read (setup|data|database): ([^\n]+)")
 """Matches errors of :mod:`airflow_provider_streamsem.connectors.sql.executor_read`."""
-_OF_THE_DATA = (
-    "ARITHMETIC_OVERFLOW",
-    "CAST_INVALID_INPUT",
-    "NUMERIC_VALUE_OUT_OF_RANGE",
-    "DIVIDE_BY_ZERO",
-    "CANNOT_MERGE_SCHEMAS",
-    "USER_RAISED_EXCEPTION",
-)
+_WRITTEN = re.compile(r"\[TASK_WRITE_FAILED\] Task failed while writing rows to (\S+?)\. ")
+_OF_THE_QUERY = ("0A", "21", "22", "23", "39", "42", "54", "P0")
+"""The classes of SQLSTATE for errors of a query or of its data: a retry reads the same records with the same query."""
+_NOT_OF_THE_QUERY = ("KAFKA_", "STATE_STORE", "STATEFUL_")
+"""Prefixes of conditions that have such a SQLSTATE although a source or the state is the cause."""
 
 _CHANGED_STATE = {
     "STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE": ("storedKeySchema", "newKeySchema"),
@@ -54,58 +56,107 @@ _CHANGED_STATE = {
 
 def translated(error: Exception, job: Job) -> StreamsemError:
     """
-    Return the error of this package for an exception of Spark.
+    Return the error of this package for an exception of Spark, or of the transform.
 
     The error does not quote the message of the exception, because it may contain values of records. It quotes paths. The caller chains the exception.
     """
+    texts = jvm_exceptions.texts(error)
     version = job.plan.version
-    spark_conditions = conditions(error)
-    refusal = next((match[0] for text in _texts(error) if (match := _REFUSAL.search(text))), None)
-    if refusal is not None:
-        summary = "the store refused a read or write of Spark; nothing became visible"
-        return StoreRefusedError(summary, version=version, refusal=refusal, **_files(job))
-    for text in _texts(error):
+    for text in texts:
         if read := _READ_BY_PYTHON.search(text):
             return _database_error(read[1], read[2], version)
-    is_transient = any(_TRANSIENT.search(text) for text in _texts(error))
-    for condition, parameters in spark_conditions:
-        specific = _condition_error(error, condition, parameters, job, is_transient=is_transient)
+    error_of_python = python_failures.of_worker(error, texts, job)
+    if error_of_python is not None:
+        return error_of_python
+    refused = _refusal(texts)
+    if refused is not None:
+        summary = "the store refused a read or write of Spark; nothing became visible"
+        return StoreRefusedError(summary, version=version, **refused, **_files(job))
+    installation = installations.mismatch(texts, version)
+    if installation is not None:
+        return installation
+    is_transient = any(_TRANSIENT.search(text) for text in texts)
+    raised = user_code.in_driver(error)
+    for condition, parameters in jvm_exceptions.conditions(error):
+        specific = None
+        if raised is None or condition != "PATH_NOT_FOUND":  # otherwise the path is one that the transform names
+            specific = _condition_error(texts, condition, parameters, job, is_transient=is_transient)
         if specific is not None:
             return specific
-    kind = type(error).__name__
-    condition = spark_conditions[0][0] if spark_conditions else ""
-    if kind == "AnalysisException":
+    for source in getattr(job.source, "parts", {"": job.source}).values():
+        if isinstance(source, ExplainsFailures):
+            explained = source.explain_failure(texts, job.plan.ranges)
+            if explained is not None:
+                return explained.with_fields(version=version)
+    return (
+        _query_error(error, raised, job)
+        or python_failures.of_driver(error, raised, job)
+        or _engine_error(error, texts, raised, job)
+    )
+
+
+def _query_error(error: Exception, raised: user_code.Raised | None, job: Job) -> DataError | None:
+    """Return the error for an exception of Spark that a change of the query or of its data must remove; ``None`` for other exceptions."""
+    from pyspark.errors import AnalysisException
+
+    at = user_code.line_of_query(error) or ("" if raised is None else raised.at)
+    facts: dict[str, object] = {
+        **({"at": at} if at else {}),
+        **({"transform": job.transform_name} if job.transform_name else {}),
+    }
+    found = jvm_exceptions.conditions(error)
+    if isinstance(error, AnalysisException):
         from airflow_provider_streamsem.spark.staging import named
 
         summary = "the transform does not fit its input columns; nothing became visible"
-        return DataError(summary, version=version, condition=condition, **named(error), **_files(job)).advising(
+        condition = found[0][0] if found else ""
+        return DataError(
+            summary, version=job.plan.version, condition=condition, **named(error), **facts, **_files(job)
+        ).advising(
             "correct the line of the transform that the traceback shows, and run again: the same range is read again."
         )
-    sources = getattr(job.source, "parts", {"": job.source}).values()
-    for source in sources:
-        if isinstance(source, ExplainsFailures):
-            explained = source.explain_failure(list(_texts(error)), job.plan.ranges)
-            if explained is not None:
-                return explained.with_fields(version=version)
-    return StageError(
-        "the engine failed while staging; nothing became visible",
-        version=version,
-        error=kind,
-        **({"condition": condition} if condition else {}),
+    condition = next(
+        (
+            name
+            for name, state in jvm_exceptions.sql_states(error)
+            if state.startswith(_OF_THE_QUERY) and not name.startswith(_NOT_OF_THE_QUERY)
+        ),
+        "",
+    )
+    if not condition:
+        return None
+    summary = "Spark could not evaluate the transform or the predicate `where` on the data; nothing became visible"
+    return DataError(summary, version=job.plan.version, condition=condition, **facts, **_files(job))
+
+
+def _engine_error(error: Exception, texts: Sequence[str], raised: user_code.Raised | None, job: Job) -> StageError:
+    """Return the error for an exception with a cause that a retry may remove, or that is not known."""
+    found = jvm_exceptions.conditions(error)
+    summary, advice = installations.lost(error, texts) or ("the engine failed while staging", "")
+    at = user_code.line_of_query(error) or ("" if raised is None else raised.at)
+    failed = StageError(
+        f"{summary}; nothing became visible",
+        version=job.plan.version,
+        error=type(error).__name__,
+        **({"condition": found[0][0]} if found else {}),
+        **jvm_exceptions.root_cause(error),
+        **({"at": at} if at else {}),
         **({"transform": job.transform_name} if job.transform_name else {}),
         **_files(job),
     )
+    return failed.advising(advice) if advice else failed
 
 
 def rewrite_error(error: Exception, job: RewriteJob) -> StreamsemError:
     """Return the error of this package for an exception of Spark in an attempt to rewrite files. It quotes paths, and no values of records."""
     where = {"version": job.version, "location": job.sink.location}
-    refusal = next((match[0] for text in _texts(error) if (match := _REFUSAL.search(text))), None)
-    if refusal is not None:
+    texts = jvm_exceptions.texts(error)
+    refused = _refusal(texts)
+    if refused is not None:
         summary = "the store refused a read or write of Spark; the new files are not visible"
-        return StoreRefusedError(summary, **where, refusal=refusal)
-    found = conditions(error)
-    is_transient = any(_TRANSIENT.search(text) for text in _texts(error))
+        return StoreRefusedError(summary, **where, **refused)
+    found = jvm_exceptions.conditions(error)
+    is_transient = any(_TRANSIENT.search(text) for text in texts)
     for condition, parameters in found:
         if condition.startswith(("FAILED_READ_FILE", "PATH_NOT_FOUND")) and not is_transient:
             return DataError(
@@ -119,6 +170,7 @@ def rewrite_error(error: Exception, job: RewriteJob) -> StreamsemError:
         **where,
         error=type(error).__name__,
         **({"condition": found[0][0]} if found else {}),
+        **jvm_exceptions.root_cause(error),
     ).advising(
         "compact again. If it fails again, correct the cause that this message or the exception before it names. If memory was short, lower `max_bytes`."
     )
@@ -142,8 +194,19 @@ def _database_error(kind: str, problem: str, version: int) -> StreamsemError:
     )
 
 
+def _refusal(texts: Sequence[str]) -> dict[str, object] | None:
+    """Return the refusal of a file system, as a field of an error; ``None`` if there is none."""
+    for text in texts:
+        if match := _REFUSAL.search(text):
+            return {"refusal": match[0]}
+        if match := _UNWRITABLE.search(text):
+            location = _WRITTEN.search(texts[0])
+            return {"refusal": match[1] or match[2], **({"location": _path_of(location[1])} if location else {})}
+    return None
+
+
 def _condition_error(
-    error: Exception, condition: str, parameters: Mapping[str, str], job: Job, *, is_transient: bool
+    texts: Sequence[str], condition: str, parameters: Mapping[str, str], job: Job, *, is_transient: bool
 ) -> StreamsemError | None:
     """Return the error for a Spark condition; ``None`` if the condition has no specific error."""
     version = job.plan.version
@@ -166,7 +229,7 @@ def _condition_error(
         return not_found.advising(
             "run again. If the file exists, Java may run in a locale that is not UTF-8: set LC_ALL=C.UTF-8 on driver and executors."
         )
-    is_damaged = condition.startswith("CANNOT_LOAD_STATE_STORE") or any(map(_DAMAGED_STATE.search, _texts(error)))
+    is_damaged = condition.startswith("CANNOT_LOAD_STATE_STORE") or any(map(_DAMAGED_STATE.search, texts))
     if is_damaged and not is_transient:
         return DataError(state_files.DAMAGED, version=version, condition=condition).advising(state_files.RESTORE)
     if condition in _CHANGED_STATE:
@@ -177,9 +240,6 @@ def _condition_error(
         return DataError(
             summary, version=version, condition=condition, before=parameters.get(stored), now=parameters.get(given)
         ).advising("use the former types, or fork the pipeline without state: streamsem fork --at -1.")
-    if condition.startswith(_OF_THE_DATA):
-        summary = "Spark could not evaluate the transform or the predicate `where` on the data; nothing became visible"
-        return DataError(summary, version=version, condition=condition, **_files(job))
     return None
 
 
@@ -194,36 +254,3 @@ def _path_of(uri: str) -> str:
     from airflow_provider_streamsem.connectors.files.text_lines import plain_path
 
     return plain_path(uri)
-
-
-def _texts(error: BaseException) -> Iterator[str]:
-    """Yield the messages of an error and of its causes in the JVM."""
-    yield str(error)
-    cause: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
-    while cause is not None:
-        with suppress(Exception):
-            yield str(cause.toString())
-        try:
-            cause = cause.getCause()
-        except Exception:
-            break
-
-
-def conditions(error: BaseException) -> list[tuple[str, dict[str, str]]]:
-    """Return the condition and the parameters of an error and of its causes in the JVM, if they are Spark errors."""
-    pairs: list[tuple[str, dict[str, str]]] = []
-    with suppress(Exception):
-        condition = error.getCondition()  # type: ignore[attr-defined]
-        if condition:
-            pairs.append((condition, dict(error.getMessageParameters() or {})))  # type: ignore[attr-defined]
-    cause: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
-    while cause is not None:
-        with suppress(Exception):
-            condition = cause.getCondition()
-            if condition:
-                pairs.append((condition, dict(cause.getMessageParameters())))
-        try:
-            cause = cause.getCause()
-        except Exception:
-            break
-    return pairs

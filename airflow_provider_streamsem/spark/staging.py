@@ -43,11 +43,14 @@ logger = telemetry.log_of(__name__)
 
 
 def named(error: AnalysisException) -> dict[str, str]:
-    """Return the name of the column, table or function that Spark's analysis refuses, as a field ``name`` for an error; empty if Spark names none."""
+    """Return the name of the column, table, function or path that Spark's analysis refuses, as a field ``name`` for an error; empty if Spark names none."""
     parameters = dict(error.getMessageParameters() or {})
-    name = parameters.get("objectName") or parameters.get("routineName") or parameters.get("eventName")
+    name = next((parameters[key] for key in _NAMES if key in parameters), None)
     return {} if name is None else {"name": name}
 
+
+_NAMES = ("objectName", "routineName", "eventName", "relationName", "path")
+"""The parameters of Spark's conditions that name what cannot be resolved."""
 
 NARROW_NODES = {"Project", "Filter", "CollectMetrics", "Generate", "SubqueryAlias", "View"}
 """

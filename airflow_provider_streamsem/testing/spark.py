@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.spark import java
 from airflow_provider_streamsem.spark.engine import SparkEngine
 
 if TYPE_CHECKING:
@@ -38,12 +37,7 @@ def local_session(location: str) -> Iterator[SparkSession]:
             "spark.sql.warehouse.dir": os.path.join(location, "warehouse"),
         },
     )
-    if not _has_java():
-        raise InvalidError(
-            "Java was not found, and Spark requires it",
-            JAVA_HOME=os.environ.get("JAVA_HOME"),
-            accepted="Java 17 or 21, as java on the PATH or by JAVA_HOME",
-        )
+    java.check()
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # the host name may not resolve
     started = _active() is None
     session = engine.session()
@@ -56,11 +50,6 @@ def local_session(location: str) -> Iterator[SparkSession]:
     finally:
         if started:
             session.stop()
-
-
-def _has_java() -> bool:
-    home = os.environ.get("JAVA_HOME")
-    return shutil.which("java" if home is None else os.path.join(home, "bin", "java")) is not None
 
 
 def _active() -> SparkSession | None:

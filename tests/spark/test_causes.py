@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import shutil
 import traceback
+from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from airflow_provider_streamsem import open_log
 from airflow_provider_streamsem.engine import Job
 from airflow_provider_streamsem.errors import DataError, InvalidError, StageError, StoreRefusedError
+from airflow_provider_streamsem.spark import java
 from airflow_provider_streamsem.spark.engine import SparkEngine
 from airflow_provider_streamsem.spark.failures import translated
 from tests.spark_location import Location
@@ -104,10 +106,7 @@ def test_failed_read_of_a_file_is_a_data_error_only_if_the_store_replied(
     pipeline = location.pipeline(source={"format": "parquet"})
     error = Exception("Job aborted")
     error.java_exception = JavaError("SparkException", JavaError(cause), "FAILED_READ_FILE.NO_HINT")  # type: ignore[attr-defined]
-    job = SimpleNamespace(
-        plan=SimpleNamespace(version=3), source=pipeline.source, pins=[SimpleNamespace(path="x.parquet")]
-    )
-    assert type(translated(error, cast(Job, job))) is expected
+    assert type(translated(error, job_of(pipeline.source))) is expected
 
 
 @pytest.mark.spark
@@ -123,3 +122,269 @@ def test_location_that_spark_cannot_write_to_is_reported_and_not_retried(locatio
         location.run(pipeline)
     assert not raised.value.retryable
     assert open_log(str(location.root / "log")).head == 0
+
+
+def job_of(source: object, transform: str = "orders:clean") -> Job:
+    plan = SimpleNamespace(version=3, ranges={})
+    return cast(Job, SimpleNamespace(plan=plan, source=source, pins=[], transform_name=transform))
+
+
+def of_jvm(kind: str, *causes: str, condition: str | None = None) -> Exception:
+    """Return an exception as py4j raises it: the outermost cause first."""
+    outer: JavaError | None = None
+    for number, text in reversed([*enumerate(causes)]):
+        outer = JavaError(text, outer, condition if number == 0 else None)
+    error = type(kind, (Exception,), {})(causes[0])
+    error.java_exception = outer
+    return cast(Exception, error)
+
+
+WRITE_FAILED = "org.apache.spark.SparkException: [TASK_WRITE_FAILED] Task failed while writing rows to file:/data/out/data/0/a. SQLSTATE: 58030"
+
+
+@pytest.mark.parametrize(
+    ("causes", "refusal"),
+    [
+        ((WRITE_FAILED, "org.apache.hadoop.fs.FSError: java.io.IOException: No space left on device"), "No space left on device"),
+        ((WRITE_FAILED, "java.io.FileNotFoundException: /data/out/p=secret/part-0.parquet (No space left on device)"), "No space left on device"),
+        ((WRITE_FAILED, "java.io.IOException: Disk quota exceeded"), "Disk quota exceeded"),
+        ((WRITE_FAILED, "java.io.FileNotFoundException: /data/out/p=secret/part-0.parquet (File name too long)"), "File name too long"),
+        ((WRITE_FAILED, "java.io.FileNotFoundException: /data/out/p=secret/part-0.parquet (Permission denied)"), "Permission denied"),
+        ((WRITE_FAILED, "java.io.FileNotFoundException: /data/out/p=secret/part-0.parquet (Read-only file system)"), "Read-only file system"),
+        ((WRITE_FAILED, "org.apache.hadoop.hdfs.protocol.DSQuotaExceededException: The DiskSpace quota"), "DSQuotaExceededException"),
+    ],
+)  # fmt: skip
+def test_full_disk_of_a_sink_is_reported_with_its_location_and_not_retried(
+    causes: tuple[str, ...], refusal: str
+) -> None:
+    error = translated(of_jvm("Py4JJavaError", *causes, condition="TASK_WRITE_FAILED"), job_of(None))
+    assert isinstance(error, StoreRefusedError)
+    assert error.fields["refusal"] == refusal
+    assert error.fields["location"] == "/data/out/data/0/a"
+    assert "secret" not in str(error), "the directory of a partition is a value of a record"
+
+
+@pytest.mark.parametrize(
+    ("causes", "fact"),
+    [
+        (("java.lang.UnsupportedOperationException: getSubject is not supported",), "Java 17 or 21"),
+        (("java.lang.UnsupportedClassVersionError: org/apache/spark/X has been compiled by a more recent version",), "Java 17 or 21"),
+        (("org.apache.spark.SparkException: x", "java.lang.ClassNotFoundException: org.postgresql.Driver"), "org.postgresql.Driver"),
+        (("java.lang.NoClassDefFoundError: org/apache/avro/Schema",), "org/apache/avro/Schema"),
+        (("java.sql.SQLException: No suitable driver",), "JDBC driver"),
+        (('org.apache.hadoop.fs.UnsupportedFileSystemException: No FileSystem for scheme "gs"',), "scheme='gs'"),
+        (("java.lang.NoSuchMethodError: 'scala.collection.Seq x.y()'",), "NoSuchMethodError"),
+        (("java.io.InvalidClassException: x; local class incompatible: stream classdesc serialVersionUID",), "InvalidClassException"),
+        (("org.apache.spark.SparkException: Total size of serialized results of 8 tasks (1 GiB) is bigger than spark.driver.maxResultSize (1 GiB)",),
+         "maxResultSize"),
+        (("java.lang.StackOverflowError",), "withColumns"),
+        (('java.io.IOException: Cannot run program "python3.99": error=2, No such file or directory',), "python3.99"),
+        (("org.apache.spark.SparkException: \nError from python worker:\n  SyntaxError: invalid syntax",), "PYSPARK_PYTHON"),
+    ],
+)  # fmt: skip
+def test_installation_that_does_not_fit_is_reported_and_not_retried(causes: tuple[str, ...], fact: str) -> None:
+    error = translated(of_jvm("Py4JJavaError", *causes), job_of(None))
+    assert isinstance(error, InvalidError)
+    assert fact in str(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "fact"),
+    [
+        (of_jvm("Py4JJavaError", "org.apache.spark.SparkException: x", "java.lang.OutOfMemoryError: Java heap space"), "ran out of memory"),
+        (of_jvm("Py4JJavaError", "org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)"), "Python worker"),
+        (of_jvm("Py4JJavaError", "org.apache.spark.SparkException: ExecutorLostFailure (executor 1 exited)"), "executor of Spark was lost"),
+        (ConnectionRefusedError(111, "Connection refused"), "the JVM of Spark ended"),
+    ],
+)  # fmt: skip
+def test_lost_process_of_spark_is_named_and_retried(error: Exception, fact: str) -> None:
+    failure = translated(error, job_of(None))
+    assert isinstance(failure, StageError)
+    assert fact in failure.summary
+
+
+def test_exception_whose_message_needs_a_jvm_that_has_ended_is_still_translated() -> None:
+    class FromJava(Exception):
+        def __str__(self) -> str:
+            raise ConnectionRefusedError(111, "Connection refused")
+
+    assert isinstance(translated(FromJava(), job_of(None)), StageError)
+
+
+def python_exception(*lines: str) -> Exception:
+    kind = type("PythonException", (Exception,), {})
+    return cast(
+        Exception,
+        kind(
+            "An exception was thrown from the Python worker.\nTraceback (most recent call last):\n" + "\n".join(lines)
+        ),
+    )
+
+
+SPARK_FRAME = (
+    '  File "/venv/lib/python3.11/site-packages/pyspark/python/lib/pyspark.zip/pyspark/worker.py", line 3386, in main'
+)
+USER_FRAME = '  File "/dags/orders.py", line 12, in clean'
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected", "facts"),
+    [
+        ((SPARK_FRAME, USER_FRAME, "    x", "ValueError: secret"), DataError, {"at": "/dags/orders.py:12"}),
+        ((USER_FRAME, "pandas.errors.ParserError: secret"), StageError, {"at": "/dags/orders.py:12"}),
+        ((USER_FRAME, "ConnectionError: secret"), StageError, {"at": "/dags/orders.py:12"}),
+        ((USER_FRAME, "KeyError: 'secret'", "", "During handling of the above exception, another exception occurred:", "", "Traceback (most recent call last):",
+          '  File "/dags/secret.py", line 1, in x', "OSError: secret"), DataError, {"at": "/dags/orders.py:12"}),
+        ((USER_FRAME, "ValueError: a", '  File "/secret", line 3, in secret', "Secret: x"), DataError, {"at": "/dags/orders.py:12"}),
+        ((SPARK_FRAME, "pyspark.errors.exceptions.base.PySparkRuntimeError: [RESULT_COLUMN_NAMES_MISMATCH] secret"), DataError,
+         {"condition": "RESULT_COLUMN_NAMES_MISMATCH"}),
+        ((SPARK_FRAME, "ModuleNotFoundError: No module named 'pyarrow'"), InvalidError, {"name": "pyarrow"}),
+        ((SPARK_FRAME, "pyspark.errors.exceptions.base.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.10 than that in "
+          "driver: 3.11, PySpark cannot run with different minor versions."), InvalidError, {"worker": "3.10", "driver": "3.11"}),
+    ],
+)  # fmt: skip
+def test_exception_of_a_python_worker_names_its_type_and_the_line_of_the_user(
+    lines: tuple[str, ...], expected: type[Exception], facts: dict[str, str]
+) -> None:
+    error = translated(python_exception(*lines), job_of(None))
+    assert type(error) is expected
+    assert facts.items() <= error.fields.items()
+    assert "secret" not in str(error)
+
+
+@pytest.mark.spark
+def test_transform_that_raises_is_reported_with_its_exception_and_line(location: Location) -> None:
+    location.put("a.json", '{"id": 1, "name": "hunter2"}\n')
+
+    def clean(frame: Any) -> Any:
+        raise KeyError(frame.first().name)
+
+    with pytest.raises(DataError, match="the transform raised KeyError") as raised:
+        location.run(location.pipeline(source={"format": "json", "schema": "id long, name string"}, transform=clean))
+    assert raised.value.fields["at"] == f"{__file__}:{clean.__code__.co_firstlineno + 1}"
+    assert "hunter2" not in str(raised.value)
+    assert "hunter2" in str(raised.value.__cause__), "the cause has the text"
+
+
+@pytest.mark.spark
+def test_python_function_that_raises_is_reported_with_its_exception_and_line(location: Location) -> None:
+    from pyspark.sql import functions as F
+
+    location.put("a.json", '{"id": 1, "name": "hunter2"}\n')
+
+    def upper(text: str) -> str:
+        raise ValueError(text)
+
+    with pytest.raises(DataError, match="a Python function of the transform raised ValueError") as raised:
+        location.run(
+            location.pipeline(
+                source={"format": "json", "schema": "id long, name string"},
+                transform=lambda frame: frame.withColumn("name", F.udf(upper)("name")),
+            )
+        )
+    assert raised.value.fields["at"] == f"{__file__}:{upper.__code__.co_firstlineno + 1}"
+    assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("expression", "condition"),
+    [
+        ("array(1)[id]", "INVALID_ARRAY_INDEX"),
+        ("map(name, 1, name, 2)", "DUPLICATED_MAP_KEY"),
+        ("to_date(name, 'yyyy-MM-dd')", "CANNOT_PARSE_TIMESTAMP"),
+        ("id + 9223372036854775807", "ARITHMETIC_OVERFLOW"),
+        ("regexp_extract(name, '(', 1)", "INVALID_PARAMETER_VALUE.PATTERN"),
+        ("parse_json(name)", "MALFORMED_RECORD_IN_PARSING.WITHOUT_SUGGESTION"),
+        ("cast(name AS int)", "CAST_INVALID_INPUT"),
+    ],
+)
+def test_expression_that_fails_on_the_data_is_not_retried(location: Location, expression: str, condition: str) -> None:
+    location.put("a.json", '{"id": 1, "name": "hunter2"}\n')
+    with pytest.raises(DataError) as raised:
+        location.run(
+            location.pipeline(
+                source={"format": "json", "schema": "id long, name string"},
+                transform=lambda frame: frame.selectExpr("*", f"{expression} AS x"),
+            )
+        )
+    assert raised.value.fields["condition"] == condition
+    assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("read", "name"), [("SELECT * FROM absent", "`absent`"), ("SELEC 1", None), ("SELECT * FROM parquet.`/nowhere/x`", "file:/nowhere/x")]
+)  # fmt: skip
+def test_query_of_a_transform_that_cannot_be_resolved_is_not_retried(
+    location: Location, read: str, name: str | None
+) -> None:
+    location.put("a.json", '{"id": 1}\n')
+    with pytest.raises(DataError, match="the transform does not fit its input columns") as raised:
+        location.run(
+            location.pipeline(
+                source={"format": "json", "schema": "id long"}, transform=lambda frame: frame.sparkSession.sql(read)
+            )
+        )
+    assert raised.value.fields.get("name") == name
+    assert str(raised.value.fields["at"]).startswith(__file__)
+
+
+def java_installation(root: Path, version: str | None) -> str:
+    (root / "bin").mkdir(parents=True)
+    executable = root / "bin" / "java"
+    executable.write_text("")
+    executable.chmod(0o755)
+    if version is not None:
+        (root / "release").write_text(f'IMPLEMENTOR="x"\nJAVA_VERSION="{version}"\n')
+    return str(root)
+
+
+@pytest.mark.parametrize(
+    ("version", "hadoop", "is_refused"),
+    [
+        ("1.8.0_392", "3.4.2", True),
+        ("11.0.22", "3.5.0", True),
+        ("17.0.9", "3.4.2", False),
+        ("21.0.1", "3.4.2", False),
+        ("23.0.1", "3.4.2", False),
+        ("25", "3.4.2", True),
+        ("24.0.1", "3.4.1", True),
+        ("25.0.1", "3.5.0", False),
+        ("25.0.1", None, False),
+        (None, "3.4.2", False),
+    ],
+)
+def test_java_on_which_spark_is_known_to_fail_is_refused_before_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str | None, hadoop: str | None, is_refused: bool
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", java_installation(tmp_path / "java", version))
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path / "spark"))
+    (tmp_path / "spark" / "jars").mkdir(parents=True)
+    if hadoop is not None:
+        (tmp_path / "spark" / "jars" / f"hadoop-client-api-{hadoop}.jar").write_text("")
+    if not is_refused:
+        java.check()
+        return
+    with pytest.raises(InvalidError, match="the installed Java is too") as raised:
+        java.check()
+    assert "JAVA_HOME" in raised.value.do
+
+
+@pytest.mark.parametrize(
+    ("causes", "condition", "is_refused"),
+    [
+        (("org.apache.spark.SparkException: Could not parse Master URL: 'local[x]'",), None, True),
+        (("org.apache.spark.SparkIllegalArgumentException: [INVALID_CONF_VALUE.TYPE_MISMATCH] The value 'maybe'",), "INVALID_CONF_VALUE.TYPE_MISMATCH", True),
+        (("java.lang.IllegalArgumentException: requirement failed: startPort should be between 1024 and 65535",), None, True),
+        (("java.lang.ClassNotFoundException: nope.Nope",), None, True),
+        (("java.lang.UnsupportedOperationException: getSubject is not supported",), None, True),
+        (("io.fabric8.kubernetes.client.KubernetesClientException: x", "java.net.UnknownHostException: nowhere"), None, False),
+    ],
+)  # fmt: skip
+def test_master_or_setting_that_spark_refuses_is_not_retried(
+    causes: tuple[str, ...], condition: str | None, is_refused: bool
+) -> None:
+    error = SparkEngine(master="local[x]")._start_error(of_jvm("Py4JJavaError", *causes, condition=condition))
+    assert isinstance(error, InvalidError if is_refused else StageError)
+    assert error.fields.get("condition") == condition

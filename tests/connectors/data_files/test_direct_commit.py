@@ -13,7 +13,7 @@ from airflow_provider_streamsem import FilesSink
 from airflow_provider_streamsem.connectors.data_files import direct_commit as direct
 from airflow_provider_streamsem.connectors.data_files import write
 from airflow_provider_streamsem.errors import DataError, StageError
-from airflow_provider_streamsem.spark import failures
+from airflow_provider_streamsem.spark import jvm_exceptions
 from tests.spark_location import Location
 
 pytestmark = pytest.mark.spark
@@ -139,7 +139,7 @@ def test_failure_names_its_cause_and_leaves_no_file_of_a_failed_task(spark: Spar
     fails = spark.range(10).select(F.raise_error(F.lit("this row")).cast("int").alias("x"))
     with pytest.raises(Exception, match="this row") as failure:
         direct.write(fails, str(tmp_path / "p"), "parquet", partition_by=[], options={})
-    conditions = [condition for condition, _ in failures.conditions(failure.value)]
+    conditions = [condition for condition, _ in jvm_exceptions.conditions(failure.value)]
     assert "USER_RAISED_EXCEPTION" in conditions
     assert names(tmp_path / "p") == set()
 
