@@ -119,7 +119,7 @@ def decoder(message: Any, *, has_schema_id: bool) -> Callable[[bytes], dict[str,
     from google.protobuf.message import DecodeError
     from google.protobuf.message_factory import GetMessageClass
 
-    parsed, read, indexes = GetMessageClass(message), _reader(message), _indexes(message)
+    parsed, read, indexes = GetMessageClass(_with_numbers(message)), _reader(message), _indexes(message)
 
     def decode(data: bytes) -> dict[str, Any]:
         content = _after_indexes(data, indexes) if has_schema_id else data
@@ -129,6 +129,43 @@ def decoder(message: Any, *, has_schema_id: bool) -> Callable[[bytes], dict[str,
             raise MessageError(f"it is not a {message.full_name}") from None
 
     return decode
+
+
+def _with_numbers(message: Any) -> Any:
+    """
+    Return the descriptor of the same message type with integers in place of enums, which have the same encoding.
+
+    In proto2 syntax, the parser moves an unknown value of an enum to the unknown fields, where the order of a repeated field and the key of a map are lost.
+    """
+    from google.protobuf import descriptor_pb2, descriptor_pool
+
+    pool, added = descriptor_pool.DescriptorPool(), set()
+
+    def add(file: Any) -> None:
+        if file.name in added:
+            return
+        added.add(file.name)
+        for dependency in file.dependencies:
+            add(dependency)
+        copied = descriptor_pb2.FileDescriptorProto()
+        file.CopyToProto(copied)
+        for kind in copied.message_type:
+            replace(kind)
+        pool.AddSerializedFile(copied.SerializeToString())
+
+    def replace(kind: Any) -> None:
+        for nested in kind.nested_type:
+            replace(nested)
+        for field in kind.field:
+            if field.type == field.TYPE_ENUM:
+                field.type = field.TYPE_INT32
+                field.ClearField("type_name")
+                field.ClearField(
+                    "default_value"
+                )  # a field with another default than 0 has presence, so it is null if it is not set
+
+    add(message.file)
+    return pool.FindMessageTypeByName(message.full_name)
 
 
 def _reader(message: Any) -> Callable[[Any], dict[str, Any]]:
@@ -142,10 +179,10 @@ def _reader(message: Any) -> Callable[[Any], dict[str, Any]]:
 
     def read(value: Any) -> dict[str, Any]:
         for unknown in UnknownFieldSet(value):
-            # The parser keeps a field of another type, and an enum's unknown value, among the unknown fields.
+            # The parser keeps a field of another type among the unknown fields.
             if unknown.field_number in known:
                 name = message.fields_by_number[unknown.field_number].full_name
-                raise MessageError(f"the field {name} was written with another type, or is an unknown value of an enum")
+                raise MessageError(f"the field {name} was written with another type")
         return {
             name: None if has_presence and not value.HasField(name) else convert(getattr(value, name))
             for name, has_presence, convert in fields

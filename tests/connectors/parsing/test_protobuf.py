@@ -134,6 +134,85 @@ def test_text_of_proto2_syntax_that_is_not_utf8_is_bad(data: bytes, reason: str)
         decode(data)
 
 
+def closed_enums() -> bytes:
+    """
+    Return the descriptor file of this schema.
+
+    .. code-block:: protobuf
+
+        syntax = "proto2";
+        package closed;
+        enum Status { NEW = 1; PAID = 2; }
+        enum Zero { NOTHING = 0; }
+        message Order {
+          enum Kind { NONE = -1; }
+          message Line { required Status status = 1; }
+          optional Status status = 1 [default = PAID];
+          repeated Status history = 2;
+          map<string, Zero> states = 3;
+          repeated Line lines = 4;
+          optional Kind kind = 5;
+          repeated Status packed = 6 [packed = true];
+          oneof last { Status is_open = 7; string is_closed = 8; }
+          optional Status never = 9;
+        }
+    """
+    kinds = descriptor_pb2.FieldDescriptorProto
+    files = descriptor_pb2.FileDescriptorSet()
+    file = files.file.add(name="closed.proto", package="closed", syntax="proto2")
+    status = file.enum_type.add(name="Status")
+    for number, name in ((1, "NEW"), (2, "PAID")):
+        status.value.add(name=name, number=number)
+    file.enum_type.add(name="Zero").value.add(name="NOTHING", number=0)
+    order = file.message_type.add(name="Order")
+    order.enum_type.add(name="Kind").value.add(name="NONE", number=-1)
+    entry = order.nested_type.add(name="StatesEntry")
+    entry.options.map_entry = True
+    entry.field.add(name="key", number=1, type=kinds.TYPE_STRING, label=kinds.LABEL_OPTIONAL)
+    entry.field.add(name="value", number=2, type=kinds.TYPE_ENUM, type_name=".closed.Zero", label=kinds.LABEL_OPTIONAL)
+    line = order.nested_type.add(name="Line")
+    line.field.add(
+        name="status", number=1, type=kinds.TYPE_ENUM, type_name=".closed.Status", label=kinds.LABEL_REQUIRED
+    )
+    enum = {"type": kinds.TYPE_ENUM, "type_name": ".closed.Status", "label": kinds.LABEL_OPTIONAL}
+    many = {**enum, "label": kinds.LABEL_REPEATED}
+    order.field.add(name="status", number=1, default_value="PAID", **enum)
+    order.field.add(name="history", number=2, **many)
+    order.field.add(
+        name="states", number=3, **{**many, "type": kinds.TYPE_MESSAGE, "type_name": ".closed.Order.StatesEntry"}
+    )
+    order.field.add(name="lines", number=4, **{**many, "type": kinds.TYPE_MESSAGE, "type_name": ".closed.Order.Line"})
+    order.field.add(name="kind", number=5, **{**enum, "type_name": ".closed.Order.Kind"})
+    order.field.add(name="packed", number=6, **many).options.packed = True
+    order.oneof_decl.add(name="last")
+    order.field.add(name="is_open", number=7, oneof_index=0, **enum)
+    order.field.add(name="is_closed", number=8, type=kinds.TYPE_STRING, label=kinds.LABEL_OPTIONAL, oneof_index=0)
+    order.field.add(name="never", number=9, **enum)
+    return files.SerializeToString()
+
+
+def test_unknown_number_of_an_enum_of_proto2_syntax_becomes_its_text_in_its_place() -> None:
+    decode = decoder(descriptor_of(closed_enums(), "closed.Order"), has_schema_id=False)
+    unset = {
+        "status": None, "history": [], "states": [], "lines": [], "kind": None, "packed": [], "is_open": None, "is_closed": None, "never": None,
+    }  # fmt: skip
+    assert decode(b"") == unset
+    data = (
+        b"\x08\x07"
+        + b"\x10\x02\x10\x09\x10\x01"
+        + b"\x1a\x05\x0a\x01a\x10\x08"
+        + b"\x1a\x03\x0a\x01b"
+        + b"\x22\x02\x08\x05"
+    )
+    data += b"\x28" + b"\xfe" + b"\xff" * 8 + b"\x01" + b"\x32\x03\x02\x63\x01" + b"\x38\x0c"
+    assert decode(data) == {
+        "status": "7", "history": ["PAID", "9", "NEW"], "states": [("a", "8"), ("b", "NOTHING")], "lines": [{"status": "5"}], "kind": "-2",
+        "packed": ["PAID", "99", "NEW"], "is_open": "12", "is_closed": None, "never": None,
+    }  # fmt: skip
+    with pytest.raises(MessageError, match=r"field closed\.Order\.status was written with another type"):
+        decode(b"\x0a\x01a")
+
+
 def test_index_that_another_message_has_is_not_accepted_for_a_serializer_that_counts_no_map_entries() -> None:
     file = proto2()
     for name in ("First", "Second"):
