@@ -111,6 +111,9 @@ def test_avro_values_become_columns_and_truncated_or_longer_ones_are_quarantined
     topics.put("a", [*good, good[0][:-1], good[0] + b"\x00", b"", b"\x00", avro(V1, {"id": 0, "user": None})])
     result = topics.run(topics.pipeline("a", source={"value": Avro(json.dumps(V1))}), "r")
     assert (result.counts["parsed"], result.counts["quarantined"]) == (5, 4)
+    reasons = ["it is truncated, or not a record of the schema"] * 4
+    reasons[1] = "it has more bytes than one record of the schema"
+    assert [record["error"].partition(": ")[2] for record in quarantined(topics)] == reasons
     assert sorted(topics.rows('id, "user"'), key=str) == sorted(
         [(0, "u0"), (1, None), (2, "u2"), (3, None), (0, None)], key=str
     )
@@ -147,7 +150,10 @@ def test_invalid_avro_key_is_quarantined_with_its_location_key_and_value(topics:
     assert (result.counts["read"], result.counts["parsed"], result.counts["quarantined"]) == (5, 2, 3)
     assert sorted(topics.rows("kafka_key.id, total, kafka_offset"), key=str) == [(7, 1, 0), (None, 1, 2)]
     location = {"version": 0, "topic": topics.name("a"), "partition": 1, "encoding": "utf-8"}
-    bad_key, bad_value = "key cannot be decoded", "value cannot be decoded: no JSON object"
+    bad_key, bad_value = (
+        "key cannot be decoded: it is truncated, or not a record of the schema",
+        "value cannot be decoded: no JSON object",
+    )
     assert quarantined(topics) == [
         {**location, "offset": 1, "error": bad_key, "key": good[:-1].decode(), "key_encoding": "utf-8", "raw": value},
         {**location, "offset": 3, "error": bad_value, "key": good.decode(), "key_encoding": "utf-8", "raw": "{broken"},
@@ -189,6 +195,13 @@ def test_registry_avro_is_decoded_with_the_schema_that_wrote_it(topics: Topics, 
     result = topics.run(spec, "r")
     assert (result.counts["parsed"], result.counts["quarantined"]) == (2, 5)
     assert sorted(topics.rows('id, "user", amount')) == [(1, "a", 0.0), (2, None, 1.5)]
+    assert [record["error"].partition(": ")[2] for record in quarantined(topics)] == [
+        "no version of the subject has its schema 12",
+        "it is truncated, or not a record of its schema 300",
+        "it does not start with the zero byte and the id of a schema",
+        "it does not start with the zero byte and the id of a schema",
+        "it has more bytes than one record of its schema 11",
+    ]
 
 
 def test_records_whose_values_the_reader_schema_would_change_are_quarantined_with_the_schema_version(
@@ -207,14 +220,16 @@ def test_records_whose_values_the_reader_schema_would_change_are_quarantined_wit
     Registry.subjects[subject] = [(11, json.dumps(millis)), (12, json.dumps(micros))]
     at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
     head = lambda number: b"\x00" + number.to_bytes(4, "big")  # noqa: E731
-    topics.put("a", [head(11) + avro(millis, {"at": at}), head(12) + avro(micros, {"at": at})])
+    whole = head(12) + avro(micros, {"at": at})
+    topics.put("a", [head(11) + avro(millis, {"at": at}), whole, whole[:-1]])
     result = topics.run(topics.pipeline("a", source={"value": Avro(json.dumps(micros), registry=registry)}), "r")
-    assert (result.counts["parsed"], result.counts["quarantined"]) == (1, 1)
+    assert (result.counts["parsed"], result.counts["quarantined"]) == (1, 2)
     assert topics.rows('epoch_us("at")') == [(int(at.timestamp()) * 1_000_000,)]
-    (bad,) = quarantined(topics)
+    bad, truncated = quarantined(topics)
     assert bad["offset"] == 0
+    assert truncated["error"] == "value cannot be decoded: it is truncated, or not a record of its schema 12"
     assert bad["error"] == (
-        f"value cannot be decoded; schema 11 (subject {subject}, version 1): "
+        f"value cannot be decoded: schema 11 (subject {subject}, version 1): "
         "its values would change in field at (timestamp-millis is read as timestamp-micros)"
     )
 

@@ -174,7 +174,8 @@ def test_avro_is_decoded_with_the_schema_that_wrote_it(stream: Stream) -> None:
     ]  # fmt: skip
     bad = open_log(str(stream.root / "log")).quarantined()
     assert {(record["sequence"], record["error"]) for record in bad} == {
-        (3, "the data cannot be decoded"), (5, "the data cannot be decoded"),
+        (3, "the data cannot be decoded: no version of the subject has its schema 12"),
+        (5, "the data cannot be decoded: it does not start with the zero byte and the id of a schema"),
     }  # fmt: skip
 
 

@@ -52,12 +52,10 @@ class KafkaRecords:
 
     def __init__(self, read: DataFrame, *, key: Decoder | None, value: Decoder | None, topics: list[str]) -> None:
         self._decoders = {part: decoder for part, decoder in (("key", key), ("value", value)) if decoder is not None}
-        self._unreadable: list[str] = []
         parts: dict[str, Decoded] = {}
         for part, decoder in self._decoders.items():
             parts[part] = decode(read, part, decoder, subjects=[f"{topic}-{part}" for topic in topics])
             read = parts[part].frame
-            self._unreadable += parts[part].unreadable
         if not parts:
             self.frame, self.bad, self.drop = read, None, ()
             return
@@ -97,7 +95,7 @@ class KafkaRecords:
                 "topic": row["topic"], "partition": row["partition"], "offset": row["offset"], "encoding": encoding, "key": key,
                 "key_encoding": key_encoding,
             }  # fmt: skip
-            yield BadRecord(location=location, raw=text, error="; ".join([reason, *self._unreadable]))
+            yield BadRecord(location=location, raw=text, error=reason)
 
 
 def read_ranges(

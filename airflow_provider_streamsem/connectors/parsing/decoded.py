@@ -20,7 +20,7 @@ from airflow_provider_streamsem.connectors.columns.nested import anywhere, holds
 from airflow_provider_streamsem.connectors.parsing import json_text as parsing
 from airflow_provider_streamsem.connectors.parsing import protobuf_messages
 from airflow_provider_streamsem.connectors.parsing.decoders import SCHEMA_ID_BYTES, Avro, Decoder, Json, Protobuf
-from airflow_provider_streamsem.connectors.parsing.registry import registry_of, versions_of, warnings
+from airflow_provider_streamsem.connectors.parsing.registry import SchemaVersion, registry_of, versions_of, warnings
 from airflow_provider_streamsem.connectors.parsing.sql_text import struct_of
 from airflow_provider_streamsem.connectors.pickling import pickled_by_value
 from airflow_provider_streamsem.errors import InvalidError
@@ -40,7 +40,6 @@ class Decoded:
     :param record: a struct of the fields; null if the message is null
     :param fields: name → column
     :param bad: a boolean column: whether the message cannot be decoded
-    :param unreadable: for each schema version whose records are all marked as bad: the reason
     :param reason: SQL of a text; see :class:`airflow_provider_streamsem.connectors.parsing.sql_text.Parsed`
     """
 
@@ -50,10 +49,9 @@ class Decoded:
         record: Column,
         fields: Mapping[str, Column],
         bad: Column,
-        unreadable: Sequence[str] = (),
         reason: str = "''",
     ) -> None:
-        self.frame, self.record, self.fields, self.bad, self.unreadable = frame, record, fields, bad, unreadable
+        self.frame, self.record, self.fields, self.bad = frame, record, fields, bad
         self._reason = reason
 
     def why_bad(self, what: str) -> Column:
@@ -145,42 +143,66 @@ def _avro(read: DataFrame, part: str, decoder: Avro, subjects: Sequence[str]) ->
     column, word = f"{_DECODED}{part}", secrets.token_bytes(16)
     names = [f["name"] for f in json.loads(decoder.schema)["fields"]]
     data = F.col(part)
-    unreadable: list[str] = []
     registry = registry_of(decoder)
     if registry is None:
         outer = _from_avro(F.concat(data, F.lit(word)), decoder.schema, decoder.schema)
+        refused, of_schema = F.lit(None).cast("string"), F.lit("the schema")
     else:
-        outer = _from_avro(F.lit(None).cast("binary"), decoder.schema, decoder.schema)
-        payload = F.concat(F.expr(f"substring({part}, {SCHEMA_ID_BYTES + 1})"), F.lit(word))
         for warning in warnings(decoder):
             logger.warning(warning)
         versions = versions_of(registry, [*subjects])
-        readable: dict[int, str] = {}
-        for version in versions:
-            reason = version.unreadable(decoder.schema)
-            if reason is None:
-                readable[version.id] = version.schema
-            else:
-                logger.warning("all records with this schema are quarantined: %s", reason)
-                unreadable.append(reason)
-        for schema_id, schema in readable.items():
-            prefix = F.lit(b"\0" + schema_id.to_bytes(4, "big"))
-            outer = F.when(
-                F.expr(f"substring({part}, 1, {SCHEMA_ID_BYTES})") == prefix,
-                _from_avro(payload, schema, decoder.schema),
-            ).otherwise(outer)
+        outer, refused = _by_schema_id(part, versions, decoder.schema, word)
+        of_schema = F.format_string("its schema %s", _schema_id(part))
     wrapped = read.withColumn(column, outer)
-    is_whole = F.col(column)["record"].isNotNull() & (F.col(column)["word"] == F.lit(word))
+    record, is_alone = F.col(column)["record"], F.col(column)["word"] == F.lit(word)
     # Avro strings must be UTF-8, but Spark's reader does not check it.
     kind = wrapped.schema[column].dataType
     is_text = holds(kind, StringType)
     is_not_utf8 = (
         anywhere(F.col(column), kind, StringType, lambda text: ~F.is_valid_utf8(text)) if is_text else F.lit(False)
     )
-    bad = data.isNotNull() & (~F.coalesce(is_whole, F.lit(False)) | F.coalesce(is_not_utf8, F.lit(False)))
-    frame = wrapped.withColumn(f"{column}_bad", bad).withColumn(column, F.col(column)["record"])
+    is_whole = F.coalesce(record.isNotNull() & is_alone, F.lit(False))
+    bad = data.isNotNull() & (~is_whole | F.coalesce(is_not_utf8, F.lit(False)))
+    why = (
+        F.when(refused.isNotNull(), refused)
+        .when(is_whole, F.lit("a string in it is not UTF-8"))
+        .when(record.isNotNull(), F.concat(F.lit("it has more bytes than one record of "), of_schema))
+        .otherwise(F.concat(F.lit("it is truncated, or not a record of "), of_schema))
+    )
+    marked = wrapped.withColumn(f"{column}_bad", bad).withColumn(f"{column}_reason", F.when(bad, why))
+    frame = marked.withColumn(column, record)
     fields = {name: F.col(column)[name] for name in names}
-    return Decoded(frame, F.col(column), fields, F.col(f"{column}_bad"), unreadable)
+    return Decoded(frame, F.col(column), fields, F.col(f"{column}_bad"), reason=quoted(f"{column}_reason"))
+
+
+def _by_schema_id(part: str, versions: Sequence[SchemaVersion], reader: str, word: bytes) -> tuple[Column, Column]:
+    """
+    Return the outer record of a message with a schema id, and why its schema cannot be read; see :func:`_avro`.
+
+    :param versions: the schema versions of the subjects
+    :param reader: the schema that reads the records
+    """
+    outer = _from_avro(F.lit(None).cast("binary"), reader, reader)
+    payload = F.concat(F.expr(f"substring({part}, {SCHEMA_ID_BYTES + 1})"), F.lit(word))
+    has_id = F.expr(f"octet_length({part}) >= {SCHEMA_ID_BYTES} AND substring({part}, 1, 1) = X'00'")
+    unknown = F.format_string("no version of the subject has its schema %s", _schema_id(part))
+    refused = F.when(~has_id, F.lit("it does not start with the zero byte and the id of a schema")).otherwise(unknown)
+    for version in versions:
+        is_of_version = F.expr(f"substring({part}, 1, {SCHEMA_ID_BYTES})") == F.lit(
+            b"\0" + version.id.to_bytes(4, "big")
+        )
+        reason = version.unreadable(reader)
+        if reason is None:
+            outer = F.when(is_of_version, _from_avro(payload, version.schema, reader)).otherwise(outer)
+        else:
+            logger.warning("all records with this schema are quarantined: %s", reason)
+        refused = F.when(is_of_version, F.lit(reason).cast("string")).otherwise(refused)
+    return outer, refused
+
+
+def _schema_id(part: str) -> Column:
+    """Return the id of the schema at the start of a message."""
+    return F.expr(f"conv(hex(substring({part}, 2, {SCHEMA_ID_BYTES - 1})), 16, 10)")
 
 
 def _from_avro(data: Column, writer: str, reader: str) -> Column:

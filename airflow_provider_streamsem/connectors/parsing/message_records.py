@@ -61,7 +61,6 @@ class MessageRecords:
         self.frame = decoded.frame.select(*fields, *columns, is_bad.alias(_BAD), where)
         reason = F.when(is_bad, decoded.why_bad("the data")).alias(_REASON)
         self._explained = decoded.frame.select(is_bad.alias(_BAD), where, reason)
-        self._unreadable = decoded.unreadable
         self.bad, self.drop = F.col(_BAD), (_BAD, _LOCATION)
 
     def bad_records(self) -> Iterator[BadRecord]:
@@ -72,7 +71,7 @@ class MessageRecords:
         for row, reason in bad_rows(self._explained, self.bad, selected, reason=_REASON):
             text, encoding = text_of(bytes(row["data"]))
             location = {**self._facts, **{name: row[name] for name in self._located}, "encoding": encoding}
-            yield BadRecord(location=location, raw=text, error="; ".join([reason, *self._unreadable]))
+            yield BadRecord(location=location, raw=text, error=reason)
 
 
 def refuse_reserved(fields: Iterable[str], reserved: Iterable[str]) -> None:
