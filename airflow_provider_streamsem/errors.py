@@ -81,8 +81,8 @@ class DatasetOwnedError(ConflictError):
     """The ownership marker of a dataset (``_streamsem.json``) names another pipeline or log. Nothing was written."""
 
     do = (
-        "if the log at `marked_log` was moved by hand to this pipeline's log, run `streamsem move-log OLD NEW --already-moved`; "
-        "otherwise give this pipeline its own dataset; nothing was written."
+        "correct `log` of the pipeline, if the log at `marked_log` is its log. If that log was moved by hand to this pipeline's log, run "
+        "`streamsem move-log OLD NEW --already-moved`. Otherwise give this pipeline its own dataset; nothing was written."
     )
 
 

@@ -83,6 +83,12 @@ def result_of_command(args: argparse.Namespace) -> CommandResult:
     if "://" not in args.target:
         args.target = os.path.abspath(args.target)
     file_and_variable = re.fullmatch(r"(.+\.py):(\w+)", args.target)
+    if file_and_variable is None and re.search(r"\.py(:[^/]*)?$", args.target) and not os.path.isdir(args.target):
+        raise InvalidError(
+            "a pipeline in a Python file needs the name of its variable; nothing was read", given=args.target
+        ).advising(
+            f"name the variable: streamsem {args.command} {os.path.relpath(args.target.rpartition('.py')[0])}.py:NAME."
+        )
     if not args.target.endswith(".toml") and file_and_variable is None:
         _refuse_without_pipeline(args)
         args.pipeline, args.log = None, args.target

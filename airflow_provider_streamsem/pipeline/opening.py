@@ -89,6 +89,9 @@ def _check_name(pipeline: Pipeline, record: PipelineRecord) -> None:
             stored=record.name,
             stored_uuid=record.pipeline_uuid,
             given=pipeline.name,
+        ).advising(
+            "keep the name `stored`, if this is the same pipeline: a pipeline cannot be renamed. If it is another pipeline, give it its own `log` and its own "
+            "datasets."
         )
 
 

@@ -32,7 +32,11 @@ class WebView:
         from airflow_provider_streamsem.web.app import create_app
 
         return create_app(
-            authenticated=authenticated, readable=readable, shows_records=settings.shows_records(), memory=memory()
+            authenticated=authenticated,
+            readable=readable,
+            shows_records=settings.shows_records(),
+            show_records_with="the setting [streamsem] show_records",
+            memory=memory(),
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -39,6 +39,19 @@ _REFUSED = {
 }
 
 
+_ADVICE = {
+    errno.ENOTDIR: "correct the location: a part of its path is a file, and not a directory",
+    errno.EISDIR: "move the directory at `key` away",
+    errno.ELOOP: "correct the symbolic links in the path of the location",
+    errno.ENAMETOOLONG: "use a location with a shorter path, and shorter names",
+    errno.ENOSPC: "free space, and inodes, at the location",
+    errno.EDQUOT: "free space at the location, or raise the quota of the user",
+    errno.EROFS: "mount the file system of the location for writing, or use another location",
+    errno.ENOTSUP: "use a file system with hard links, or another location",
+}
+"""errno → the advice; the class of the error has the advice for the others, which are about permissions."""
+
+
 class LocalStore:
     """
     A store whose objects are files below a directory.
@@ -232,11 +245,17 @@ class LocalStore:
 
     def _translated(self, error: OSError, key: str) -> Exception:
         if error.errno in _REFUSED:
-            return StoreRefusedError(
+            refused = StoreRefusedError(
                 "the file system refused a request; the request had no effect",
                 location=self.root,
                 key=key,
                 errno=errno.errorcode[error.errno],
+            )
+            advice = _ADVICE.get(error.errno)
+            return (
+                refused
+                if advice is None
+                else refused.advising(f"{advice}; then run again. Committed versions stay committed.")
             )
         return UnknownResultError(key)
 

@@ -98,7 +98,8 @@ Requested = Annotated[LoggedPipeline, Depends(_requested)]
 @router.get("/settings", operation_id="settings")
 async def settings(request: Request) -> Settings:
     """Return the settings of the page."""
-    return Settings(version=__version__, shows_records=request.app.state.shows_records)
+    state = request.app.state
+    return Settings(version=__version__, shows_records=state.shows_records, show_records_with=state.show_records_with)
 
 
 @router.get("/pipelines", operation_id="pipelines", response_model=list[PipelineSummary])
@@ -144,8 +145,7 @@ async def quarantine(
     if not request.app.state.shows_records:
         raise HTTPException(
             403,
-            "the contents of quarantined records are hidden. Do: set [streamsem] show_records, start `streamsem ui` with --show-records, "
-            "or run `streamsem quarantine`.",
+            f"the contents of quarantined records are hidden. Do: use {request.app.state.show_records_with}, or run `streamsem quarantine`.",
         )
     return await _in_thread(request, lambda: pipeline.checked().quarantined(version, limit=limit))
 
@@ -162,6 +162,7 @@ def create_app(
     readable: Callable[..., Sequence[LoggedPipeline]],
     shows_records: bool,
     memory: MemoryBudget,
+    show_records_with: str,
 ) -> FastAPI:
     """
     Return the application. Every route requires authentication.
@@ -170,13 +171,15 @@ def create_app(
     :param readable: a dependency of FastAPI that returns the pipelines that the user of the request may read
     :param shows_records: whether the API returns the contents of quarantined records
     :param memory: limits the memory for logs
+    :param show_records_with: the setting or the flag that shows them
     """
     app = FastAPI(
         title="Streamsem", version=__version__, docs_url=None, redoc_url=None, openapi_url=None,
         dependencies=[Depends(_authenticated)],
     )  # fmt: skip
     app.dependency_overrides = {_authenticated: authenticated, _readable: readable}
-    app.state.shows_records, app.state.limiter, app.state.memory = shows_records, CapacityLimiter(_THREADS), memory
+    app.state.shows_records, app.state.show_records_with = shows_records, show_records_with
+    app.state.limiter, app.state.memory = CapacityLimiter(_THREADS), memory
     app.include_router(router)
     app.middleware("http")(_protected)
     app.add_exception_handler(StreamsemError, _reported)

@@ -285,10 +285,11 @@ class Comparison(BaseModel):
 
 
 class Settings(BaseModel):
-    """Settings of the page: the version of the package, and whether the contents of records are shown."""
+    """Settings of the page: the version of the package, whether the contents of records are shown, and the setting or flag that shows them."""
 
     version: str
     shows_records: bool
+    show_records_with: str
 
 
 def ranges_of(ranges: Ranges, gaps: Gaps) -> list[OffsetRange]:

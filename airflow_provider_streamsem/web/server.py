@@ -19,7 +19,11 @@ def app_of(logs: Sequence[str], *, shows_records: bool) -> FastAPI:
     memory = MemoryBudget()
     pipelines = [LoggedPipeline(str(number), OpenedLog(log, cache=memory.cache)) for number, log in enumerate(logs)]
     return create_app(
-        authenticated=lambda: None, readable=lambda: pipelines, shows_records=shows_records, memory=memory
+        authenticated=lambda: None,
+        readable=lambda: pipelines,
+        shows_records=shows_records,
+        show_records_with="the flag --show-records",
+        memory=memory,
     )
 
 

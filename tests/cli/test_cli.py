@@ -415,8 +415,21 @@ ORDERS = Pipeline(
     for code in ("import sys; sys.exit(0)", "import nowhere", "def :"):
         (fixture.root / "fails.py").write_text(code)
         assert run(capsys, "lag", "fails.py:ORDERS", "--json")[0] == 2
+    for target in ("dag_file.py", "dag_file.py:", "dag_file.py:OR-DERS"):
+        for command in ("log", "verify", "run"):
+            code, _, err = run(capsys, command, target)
+            assert (code, f"streamsem {command} dag_file.py:NAME" in err) == (2, True), (command, target)
     for command, target in (("run", "dag_file.py:ORDERS"), ("lag", "dag_file.py:MISSING"), ("lag", "absent.py:ORDERS")):
         assert run(capsys, command, target)[0] == 2
+
+
+def test_log_that_is_a_file_is_reported_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "orders").write_text("")
+    for location in (tmp_path / "orders", tmp_path / "orders" / "log"):
+        code, _, err = run(capsys, "log", str(location))
+        assert code != 0
+        assert "a part of its path is a file" in err
+        assert "permission" not in err
 
 
 @pytest.mark.spark

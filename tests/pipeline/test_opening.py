@@ -33,6 +33,8 @@ def test_two_logs_over_one_dataset_are_refused(fixture: PipelineFixture, tmp_pat
     assert (caught.value.fields["pipeline"], caught.value.fields["log"]) == ("world", other.store.url)
     assert caught.value.fields["marked_uuid"] == fixture.opened().record.pipeline_uuid
     assert caught.value.fields["marked_log"] == fixture.store.url
+    assert caught.value.do.startswith("correct `log` of the pipeline")
+    assert "restore it" in caught.value.do
 
 
 def test_dataset_with_files_of_unknown_origin_is_refused(fixture: PipelineFixture) -> None:
@@ -60,8 +62,10 @@ def test_spec_with_changed_immutable_fields_is_refused_and_the_fields_are_report
     moved = fixture.pipeline(sinks={"out": FilesSink(path=str(tmp_path / "elsewhere"), format="json")})
     with pytest.raises(ConflictError, match="immutable fields differ"):
         fixture.run("b", pipeline=moved)
-    with pytest.raises(ConflictError, match="another name"):
+    with pytest.raises(ConflictError, match="another name") as renamed:
         fixture.run("b", pipeline=fixture.pipeline(name="other"))
+    assert renamed.value.fields["stored"] == "world"
+    assert renamed.value.do.startswith("keep the name `stored`")
 
 
 def test_spec_with_changed_mutable_fields_is_accepted_and_recorded(fixture: PipelineFixture) -> None:

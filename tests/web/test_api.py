@@ -139,7 +139,11 @@ def test_comparison_names_the_files_that_a_version_replaced(client: TestClient) 
 
 def test_contents_of_records_are_shown_only_if_the_deployment_allows_it(fixture: PublishingFixture) -> None:
     hidden = client_of(fixture.store.url)
-    assert hidden.get("/api/pipelines/0/versions/0/quarantine").status_code == 403
+    refused = hidden.get("/api/pipelines/0/versions/0/quarantine")
+    assert refused.status_code == 403
+    assert "--show-records" in refused.json()["detail"]
+    assert "[streamsem]" not in refused.json()["detail"], "the command has no settings"
+    assert hidden.get("/api/settings").json()["show_records_with"] == "the flag --show-records"
     assert "{not json" not in json.dumps([get(hidden, ""), get(hidden, "/0/versions/0")])
     shown = client_of(fixture.store.url, shows_records=True)
     records = get(shown, "/0/versions/0/quarantine?limit=1")

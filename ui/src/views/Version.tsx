@@ -213,7 +213,10 @@ function Quarantine({ id, version, total }: { id: string; version: number; total
   if (settings.data?.shows_records !== true) {
     return (
       <Section title="Quarantine">
-        <Text>{count(total)} records are quarantined. Their contents are hidden: see the setting show_records.</Text>
+        <Text>
+          {count(total)} records are quarantined. Their contents are hidden
+          {settings.data === undefined ? "" : `: use ${settings.data.show_records_with} to show them`}.
+        </Text>
       </Section>
     );
   }
