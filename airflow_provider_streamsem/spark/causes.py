@@ -50,6 +50,20 @@ def quiet() -> Iterator[None]:
             logger.removeFilter(silence)
 
 
+def silence_py4j() -> None:
+    """
+    Suppress the log records of py4j in this process. Called when the task is cancelled, because the JVM may end at the same time.
+
+    For each Java object that Python releases after that, py4j logs the refused connection with the traceback of every exception before it: thousands of lines.
+    """
+    logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)
+    logging.getLogger().addFilter(_not_of_py4j)  # py4j also logs to the root logger
+
+
+def _not_of_py4j(record: logging.LogRecord) -> bool:
+    return "/py4j/" not in record.pathname
+
+
 class _Silence(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         return False

@@ -223,6 +223,7 @@ class SparkEngine:
         except StreamsemError:
             raise
         except Exception as error:
+            self._raise_if_cancelled()
             raise failures.translated(error, job) from causes.chained(error)
 
     def rewrite(self, job: RewriteJob, log: CommitLog) -> RewrittenFiles:
@@ -242,7 +243,15 @@ class SparkEngine:
         except StreamsemError:
             raise
         except Exception as error:
+            self._raise_if_cancelled()
             raise failures.rewrite_error(error, job) from error
+
+    def _raise_if_cancelled(self) -> None:
+        """Raise the error for a cancelled task. It replaces that of the interrupted job, whose traces would hide the log of the task."""
+        if self._cancelled.is_set():
+            raise StageError(
+                "the task was cancelled while Spark worked; nothing became visible, and the version stays open"
+            ) from None
 
     @contextmanager
     def _attempt_session(self, needed: Sequence[Package], attempt_id: str) -> Iterator[tuple[SparkSession, Any]]:
@@ -299,6 +308,7 @@ class SparkEngine:
         Another thread than the one that stages must call this method, because the staging thread is blocked until the JVM responds.
         """
         self._cancelled.set()
+        causes.silence_py4j()
         interrupt = self._interrupt
         if interrupt is not None:
             interrupt()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -388,3 +390,37 @@ def test_master_or_setting_that_spark_refuses_is_not_retried(
     error = SparkEngine(master="local[x]")._start_error(of_jvm("Py4JJavaError", *causes, condition=condition))
     assert isinstance(error, InvalidError if is_refused else StageError)
     assert error.fields.get("condition") == condition
+
+
+@pytest.fixture
+def engine() -> Iterator[SparkEngine]:
+    """Yield an engine to cancel. After the test, py4j logs as before."""
+    root, py4j = logging.getLogger(), logging.getLogger("py4j")
+    filters, level = root.filters[:], py4j.level
+    yield SparkEngine()
+    root.filters[:] = filters
+    py4j.setLevel(level)
+
+
+def test_cancelled_task_logs_no_traces_of_py4j(engine: SparkEngine, caplog: pytest.LogCaptureFixture) -> None:
+    engine.cancel()
+    root = logging.getLogger()
+    place = "/venv/site-packages/py4j/java_gateway.py", 1038
+    root.handle(root.makeRecord("root", logging.INFO, *place, "Exception while sending command.", (), None))
+    logging.getLogger("py4j.clientserver").error("Error while sending or receiving.")
+    root.warning("a record of the task")
+    assert caplog.messages == ["a record of the task"]
+
+
+@pytest.mark.spark
+def test_failure_of_a_cancelled_task_is_the_cancellation(location: Location, engine: SparkEngine) -> None:
+    location.put("a.json", '{"id": 1}\n')
+
+    def interrupted(frame: Any) -> Any:
+        engine.cancel()
+        raise KeyError("the interrupted job")
+
+    pipeline = location.pipeline(source={"format": "json", "schema": "id long"}, transform=interrupted)
+    with pytest.raises(StageError, match="the task was cancelled") as raised:
+        location.run(pipeline, engine=engine)
+    assert "the interrupted job" not in "".join(traceback.format_exception(raised.value))
