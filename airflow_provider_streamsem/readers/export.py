@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import keyword
+from collections.abc import Callable, Sequence
 
 from airflow_provider_streamsem.errors import ConflictError, InvalidError
 from airflow_provider_streamsem.readers.files import CommittedFile
@@ -20,10 +21,12 @@ def duckdb_view(name: str, files: Sequence[CommittedFile]) -> str:
     Return the SQL that creates a view of DuckDB over files.
 
     :param name: name of the view
-    :raises InvalidError: there are no files, or DuckDB cannot read their format
+    :raises InvalidError: there are no files, or DuckDB cannot read their format or paths
     """
     reader = _reader(files, _DUCKDB_READERS, "DuckDB")
-    paths = ", ".join("'" + file.path.replace("'", "''") + "'" for file in files)
+    # In a pattern, DuckDB does not match a backslash by any means.
+    _refuse_paths(files, "DuckDB cannot", lambda path: "\\" in path and path != _of_one_file(path))
+    paths = ", ".join("'" + _of_one_file(file.path).replace("'", "''") + "'" for file in files)
     quoted = '"' + name.replace('"', '""') + '"'
     return f"CREATE OR REPLACE VIEW {quoted} AS SELECT * FROM {reader}([{paths}], union_by_name = true, hive_partitioning = false);"
 
@@ -32,14 +35,30 @@ def polars_scan(name: str, files: Sequence[CommittedFile]) -> str:
     """
     Return the Python code of a Polars scan over files.
 
-    :param name: name of the variable; characters that a variable cannot have become ``_``
+    :param name: name of the variable; characters that a variable cannot have become ``_``, and so does the start of a name that is no variable
     :raises InvalidError: there are no files, or Polars cannot read their format
     """
     reader = _reader(files, _POLARS_READERS, "Polars")
     variable = "".join(char if char.isascii() and char.isalnum() else "_" for char in name)
-    missing = ', missing_columns="insert", hive_partitioning=False' if reader == "scan_parquet" else ""
-    paths = json.dumps([file.path for file in files], ensure_ascii=True)
+    variable = variable if variable.isidentifier() and not keyword.iskeyword(variable) else f"_{variable}"
+    # `scan_ndjson` has no option that turns patterns off.
+    is_parquet = reader == "scan_parquet"
+    missing = ', missing_columns="insert", hive_partitioning=False, glob=False' if is_parquet else ""
+    paths = json.dumps([file.path if is_parquet else _of_one_file(file.path) for file in files], ensure_ascii=True)
     return f"import polars as pl\n\n{variable} = pl.{reader}({paths}{missing})"
+
+
+def _of_one_file(path: str) -> str:
+    """Return a pattern that only this path matches. Brackets enclose each character that has a meaning in a pattern."""
+    return "".join(f"[{character}]" if character in "*?[" else character for character in path)
+
+
+def _refuse_paths(files: Sequence[CommittedFile], engine: str, is_refused: Callable[[str], bool]) -> None:
+    refused = [file.path for file in files if is_refused(file.path)]
+    if refused:
+        raise InvalidError(f"{engine} name these files; nothing was printed", path=refused[0]).advising(
+            "choose another --format, or a location without backslashes and line breaks."
+        )
 
 
 def _reader(files: Sequence[CommittedFile], readers: dict[str, str], engine: str) -> str:
@@ -63,7 +82,9 @@ def write_symlink_manifests(store: Store, files: Sequence[CommittedFile]) -> lis
     :param store: the location of the table. Each version needs a location of its own, because manifests are never changed
     :returns: the keys of the manifests
     :raises ConflictError: the location has other manifests
+    :raises InvalidError: a path has a line break, so a line of a manifest cannot name it
     """
+    _refuse_paths(files, "a manifest cannot", lambda path: "\n" in path or "\r" in path)
     paths: dict[str, list[str]] = {} if files else {"manifest": []}
     for file in files:
         directories = [

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import polars
 import pytest
 
 from airflow_provider_streamsem.errors import ConflictError, InvalidError
@@ -45,6 +46,35 @@ def test_scan_of_polars_has_the_visible_rows(fixture: PipelineFixture) -> None:
     scope: dict[str, Any] = {}
     exec(polars_scan("my-orders", fixture.opened().files()), scope)
     assert Counter(scope["my_orders"].collect()["id"].to_list()) == fixture.expected
+
+
+@pytest.mark.parametrize("format", ["parquet", "json"])
+@pytest.mark.parametrize(
+    "name",
+    ["[a]", "a*", "a?", "{a,b}", "a b", "it's", 'a"b', "a\\b", "%5B", "é", "[!a]", "a]", "**", "k=1", "$x", "a#b"],
+)
+def test_exported_code_reads_exactly_the_named_file_whatever_its_path_contains(
+    tmp_path: Path, name: str, format: str
+) -> None:
+    """The files beside it have names that a pattern could match."""
+    for number, directory in enumerate([name, "a", "b", "ab", "axb", "x"]):
+        (tmp_path / directory).mkdir(exist_ok=True)
+        rows, path = polars.DataFrame({"id": [number]}), tmp_path / directory / f"{name}.{format}"
+        rows.write_parquet(path) if format == "parquet" else rows.write_ndjson(path)
+    files = [dataclasses.replace(file(str(tmp_path / name / f"{name}.{format}")), format=format)]
+    scope: dict[str, Any] = {}
+    exec(polars_scan("1st", files), scope)
+    assert scope["_1st"].collect()["id"].to_list() == [0]
+    with duckdb.connect() as db:
+        db.execute(duckdb_view("v", files))
+        assert db.execute("SELECT id FROM v").fetchall() == [(0,)]
+
+
+def test_path_that_a_format_cannot_name_is_refused() -> None:
+    with pytest.raises(InvalidError, match="DuckDB cannot name"):
+        duckdb_view("v", [file("/a\\b/[1]/x.parquet")])
+    with pytest.raises(InvalidError, match="manifest cannot name"):
+        write_symlink_manifests(MemoryStore("memory://line-break"), [file("/a\nb/x.parquet")])
 
 
 def test_manifest_names_the_visible_files_of_the_version(fixture: PipelineFixture) -> None:
