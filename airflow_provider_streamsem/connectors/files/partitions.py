@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 
 from airflow_provider_streamsem.connectors.data_files.pins import FilePin
 from airflow_provider_streamsem.errors import DataError
@@ -20,7 +20,7 @@ from airflow_provider_streamsem.protocol.entries import Json
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
 _INTEGER = re.compile(r"[+-]?\d+")
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,17})?")
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _INFERRED_TIMESTAMP = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9])?")
 _TIMESTAMP = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2})([ T][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?)?")
@@ -196,12 +196,11 @@ def _whole_digits(value: str) -> int | None:
 def _fits_decimal(value: str, precision: int, scale: int) -> bool:
     if not _NUMBER.fullmatch(value):
         return False
-    try:
-        _, digits, exponent = Decimal(value).normalize().as_tuple()
-    except InvalidOperation:
-        return False
+    _, digits, exponent = Decimal(value).as_tuple()
     assert isinstance(exponent, int)
-    return -exponent <= scale and len(digits) + exponent <= precision - scale
+    significant = "".join(map(str, digits)).rstrip("0")
+    exponent += len(digits) - len(significant)
+    return not significant or (-exponent <= scale and len(significant) + exponent <= precision - scale)
 
 
 def _is_date(text: str) -> bool:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from airflow_provider_streamsem.connectors.files import partitions
 from airflow_provider_streamsem.errors import DataError
@@ -55,6 +58,21 @@ INFERRED = {
     ("true",): "string",
     ("%31",): "string",
 }
+
+
+@given(st.text(alphabet="0123456789+-.eE٣ ", min_size=1, max_size=60))
+@example("1e9999999999999999999")
+@example("1e9999999")
+@example("1.2345678901234567890123456789012345678")
+def test_any_value_has_a_type_which_it_fits(value: str) -> None:
+    """A decimal with a digit more than the column's scale does not fit, however many digits it has."""
+    inferred = partitions._inferred(value)
+    assert inferred == "string" or partitions.fits(value, inferred)
+    number = re.fullmatch(r"[0-9]{1,10}\.([0-9]{0,37}[1-9])0*", value)
+    assert number is None or partitions.fits(value, f"decimal(38,{len(number[1])})") == (
+        len(value.partition(".")[0].lstrip("0")) + len(number[1]) <= 38
+    )
+    assert number is None or not partitions.fits(value, f"decimal(38,{len(number[1]) - 1})")
 
 
 @pytest.mark.parametrize("values", INFERRED, ids=repr)
