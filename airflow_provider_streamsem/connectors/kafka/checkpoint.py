@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from airflow_provider_streamsem.connectors.kafka.cluster import parse_partition
 from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError
@@ -42,7 +43,13 @@ def read_offsets(checkpoint: Store, *, is_read: Callable[[str], bool]) -> tuple[
             planned=planned,
             committed=committed,
         ).advising(_DO_FINISH)
-    lines = (checkpoint.read(f"offsets/{planned}") or b"").decode(errors="replace").split("\n")
+    if _json_object(_lines(checkpoint, f"commits/{committed}")[1:2]) is None:
+        raise InvalidError(
+            "the commit of the query's last batch is empty or damaged, so the batch may not be complete; nothing was read",
+            checkpoint=checkpoint.url,
+            file=f"commits/{committed}",
+        ).advising(f"delete this file, {_DO_FINISH}")
+    lines = _lines(checkpoint, f"offsets/{planned}")
     if lines[0] != _VERSION:
         raise _format_error(checkpoint, planned, f"the format has version {lines[0][:10]!r}")
     sources = [offsets for line in lines[2:] if (offsets := _kafka_offsets(line)) is not None]
@@ -61,21 +68,40 @@ def _newest(checkpoint: Store, directory: str) -> int | None:
     return max((int(name) for name in names if re.fullmatch(r"[0-9]{1,18}", name)), default=None)
 
 
+def _lines(checkpoint: Store, key: str) -> list[str]:
+    return (checkpoint.read(key) or b"").decode(errors="replace").split("\n")
+
+
+def _json_object(lines: Sequence[str]) -> dict[str, Json] | None:
+    """Return the JSON object in the first of some lines; ``None`` if there is none."""
+    try:
+        parsed: Json = json.loads(lines[0])
+    except (ValueError, IndexError, RecursionError):
+        return None
+    return parsed if isinstance(parsed, dict) else None
+
+
 def _kafka_offsets(line: str) -> dict[str, dict[int, int]] | None:
     """Return topic → partition → offset of the line of a Kafka source; ``None`` for a line of another form."""
+    parsed: Any = _json_object([line])
     try:
-        parsed: Json = json.loads(line)
         return {
-            topic: {int(number): _offset(end) for number, end in partitions.items()}
+            topic: {_number(number): _offset(end) for number, end in partitions.items()}
             for topic, partitions in parsed.items()
         }
-    except (ValueError, AttributeError, TypeError):
+    except (ValueError, AttributeError):
         return None
 
 
+def _number(text: str) -> int:
+    if not re.fullmatch(r"0|[1-9][0-9]{0,8}", text):
+        raise ValueError
+    return int(text)
+
+
 def _offset(value: object) -> int:
-    if type(value) is not int or value < 0:
-        raise TypeError
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise ValueError
     return value
 
 

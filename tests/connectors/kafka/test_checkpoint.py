@@ -69,11 +69,26 @@ def test_location_without_a_complete_batch_is_refused(store: MemoryStore) -> Non
         batch(json.dumps({"orders": {"0": 2.5}})),
         batch(json.dumps(["orders"])),
         batch(json.dumps({})),
+        batch(json.dumps({"orders": {"0": 1 << 63}})),
+        batch(json.dumps({"orders": {"00": 1}})),
+        batch(json.dumps({"orders": {"٠": 1}})),
+        batch("[" * 100_000),
+        batch('{"orders":' * 100_000),
+        batch("9" * 10_000),
+        batch(""),
     ],
 )
 def test_offsets_that_are_not_understood_are_refused(text: str) -> None:
     with pytest.raises(DataError, match="cannot be used"):
         read(checkpoint({"0": text}, [0]))
+
+
+@pytest.mark.parametrize("content", [b"", b"v1", b"v1\n", b"v1\n[", b"v1\n[]", b"v1\n" + b"[" * 100_000])
+def test_batch_with_an_empty_or_damaged_commit_is_not_complete(content: bytes) -> None:
+    store = checkpoint({"0": batch(ORDERS)}, [])
+    store.create("commits/0", content)
+    with pytest.raises(InvalidError, match=r"empty or damaged.*delete this file"):
+        read(store)
 
 
 def test_written_offsets_are_read_again() -> None:
