@@ -23,7 +23,7 @@ LOCATION = "state/operators"
 """The directory of the state files of the operators, relative to the root of the log."""
 _WITH_TIMERS = ("transformWithState", "flatMapGroupsWithState", "applyInPandasWithState")
 """Prefixes of Spark's names of the operators that may have timers in processing time."""
-_SCHEMA_PATH = re.compile(r'"(?:[^"\\]|\\.)*/_stateSchema/')
+_SCHEMA_PATH = re.compile(r'(?<!\\)"(?:[^"\\]|\\.)*/_stateSchema/')
 """Matches the start of the path of a schema file in the metadata of ``transformWithState``."""
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
 FIELD = "spark"

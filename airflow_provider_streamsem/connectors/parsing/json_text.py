@@ -74,11 +74,12 @@ _PAIRED = (
     r"^(?:[^\\]++|\\[^u]|\\u(?:[0-9a-cA-CefEF][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}"
     r"|[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}))*+\z"
 )
-_END = r"[ \t\r\n]*[,}\]]"
+_END = r"[ \t\r\n]*+[,}\]]"
 # Spark converts a number with a decimal point or an exponent to double, then to text. Numbers of up to 15 digits keep their digits.
-_LONG_DECIMAL = r"(?=[0-9.]{17})[0-9]*+\.|[0-9]{16}[eE]"
+# The lookbehind tests each run of digits once. Without it, the time would be quadratic in the length of the run.
+_LONG_DECIMAL = r"(?<![0-9])(?=[0-9.]{17})[0-9]*+\.|[0-9]{16}[eE]"
 _LONG_NUMBER = r"[0-9][0-9.]{15}"  # a prefix of every such number, and twice as fast to search for
-_FAR_EXPONENT = rf"[eE][+-]?[0-9]{{3,}}{_END}"
+_FAR_EXPONENT = rf"[eE][+-]?[0-9]{{3,}}+{_END}"
 _SURE_LENGTH = 16
 _NEAR_ZERO = r"[eE]-[0-9]|[0-9]{30}"
 _VALID_AS_BASE64 = r"^(?:[0-9]+|true)\z"
@@ -260,9 +261,11 @@ class _Exact:
         if "allowsinglequotes" in self._lenient:
             skipped, other = [*skipped, _STRING.replace('"', "'")], other[0] + "'" + other[1:]
         if "allowunquotedfieldnames" in self._lenient:
-            # A name may be or begin with a number. The parser accepts it, so it must not end the search for numbers.
-            name = r"[^\s:{}\[\],\"']++(?=\s*+:)"
-            skipped, other = [name, *skipped, r"[\p{L}_$][^\s:{}\[\],\"']*+"], other[0] + r"\p{L}_$" + other[1:]
+            # A name may be or begin with a number. The parser accepts it, so it must not end the search for numbers. A word is tested only at its first
+            # character. Otherwise the time would be quadratic in the length of a word of signs and digits.
+            between, name = r"\s:{}\[\],", r"(?<![^\s:{}\[\],\"'])[^\s:{}\[\],\"']++(?=\s*+:)"
+            skipped = [f"[{between}]++", name, *skipped, r"[\p{L}_$][^\s:{}\[\],\"']*+"]
+            other = other[0] + rf"\p{{L}}_${between}" + other[1:]
         whole = "[0-9]++" if "allownumericleadingzeros" in self._lenient else "(?:0|[1-9][0-9]*+)"
         number = rf"-?{whole}(?:\.[0-9]++)?+(?:[eE][+-]?[0-9]++)?+"
         return rf"\G((?:[^{other}]++|{'|'.join(skipped)})*+)({number})(?!\s*+:)"

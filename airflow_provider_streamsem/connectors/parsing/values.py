@@ -35,7 +35,10 @@ _SCIENTIFIC = r"^[+-]?[0-9]++(?:\.[0-9]++)?[eE][+-]?[0-9]{1,3}\z"
 _DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}"
 _TIME = r"[T ][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,6}0*+)?)?"
 _ZONE = r"(?:Z|[+-][0-9]{2}(?::?[0-9]{2}|:[0-9]{2}:[0-9]{2})?| ?UTC)"  # historical UTC offsets have seconds
-_FRACTION, _EXPONENT = r"\.([0-9]*?)0*+[eE]", r"[eE]([+-]?[0-9]+)"
+_FRACTION, _EXPONENT = r"\.((?:0*+[1-9])*+)0*+[eE]", r"[eE]([+-]?[0-9]+)"
+_ZEROS = r"^([+-]?)0*+([0-9]*+(?:\.(?:0*+[1-9])*+)?+)0*+([eE].*+)?+\z"
+_LONG = 2_000
+"""Maximum length of the text of a decimal without leading and trailing zeros. Longer numbers have more digits than any decimal."""
 _BASE64 = r"^(?:[A-Za-z0-9+/]{4})*+(?:[A-Za-z0-9+/][AQgw]==|[A-Za-z0-9+/]{2}[AEIMQUYcgkosw048]=)?\z"
 
 
@@ -88,7 +91,10 @@ def _decimal(text: str, kind: DecimalType) -> str:
     alone = rf"|\.[0-9]{{1,{scale}}}0*+" if scale else ""
     fraction = f"length(regexp_extract({text}, {literal(_FRACTION)}, 1))"
     exponent = f"TRY_CAST(regexp_extract({text}, {literal(_EXPONENT)}, 1) AS INT)"
-    number = try_cast(text, kind)
+    # Java parses the digits of a decimal in quadratic time.
+    stripped = f"regexp_replace({text}, {literal(_ZEROS)}, {literal('$1' + chr(92) + '0$2$3')})"
+    short = when((f"length({text}) <= {_LONG}", text), (f"length({stripped}) <= {_LONG}", stripped))
+    number = try_cast(short, kind)
     return when(
         (rlike(text, rf"^[+-]?(?:[0-9]++(?:{after})?{alone})\z"), number),
         (f"{rlike(text, _SCIENTIFIC)} AND {fraction} - {exponent} <= {scale}", number),
