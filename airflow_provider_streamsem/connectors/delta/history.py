@@ -75,7 +75,7 @@ def parse(version: int, data: bytes, location: str) -> Entry:
             removed=[remove for remove in actions_by_kind["remove"] if remove["dataChange"]],
             feed=actions_by_kind["cdc"],
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         summary = "an entry of the Delta table's log is damaged; nothing was written"
         raise SourceChangedError(summary, table=location, version=version) from error
 

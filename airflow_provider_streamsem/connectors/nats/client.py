@@ -136,8 +136,12 @@ class NatsClient:
         """
         payload = json.dumps(request).encode() if request else b""
         pending = self._connection.request(f"{self.api}.{operation}", payload, timeout=TIMEOUT_S)
-        response: dict[str, Any] = json.loads(self._wait(pending).data)
-        error = response.get("error")
+        try:
+            response: dict[str, Any] = dict(json.loads(self._wait(pending).data))
+            error = None if "error" not in response else dict(response["error"])
+        except (ValueError, TypeError, RecursionError):
+            summary = "JetStream's response is not valid; nothing became visible"
+            raise UnavailableError(summary, request=operation) from None
         if error is None:
             return response
         if missing and error.get("err_code") == missing:

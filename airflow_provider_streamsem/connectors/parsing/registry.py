@@ -101,10 +101,15 @@ def versions_of(registry: Registry, subjects: list[str]) -> list[SchemaVersion]:
     versions: list[SchemaVersion] = []
     for subject in subjects:
         location = f"{registry.url}/subjects/{quote(subject, safe='')}/versions"
-        for number in _get(registry, location):
-            response = _get(registry, f"{location}/{int(number)}")
+        numbers = _get(registry, location)
+        if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
+            raise _unavailable(location)
+        for number in numbers:
+            response = _get(registry, f"{location}/{number}")
+            if response and not isinstance(response, dict):
+                raise _unavailable(location)
             if response and response.get("schemaType", "AVRO") == "AVRO":
-                versions.append(_version(f"{location}/{int(number)}", subject, int(number), response))
+                versions.append(_version(f"{location}/{number}", subject, number, response))
     if not versions:
         raise DataError(
             "the schema registry has no Avro schema for these subjects; nothing became visible", subjects=subjects
@@ -117,8 +122,8 @@ def _version(location: str, subject: str, number: int, response: Mapping[str, An
         schema = response["schema"]
         json.loads(schema)
         return SchemaVersion(subject, number, int(response["id"]), schema, bool(response.get("references")))
-    except (KeyError, TypeError, ValueError) as error:
-        raise _unavailable(location) from error
+    except (KeyError, TypeError, ValueError, RecursionError):  # the cause is not chained, because its message quotes the response
+        raise _unavailable(location) from None
 
 
 def _get(registry: Registry, location: str) -> Any:
@@ -138,7 +143,7 @@ def _get(registry: Registry, location: str) -> Any:
                 "set login and password of the connection that registry_conn_id names, and give this user the right to read the subject; then run again."
             ) from None
         raise _unavailable(location) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _unavailable(location) from error
 
 

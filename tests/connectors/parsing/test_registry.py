@@ -25,6 +25,7 @@ class Server(BaseHTTPRequestHandler):
     authorizations: ClassVar[list[str | None]] = []
     redirects_to: ClassVar[str] = ""
     status: ClassVar[int] = 200
+    bodies: ClassVar[dict[str, bytes]] = {}
 
     def do_GET(self) -> None:
         self.authorizations.append(self.headers.get("Authorization"))
@@ -38,7 +39,7 @@ class Server(BaseHTTPRequestHandler):
         self.end_headers()
         if is_known:
             body: Any = [1] if self.path.endswith("/versions") else {"id": 7, "schema": SCHEMA}
-            self.wfile.write(json.dumps(body).encode())
+            self.wfile.write(self.bodies.get(self.path.rpartition("/")[2], json.dumps(body).encode()))
 
     def log_message(self, format: str, *args: Any) -> None:
         return
@@ -48,7 +49,7 @@ class Server(BaseHTTPRequestHandler):
 def address() -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    Server.authorizations, Server.redirects_to, Server.status = [], "", 200
+    Server.authorizations, Server.redirects_to, Server.status, Server.bodies = [], "", 200, {}
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()
@@ -76,6 +77,18 @@ def test_refused_credentials_fail_without_a_retry_and_are_not_shown(address: str
 
 def test_server_error_of_the_registry_is_retryable(address: str) -> None:
     Server.status = 503
+    with pytest.raises(UnavailableError, match="did not report the result"):
+        versions_of(Registry(address, AUTHORIZATION), ["orders-value"])
+
+
+@pytest.mark.parametrize("name", ["versions", "1"])
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"[" * 100_000, b"\xff", b"1", b'"a"', b"[[1]]", b'["1"]', b'{"a": 1}', b'{"id": [], "schema": "{}"}', b'{"id": 7, "schema": 1}',
+     json.dumps({"id": 7, "schema": "[" * 100_000}).encode()],
+)  # fmt: skip
+def test_response_that_is_not_valid_is_one_clear_error(address: str, name: str, body: bytes) -> None:
+    Server.bodies = {name: body}
     with pytest.raises(UnavailableError, match="did not report the result"):
         versions_of(Registry(address, AUTHORIZATION), ["orders-value"])
 
