@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
@@ -22,12 +22,15 @@ class ObjectStat:
     :param bytes: size in bytes
     :param etag: the store's identifier of the content; ``""`` if the store has none
     :param mtime_ns: time of the last write, in nanoseconds since the epoch (UTC). In S3, the resolution is one second. 0 if the store has none
+    :param age_ns: nanoseconds between the last change and the response, by the store's clock; ``None`` if the store does not report its clock. In a file
+        system, setting a modification time and renaming are changes
     """
 
     key: str
     bytes: int
     etag: str
     mtime_ns: int
+    age_ns: int | None = field(default=None, compare=False)
 
 
 class UnknownResultError(UnavailableError):

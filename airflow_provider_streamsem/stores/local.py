@@ -130,7 +130,7 @@ class LocalStore:
             raise self._translated(error, key) from error
         if modes.S_ISLNK(status.st_mode):
             return None
-        return ObjectStat(key=key, bytes=status.st_size, etag="", mtime_ns=status.st_mtime_ns)
+        return _stat(key, status)
 
     def delete(self, key: str) -> None:
         """Delete the file and the parent directories that become empty."""
@@ -174,7 +174,7 @@ class LocalStore:
             return None
         except OSError as error:
             raise self._translated(error, key) from error
-        return ObjectStat(key=key, bytes=status.st_size, etag="", mtime_ns=status.st_mtime_ns)
+        return _stat(key, status)
 
     def _path(self, key: str) -> str:
         """
@@ -258,6 +258,12 @@ class LocalStore:
                 else refused.advising(f"{advice}; then run again. Committed versions stay committed.")
             )
         return UnknownResultError(key)
+
+
+def _stat(key: str, status: os.stat_result) -> ObjectStat:
+    """Return the metadata of a file. A copy may set an old mtime, but no process can set the ctime."""
+    age_ns = SYSTEM_CLOCK.now_ms() * 1_000_000 - max(status.st_mtime_ns, status.st_ctime_ns)
+    return ObjectStat(key=key, bytes=status.st_size, etag="", mtime_ns=status.st_mtime_ns, age_ns=age_ns)
 
 
 def _listed_name(entry: os.DirEntry[str], *, follows_links: bool) -> str:

@@ -12,10 +12,11 @@ According to the documentation of S3, 412 means that the key exists. 409 means t
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from email.utils import mktime_tz, parsedate_tz
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -116,12 +117,7 @@ class S3Store:
             except Exception as error:
                 raise self._translated(error, prefix) from error
             for item in page.get("Contents", []):
-                yield ObjectStat(
-                    key=item["Key"][len(self.prefix) :],
-                    bytes=item["Size"],
-                    etag=item["ETag"].strip('"'),
-                    mtime_ns=int(item["LastModified"].timestamp()) * 1_000_000_000,
-                )
+                yield _stat(item["Key"][len(self.prefix) :], item["Size"], item, page)
             if not page.get("IsTruncated"):
                 return
             request["ContinuationToken"] = page["NextContinuationToken"]
@@ -136,12 +132,7 @@ class S3Store:
             if is_missing(error):
                 return None
             raise self._translated(error, key) from error
-        return ObjectStat(
-            key=key,
-            bytes=item["ContentLength"],
-            etag=item["ETag"].strip('"'),
-            mtime_ns=int(item["LastModified"].timestamp()) * 1_000_000_000,
-        )
+        return _stat(key, item["ContentLength"], item, item)
 
     def delete(self, key: str) -> None:
         """Send DELETE."""
@@ -198,6 +189,24 @@ class S3Store:
             endpoint = self._client.meta.endpoint_url
             return UnknownResultError(key, location=self.url, endpoint=endpoint, problem=type(error).__name__)
         return error
+
+
+def _stat(key: str, size: int, item: Mapping[str, Any], response: Mapping[str, Any]) -> ObjectStat:
+    """
+    Return the metadata of an object.
+
+    :param item: ``ETag`` and ``LastModified`` of the object
+    :param response: the response that has the item. Its header ``Date`` is the time by the clock of S3
+    """
+    modified = int(item["LastModified"].timestamp())
+    date = parsedate_tz(response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", ""))
+    return ObjectStat(
+        key=key,
+        bytes=size,
+        etag=item["ETag"].strip('"'),
+        mtime_ns=modified * 1_000_000_000,
+        age_ns=None if date is None else (mktime_tz(date) - modified) * 1_000_000_000,
+    )
 
 
 def client(s3_access: S3Access, *, attempts: int) -> Any:

@@ -139,7 +139,7 @@ def test_explain_prints_label_reasons_and_the_guarantee_of_each_sink(
 ) -> None:
     code, out, err = run(capsys, "explain", str(fixture.root / "p.toml"))
     first, *rest = out.splitlines()
-    assert (code, err, first, rest[-1]) == (0, "", "exactly-once", "sink out: exactly-once")
+    assert (code, err, first, rest[-1]) == (0, "", "exactly-once (unchanged files)", "sink out: exactly-once")
     assert any("before the first row is read" in line for line in rest)
     assert any(line.startswith("  - sink out: ") for line in rest)
     (fixture.root / "weak.toml").write_text(

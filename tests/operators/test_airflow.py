@@ -332,7 +332,9 @@ def test_every_run_logs_the_guarantee(
     operator(fixture, rerun=rerun).execute(context(try_number=2, max_tries=1))
     guarantees = [message for message in caplog.messages if message.startswith("guarantee: ")]
     assert (
-        guarantees == ["guarantee: exactly-once (`streamsem explain` says why)"] * {"resume": 1, "reprocess": 2}[rerun]
+        guarantees
+        == ["guarantee: exactly-once (unchanged files) (`streamsem explain` says why)"]
+        * {"resume": 1, "reprocess": 2}[rerun]
     )
 
 

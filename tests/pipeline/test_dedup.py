@@ -338,9 +338,10 @@ def test_invalid_arguments_are_reported_by_name(arguments: dict[str, Any]) -> No
 
 def test_guarantee_label_names_the_dedup_limit(fixture: RepeatingFixture) -> None:
     assert str(guarantee(fixture.pipeline(dedup=Dedup(keys=["id"], ttl_s=86_400)))).startswith(
-        "effectively-once (dedup 24 h)"
+        "effectively-once (unchanged files, dedup 24 h)"
     )
-    assert guarantee(fixture.pipeline(dedup=Dedup(keys=["id"], scope="batch"))).conditions == "dedup in each batch"
+    in_each_batch = guarantee(fixture.pipeline(dedup=Dedup(keys=["id"], scope="batch")))
+    assert in_each_batch.conditions == "unchanged files, dedup in each batch"
     with pytest.raises(InvalidError, match="weaker than it requires"):
         fixture.pipeline(dedup=Dedup(keys=["id"], ttl_s=86_400), require="exactly_once")
     assert fixture.pipeline(dedup=Dedup(keys=["id"], ttl_s=86_400), require="effectively_once")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from types import SimpleNamespace
 from typing import Any
 
@@ -150,6 +151,15 @@ def test_create_of_a_key_that_exists_but_cannot_be_read_exhausts_its_retries() -
     client = Client(*[refused(412), refused(404, "NoSuchKey")] * 9)
     with pytest.raises(UnavailableError):
         log(client).create("k", b"mine")
+
+
+def test_age_is_the_time_since_the_last_change_by_the_clock_of_s3() -> None:
+    item = {"ETag": '"x"', "LastModified": datetime(2026, 1, 1, tzinfo=timezone.utc)}
+    date = {"ResponseMetadata": {"HTTPHeaders": {"date": "Thu, 01 Jan 2026 00:01:30 GMT"}}}
+    store = S3Store("b", "p", Client({"Contents": [{**item, "Key": "p/k", "Size": 1}], **date}, {**item, **date, "ContentLength": 1}, {**item, "ContentLength": 1}))  # fmt: skip
+    assert [stat.age_ns for stat in store.list("")] == [90_000_000_000]
+    ages = [stat.age_ns for stat in (store.stat("k"), store.stat("k")) if stat is not None]
+    assert ages == [90_000_000_000, None]
 
 
 def test_folder_objects_are_not_listed_as_files(streamsem_log: str) -> None:

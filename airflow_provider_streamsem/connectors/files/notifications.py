@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote_plus
@@ -23,6 +23,8 @@ logger = telemetry.log_of(__name__)
 _MOST_MESSAGES = 10_000
 """Maximum number of messages that one poll receives."""
 _PER_REQUEST = 10
+_LONGEST_KEY = 1_024
+"""Maximum number of bytes in a key of S3, which refuses requests with longer keys."""
 
 
 @dataclass(slots=True)
@@ -31,11 +33,15 @@ class Notified:
     The messages that a poll has received.
 
     :param paths: paths of created objects, relative to the location of the source
-    :param handles: handles of the messages, which are acknowledged when the objects are in the log
+    :param handles: handle and paths of each message. A message is acknowledged when its objects are in the log
     """
 
     paths: set[str] = field(default_factory=set)
-    handles: list[Any] = field(default_factory=list)
+    handles: list[tuple[Any, frozenset[str]]] = field(default_factory=list)
+
+    def handles_without(self, paths: Collection[str]) -> list[Any]:
+        """Return the handles of the messages that name none of some paths."""
+        return [handle for handle, named in self.handles if named.isdisjoint(paths)]
 
 
 def receive(receiver: SqsReceiver, bucket: str, prefix: str) -> Notified:
@@ -48,10 +54,12 @@ def receive(receiver: SqsReceiver, bucket: str, prefix: str) -> Notified:
     notified = Notified()
     while len(notified.handles) < _MOST_MESSAGES and (messages := receiver.receive(_PER_REQUEST)):
         for message in messages:
-            notified.handles.append(message.handle)
-            for name, key in created(message.body):
-                if name == bucket and key.startswith(f"{prefix}/" if prefix else ""):
-                    notified.paths.add(key.removeprefix(f"{prefix}/") if prefix else key)
+            root = f"{prefix}/" if prefix else ""
+            named = {
+                key.removeprefix(root) for name, key in created(message.body) if name == bucket and key.startswith(root)
+            }
+            notified.paths |= named
+            notified.handles.append((message.handle, frozenset(named)))
     return notified
 
 
@@ -59,14 +67,18 @@ def created(body: bytes) -> Iterator[tuple[str, str]]:
     """
     Yield bucket and key of each object that a message reports as created: from S3, from S3 through SNS, or from EventBridge.
 
-    A message of another form yields nothing, and is logged. The next complete listing finds its objects.
+    What has another form, or is no name of an object, is logged and not yielded. The next complete listing finds such objects. So the message can be
+    acknowledged, and does not block the queue.
     """
     try:
         message = json.loads(body)
         if isinstance(message.get("Message"), str) and "TopicArn" in message:
             message = json.loads(message["Message"])
-        yield from _of_event_bridge(message) if "detail-type" in message else _of_s3(message)
-    except (ValueError, KeyError, TypeError, AttributeError):
+        for bucket, key in _of_event_bridge(message) if "detail-type" in message else _of_s3(message):
+            if not isinstance(key, str) or not 0 < len(key.encode()) <= _LONGEST_KEY:
+                raise ValueError
+            yield bucket, key
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         logger.warning("a message of the queue is not a notification of S3 and was ignored: %d bytes", len(body))
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from fnmatch import fnmatchcase
@@ -68,6 +69,10 @@ FORMATS = ("csv", "json", "orc", "parquet", "text")
 NEEDS_SCHEMA = ("csv", "json")
 MISSING_COLUMNS = ("refuse", "null")
 ASSUMED_BYTES_PER_ROW = 100
+READ_REASONS = (
+    "each file has one permanent ordinal; the plan pins its size and its ETag or modification time, which are checked after every read",
+    "a record that cannot be parsed goes to the quarantine of the same commit",
+)
 _ONE_BY_ONE = 32
 
 
@@ -94,6 +99,8 @@ class FilesSource(SourceDefaults):
         receives these messages in place of a listing. The queue must belong to this pipeline alone
     :param relist_s: with ``notifications``: a poll lists the path if the last complete listing is at least this many seconds old. It finds the files of lost
         notifications
+    :param settle_s: a file is discovered when it has not changed for this many seconds, by the store's clock. 0: at once. A file that is being written is then
+        read once it is complete, if its writer never pauses for so long
     :param missing_columns: how to handle a column of the schema that no Parquet or ORC file of a batch has. ``"refuse"``: the batch fails. ``"null"``: the
         column is null
     :raises InvalidError: an argument is not valid
@@ -103,8 +110,9 @@ class FilesSource(SourceDefaults):
     unit: ClassVar[str] = "files"
     limits: ClassVar[tuple[str, ...]] = ("max_files", "max_bytes", "max_rows", "min_rows")
     reasons: ClassVar[tuple[str, ...]] = (
-        "each file has one permanent ordinal; the plan pins its size and its ETag or modification time, which are checked after every read",
-        "a record that cannot be parsed goes to the quarantine of the same commit",
+        *READ_REASONS,
+        "a file is identified by path, size and ETag (S3) or modification time (disk): a file that is overwritten, extended or touched later is read again as "
+        "a whole, and a change that keeps all three is not detected. settle_s delays a file until its writer has finished",
     )
     path: str
     format: str
@@ -117,6 +125,7 @@ class FilesSource(SourceDefaults):
     missing_columns: str = "refuse"
     notifications: Mapping[str, Any] | SqsQueue | None = None
     relist_s: int = 3600
+    settle_s: int = 0
 
     def __post_init__(self) -> None:
         where = "source files:"
@@ -152,6 +161,7 @@ class FilesSource(SourceDefaults):
         arguments.flag(f"{where} hive_partitions", self.hive_partitions)
         arguments.choice(f"{where} missing_columns", self.missing_columns, MISSING_COLUMNS)
         arguments.integer(f"{where} relist_s", self.relist_s, least=1)
+        arguments.integer(f"{where} settle_s", self.settle_s, least=0)
         if self.notifications is not None:
             if not self.path.startswith("s3://"):
                 raise InvalidError(
@@ -165,6 +175,11 @@ class FilesSource(SourceDefaults):
         """The character encoding of text, JSON and CSV files, one of :data:`ENCODINGS`."""
         encoding = next((text for name, text in self.options.items() if name.lower() == ENCODING), ENCODINGS[0])
         return next((known for known in ENCODINGS if known.lower() == encoding.lower()), encoding)
+
+    @property
+    def conditions(self) -> str:
+        """The condition that the source cannot check: that files do not change after they were discovered."""
+        return "unchanged files"
 
     @property
     def location(self) -> str:
@@ -214,32 +229,56 @@ class FilesSource(SourceDefaults):
         """
         List all files that the source discovers, in their current state.
 
-        :param now_ms: current time in milliseconds UTC, for ``start_after``
+        :param now_ms: current time in milliseconds UTC, for ``start_after``, and for ``settle_s`` if the store does not report its clock
         :raises UnavailableError: the directory is missing, or the store did not report the result of a request. Nothing was written
         :raises DataError: a file name is not UTF-8. Nothing was written
         """
-        stats = self._committed([stat for stat in self._listed(now_ms) if self._is_discovered(stat.key)])
+        listed = self._listed(now_ms)
+        self._warn_of_unreadable([stat.key for stat in listed])
+        stats = self._committed([stat for stat in listed if self._is_discovered(stat.key)], now_ms)
         for stat in stats:
             if any("\ud800" <= character <= "\udfff" for character in stat.key):
                 summary = "a file name is not UTF-8, so the log cannot record it; nothing was written"
                 raise DataError(summary, location=self.path, file=ascii(stat.key)).advising(
                     "rename the file, and run again."
                 )
-        return [_found_file(stat) for stat in stats]
+        return [_found_file(stat) for stat in stats if self._is_settled(stat, now_ms)]
 
-    def found(self, paths: Iterable[str], now_ms: int) -> list[FoundFile]:
+    def found(self, paths: Collection[str], now_ms: int) -> tuple[list[FoundFile], set[str]]:
         """
-        Return those of some paths at which a listing would discover a file, in its current state. Requests each file.
+        Return those of some paths at which a listing would discover a file, in its current state, and the paths of files that have not settled. Requests each
+        file.
 
-        :param now_ms: current time in milliseconds UTC, for ``start_after``
+        :param now_ms: as in :meth:`listing`
         """
+        self._warn_of_unreadable(paths)
         after = self._start_after(now_ms)
-        stats = self._stats([path for path in sorted(paths) if path > after and self._is_discovered(path)])
-        return [_found_file(stat) for stat in stats if stat is not None]
+        requested = self._stats([path for path in sorted(paths) if path > after and self._is_discovered(path)])
+        stats = [stat for stat in requested if stat is not None]
+        settled = [stat for stat in stats if self._is_settled(stat, now_ms)]
+        return [_found_file(stat) for stat in settled], {stat.key for stat in stats} - {stat.key for stat in settled}
 
-    def _committed(self, stats: list[ObjectStat]) -> list[ObjectStat]:
+    def _is_settled(self, stat: ObjectStat, now_ms: int) -> bool:
+        age_ns = now_ms * 1_000_000 - stat.mtime_ns if stat.age_ns is None else stat.age_ns
+        return self.settle_s == 0 or age_ns >= self.settle_s * 1_000_000_000
+
+    def _warn_of_unreadable(self, keys: Collection[str]) -> None:
+        """Warn of objects that are never read, because Hadoop cannot name them: it merges successive slashes."""
+        merged = {key: re.sub("/+", "/", key.removeprefix("/")) for key in keys if "//" in key or key.startswith("/")}
+        unreadable = sorted(key for key, name in merged.items() if self._is_discovered(name))
+        if unreadable:
+            logger.warning(
+                "%d objects are never read, because their names have an empty segment; rename them: %s; the first is %s",
+                len(unreadable),
+                self.path,
+                ascii(unreadable[0]),
+            )
+
+    def _committed(self, stats: list[ObjectStat], now_ms: int) -> list[ObjectStat]:
         """
         Return the listed files without those that a streaming query has written and not committed; see :mod:`spark_sink_log`.
+
+        Warns of files that the query has committed and that are missing. They may have been deleted after they were read.
 
         :raises InvalidError: the source has notifications, which do not say which files are committed. Nothing was written
         """
@@ -255,6 +294,16 @@ class FilesSource(SourceDefaults):
         if self.notifications is not None:
             summary = "a streaming query has written these files, and notifications do not say which of them it has committed; nothing was written"
             raise InvalidError(summary, location=self.path).advising("leave out `notifications`.")
+        after = self._start_after(now_ms)
+        missing = sorted(committed.difference(stat.key for stat in stats))
+        missing = [key for key in missing if key > after and self._is_discovered(key)]
+        if missing:
+            logger.warning(
+                "%d files that a streaming query has committed are missing, so they are not read: %s; the first is %s",
+                len(missing),
+                self.path,
+                ascii(missing[0]),
+            )
         return [stat for stat in stats if stat.key in committed]
 
     def _listed(self, now_ms: int) -> list[ObjectStat]:
@@ -450,7 +499,8 @@ class FilesPlanner:
         """
         Assign ordinals to the new files of which the bucket has sent notifications.
 
-        The messages are acknowledged when the files have ordinals. A message that is received again names a known file.
+        A message is acknowledged when its files have ordinals. A message that is received again names a known file. A message of a file that has not settled
+        is received again after the visibility timeout of the queue.
         """
         queue = notifications.queue_of("notifications", self._source.notifications)
         bucket, _, prefix = split_url(self._source.path)[1].partition("/")
@@ -458,9 +508,9 @@ class FilesPlanner:
             notified = notifications.receive(receiver, bucket, prefix)
             end = None
             while end is None:
-                listed = self._source.found(notified.paths, self._clock.now_ms())
+                listed, unsettled = self._source.found(notified.paths, self._clock.now_ms())
                 end = self._ledger.add(listed, is_partial=True)
-            receiver.acknowledge(notified.handles)
+            receiver.acknowledge(notified.handles_without(unsettled))
         return _listed_end(end, listed)
 
     def slice(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.stores.contract import Store, split_url
@@ -43,24 +43,26 @@ def committed(store: Store, keys: Iterable[str], location: str) -> set[str] | No
 
 
 def _files(store: Store, name: str, location: str) -> Iterable[str]:
-    data = store.read(name)
-    version, *lines = [] if data is None else data.decode("utf-8", "replace").splitlines()
-    if data is None or version != "v1":
+    # A path may contain any character but a line feed, at which Spark separates the lines.
+    version, *lines = (store.read(name) or b"").removesuffix(b"\n").split(b"\n")
+    if version != b"v1":
         raise _error("a batch of the log is missing or has another version than v1", location, file=name)
     for line in lines:
         try:
             entry = json.loads(line)
-            path, action = str(entry["path"]), entry["action"]
-        except (ValueError, KeyError, TypeError):
+            path, action = entry["path"], entry["action"]
+            if not isinstance(path, str):
+                raise TypeError
+            parts = urlsplit(path)
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise _error("a line of the log is not valid", location, file=name) from None
         if action != "add":
-            raise _error("the log has an action that is not known", location, file=name, action=str(action))
-        yield _relative(path, location, name)
+            raise _error("the log has an action that is not known", location, file=name, action=str(action)[:100])
+        yield _relative(parts, location, name)
 
 
-def _relative(path: str, location: str, name: str) -> str:
+def _relative(parts: SplitResult, location: str, name: str) -> str:
     """Return the key of a file. Spark records its URL, with percent-encoded characters."""
-    parts = urlsplit(path)
     root = split_url(location)[1].rstrip("/")
     absolute = unquote(f"{parts.netloc}{parts.path}") if parts.scheme not in ("", "file") else unquote(parts.path)
     if not absolute.startswith(f"{root}/"):

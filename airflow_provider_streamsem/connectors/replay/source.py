@@ -16,7 +16,13 @@ from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.contract import Loaded
 from airflow_provider_streamsem.connectors.data_files.pins import FilePin
 from airflow_provider_streamsem.connectors.defaults import SourceDefaults
-from airflow_provider_streamsem.connectors.files.source import PARTITION, FilesPlanner, FilesSource, ListedEnd
+from airflow_provider_streamsem.connectors.files.source import (
+    PARTITION,
+    READ_REASONS,
+    FilesPlanner,
+    FilesSource,
+    ListedEnd,
+)
 from airflow_provider_streamsem.errors import InvalidError, SourceChangedError
 from airflow_provider_streamsem.protocol.entries import FoundFile, Json
 from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges, position
@@ -52,7 +58,7 @@ class ReplaySource(SourceDefaults):
     limits: ClassVar[tuple[str, ...]] = FilesSource.limits
     reasons: ClassVar[tuple[str, ...]] = (
         "the log records the files and their order before the first batch; a directory with added or changed files is refused",
-        *FilesSource.reasons,
+        *READ_REASONS,
     )
     path: str
     format: str

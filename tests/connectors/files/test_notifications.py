@@ -10,6 +10,8 @@ from typing import Any
 
 import boto3
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from airflow_provider_streamsem import FilesSource, SqsQueue
 from airflow_provider_streamsem.commitlog.log import CommitLog
@@ -89,7 +91,7 @@ def fields(source: FilesSource) -> dict[str, Any]:
     return {each.name: getattr(source, each.name) for each in dataclasses.fields(source)}
 
 
-def created(key: str, bucket: str = "lake") -> dict[str, Any]:
+def created(key: Any, bucket: str = "lake") -> dict[str, Any]:
     return {"Records": [{"eventName": "ObjectCreated:Put", "s3": {"bucket": {"name": bucket}, "object": {"key": key}}}]}
 
 
@@ -179,6 +181,38 @@ def test_poll_that_lost_a_race_gives_its_files_the_next_ordinals(
     assert bucket.waiting() == 0
 
 
+def test_notification_of_a_file_that_has_not_settled_is_acknowledged_when_it_has_an_ordinal(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(S3Store, "stat", _aged(S3Store.stat, bucket.clock))
+    settling = {"settle_s": 60, "notifications": SqsQueue(url=bucket.queue, visibility_timeout_s=2)}
+    bucket.poll(**settling)
+    bucket.put("in/a.json")
+    bucket.send(created("in/a.json", bucket.name))
+    bucket.send(created("in/missing.json", bucket.name))
+    assert bucket.poll(**settling) == []
+    assert bucket.waiting() == 1, "the message of the file waits in the queue"
+    bucket.clock.sleep(60)
+    bucket.sqs.set_queue_attributes(QueueUrl=bucket.queue, Attributes={"VisibilityTimeout": "0"})
+    message = bucket.sqs.receive_message(QueueUrl=bucket.queue, WaitTimeSeconds=3)["Messages"][0]
+    bucket.sqs.change_message_visibility(
+        QueueUrl=bucket.queue, ReceiptHandle=message["ReceiptHandle"], VisibilityTimeout=0
+    )
+    assert bucket.poll(**settling) == ["a.json"]
+    assert bucket.waiting() == 0
+
+
+def _aged(stat: Any, clock: ManualClock) -> Any:
+    """Return a `stat` by whose clock every object was changed when the test began."""
+    begin_ms = clock.now_ms()
+
+    def aged(store: S3Store, key: str) -> Any:
+        found = stat(store, key)
+        return found and dataclasses.replace(found, age_ns=(clock.now_ms() - begin_ms) * 1_000_000)
+
+    return aged
+
+
 def test_notified_file_that_listings_exclude_is_not_read(bucket: Bucket) -> None:
     bucket.poll()
     for name in ("a", "b"):
@@ -210,7 +244,35 @@ def test_created_objects_are_read_from_each_form_of_notification(message: Any, e
     assert list(notifications.created(json.dumps(message).encode())) == expected
 
 
-@pytest.mark.parametrize("body", [b"text", b"[]", b"{}", b"1", b'{"Records": [{}]}', b"\xff"])
+POISON = [
+    b"text", b"", b"[]", b"{}", b"1", b"null", b'{"Records": [{}]}', b"\xff", b"[" * 100_000, b'{"Records":' * 50_000, b"9" * 10_000, b'{"Records": 1}', b'{"Records": [[]]}',
+    json.dumps({"TopicArn": "a", "Message": "[" * 100_000}).encode(),
+    *(json.dumps(created(key)).encode() for key in (1, None, ["in/a"], {"in/a": 1}, "", "%00" * 2_000, "\ud800", "x" * 1_025)),
+    *(json.dumps({"detail-type": "Object Created", "detail": {"bucket": {"name": "lake"}, "object": {"key": key}}}).encode() for key in (1, [], "\udfff", "é" * 513)),
+]  # fmt: skip
+
+
+def test_poison_message_is_acknowledged_and_hides_no_other_message(bucket: Bucket) -> None:
+    bucket.poll()
+    bucket.put("in/a.json")
+    for body in POISON:
+        text = body.decode("utf-8", "replace").replace("lake", bucket.name)
+        bucket.send(text[:200_000] or "empty")
+    odd = {"Records": [*created("in/a.json", bucket.name)["Records"], *created(1, bucket.name)["Records"]]}
+    bucket.send(odd)
+    for key in ("in/../b.json", "in//b.json", "in/./b.json", "in/b\x00.json", "in/", "in/a.json/", "in/ .json"):
+        bucket.send(created(key, bucket.name))
+    assert bucket.poll() == ["a.json"]
+    assert bucket.waiting() == 0
+
+
+@given(st.recursive(st.none() | st.integers() | st.text(max_size=9), lambda s: st.lists(s, max_size=3) | st.dictionaries(
+    st.sampled_from(["Records", "eventName", "s3", "bucket", "object", "key", "name", "detail", "detail-type", "Message", "TopicArn", "Event"]), s, max_size=4)))  # fmt: skip
+def test_message_of_any_form_names_only_texts(message: Any) -> None:
+    assert all(isinstance(key, str) for _, key in notifications.created(json.dumps(message).encode()))
+
+
+@pytest.mark.parametrize("body", POISON)
 def test_message_of_another_form_is_logged_and_names_no_object(body: bytes, caplog: pytest.LogCaptureFixture) -> None:
     assert list(notifications.created(body)) == []
     assert "is not a notification of S3" in caplog.text
@@ -230,3 +292,16 @@ def test_invalid_argument_is_reported_by_name(change: dict[str, Any], message: s
     given = {"path": "s3://b/in", "format": "text", "notifications": {"url": "https://q/1"}, **change}
     with pytest.raises(InvalidError, match=message):
         FilesSource(**given)
+
+
+def test_object_whose_key_has_an_empty_segment_is_reported(bucket: Bucket, caplog: pytest.LogCaptureFixture) -> None:
+    """Hadoop merges successive slashes, so Spark cannot read such an object."""
+    for key in ("in/a//b.json", "in//c.json", "in/d//e.csv", "in/f//", "in/g//_h.json", "in/i.json"):
+        bucket.put(key)
+    assert bucket.poll() == ["i.json"]
+    assert "2 objects are never read" in caplog.text
+    assert "/c.json" in caplog.text
+    caplog.clear()
+    bucket.send(created("in/j//k.json", bucket.name))
+    assert bucket.poll() == ["i.json"]
+    assert "1 objects are never read" in caplog.text

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import time
 from pathlib import Path
 from threading import Barrier
 
+import boto3
 import pytest
 
 from airflow_provider_streamsem import FilesSource, Limits
+from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.data_files.pins import FilePin
+from airflow_provider_streamsem.connectors.files.source import FilesPlanner
 from airflow_provider_streamsem.errors import RecordsMissingError, SourceChangedError
+from airflow_provider_streamsem.pipeline.guarantee import guarantee
+from airflow_provider_streamsem.stores import local
+from airflow_provider_streamsem.stores.contract import ObjectStat
+from airflow_provider_streamsem.stores.memory import MemoryStore
+from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.stores import CountingStore
 from tests.pipeline_fixture import PipelineFixture
 
@@ -192,3 +202,87 @@ def test_planned_files_are_checked_concurrently(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "50.txt").write_text("changed")
     with pytest.raises(RecordsMissingError, match=r"is missing.*file='40.txt'"):
         source.check_pins(pins, was_read=True)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    """The clock of the local file system in this process. Files that a test writes get the real time."""
+    clock = ManualClock(time.time_ns() // 1_000_000)
+    monkeypatch.setattr(local, "SYSTEM_CLOCK", clock)
+    return clock
+
+
+def test_file_is_discovered_when_it_has_not_changed_for_the_settle_time(tmp_path: Path, clock: ManualClock) -> None:
+    (tmp_path / "a.json").write_text('{"id": 1}\n')
+    assert listed(tmp_path, settle_s=0) == ["a.json"]
+    assert listed(tmp_path, settle_s=60) == []
+    clock.sleep(120)
+    assert listed(tmp_path, settle_s=60) == ["a.json"]
+
+
+def test_copy_that_sets_an_old_modification_time_has_not_settled(tmp_path: Path, clock: ManualClock) -> None:
+    """As `cp -p`, `rsync` and `mv` do."""
+    (tmp_path / "a.json").write_text('{"id": 1}\n')
+    os.utime(tmp_path / "a.json", (1, 1))
+    assert listed(tmp_path, settle_s=60) == []
+    clock.sleep(120)
+    assert listed(tmp_path, settle_s=60) == ["a.json"]
+
+
+def test_file_that_is_written_in_steps_is_read_once_when_it_is_complete(tmp_path: Path, clock: ManualClock) -> None:
+    """Polls between the steps discover, plan and read nothing of it, and its records are read once."""
+    fixture = PipelineFixture(tmp_path)
+    settling = fixture.pipeline(source=source(tmp_path / "in", settle_s=60))
+    fixture.arrive(1)
+    clock.sleep(120)
+    assert fixture.run("before", drain=True, pipeline=settling).counts["read"] == 3
+    clock.sleep(-120)
+    with (tmp_path / "in" / "00001.json").open("w") as file:
+        for id in (3, 4, 5):
+            file.write(f'{{"id": {id}}}\n')
+            file.flush()
+            assert fixture.run(f"step-{id}", drain=True, pipeline=settling).status == "empty"
+    clock.sleep(120)
+    assert fixture.run("after", drain=True, pipeline=settling).counts["read"] == 3
+    fixture.made = 2
+    fixture.check()
+
+
+def test_known_file_that_is_hidden_while_it_settles_gets_no_second_ordinal(tmp_path: Path, clock: ManualClock) -> None:
+    """A change of its permissions is a change of the file, but not of its identity."""
+    fixture = PipelineFixture(tmp_path)
+    settling = fixture.pipeline(source=source(tmp_path / "in", settle_s=60))
+    fixture.arrive(600)
+    clock.sleep(120)
+    assert fixture.planner(settling).discover().offsets == {"files": 600}
+    clock.sleep(-60)
+    for name in ("00001.json", "00300.json"):
+        (tmp_path / "in" / name).chmod(0o600)
+    assert fixture.planner(settling).discover().offsets == {"files": 600}
+    clock.sleep(120)
+    assert fixture.planner(settling).discover().offsets == {"files": 600}
+
+
+def test_file_on_s3_is_read_again_if_and_only_if_its_etag_or_size_differs(aws: None) -> None:
+    client, log = boto3.client("s3"), CommitLog(MemoryStore(), ManualClock())
+    client.create_bucket(Bucket="identity", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
+    planner = FilesPlanner(FilesSource(path="s3://identity/in", format="text"), log, None)
+    ordinals = []
+    for body in (b"one", b"one", b"two", b"two", b"three"):
+        client.put_object(Bucket="identity", Key="in/a.txt", Body=body)
+        ordinals.append(planner.discover().offsets["files"])
+    assert ordinals == [1, 1, 2, 2, 3]
+
+
+@pytest.mark.parametrize("age_ns", [None, 59_999_999_999, 60_000_000_000])
+def test_age_by_the_clock_of_the_store_counts_and_else_the_modification_time(age_ns: int | None) -> None:
+    stat = ObjectStat(key="a", bytes=1, etag="x", mtime_ns=0, age_ns=age_ns)
+    is_settled = source(Path("/in"), settle_s=60)._is_settled
+    assert is_settled(stat, now_ms=59_999) == (age_ns == 60_000_000_000)
+    assert is_settled(stat, now_ms=60_000) == (age_ns != 59_999_999_999)
+
+
+def test_label_names_the_condition_that_files_do_not_change(tmp_path: Path) -> None:
+    computed = guarantee(PipelineFixture(tmp_path).pipeline())
+    assert computed.named == "exactly-once (unchanged files)"
+    assert any("touched later is read again" in reason for reason in computed.reasons)

@@ -26,7 +26,7 @@ def write(root: Path, batches: dict[str, list[str]], *, version: str = "v1") -> 
     log = root / "_spark_metadata"
     log.mkdir(exist_ok=True)
     for name, lines in batches.items():
-        (log / name).write_text("\n".join([version, *lines]))
+        (log / name).write_text("\n".join([version, *lines]), errors="surrogateescape")
     store = open_store(str(root))
     return committed(store, [stat.key for stat in store.list("")], str(root))
 
@@ -62,11 +62,44 @@ def test_paths_on_s3_are_those_below_the_bucket() -> None:
         ({"0": ["{"]}, "a line of the log is not valid"),
         ({"0": ['{"path": "x"}']}, "a line of the log is not valid"),
         ({"0": [entry("file:///elsewhere/a")]}, "names files of another directory"),
+        ({"0": ["", entry("/x")]}, "a line of the log is not valid"),
+        ({"0": ["[" * 100_000]}, "a line of the log is not valid"),
+        ({"0": ["1"]}, "a line of the log is not valid"),
+        ({"0": ["9" * 10_000]}, "a line of the log is not valid"),
+        ({"0": ['{"path": 1, "action": "add"}']}, "a line of the log is not valid"),
+        ({"0": ['{"path": null, "action": "add"}']}, "a line of the log is not valid"),
+        ({"0": ['{"path": "http://[x", "action": "add"}']}, "a line of the log is not valid"),
+        ({"0": [entry("é").replace("\\u00e9", "\udc80")]}, "a line of the log is not valid"),
     ],
 )
 def test_log_that_is_not_understood_is_refused(tmp_path: Path, batches: dict[str, list[str]], message: str) -> None:
     with pytest.raises(DataError, match=message):
         write(tmp_path, batches)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"v1\n\n", b"\xff"])
+def test_empty_or_damaged_batch_is_refused(tmp_path: Path, content: bytes) -> None:
+    write(tmp_path, {})
+    (tmp_path / "_spark_metadata" / "0").write_bytes(content)
+    with pytest.raises(DataError, match="cannot be used"):
+        write(tmp_path, {})
+
+
+def test_path_may_contain_any_character_that_python_treats_as_a_line_break(tmp_path: Path) -> None:
+    names = {f"a{character}b" for character in "\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"}
+    lines = [json.dumps({"path": f"file://{tmp_path}/{name}", "action": "add"}, ensure_ascii=False) for name in names]
+    assert write(tmp_path, {"0": lines}) == names
+
+
+def test_committed_file_that_is_missing_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "0.json").write_text('{"id": 0}\n')
+    write(out, {"0": [entry(f"file://{out}/{name}") for name in ("0.json", "1.json", "_2.json", "3.json")]})
+    source = FilesSource(path=str(out), format="json", schema="id long")
+    assert [file.path for file in source.listing(0)] == ["0.json"]
+    assert "2 files that a streaming query has committed are missing" in caplog.text
+    assert "1.json" in caplog.text
 
 
 def test_unknown_version_or_action_is_refused(tmp_path: Path) -> None:
