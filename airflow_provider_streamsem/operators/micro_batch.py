@@ -125,7 +125,7 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
                 account.result = result
         document: dict[str, Any] = result.to_json()
         if document["status"] == "empty" and not self.announce_empty:
-            self.outlets = []  # Airflow emits an event for each outlet that the task has when it succeeds
+            self.outlets: list[Any] = []  # Airflow emits an event for each outlet that the task has when it succeeds
         emit_outlet_events(self, context, document)
         return document
 

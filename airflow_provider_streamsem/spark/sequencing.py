@@ -14,7 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import AtomicType, VariantType
 
-from airflow_provider_streamsem.connectors.contract import Loaded, LoadedTogether, LoadsInOrder, Sequenced, Source
+from airflow_provider_streamsem.connectors.contract import Loaded, LoadedTogether, Source
+from airflow_provider_streamsem.connectors.order import LoadsInOrder, Sequenced
 from airflow_provider_streamsem.connectors.staged_parquet import keyed_rows
 from airflow_provider_streamsem.engine import Job
 from airflow_provider_streamsem.errors import DataError

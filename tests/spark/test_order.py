@@ -35,7 +35,7 @@ from airflow_provider_streamsem import (
     PipelineSource,
     run_batch,
 )
-from airflow_provider_streamsem.connectors.contract import Sequenced
+from airflow_provider_streamsem.connectors.order import Sequenced
 from airflow_provider_streamsem.errors import DataError, InvalidError
 from tests.connectors.iceberg.lake import Lake
 

@@ -122,7 +122,12 @@ def _version(location: str, subject: str, number: int, response: Mapping[str, An
         schema = response["schema"]
         json.loads(schema)
         return SchemaVersion(subject, number, int(response["id"]), schema, bool(response.get("references")))
-    except (KeyError, TypeError, ValueError, RecursionError):  # the cause is not chained, because its message quotes the response
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        RecursionError,
+    ):  # the cause is not chained, because its message quotes the response
         raise _unavailable(location) from None
 
 

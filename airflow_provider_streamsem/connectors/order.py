@@ -1,0 +1,44 @@
+"""Additional interfaces of sources and sinks for which the order of records and rows matters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_streamsem.connectors.contract import Loaded
+
+
+@runtime_checkable
+class LoadsInOrder(Protocol):
+    """Additional interface of a :class:`Source` whose :meth:`Source.load` returns the records in another order than that of their offsets."""
+
+    def load_in_order(self, spark: SparkSession, pins: Sequence[Any]) -> Loaded:
+        """Return the records of :meth:`Source.load`, sorted by their offsets. Spark reads and sorts the records once more for it."""
+        ...
+
+
+@runtime_checkable
+class Sequenced(Protocol):
+    """
+    Additional interface of a :class:`Sink` for which the order of the rows of a batch matters.
+
+    The sink applies the rows in the order of the staged files. The engine stages them in the order of the source, or in that of :attr:`sequence_by`.
+    """
+
+    @property
+    def is_sequenced(self) -> bool:
+        """Whether the order matters with the settings of this sink."""
+        ...
+
+    @property
+    def last_of(self) -> Sequence[str]:
+        """The columns of which the sink keeps only the last row with equal values; empty if it keeps every row."""
+        ...
+
+    @property
+    def sequence_by(self) -> Sequence[str]:
+        """The columns by which the rows of a batch are ordered, ascending. Empty: the order of the source."""
+        ...
