@@ -218,6 +218,27 @@ def test_rows_with_equal_keys_are_refused_if_the_transform_loses_their_order(
     assert rows_of(tmp_path) == EXPECTED
 
 
+@pytest.mark.parametrize("source", [json_files, parquet_files_in_directories], ids=lambda source: source.__name__)
+def test_file_order_restores_the_order_after_a_shuffle(tmp_path: Path, source: Callable[[Path], FilesSource]) -> None:
+    def shuffled(frame: DataFrame) -> DataFrame:
+        return spread(frame).select("k", "v", "file_path", "file_order")
+
+    with_positions = dataclasses.replace(source(tmp_path), positions=True)
+    run_batch(pipeline(tmp_path, with_positions, shuffled, sequence_by=["file_order"]), run_key="all")
+    assert rows_of(tmp_path) == EXPECTED
+    newest_rows = DeltaTable(str(tmp_path / "table")).to_pyarrow_table().to_pylist()
+    assert all(Path(row["file_path"]).is_file() for row in newest_rows)
+
+
+def test_files_with_a_column_of_the_name_of_a_position_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    pyarrow.parquet.write_table(pyarrow.table({"k": [1], "FILE_PATH": ["theirs"]}), tmp_path / "in" / "a.parquet")
+    source = FilesSource(path=str(tmp_path / "in"), format="parquet", positions=True)
+    with pytest.raises(DataError, match="have the names of columns that the source adds") as refused:
+        run_batch(pipeline(tmp_path, source, lambda frame: frame), run_key="all")
+    assert refused.value.fields["fields"] == ["FILE_PATH"]
+
+
 def test_one_row_for_each_key_is_accepted_from_a_transform_that_shuffles(tmp_path: Path) -> None:
     def newest_of_each(frame: DataFrame) -> DataFrame:
         return frame.groupBy("k").agg(F.max("v").alias("v"))

@@ -13,6 +13,8 @@ from pyspark.sql import functions as F
 
 FILE, BLOCK, ROW = "__streamsem_file", "__streamsem_block", "__streamsem_row"
 POSITION = (FILE, BLOCK, ROW)
+OFFERED = ("file_path", "file_order")
+"""The columns of :func:`with_offered`."""
 _PATH, _NUMBER = "__streamsem_ordered_path", "__streamsem_number"
 _UNKNOWN_FILE = "streamsem: a row is of a file that was not planned"
 
@@ -45,7 +47,23 @@ def in_order(frame: DataFrame, paths: Iterable[str]) -> DataFrame:
 
     :param paths: the paths of all files in their order, below ``plain_root``
     """
+    return _numbered(frame, paths).orderBy(_NUMBER, BLOCK, ROW).drop(_NUMBER, *POSITION)
+
+
+def with_offered(frame: DataFrame, paths: Iterable[str]) -> DataFrame:
+    """
+    Add the columns :data:`OFFERED`: the path of the file, and a text that increases with the position of a row in the files.
+
+    :param paths: the paths of all files in their order, below ``plain_root``
+    """
+    order = F.format_string("%010d-%019d-%019d", _NUMBER, BLOCK, ROW)
+    path, name = OFFERED
+    return _numbered(frame, paths).withColumns({path: F.col(FILE), name: order}).drop(_NUMBER)
+
+
+def _numbered(frame: DataFrame, paths: Iterable[str]) -> DataFrame:
+    """Add the number of the file of each row."""
     numbers = frame.sparkSession.createDataFrame([*enumerate(paths)], f"{_NUMBER} long, {_PATH} string")
-    numbered = frame.join(F.broadcast(numbers), F.col(FILE) == F.col(_PATH), "left")
-    number = F.coalesce(F.col(_NUMBER), F.raise_error(F.lit(_UNKNOWN_FILE)).cast("long"))
-    return numbered.orderBy(number, BLOCK, ROW).drop(_PATH, _NUMBER, *POSITION)
+    joined = frame.join(F.broadcast(numbers), F.col(FILE) == F.col(_PATH), "left")
+    unknown = F.raise_error(F.lit(_UNKNOWN_FILE)).cast("long")
+    return joined.withColumn(_NUMBER, F.coalesce(F.col(_NUMBER), unknown)).drop(_PATH)

@@ -32,6 +32,7 @@ from airflow_provider_streamsem.connectors.files.text_lines import (
 )
 from airflow_provider_streamsem.connectors.parsing import json_text as parsing
 from airflow_provider_streamsem.connectors.parsing.bad_rows import bad_rows, text_of
+from airflow_provider_streamsem.connectors.parsing.message_records import refuse_reserved
 from airflow_provider_streamsem.connectors.parsing.sql_text import Parsed
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.identifiers import quoted
@@ -83,6 +84,8 @@ class _Source(Protocol):
     def encoding(self) -> str: ...
     @property
     def hive_partitions(self) -> bool: ...
+    @property
+    def positions(self) -> bool: ...
 
 
 class FileRecords:
@@ -104,7 +107,7 @@ class FileRecords:
         self, spark: SparkSession, source: _Source, pins: Sequence[FilePin], *, in_order: bool = False
     ) -> None:
         self._spark, self._source = spark, source
-        self._positions = ordered.POSITION if in_order and len(pins) > 1 else ()
+        self._positions = ordered.POSITION if source.positions or (in_order and len(pins) > 1) else ()
         if len(pins) > _MANY and spark.conf.get(_OPEN_COST, None) is None:
             spark.conf.set(_OPEN_COST, _OPEN_COST_BYTES)  # the session is a clone that only this attempt uses
         self._schema = None if source.schema is None else parsing.struct(source.schema, "source files")
@@ -129,9 +132,12 @@ class FileRecords:
             frames.append(self._ordered(self.frame, group))
         self._refuse_contradictions(frames)
         self.frame = reduce(lambda merged, frame: merged.unionByName(frame, allowMissingColumns=True), frames)
+        paths = [plain_root(source.path) + pin.path for pin in pins]
+        if source.positions:
+            refuse_reserved(self.frame.columns, ordered.OFFERED)
+            self.frame = ordered.with_offered(self.frame, paths)
         if self._positions:
-            root = plain_root(source.path)
-            self.frame = ordered.in_order(self.frame, [root + pin.path for pin in pins])
+            self.frame = ordered.in_order(self.frame, paths) if in_order else self.frame.drop(*self._positions)
 
     def _refuse_contradictions(self, frames: list[DataFrame]) -> None:
         """
@@ -448,6 +454,13 @@ def no_records(spark: SparkSession, source: _Source) -> ParsedRecords:
 
     :raises DataError: the columns are those of the files, because the source has no schema
     """
+    columns = _columns_without_records(spark, source)
+    if source.positions:
+        columns.frame = columns.frame.withColumns({name: F.lit(None).cast("string") for name in ordered.OFFERED})
+    return columns
+
+
+def _columns_without_records(spark: SparkSession, source: _Source) -> ParsedRecords:
     if source.format == "text":
         return ParsedRecords(spark.createDataFrame([], "value string"))
     if source.schema is None:

@@ -101,6 +101,8 @@ class FilesSource(SourceDefaults):
         notifications
     :param settle_s: a file is discovered when it has not changed for this many seconds, by the store's clock. 0: at once. A file that is being written is then
         read once it is complete, if its writer never pauses for so long
+    :param positions: whether to add the columns ``file_path string`` and ``file_order string``. ``file_order`` increases with the ordinal of the file and the
+        position of the record in it. Compare it only within one batch
     :param missing_columns: how to handle a column of the schema that no Parquet or ORC file of a batch has. ``"refuse"``: the batch fails. ``"null"``: the
         column is null
     :raises InvalidError: an argument is not valid
@@ -126,6 +128,7 @@ class FilesSource(SourceDefaults):
     notifications: Mapping[str, Any] | SqsQueue | None = None
     relist_s: int = 3600
     settle_s: int = 0
+    positions: bool = False
 
     def __post_init__(self) -> None:
         where = "source files:"
@@ -162,6 +165,7 @@ class FilesSource(SourceDefaults):
         arguments.choice(f"{where} missing_columns", self.missing_columns, MISSING_COLUMNS)
         arguments.integer(f"{where} relist_s", self.relist_s, least=1)
         arguments.integer(f"{where} settle_s", self.settle_s, least=0)
+        arguments.flag(f"{where} positions", self.positions)
         if self.notifications is not None:
             if not self.path.startswith("s3://"):
                 raise InvalidError(
