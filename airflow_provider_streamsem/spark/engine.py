@@ -105,7 +105,7 @@ class SparkEngine:
 
     def session(self, needed: Sequence[Package] = ()) -> SparkSession:
         """
-        Return the Spark session of this process. If there is none, or if its JVM has ended, start one.
+        Return the Spark session of this process. If there is none, or if its JVM has ended or its context has stopped, start one.
 
         :param needed: the packages that a new session loads, if ``packages`` is ``"auto"``
         :raises InvalidError: pyspark or Java is not installed; pyspark and pyspark-client have different versions; only the Spark Connect client is installed
@@ -127,6 +127,7 @@ class SparkEngine:
         from airflow_provider_streamsem.spark import gateway
 
         gateway.forget_dead_jvm()
+        gateway.forget_stopped_context()
         starts = SparkSession.getActiveSession() is None
         builder = SparkSession.builder
         if starts:

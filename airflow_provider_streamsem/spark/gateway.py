@@ -53,6 +53,19 @@ def forget_dead_jvm() -> None:
         os.environ.pop(name, None)
 
 
+def forget_stopped_context() -> None:
+    """
+    Discard a session whose context has stopped in the JVM, so that the next session has a new context.
+
+    Spark stops its context when its scheduler fails, for example because a plan is too large for the memory. pyspark does not notice, and returns this session.
+    """
+    context: Any = SparkContext._active_spark_context
+    if context is None or context._jsc is None or not context._jsc.sc().isStopped():
+        return
+    session: Any = SparkSession._instantiatedSession
+    (context if session is None else session).stop()
+
+
 def contains(session: SparkSession, class_name: str) -> bool:
     """Return whether the driver's JVM can load a class; ``True`` if the check itself fails."""
     inner: Any = session

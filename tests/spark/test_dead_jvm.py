@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 pytestmark = pytest.mark.spark
@@ -55,3 +57,43 @@ def test_retry_in_the_same_process_starts_another_jvm_and_commits_once(tmp_path:
     assert "nothing became visible" in result["first"]
     assert (result["second"]["status"], result["second"]["counts"]["read"]) == ("committed", 2)
     assert (result["clean"], result["rows"], result["killed"]) == (True, {"out": 2}, 1)
+
+
+STOPPED = """
+import json, sys
+from airflow_provider_streamsem import FilesSink, FilesSource, Pipeline, run_batch, verify
+from airflow_provider_streamsem.errors import StageError
+
+location = sys.argv[1]
+stops = [True]
+
+def stops_its_context_once(frame):
+    if stops.pop() if stops else False:
+        frame.sparkSession.sparkContext._jsc.sc().stop()
+    return frame
+
+pipeline = Pipeline(
+    name="p", log=f"{location}/log", source=FilesSource(path=f"{location}/in", format="parquet", schema="id long"),
+    sinks={"out": FilesSink(path=f"{location}/out")}, transform=stops_its_context_once,
+)
+try:
+    run_batch(pipeline, run_key="run")
+    first = "committed"
+except StageError as error:
+    first = str(error)
+second = run_batch(pipeline, run_key="run")
+print(json.dumps({"first": first, "second": second.to_json(), "clean": verify(pipeline).clean}))
+"""
+
+
+def test_retry_in_the_same_process_replaces_a_context_that_spark_has_stopped(tmp_path: Path) -> None:
+    """Spark stops its context when its scheduler fails, for example on a plan of 20,000 columns. pyspark does not notice."""
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"id": [1, 2]}), tmp_path / "in" / "a.parquet")
+    done = subprocess.run(
+        [sys.executable, "-c", STOPPED, str(tmp_path)], capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert "nothing became visible" in result["first"]
+    assert (result["second"]["status"], result["second"]["counts"]["read"], result["clean"]) == ("committed", 2, True)
