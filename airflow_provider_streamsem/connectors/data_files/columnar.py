@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ from airflow_provider_streamsem.stores.dataset import Dataset, open_dataset
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
+_BUFFER_BYTES = 1 << 16
+"""Without a buffer of this size, pyarrow reads whole column chunks."""
 _SIGNED = {"byte": 8, "short": 16, "integer": 32, "long": 64}
 _SPARK_DIGITS = 38
 """The largest precision of a decimal in Spark."""
@@ -36,7 +39,8 @@ class Footer:
 
 def footers(location: str, format: str, pins: Sequence[FilePin]) -> dict[str, Footer]:
     """
-    Return path → footer of each pinned file. Up to 16 threads read the footers, on S3 with one request for each file.
+    Return path → footer of each pinned file. Up to 16 threads read the footers, on S3 with one request for each file. A row group
+    of Parquet with lists or maps needs more requests: its first record is read too.
 
     :raises DataError: a file is not a complete file of its format; the error names the first such file. Nothing became visible
     """
@@ -255,7 +259,29 @@ def _parquet(file: Any) -> tuple[Footer, int]:
     reader = pyarrow.parquet.ParquetFile(file, coerce_int96_timestamp_unit="us")
     metadata = reader.metadata
     rows = sum(metadata.row_group(n).num_rows for n in range(metadata.num_row_groups))
+    _read_first_records(file, metadata)
     return Footer(metadata.num_rows, reader.schema_arrow.remove_metadata()), rows
+
+
+def _read_first_records(file: Any, metadata: Any) -> None:
+    """
+    Read the first record of each row group, of the columns with lists and maps. That is one page of each such column.
+
+    If a writer divides a record between two row groups, the first repetition level of the second one is not 0. Spark then moves values to other rows, and
+    leaves out the last ones, without an error. pyarrow raises an error.
+
+    :raises OSError: the first record is damaged
+    """
+    import pyarrow.parquet
+
+    columns = [metadata.schema.column(n) for n in range(metadata.num_columns)]
+    repeated = [column.path for column in columns if column.max_repetition_level]
+    if not repeated:
+        return
+    reader = pyarrow.parquet.ParquetFile(file, metadata=metadata, buffer_size=_BUFFER_BYTES, pre_buffer=False)
+    for group in range(metadata.num_row_groups):
+        with suppress(NotImplementedError):  # Spark may read an encoding that pyarrow does not
+            next(reader.iter_batches(1, row_groups=[group], columns=repeated), None)
 
 
 def _orc(file: Any) -> tuple[Footer, int]:
