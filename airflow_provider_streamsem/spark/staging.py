@@ -21,6 +21,7 @@ from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.columns import types as column_types
 from airflow_provider_streamsem.connectors.contract import Counted, Loaded, LoadedTogether, ParsedRecords, Source
+from airflow_provider_streamsem.connectors.files import absent_columns
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
 from airflow_provider_streamsem.engine import Job, Produced
 from airflow_provider_streamsem.errors import DataError
@@ -100,6 +101,11 @@ class Inspection(Protocol):
     def plans(self, session: SparkSession) -> Plans:
         """Return an object that reads and changes the plans of DataFrames."""
         ...
+
+
+def _declared(loaded: Loaded) -> tuple[str, ...]:
+    """Return the columns that may be absent from the records of a source; none if the source does not report them."""
+    return loaded.declared if isinstance(loaded, absent_columns.ReportsAbsentColumns) else ()
 
 
 def _transform_argument(frames: Mapping[str, DataFrame]) -> Any:
@@ -183,6 +189,7 @@ class Staging:
         for item in inputs:
             if isinstance(item.loaded, Counted):
                 item.loaded.check_read(counts[item.name]["read"])
+            self._report_absent_columns(item.loaded, counts[item.name])
         with telemetry.phase("collect"):
             sinks = {
                 name: sink.collect(self.job.plan.version, self.job.attempt_id, self._accepted[name])
@@ -245,10 +252,23 @@ class Staging:
 
         :param observation: has counted the only source; ``None``: count every source in a separate pass
         """
-        observed = None if observation is None else self.inspect.observed(observation, self.session, _COUNTS)
+        names = [*_COUNTS, *(name for item in inputs for name in absent_columns.names(_declared(item.loaded)))]
+        observed = None if observation is None else self.inspect.observed(observation, self.session, names)
         return {
             item.name: self._count(item.marked, item.aggregates) if observed is None else observed for item in inputs
         }
+
+    def _report_absent_columns(self, loaded: Loaded, counts: Mapping[str, int]) -> None:
+        """
+        Report the columns of the schema that are null in every parsed record of a source.
+
+        :raises DataError: the source refuses such batches
+        """
+        records = counts["read"] - counts.get("bad", 0)
+        if isinstance(loaded, absent_columns.ReportsAbsentColumns) and records:
+            columns = absent_columns.absent(loaded.declared, counts)
+            if columns:
+                loaded.report_absent(columns, records)
 
     def _counts(self, by_source: Mapping[str, Mapping[str, int]], sinks: Mapping[str, Committable]) -> dict[str, int]:
         """
@@ -345,6 +365,8 @@ class Staging:
         if loaded.bad is not None:
             columns = [quoted(name) for name in marked.columns]
             aggregates.append(F.count_if(loaded.bad).alias("bad"))
+            masks = absent_columns.masks(_declared(loaded), loaded.bad)
+            aggregates += [mask.alias(name) for name, mask in masks.items()]
             aggregates += [
                 F.expr(f"count({', '.join(columns[i : i + _COLUMNS_PER_COUNT])}) AS c{i}")
                 for i in range(0, len(columns), _COLUMNS_PER_COUNT)

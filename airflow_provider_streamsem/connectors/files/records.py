@@ -12,6 +12,7 @@ from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StringType, StructField, StructType
 
+from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.connectors.contract import BadRecord, ParsedRecords
 from airflow_provider_streamsem.connectors.data_files import columnar, ordered
 from airflow_provider_streamsem.connectors.data_files.columnar import Footer
@@ -40,6 +41,8 @@ from airflow_provider_streamsem.stores.contract import spark_path
 
 if TYPE_CHECKING:
     from airflow_provider_streamsem.connectors.data_files.pins import FilePin
+
+logger = telemetry.log_of(__name__)
 
 _RECORD, _BAD, _REASON = "__streamsem_record", "__streamsem_record_bad", "__streamsem_reason"
 _UTC = ("UTC", "Etc/UTC", "GMT", "Z")
@@ -79,7 +82,7 @@ class _Source(Protocol):
     @property
     def options(self) -> Mapping[str, str]: ...
     @property
-    def missing_columns(self) -> str: ...
+    def missing_columns(self) -> str | None: ...
     @property
     def encoding(self) -> str: ...
     @property
@@ -102,6 +105,7 @@ class FileRecords:
     bad: Column | None
     frame: DataFrame
     drop: tuple[str, ...]
+    declared: tuple[str, ...]
 
     def __init__(
         self, spark: SparkSession, source: _Source, pins: Sequence[FilePin], *, in_order: bool = False
@@ -112,6 +116,8 @@ class FileRecords:
             spark.conf.set(_OPEN_COST, _OPEN_COST_BYTES)  # the session is a clone that only this attempt uses
         self._schema = None if source.schema is None else parsing.struct(source.schema, "source files")
         self._partitions = self._typed_partitions(pins)
+        is_parsed = source.format in ("json", "csv")
+        self.declared = tuple(self._data_columns(self._partitions).names) if is_parsed else ()
         self._footers = self._checked_footers(pins)
         self._first = pins[0].path
         self._csv_lines: list[tuple[DataFrame, Csv]] = []
@@ -179,6 +185,22 @@ class FileRecords:
             read=rows_read.get(path, 0) if path else read,
         ).advising("run again. If it repeats, run `streamsem doctor-spark`.")
 
+    def report_absent(self, columns: Sequence[str], records: int) -> None:
+        """
+        Report columns of the schema that are null in every JSON or CSV record of the batch.
+
+        :raises DataError: ``missing_columns`` is ``"refuse"``
+        """
+        summary = "columns of the schema are null in every record of the batch"
+        if self._source.missing_columns == "refuse":
+            raise DataError(
+                f"{summary}; nothing became visible", columns=[*columns], records=records, first_file=self._first
+            ).advising(
+                'correct the names in `schema`, or set missing_columns="null" if the records may lack the columns; then run again.'
+            )
+        if self._source.missing_columns is None:
+            logger.warning("%s: %s (%d records, first file %s)", summary, ", ".join(columns), records, self._first)
+
     def _typed_partitions(self, pins: Sequence[FilePin]) -> dict[str, StructField]:
         """
         Return lower-case name → partition column. The type of a column is that in the schema, else that in the pins.
@@ -228,7 +250,9 @@ class FileRecords:
         if self._schema is not None:
             expected = {path: self._data_columns(names) for path, names in self._names(footers).items()}
             columnar.check_names(footers, expected)
-            columnar.check_columns(footers, expected, format=self._source.format, missing=self._source.missing_columns)
+            columnar.check_columns(
+                footers, expected, format=self._source.format, missing=self._source.missing_columns or "refuse"
+            )
         return footers
 
     def _check_zone(self, path: str, columns: list[str]) -> None:

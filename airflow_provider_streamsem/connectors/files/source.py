@@ -103,8 +103,8 @@ class FilesSource(SourceDefaults):
         read once it is complete, if its writer never pauses for so long
     :param positions: whether to add the columns ``file_path string`` and ``file_order string``. ``file_order`` increases with the ordinal of the file and the
         position of the record in it. Compare it only within one batch
-    :param missing_columns: how to handle a column of the schema that no Parquet or ORC file of a batch has. ``"refuse"``: the batch fails. ``"null"``: the
-        column is null
+    :param missing_columns: how to handle a column of the schema that no Parquet or ORC file of a batch has, or that is null in every JSON or CSV record of a
+        batch. ``"refuse"``: the batch fails. ``"null"``: the column is null. ``None``: ``"refuse"`` for Parquet and ORC, and a warning for JSON and CSV
     :raises InvalidError: an argument is not valid
     """
 
@@ -124,7 +124,7 @@ class FilesSource(SourceDefaults):
     start_after: str = ""
     lookback_days: int = 0
     hive_partitions: bool = True
-    missing_columns: str = "refuse"
+    missing_columns: str | None = None
     notifications: Mapping[str, Any] | SqsQueue | None = None
     relist_s: int = 3600
     settle_s: int = 0
@@ -162,7 +162,8 @@ class FilesSource(SourceDefaults):
                 given=self.start_after,
             )
         arguments.flag(f"{where} hive_partitions", self.hive_partitions)
-        arguments.choice(f"{where} missing_columns", self.missing_columns, MISSING_COLUMNS)
+        if self.missing_columns is not None:
+            arguments.choice(f"{where} missing_columns", self.missing_columns, MISSING_COLUMNS)
         arguments.integer(f"{where} relist_s", self.relist_s, least=1)
         arguments.integer(f"{where} settle_s", self.settle_s, least=0)
         arguments.flag(f"{where} positions", self.positions)

@@ -49,7 +49,7 @@ class ReplaySource(SourceDefaults):
     :param options: options of Spark's reader, as in :class:`FilesSource`
     :param glob: pattern of the file names to replay, such as ``*.csv``
     :param hive_partitions: whether directories named ``column=value`` add columns to the records
-    :param missing_columns: ``"refuse"`` or ``"null"``, as in :class:`FilesSource`
+    :param missing_columns: ``"refuse"``, ``"null"`` or ``None``, as in :class:`FilesSource`
     :raises InvalidError: an argument is not valid
     """
 
@@ -68,7 +68,7 @@ class ReplaySource(SourceDefaults):
     options: Mapping[str, str] = field(default_factory=dict)
     glob: str = "*"
     hive_partitions: bool = True
-    missing_columns: str = "refuse"
+    missing_columns: str | None = None
 
     def __post_init__(self) -> None:
         self.files()  # validates the arguments of the files source
