@@ -83,7 +83,7 @@ TABLES: dict[str, list[Row]] = {
             "the Python of the executors has another version, lacks a module, or does not start",
             InvalidError,
             "set `PYSPARK_PYTHON` to the same version on every executor, or install the module",
-            "spark/test_causes.py::test_exception_of_a_python_worker_names_its_type_and_the_line_of_the_user",
+            "spark/test_causes.py::test_python_of_the_executors_that_does_not_fit_is_not_retried",
         ),
         Row(
             "Spark lacks a class, a JDBC driver or a file system, or has jars of another version",

@@ -498,6 +498,8 @@ def explain(args: argparse.Namespace) -> CommandResult:
     lines = str(computed).split("\n")
     if pipeline.transform is None and ".py:" in args.target:
         lines += ["the function of a @task.micro_batch task is not part of the pipeline, so it is not shown"]
+    unchecked = [] if pipeline.where is None else ["where"]
+    lines += [f"{name} is not checked here: only a batch resolves its columns and functions" for name in unchecked]
     lines += [f"sink {name}: {label.replace('_', '-')}" for name, label in sorted(computed.sinks.items())]
     upstreams = [
         _upstream(pipeline, source) for source in pipeline.source_parts.values() if isinstance(source, ReadsPipeline)
@@ -518,6 +520,7 @@ def explain(args: argparse.Namespace) -> CommandResult:
             **plain(computed),
             "upstreams": [facts for facts, _ in upstreams],
             "warnings": risks,
+            "unchecked": unchecked,
             "spark_packages": coordinates,
             "missing_extras": missing_extras,
         },

@@ -43,16 +43,19 @@ def check() -> None:
     version = version_of(path)
     if version is None:
         return
+    error = None
     if version < OLDEST:
-        raise unsupported("the installed Java is too old for Spark 4; nothing was staged", java=path, version=version)
+        error = unsupported("the installed Java is too old for Spark 4; nothing was staged", java=path, version=version)
     hadoop = _hadoop_version()
     if version >= _WITHOUT_SUBJECT and hadoop is not None and hadoop <= _CALLS_SUBJECT:
-        raise unsupported(
+        error = unsupported(
             "the installed Java is too new for the installed Spark; nothing was staged",
             java=path,
             version=version,
             hadoop_client=".".join(map(str, hadoop)),
         )
+    if error is not None:
+        raise error
 
 
 def unsupported(summary: str, **fields: object) -> InvalidError:

@@ -405,7 +405,9 @@ ORDERS = Pipeline(
 )
 """)
     monkeypatch.chdir(fixture.root)
-    assert "exactly-once" in run(capsys, "explain", "dag_file.py:ORDERS")[1]
+    explained = run(capsys, "explain", "dag_file.py:ORDERS")[1]
+    assert "exactly-once" in explained
+    assert "where is not checked here" in explained
     assert json.loads(run(capsys, "lag", "dag_file.py:ORDERS", "--json")[1])["lag"] == 1
     assert run(capsys, "vacuum", "dag_file.py:ORDERS", "--dry-run")[0] == 0
     templated = file.read_text().replace("name=NAME", 'name=NAME, transform="pkg:f"').replace("/out", "/out/{{ ds }}")

@@ -323,7 +323,9 @@ def _absent(columns: Any, expected: StructType, path: str, format: str) -> set[s
                 schema=field.dataType.simpleString(),
             )
             untyped = _without_spark_type(kind) if format == "parquet" else None
-            raise error if untyped is None else error.advising(_typed_by_schema(untyped))
+            if untyped is not None:
+                error.advising(_typed_by_schema(untyped))
+            raise error
     return absent
 
 
@@ -366,10 +368,7 @@ def _fits(stored: Any, expected: DataType, name: str, absent: set[str], format: 
     if types.is_integer(stored):
         return _holds_integers(stored, expected, format)
     if types.is_decimal(stored):
-        if kind == "binary" and format == "parquet":
-            return bool(stored.precision > _SPARK_DIGITS)
-        whole = stored.precision - stored.scale
-        return kind == "decimal" and bool(inner.scale >= stored.scale and inner.precision - inner.scale >= whole)
+        return _holds_decimals(stored, expected, format)
     if types.is_float16(stored) and format == "parquet":
         return kind == "binary"
     if types.is_floating(stored):
@@ -390,6 +389,17 @@ def _fits(stored: Any, expected: DataType, name: str, absent: set[str], format: 
     if types.is_binary(stored) or types.is_large_binary(stored) or types.is_fixed_size_binary(stored):
         return kind == "binary"
     return kind == "boolean" or not bool(types.is_boolean(stored))
+
+
+def _holds_decimals(stored: Any, expected: DataType, format: str) -> bool:
+    kind: str = expected.typeName()
+    digits: Any = expected
+    if kind == "binary" and format == "parquet":
+        return bool(stored.precision > _SPARK_DIGITS)
+    if kind != "decimal":
+        return False
+    whole = stored.precision - stored.scale
+    return bool(digits.scale >= stored.scale and digits.precision - digits.scale >= whole)
 
 
 def _holds_integers(stored: Any, expected: DataType, format: str) -> bool:
