@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from airflow_provider_streamsem import FilesSink, FilesSource, Pipeline, open_log, run_batch, verify
 from airflow_provider_streamsem.connectors.files.spark_sink_log import committed
 from airflow_provider_streamsem.errors import DataError, InvalidError
 from airflow_provider_streamsem.stores.contract import open_store
+from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.rows import RowsEngine
 
 
@@ -83,6 +87,21 @@ def test_empty_or_damaged_batch_is_refused(tmp_path: Path, content: bytes) -> No
     (tmp_path / "_spark_metadata" / "0").write_bytes(content)
     with pytest.raises(DataError, match="cannot be used"):
         write(tmp_path, {})
+
+
+JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=9), lambda each: st.lists(each, max_size=2) | st.dictionaries(st.sampled_from(["path", "action", "x"]), each, max_size=3))  # fmt: skip
+
+
+@given(
+    st.lists(
+        JSON.map(json.dumps) | st.text(max_size=9) | st.sampled_from(["s3a://b/o/x", "//[", "http://[/"]).map(entry),
+        max_size=3,
+    )
+)
+def test_log_of_any_form_names_files_or_is_refused(lines: list[str]) -> None:
+    store = MemoryStore(objects={"_spark_metadata/0": "\n".join(["v1", *lines]).encode("utf-8", "surrogatepass")})
+    with suppress(DataError):
+        assert committed(store, ["_spark_metadata/0"], "s3://b/o") <= {"x"}  # type: ignore[operator]
 
 
 def test_path_may_contain_any_character_that_python_treats_as_a_line_break(tmp_path: Path) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from itertools import count
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from airflow_provider_streamsem.connectors.kafka.checkpoint import read_offsets, write_offsets
 from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError
@@ -89,6 +92,17 @@ def test_batch_with_an_empty_or_damaged_commit_is_not_complete(content: bytes) -
     store.create("commits/0", content)
     with pytest.raises(InvalidError, match=r"empty or damaged.*delete this file"):
         read(store)
+
+
+JSON = st.recursive(st.none() | st.integers() | st.floats() | st.text(max_size=3), lambda each: st.lists(each, max_size=2) | st.dictionaries(st.sampled_from(["orders", "0", "1", "-1", "x"]), each, max_size=3))  # fmt: skip
+
+
+@given(JSON.map(json.dumps) | st.text(max_size=9))
+def test_offsets_of_any_form_are_offsets_or_refused(line: str) -> None:
+    with suppress(DataError):
+        _, offsets = read(checkpoint({"0": batch(line)}, [0]))
+        assert {*offsets} <= {"orders-0", "orders-1"}
+        assert all(type(offset) is int and 0 <= offset < 1 << 63 for offset in offsets.values())
 
 
 def test_written_offsets_are_read_again() -> None:
