@@ -148,7 +148,7 @@ def test_explain_prints_label_reasons_and_the_guarantee_of_each_sink(
     code, out, _ = run(capsys, "explain", str(fixture.root / "weak.toml"), "--json")
     assert json.loads(out)["warnings"] == []
     guarantee = json.loads(out)
-    assert (code, guarantee["label"], guarantee["conditions"]) == (0, "effectively_once", "dedup 24 h")
+    assert (code, guarantee["label"], guarantee["conditions"]) == (0, "effectively_once", "unchanged files, dedup 24 h")
     assert guarantee["sinks"] == {"out": "effectively_once"}
 
 
