@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import argparse
 import logging
+import re
+import shlex
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
+from dataclasses import replace
 
 from airflow_provider_streamsem.cli.arguments import parser
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.errors import InvalidError, StageError, StreamsemError
 
+_PLACEHOLDER = re.compile(r"(streamsem [a-z-]+) PIPELINE\.toml\b")
+_PIPELINE = "PIPELINE.toml: the pipeline's file, or its Python file and variable, such as dags/orders.py:ORDERS"
 INVALID, RETRY, REFUSED, FAILED = 2, 3, 4, 5
 
 
@@ -84,11 +89,12 @@ def execute(args: argparse.Namespace, *, shows_progress: bool = False, clears_te
             result = commands.result_of_command(args)
     except StreamsemError as error:
         if args.json:
-            output.show_json({"error": type(error).__name__, "retryable": error.retryable, "message": str(error)})
+            message = _with_target(str(error), args)
+            output.show_json({"error": type(error).__name__, "retryable": error.retryable, "message": message})
         else:
             if isinstance(error, StageError) and error.__cause__ is not None:
                 output.show_error("".join(traceback.format_exception(error.__cause__)), keep="\n")
-            output.show_error(f"{type(error).__name__}: {error}")
+            output.show_error(_with_target(f"{type(error).__name__}: {error}", args))
         return INVALID if isinstance(error, InvalidError) else RETRY if error.retryable else REFUSED
     except Exception:
         output.show_error(traceback.format_exc(), keep="\n")
@@ -99,9 +105,18 @@ def execute(args: argparse.Namespace, *, shows_progress: bool = False, clears_te
         if args.json:
             output.show_json(result.document)
         else:
-            output.show(result, wide=getattr(args, "wide", False))
+            lines = [_with_target(line, args) for line in result.lines]
+            lines += [_PIPELINE] if any(map(_PLACEHOLDER.search, lines)) else []
+            output.show(replace(result, lines=lines), wide=getattr(args, "wide", False))
         sys.stdout.flush()
     return result.exit_code
+
+
+def _with_target(text: str, args: argparse.Namespace) -> str:
+    """Return a text whose commands name the pipeline of this command, such as ``dags/orders.py:ORDERS``, in place of ``PIPELINE.toml``."""
+    if getattr(args, "pipeline", None) is None:
+        return text
+    return _PLACEHOLDER.sub(lambda found: f"{found[1]} {shlex.quote(args.target)}", text)
 
 
 if __name__ == "__main__":

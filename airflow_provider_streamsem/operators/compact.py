@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+import airflow
 from airflow.sdk import BaseOperator, timezone
+from packaging.version import Version
 
 from airflow_provider_streamsem.arguments import integer, seconds, text
 from airflow_provider_streamsem.errors import OpenVersionError
@@ -27,7 +29,7 @@ class CompactOperator(HasPipeline, HasEngine, BaseOperator):  # type: ignore[mis
 
     Each rewrite is one version of the log. Readers of this version and of later ones read the new files. If a run needs the next version before the new files
     are complete, the run aborts the rewrite. The task then waits, as it does while a version is open: Airflow starts it again after ``retry_delay``, in the
-    same try. So place the task after the batch in the DAG of the pipeline, or in a DAG that runs when no batch runs.
+    same try (before Airflow 3.3: it fails, and Airflow retries it). So place the task after the batch in the DAG of the pipeline, or in a DAG that runs when no batch runs.
 
     XCom ``return_value``: a list with one object for each rewrite: ``{"sink": name, "version": n, "commits": n, "rows": n, "files": n, "bytes": n,
     "new_files": n, "new_bytes": n, "table_version": text}``. It is empty if there was nothing to rewrite. For a table, ``version`` and ``commits`` are null.
@@ -97,8 +99,12 @@ class CompactOperator(HasPipeline, HasEngine, BaseOperator):  # type: ignore[mis
         """
         End the task until its next start, unless it has waited longer than ``patience``.
 
+        Before Airflow 3.3, the scheduler ignores the time of the next start for tasks that are no sensors. Then the error counts as a try.
+
         :raises AirflowRescheduleException: the task starts again after its ``retry_delay``
         """
+        if Version(airflow.__version__) < Version("3.3"):
+            return
         now = timezone.utcnow()
         next_start = now + self.retry_delay
         if next_start - (ti.get_first_reschedule_date(context) or ti.start_date or now) <= timedelta(

@@ -182,7 +182,8 @@ def check_immutable_config(pipeline: Pipeline, log: CommitLog, stored: str, *, v
             version=version,
             planned_by="" if plan is None else describe_run(plan[0].run_key),
         ).advising(
-            "if the change is intended, see what it means with `streamsem alter PIPELINE.toml --dry-run`, then run the command without --dry-run, or set "
+            "if the change is intended, see what it means with `streamsem alter PIPELINE.toml --dry-run` (a pipeline in a Python file: "
+            "`streamsem alter dags/orders.py:ORDERS --dry-run`), then run the command without --dry-run, or set "
             "alter_from of the operator to `config`. Otherwise make the immutable fields equal to those in the log, or give this pipeline its own log and "
             "its own datasets."
         )

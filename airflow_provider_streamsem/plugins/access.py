@@ -107,7 +107,7 @@ def _newest_logs(dag_ids: set[str]) -> Iterator[tuple[str, str, dict[str, str]]]
     """Yield the DAG id, the task id and the XCom of the newest run of each task that has run a pipeline."""
     from airflow.models.xcom import XComModel
     from airflow.utils.session import create_session
-    from sqlalchemy import and_, func, select
+    from sqlalchemy import Text, and_, cast, func, select
 
     is_log = and_(XComModel.key == LOG_KEY, XComModel.dag_id.in_(dag_ids))
     newest = (
@@ -117,7 +117,8 @@ def _newest_logs(dag_ids: set[str]) -> Iterator[tuple[str, str, dict[str, str]]]
         .subquery()
     )
     is_newest = and_(XComModel.dag_run_id == newest.c.dag_run_id, XComModel.task_id == newest.c.task_id)
-    query = select(XComModel.dag_id, XComModel.task_id, XComModel.value).join(newest, is_newest).where(is_log)
+    is_short = func.length(cast(XComModel.value, Text)) <= 4 * _LONGEST
+    query = select(XComModel.dag_id, XComModel.task_id, XComModel.value).join(newest, is_newest).where(is_log, is_short)
     with create_session() as session:
         found = session.execute(query.limit(_XCOMS)).all()
     for dag_id, task_id, value in found:

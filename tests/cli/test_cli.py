@@ -514,6 +514,24 @@ def test_terminal_shows_the_newest_line_while_a_command_works_and_keeps_warnings
     assert "after the command" not in shown
 
 
+def test_advice_names_the_pipeline_of_the_command_also_one_in_a_python_file(
+    fixture: PipelineFixture, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path(open_log(str(fixture.root / "log")).files()[0].path).unlink()
+    monkeypatch.chdir(fixture.root)
+    (fixture.root / "dag.py").write_text(
+        'from airflow_provider_streamsem.pipeline.spec import load_pipeline\nP = load_pipeline("p.toml")\n'
+    )
+    code, out, _ = run(capsys, "verify", "dag.py:P")
+    assert (code, f"`streamsem reprocess {fixture.root}/dag.py:P 0`" in out, "PIPELINE.toml" in out) == (1, True, False)
+    code, out, _ = run(capsys, "verify", "log")
+    assert (code, "`streamsem reprocess PIPELINE.toml 0`" in out) == (1, True)
+    assert out.splitlines()[-1].startswith("PIPELINE.toml: the pipeline's file, or its Python file and variable")
+    toml = fixture.root / "p.toml"
+    toml.write_text(f'{toml.read_text()}\n[sinks.more]\ntype = "files"\npath = "{fixture.root}/more"\n')
+    assert f"streamsem alter {fixture.root}/dag.py:P --dry-run" in run(capsys, "lag", "dag.py:P")[2]
+
+
 def test_help_lists_each_command_once_in_its_group(capsys: pytest.CaptureFixture[str]) -> None:
     assert sorted(name for names in GROUPS.values() for name in names) == sorted(command.name for command in COMMANDS)
     with pytest.raises(SystemExit):
@@ -824,7 +842,7 @@ def test_alter_shows_the_differences_and_records_them_as_a_version(
     head = fixture.opened().head
     toml.write_text(f'{toml.read_text()}\n[sinks.more]\ntype = "files"\npath = "{fixture.root}/more"\n')
     refused = run(capsys, "lag", str(toml))
-    assert (refused[0], "alter PIPELINE.toml --dry-run" in refused[2]) == (4, True)
+    assert (refused[0], f"alter {toml} --dry-run" in refused[2]) == (4, True)
     code, out, _ = run(capsys, "alter", str(toml), "--dry-run")
     first, *_, last = out.splitlines()
     assert (code, first) == (0, "immutable fields differ, so an alter is required; nothing was written")

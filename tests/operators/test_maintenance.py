@@ -130,6 +130,7 @@ def waiting_context(first_start: datetime | None) -> dict[str, Any]:
     return found
 
 
+@since("3.3", "tasks that are rescheduled and are no sensors")
 def test_compaction_that_finds_an_open_version_starts_again_later_and_does_not_fail(
     fixture: PipelineFixture,  # noqa: F811
     rows_engine: list[str],  # noqa: F811

@@ -16,6 +16,7 @@ from fastapi.testclient import TestClient
 
 from airflow_provider_streamsem import FilesSink, FilesSource, Pipeline, actions_dag
 from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.hooks import settings
 from airflow_provider_streamsem.observability.observed import LOG_KEY
 from airflow_provider_streamsem.testing.dag_runs import initialise_airflow, run_dag
 from airflow_provider_streamsem.web.pipelines import OpenedLog
@@ -73,6 +74,9 @@ def dags(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {**named, "log": str(root / "orders" / "log"), "conn_id": "no-connection"},
         {**named, "log": 1},
         "[" * 100_000,
+        {**named, "log": str(root / "orders" / "log"), "pipeline": "x" * 1_000_000},
+        {**named, "log": "\ud800", "pipeline": "\ud800"},
+        {**named, "log": str(root / "orders" / "log"), "conn_id": "x" * 5_000},
     ]
     with DAG("forger", schedule=None) as dag:
         for number, value in enumerate(values):
@@ -253,3 +257,22 @@ def test_loading_the_plugin_imports_neither_the_application_nor_its_libraries() 
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_list_answers_every_user_whatever_tasks_have_named(server: Any) -> None:
+    found = pipelines(client_of(server, "all"))
+    assert {pipeline["name"] for pipeline in found if pipeline["problem"] is None} == {"orders", "payments"}
+    assert all(len(pipeline["log"]) < 1_000 for pipeline in found)
+
+
+@pytest.mark.parametrize(("value", "expected"), [("", 256), ("16", 16), ("1024", 1024)])
+def test_memory_of_the_web_view_is_a_setting(monkeypatch: pytest.MonkeyPatch, value: str, expected: int) -> None:
+    monkeypatch.setenv("AIRFLOW__STREAMSEM__WEB_MEMORY", value)
+    assert settings.web_memory() == expected
+
+
+@pytest.mark.parametrize("value", ["15", "-1", "1.5", "much", "9" * 30])
+def test_invalid_memory_of_the_web_view_is_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("AIRFLOW__STREAMSEM__WEB_MEMORY", value)
+    with pytest.raises(InvalidError, match="web_memory"):
+        settings.web_memory()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -33,10 +34,12 @@ from airflow_provider_streamsem.pipeline.vacuum import vacuum
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import Crash
+from tests.architecture.test_pages import blocks
 from tests.connectors.batches import UUID, before, outcome_of, resolve_schema, schema_of, staged
 from tests.connectors.delta.delta_fixture import DeltaFixture
 
 TARGET = 65_536
+DELTA_PAGE = Path(__file__).parents[3] / "docs" / "connectors" / "delta-sink.md"
 
 
 @pytest.fixture
@@ -92,6 +95,20 @@ def test_rows_stay_equal_in_fewer_files_and_the_log_gets_no_version(fixture: Del
     assert (len(files(fixture)), fixture.log().find_head().closed) == (1, head)
     changes = [action for each in entry(fixture) for kind, action in each.items() if kind != "commitInfo"]
     assert [action["dataChange"] for action in changes] == [False] * 5
+    fixture.arrive(2)
+    fixture.run("next")
+    fixture.check_exactly_once()
+
+
+def test_vacuum_of_delta_deletes_only_files_that_compaction_has_removed(fixture: DeltaFixture) -> None:
+    before = {*files(fixture)}
+    compacted(fixture)
+    (code,) = [block for block in blocks(DELTA_PAGE, "python") if ".vacuum(" in block]
+    code = code.replace("s3://lake/tables/orders", fixture.table).replace("retention_hours=168", "retention_hours=0")
+    code = re.sub(r"(retention_hours=0)", r"\1, enforce_retention_duration=False", code)
+    exec(compile(code, "delta-sink.md", "exec"), {})
+    after = {*map(str, Path(fixture.table).rglob("*.parquet"))}
+    assert after.isdisjoint({uri.removeprefix("file://") for uri in before})
     fixture.arrive(2)
     fixture.run("next")
     fixture.check_exactly_once()
