@@ -29,7 +29,8 @@ class CompactOperator(HasPipeline, HasEngine, BaseOperator):  # type: ignore[mis
 
     Each rewrite is one version of the log. Readers of this version and of later ones read the new files. If a run needs the next version before the new files
     are complete, the run aborts the rewrite. The task then waits, as it does while a version is open: Airflow starts it again after ``retry_delay``, in the
-    same try (before Airflow 3.3: it fails, and Airflow retries it). So place the task after the batch in the DAG of the pipeline, or in a DAG that runs when no batch runs.
+    same try (before Airflow 3.3: it fails, and Airflow retries it). So place the task after the
+    batch in the DAG of the pipeline, or in a DAG that runs when no batch runs.
 
     XCom ``return_value``: a list with one object for each rewrite: ``{"sink": name, "version": n, "commits": n, "rows": n, "files": n, "bytes": n,
     "new_files": n, "new_bytes": n, "table_version": text}``. It is empty if there was nothing to rewrite. For a table, ``version`` and ``commits`` are null.

@@ -73,6 +73,7 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
     template_fields: Sequence[str] = ("pipeline_file", "spark_master", "spark_conn_id", "spark_conf")
     ui_color = "#d7ecd9"
     _submission: Submission | None = None
+    outlets: list[Any]
 
     def __init__(
         self,
