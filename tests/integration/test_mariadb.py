@@ -23,6 +23,7 @@ from pymysql.connections import Connection
 from pymysql.cursors import Cursor
 from pymysql.err import OperationalError
 
+from airflow_provider_streamsem.connectors.sql import columns as sql_columns
 from airflow_provider_streamsem.connectors.sql import database
 from airflow_provider_streamsem.connectors.sql.sink import JdbcSink
 from airflow_provider_streamsem.errors import DataError, PublishError, StreamsemError
@@ -315,6 +316,16 @@ def test_unsuitable_table_or_columns_are_refused_before_the_commit(case: str, db
     schema = schema_of(**{"id": "long", kind: "long"}) if "%" in kind else schema_of(id=kind)
     with pytest.raises(DataError, match="nothing became visible"):
         resolve_schema(db.sink(tmp_path, mode), schema)
+
+
+def test_every_column_type_that_an_error_advises_holds_its_values(db: Database, tmp_path: Path) -> None:
+    array = {"type": "array", "elementType": "long", "containsNull": True}
+    kinds = {f"c{at}": kind for at, kind in enumerate([*sql_columns._FITTING["mysql"], "decimal(38,18)"])}
+    kinds = {name: array if kind == "nested" else kind for name, kind in kinds.items()}
+    advised = {name: sql_columns.fitting(kind, "mysql").removeprefix("declare it as ") for name, kind in kinds.items()}
+    declared = ", ".join(f"{name} {text.rpartition(', or')[0]}" for name, text in advised.items())
+    db.run(f"CREATE TABLE t ({declared})")
+    resolve_schema(db.sink(tmp_path, "append"), schema_of(**kinds))
 
 
 ALTERED = {

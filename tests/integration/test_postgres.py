@@ -23,6 +23,7 @@ import pytest
 from airflow_provider_streamsem import FilesSource, Pipeline, rollback, run_batch
 from airflow_provider_streamsem.connections import Connection, use_resolver
 from airflow_provider_streamsem.connectors.contract import SinkCommit
+from airflow_provider_streamsem.connectors.sql import columns as sql_columns
 from airflow_provider_streamsem.connectors.sql import sink as jdbc
 from airflow_provider_streamsem.connectors.sql.sink import JdbcSink
 from airflow_provider_streamsem.errors import DataError, PublishError, StreamsemError, UnavailableError
@@ -353,6 +354,16 @@ def test_unsuitable_table_or_columns_are_refused_before_the_commit(case: str, db
     db.run(statement)
     with pytest.raises(DataError, match="nothing became visible"):
         resolve_schema(db.sink(tmp_path, mode), schema_of(id=kind))
+
+
+def test_every_column_type_that_an_error_advises_holds_its_values(db: Database, tmp_path: Path) -> None:
+    array = {"type": "array", "elementType": "long", "containsNull": True}
+    kinds = {f"c{at}": kind for at, kind in enumerate([*sql_columns._FITTING["postgresql"], "decimal(38,18)"])}
+    kinds = {name: array if kind == "nested" else kind for name, kind in kinds.items()}
+    advised = {name: sql_columns.fitting(kind, "postgresql").removeprefix("declare it as ") for name, kind in kinds.items()}  # fmt: skip
+    declared = ", ".join(f"{name} {text.rpartition(', or')[0]}" for name, text in advised.items())
+    db.run(f"CREATE TABLE t ({declared})")
+    resolve_schema(db.sink(tmp_path, "append"), schema_of(**kinds))
 
 
 def test_user_without_insert_privilege_is_refused_before_the_commit(

@@ -24,6 +24,21 @@ if TYPE_CHECKING:
 _DIGITS = {"byte": 3, "short": 5, "integer": 10, "long": 19}
 _BYTES = {"byte": 1, "short": 2, "integer": 4, "long": 8}
 _EXACT_DIGITS_OF_A_FLOAT = 15
+_FITTING = {
+    "postgresql": {
+        "boolean": "BOOLEAN", "byte": "SMALLINT", "short": "SMALLINT", "integer": "INTEGER", "long": "BIGINT", "float": "REAL", "double": "DOUBLE PRECISION",
+        "string": "TEXT", "binary": "BYTEA", "date": "DATE", "timestamp": "TIMESTAMPTZ", "timestamp_ntz": "TIMESTAMP", "nested": "JSONB",
+    },
+    "mysql": {
+        "boolean": "BOOLEAN", "byte": "TINYINT", "short": "SMALLINT", "integer": "INTEGER", "long": "BIGINT", "float": "FLOAT", "double": "DOUBLE",
+        "string": "LONGTEXT", "binary": "LONGBLOB", "date": "DATE", "timestamp": "DATETIME(6)", "timestamp_ntz": "DATETIME(6)", "nested": "JSON",
+    },
+    "sqlite": {
+        "boolean": "BOOLEAN", "byte": "INTEGER", "short": "INTEGER", "integer": "INTEGER", "long": "INTEGER", "float": "REAL", "double": "REAL",
+        "string": "TEXT", "binary": "BLOB", "date": "DATE", "timestamp": "DATETIME", "timestamp_ntz": "DATETIME", "nested": "JSON",
+    },
+}  # fmt: skip
+"""Database → type of Spark → the type of a column that holds its values."""
 _MYSQL = ("mysql", "mariadb")
 
 
@@ -203,7 +218,9 @@ def check(target: Target, schema: str, *, keys: Collection[str], version_column:
         elif column.get("computed") or (column.get("identity") or {}).get("always"):
             wrong[name] = "the database generates its values"
         elif not _fits(kind, column["type"], target.dialect):
-            wrong.setdefault(name, f"{_type_text(kind)} does not fit {_sql(column['type'])}")
+            wrong.setdefault(
+                name, f"{_type_text(kind)} does not fit {_sql(column['type'])}: {fitting(kind, target.dialect)}"
+            )
         elif keys and target.dialect in _MYSQL and "%" in name:
             wrong.setdefault(name, "MySQL's driver cannot update a column with % in its name")
     if schema and fields_of(schema):
@@ -339,6 +356,20 @@ def _fits(kind: Any, into: Any, dialect: str) -> bool:
     if kind in ("timestamp", "timestamp_ntz"):
         return _holds_time(kind, into, dialect)
     return False
+
+
+def fitting(kind: Any, dialect: str) -> str:
+    """Return what to do with a column of a Spark type that the table's column cannot hold: the type of a column that can, and a cast if none can."""
+    decimal = re.fullmatch(r"decimal\((\d+),(-?\d+)\)", kind) if isinstance(kind, str) else None
+    if decimal and dialect == "sqlite" and int(decimal[1]) > _EXACT_DIGITS_OF_A_FLOAT:
+        return "SQLite keeps only 15 digits of a NUMERIC, so cast the column to string in the transform, and declare it as TEXT"
+    name = re.sub(r"^(var)?char\(\d+\)$", "string", kind) if isinstance(kind, str) else "nested"
+    fits = dict(_FITTING["postgresql" if dialect == "postgresql" else "mysql" if dialect in _MYSQL else "sqlite"])
+    if decimal:
+        fits[name] = f"NUMERIC({decimal[1]}, {decimal[2]})"
+    if name not in fits:
+        return "no column holds it, so cast the column in the transform"
+    return f"declare it as {fits[name]}, or cast the column in the transform"
 
 
 def _holds_integer(kind: str, into: Any, dialect: str) -> bool:

@@ -489,6 +489,23 @@ def test_unsuitable_table_or_columns_are_refused_before_the_commit(case: str, db
         resolve_schema(sink(tmp_path, mode), schema_of(**kinds))
 
 
+KINDS = ["boolean", "byte", "short", "integer", "long", "float", "double", "decimal(15,2)", "decimal(22,2)", "string", "varchar(3)", "binary", "date", "timestamp", "timestamp_ntz", {"type": "array", "elementType": "long", "containsNull": True}]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_error_of_a_column_that_does_not_fit_says_what_does(kind: Any, db: Database, tmp_path: Path) -> None:
+    db.run(f"CREATE TABLE t (id {'BLOB' if kind != 'binary' else 'TEXT'})")
+    with pytest.raises(DataError) as refused:
+        resolve_schema(sink(tmp_path), schema_of(id=kind))
+    problem = refused.value.fields["columns"]["id"]  # type: ignore[index]
+    declared = problem.partition("declare it as ")[2].partition(", or")[0]
+    db.run("DROP TABLE t")
+    db.run(f"CREATE TABLE t (id {declared})")
+    is_too_long = kind == "decimal(22,2)"
+    assert ("SQLite keeps only 15 digits" in problem) == is_too_long
+    resolve_schema(sink(tmp_path), schema_of(id="string" if is_too_long else kind))
+
+
 def test_matching_columns_are_accepted_and_the_check_leaves_no_rows(db: Database, tmp_path: Path) -> None:
     db.run("CREATE TABLE t (id INTEGER PRIMARY KEY, s TEXT DEFAULT 'x' NOT NULL, _streamsem_version BIGINT)")
     for mode in MODES:
