@@ -37,7 +37,7 @@ _DAMAGED_STATE = re.compile(
     r"RocksDBException: [^\n]*(checksum mismatch|[Mm]ismatch in unique ID|[Cc]orrupt|magic number)"
 )
 """Matches RocksDB's errors for an SST file with another content. If RocksDB reads the file after it has loaded the state, Spark's condition does not say so."""
-_READ_BY_PYTHON = re.compile(r"ValueError: streamsem-read (setup|data|database): ([^\n]+)")
+_READ_BY_PYTHON = re.compile(r"ValueError: streamsem-read (setup|data|refused|database): ([^\n]+)")
 """Matches errors of :mod:`airflow_provider_streamsem.connectors.sql.executor_read`."""
 _WRITTEN = re.compile(r"\[TASK_WRITE_FAILED\] Task failed while writing rows to (\S+?)\. ")
 _OF_THE_QUERY = ("0A", "21", "22", "23", "39", "42", "54", "P0")
@@ -189,8 +189,15 @@ def _database_error(kind: str, problem: str, version: int) -> StreamsemError:
             "read the column as text with `as_text` of the source or lookup, and convert it in the transform; or correct the value, or leave the column out "
             "with `columns`. Then run again: the same range is read again."
         )
+    if kind == "refused":
+        summary = "the database refuses a query of an executor; nothing became visible"
+        return DataError(summary, version=version, problem=problem).advising(
+            "grant SELECT on the table and on all columns that are read, or name other columns with `columns`; then run again: the same range is read."
+        )
     return StageError(
         "an executor could not read the source's database; nothing became visible", version=version, problem=problem
+    ).advising(
+        "check that executors reach the host and port of the connection; localhost is another machine there. Then run again: the same range is read."
     )
 
 

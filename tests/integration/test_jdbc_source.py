@@ -593,7 +593,7 @@ def test_password_is_in_no_plan_and_no_error_of_spark(
     assert "hunter2" not in frame._jdf.queryExecution().toString()
     assert "reader" not in frame._jdf.queryExecution().toString()
     table.run("DROP TABLE t")
-    with pytest.raises(Exception, match=r"streamsem-read database: .* 42P01") as failed:
+    with pytest.raises(Exception, match=r"streamsem-read refused: .* 42P01") as failed:
         frame.collect()
     assert "hunter2" not in str(failed.value)
     assert table.name not in str(failed.value)

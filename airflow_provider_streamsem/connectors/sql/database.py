@@ -6,6 +6,7 @@ Errors of drivers contain row values, statements and addresses. The errors that 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -13,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_streamsem import connections
 from airflow_provider_streamsem.connectors.contract import SinkMarker
-from airflow_provider_streamsem.errors import DataError, InvalidError, PublishError, StreamsemError, UnavailableError
+from airflow_provider_streamsem.connectors.sql import refusals
+from airflow_provider_streamsem.errors import (
+    DataError,
+    InvalidError,
+    PublishError,
+    StoreRefusedError,
+    StreamsemError,
+    UnavailableError,
+)
 from airflow_provider_streamsem.protocol.entries import Json
 
 if TYPE_CHECKING:
@@ -33,12 +42,6 @@ _EXTRAS = {
 }  # fmt: skip
 _CONNECT_S = 10
 _BUSY_S = 30
-# SQLSTATE classes of permanent refusals: the database refuses the same rows again.
-_REFUSALS = ("01", "0A", "21", "22", "23", "2F", "38", "39", "3F", "40002", "42", "44", "45", "54", "55000", "P0")
-# MySQL errors without a class: packet too long, no default value, incorrect value, no matching partition, failed check.
-_MYSQL_REFUSALS = (1153, 1364, 1366, 1526, 1748, 3819)
-_REFUSING = {"IntegrityError", "DataError", "ProgrammingError", "NotSupportedError"}
-_CLIENT_ERRORS = (TypeError, ValueError, OverflowError, ArithmeticError)
 _CONSTRAINT = re.compile(r"(?:(?:UNIQUE|NOT NULL|CHECK) constraint failed: |for key )'?([\w., ]{1,200})'?$")
 
 
@@ -54,12 +57,17 @@ def connected(conn_id: str) -> Iterator[sa.Connection]:
     Open a new connection to the database, and close it at the end of the block. An open transaction is then rolled back.
 
     :param conn_id: id of the Airflow connection
-    :raises InvalidError: the Airflow connection does not exist or is of an unsupported type, or the driver is not installed
-    :raises UnavailableError: the database cannot be reached or denies access
+    :raises InvalidError: the Airflow connection does not exist or is of an unsupported type, the driver is not installed, or the file does not exist
+    :raises StoreRefusedError: the database refuses the connection
+    :raises UnavailableError: the database cannot be reached
     """
     import sqlalchemy as sa
 
     url, options = address(conn_id)
+    if url.drivername.startswith("sqlite") and not os.path.exists(url.database or ""):  # the driver would create it
+        raise InvalidError(
+            "the database file does not exist; nothing was written", conn_id=conn_id, file=url.database
+        ).advising("correct the path in the Airflow connection, or create the database; then run again.")
     problem = ""
     try:
         engine = sa.create_engine(url, poolclass=sa.pool.NullPool, connect_args=options, hide_parameters=True)
@@ -72,12 +80,13 @@ def connected(conn_id: str) -> Iterator[sa.Connection]:
             driver=url.drivername,
             problem=problem,
         ).advising("run `pip install 'airflow-provider-streamsem[jdbc]'`, or install the driver that `driver` names.")
+    failure: StreamsemError | None = None
     try:
         connection = engine.connect()
     except Exception as error:
-        problem = f"{type(error).__name__} {code_of(error)}".strip()
-    if problem:
-        raise UnavailableError("the database cannot be reached, or it denies access", conn_id=conn_id, problem=problem)
+        failure = _login_error(error, conn_id)
+    if failure is not None:
+        raise failure
     try:
         if connection.dialect.name in ("mysql", "mariadb"):
             _set_strict_mode(connection)
@@ -85,6 +94,28 @@ def connected(conn_id: str) -> Iterator[sa.Connection]:
     finally:
         connection.close()
         engine.dispose()
+
+
+def server(conn_id: str) -> dict[str, object]:
+    """Return the fields of an error that name the database of a connection: its host, database and user."""
+    url, _ = address(conn_id)
+    port = f":{url.port}" if url.port else ""
+    fields = {"host": f"{url.host}{port}" if url.host else "", "database": url.database, "user": url.username}
+    return {"conn_id": conn_id, **{name: value for name, value in fields.items() if value}}
+
+
+def _login_error(error: Exception, conn_id: str) -> StreamsemError:
+    """Return the error for a failed connection attempt. It quotes the text of the driver, which names hosts and users, but never the password."""
+    code, reason = refusals.code_of(error), refusals.login_reason(error, address(conn_id)[0].password)
+    fields: Json = {**server(conn_id), "problem": f"{type(refusals.driver_error(error)).__name__} {code}".strip()}
+    fields |= {"reason": reason} if reason else {}
+    if refusals.is_refused_login(error):
+        return StoreRefusedError("the database refuses the connection; no statement was sent", **fields).advising(
+            "correct what `reason` names, in the Airflow connection or in the database, then run again."
+        )
+    return UnavailableError("the database cannot be reached; no statement was sent", **fields).advising(
+        "check the host and port of the Airflow connection, and whether the database runs and accepts connections; then run again."
+    )
 
 
 def _set_strict_mode(connection: sa.Connection) -> None:
@@ -209,7 +240,7 @@ def create_markers_table(connection: sa.Connection, table: sa.Table) -> None:
         with connection.begin():
             table.create(connection)
     except sa.exc.DBAPIError as error:  # created concurrently by another process, or not permitted
-        problem = f"{type(error).__name__} {code_of(error)}".strip()
+        problem = f"{type(error).__name__} {refusals.code_of(error)}".strip()
     if not exists():
         raise UnavailableError(
             "the marker table is missing and could not be created; nothing became visible",
@@ -280,15 +311,6 @@ def set_marker(
     return True
 
 
-def code_of(error: BaseException) -> str:
-    """Return the SQLSTATE or the driver's own code; ``""`` if there is none."""
-    cause: Any = getattr(error, "orig", None) or error
-    code = getattr(cause, "sqlstate", None) or getattr(cause, "sqlite_errorname", None)
-    if not code and cause.args and isinstance(cause.args[0], int):
-        code = cause.args[0]
-    return str(code or "")
-
-
 def translated(error: Exception, **fields: object) -> StreamsemError:
     """
     Map a database error to an error of this package without row values.
@@ -301,16 +323,17 @@ def translated(error: Exception, **fields: object) -> StreamsemError:
     """
     if isinstance(error, StreamsemError):
         return error
-    cause: Any = getattr(error, "orig", None) or error
-    facts: Json = {**fields, "problem": type(cause).__name__, "sqlstate": code_of(error)}
+    cause = refusals.driver_error(error)
+    facts: Json = {**fields, "problem": type(cause).__name__, "sqlstate": refusals.code_of(error)}
     diagnosis = getattr(cause, "diag", None)
     if diagnosis is not None:
         facts |= {"constraint": diagnosis.constraint_name, "column": diagnosis.column_name, "of": diagnosis.table_name}
     else:
         constraint = _CONSTRAINT.search(str(cause.args[-1]) if cause.args else "")
         facts |= {"constraint": constraint[1] if constraint else None}
+    facts |= {"reason": refusals.statement_reason(cause)}
     facts = {name: value for name, value in facts.items() if value not in (None, "")}
-    if _is_refusal(cause):
+    if refusals.is_refusal(cause):
         return PublishError(
             "the database refuses a statement; the transaction was rolled back, so none of its rows are in the table",
             **facts,
@@ -337,16 +360,3 @@ def unknown_result_error(table: str, version: int) -> UnavailableError:
     """Return the error for a publisher whose marker other publishers have changed in every try."""
     summary = "other publishers changed the marker during every try; this publisher wrote no rows"
     return UnavailableError(summary, table=table, version=version)
-
-
-def _is_refusal(cause: BaseException) -> bool:
-    state = getattr(cause, "sqlstate", None)
-    if state and state != "HY000":  # MySQL reports HY000 for any error
-        return str(state).startswith(_REFUSALS)
-    if cause.args and cause.args[0] in _MYSQL_REFUSALS:
-        return True
-    if isinstance(cause, _CLIENT_ERRORS):
-        return True  # the driver could not encode a value
-    if getattr(cause, "sqlite_errorcode", None) == 1:
-        return True  # SQLITE_ERROR: no such table or column
-    return bool(_REFUSING & {kind.__name__ for kind in type(cause).__mro__})

@@ -39,7 +39,7 @@ def reader(
     Return a function for ``mapInArrow``. For each number in its input, it yields the rows of the query with this number as Arrow batches.
 
     Its errors contain no values, statements or addresses. They begin with ``streamsem-read`` and a kind, from which the engine derives its error: ``setup``,
-    ``data`` or ``database``.
+    ``data``, ``refused`` or ``database``.
 
     :param names: names of the columns
     :param types: pyarrow type of each column
@@ -177,6 +177,10 @@ def _problem_of() -> Callable[[Any], str]:
         # A driver raises DataError for a value that Python cannot hold, such as a date after 9999.
         if any(each.__name__ == "DataError" for each in type(error).__mro__):
             return f"data: the driver cannot read a value: {type(cause).__name__} {code}".strip()
+        # No such table or column, no privilege on it, or another user or database than that of the planner.
+        is_refused = len(code) == 5 and code[:2] in ("28", "3D", "3F", "42")
+        if is_refused or code in ("1044", "1045", "1049", "1054", "1142", "1143", "1146", "SQLITE_ERROR"):
+            return f"refused: the database refuses the query: {type(cause).__name__} {code}"
         return f"database: the database did not answer: {type(cause).__name__} {code}".strip()
 
     return problem_of

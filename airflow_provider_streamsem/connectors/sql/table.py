@@ -13,7 +13,7 @@ from airflow_provider_streamsem.connectors.sql import columns as sql_columns
 from airflow_provider_streamsem.connectors.sql import database, settled
 from airflow_provider_streamsem.connectors.sql.columns import Target
 from airflow_provider_streamsem.connectors.sql.cursor import Cursor, cursor_of
-from airflow_provider_streamsem.errors import SourceChangedError, UnavailableError
+from airflow_provider_streamsem.errors import SourceChangedError, StreamsemError, UnavailableError
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -42,14 +42,17 @@ def open_table(conn_id: str, table: str) -> Iterator[tuple[sa.Connection, Target
             target = sql_columns.describe(connection, table)
             if target is None:
                 raise SourceChangedError(
-                    "the database has no such table (names are case-sensitive, and views are not read); nothing was written",
+                    "the database has no such table, or the user has no privilege on it (names are case-sensitive, no views); nothing was written",
+                    **database.server(conn_id),
                     table=table,
                 ).advising("create the table, or correct `table`; then run again.")
             yield connection, target
     except Exception as error:
-        failure = database.translated_read(error, table=table)
+        failure = error
+        if not isinstance(error, StreamsemError):
+            failure = database.translated_read(error, **database.server(conn_id), table=table)
     if failure is not None:
-        raise failure
+        raise failure from None  # the text of the driver may contain values of rows
 
 
 def _read_times_in_utc(connection: sa.Connection) -> None:
