@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from airflow_provider_streamsem.arguments import integer, text
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.errors import DataError, InvalidError, SourceChangedError, StageError
+from airflow_provider_streamsem.errors import (
+    DataError,
+    InvalidError,
+    LogDamagedError,
+    SourceChangedError,
+    StageError,
+    StreamsemError,
+)
 from airflow_provider_streamsem.pipeline.outcomes import abort_outcome
 from airflow_provider_streamsem.protocol.entries import Outcome, PipelineRecord, Plan
 from airflow_provider_streamsem.protocol.view import OpenHead
@@ -37,11 +44,15 @@ def abort(log: CommitLog, record: PipelineRecord, version: int, *, reason: str) 
 
 def advise_abort(error: Exception, plan: Plan) -> None:
     """
-    Add to the advice of an error of an attempt how to abort the open version, unless the error concerns the log or the process.
+    Add to the advice of an error of an attempt how to abort the open version, unless the error concerns other versions or the process.
 
     Otherwise a version that no run can stage would block the pipeline: each run must close it before it plans another one (W9).
     """
-    if isinstance(error, (DataError, InvalidError, SourceChangedError, StageError)) and "abort" not in error.do:
+    is_of_plan = (
+        isinstance(error, LogDamagedError) and error.fields.get("invariant") == "R6"
+    )  # the source cannot read the pins
+    is_of_attempt = isinstance(error, (DataError, InvalidError, SourceChangedError, StageError))
+    if isinstance(error, StreamsemError) and (is_of_plan or is_of_attempt) and "abort" not in error.do:
         after = (
             "the rows of the replaced version stay"
             if plan.kind == "reprocess"

@@ -53,6 +53,7 @@ def reprocess(
     :raises InvalidError: the version is not closed, or was aborted; or a sink cannot replace its rows. Nothing was written
     :raises SourceChangedError: the source no longer holds the records that the version read. Nothing became visible
     :raises DataError: the transform cannot process the rows. The reprocessing run is aborted, and nothing became visible
+    :raises StageError: an attempt failed. The reprocessing run is aborted, and nothing became visible. A repeated call reprocesses the version again
     """
     # Without a run key, a retry has another key and cannot return this result. If this process died after the announcement, no result would contain the
     # announced versions. So this run announces none.

@@ -14,6 +14,7 @@ from airflow_provider_streamsem import RunResult, reprocess
 from airflow_provider_streamsem.errors import (
     DataError,
     InvalidError,
+    LogDamagedError,
     SourceChangedError,
     StageError,
     StreamsemError,
@@ -224,7 +225,14 @@ def test_reprocessing_run_stays_open_if_the_store_does_not_report_a_result(fixtu
     fixture.check()
 
 
-@pytest.mark.parametrize("error", [StageError("an executor was lost"), DataError("the transform does not fit")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        StageError("an executor was lost"),
+        DataError("the transform does not fit"),
+        LogDamagedError("the source cannot read the pins", invariant="R6"),
+    ],
+)
 @pytest.mark.parametrize("reprocessed", [None, 1])
 def test_run_that_cannot_close_an_open_version_says_how_to_abort_it(
     fixture: PipelineFixture, reprocessed: int | None, error: StreamsemError
