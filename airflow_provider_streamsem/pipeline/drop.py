@@ -11,7 +11,7 @@ from airflow_provider_streamsem.pipeline.opening import claim_datasets, find_rec
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import codec, keys
 from airflow_provider_streamsem.protocol.entries import PipelineRecord
-from airflow_provider_streamsem.protocol.view import OpenHead
+from airflow_provider_streamsem.protocol.view import ClosedHead, OpenHead
 from airflow_provider_streamsem.stores.contract import ObjectStat
 from airflow_provider_streamsem.stores.dataset import open_dataset
 
@@ -51,10 +51,36 @@ def drop(pipeline: Pipeline, *, dry_run: bool = False, log: CommitLog | None = N
     :param log: default: the log at ``pipeline.log``
     :raises InvalidError: there is no log, it is not that of a fork, or a sink publishes outside the log. Nothing was deleted
     :raises ConflictError: a version is open, the log belongs to another pipeline, or a dataset to another log; or another object is stored at one of the
-        locations. Nothing was deleted. Or a run has written to
-        the log during the call
+        locations. Nothing was deleted. Or a run has written to the log during the call
     """
     log = log or open_commit_log(pipeline.log)
+    forked_from, head = _checked(pipeline, log, dry_run=dry_run)
+    attempts = [(sink, attempt) for sink in pipeline.sinks.values() for attempt in sorted(sink.attempts())]
+    size = sum(sink.discard(*attempt, dry_run=dry_run) for sink, attempt in attempts)
+    newest = keys.outcome(head.closed) if head.closed >= 0 else ""
+    last = _spills_of_record(log)
+    stats = sorted(_objects(log), key=lambda stat: (keys.is_spill(stat.key), stat.key == newest, stat.key))
+    if not dry_run:
+        _delete(log, [stat for stat in stats if stat.key not in last], keep=last)
+        for sink in pipeline.sinks.values():
+            open_dataset(sink.location).delete(keys.DATASET_MARKER)
+        for key in (keys.PIPELINE, *last):
+            log.retrying.delete(key)
+    return Dropped(
+        log=log.store.url,
+        forked_from=forked_from,
+        attempts=len(attempts),
+        objects=len(stats) + 1,
+        bytes=size + sum(stat.bytes for stat in stats),
+    )
+
+
+def _checked(pipeline: Pipeline, log: CommitLog, *, dry_run: bool) -> tuple[str, ClosedHead]:
+    """
+    Check that the fork can be dropped. Raises as :func:`drop` does.
+
+    :returns: URL of the original's log, and the head of the fork's log
+    """
     record = find_record(pipeline, log)
     if record is None:
         raise InvalidError("there is no log at this location; nothing was deleted", log=pipeline.log).advising(
@@ -81,24 +107,7 @@ def drop(pipeline: Pipeline, *, dry_run: bool = False, log: CommitLog | None = N
         # Verify the ownership markers. For a log without versions, this creates a missing marker, which is deleted below. An earlier call may have deleted the
         # versions and the markers.
         claim_datasets(pipeline, log, record, new=head.outcome is None)
-    attempts = [(sink, attempt) for sink in pipeline.sinks.values() for attempt in sorted(sink.attempts())]
-    size = sum(sink.discard(*attempt, dry_run=dry_run) for sink, attempt in attempts)
-    newest = keys.outcome(head.closed) if head.closed >= 0 else ""
-    last = _spills_of_record(log)
-    stats = sorted(_objects(log), key=lambda stat: (keys.is_spill(stat.key), stat.key == newest, stat.key))
-    if not dry_run:
-        _delete(log, [stat for stat in stats if stat.key not in last], keep=last)
-        for sink in pipeline.sinks.values():
-            open_dataset(sink.location).delete(keys.DATASET_MARKER)
-        for key in (keys.PIPELINE, *last):
-            log.retrying.delete(key)
-    return Dropped(
-        log=log.store.url,
-        forked_from=record.fork.log,
-        attempts=len(attempts),
-        objects=len(stats) + 1,
-        bytes=size + sum(stat.bytes for stat in stats),
-    )
+    return record.fork.log, head
 
 
 def _refuse_foreign_objects(pipeline: Pipeline, log: CommitLog) -> None:
