@@ -199,12 +199,14 @@ class DeltaSink(TableSink[_Handle]):
         """
         Return Delta's statistics of the file; ``""`` for a merge, which computes the statistics of the files that it writes.
 
-        :raises DataError: a value is a date or time that delta-rs cannot read. In a partition column, one such value makes the whole table unreadable for it
+        :raises DataError: a value is a date, time or decimal that delta-rs cannot read. In a partition column, one such value makes the whole table unreadable
+            for it
         """
         if self.merges:
             keyed_rows.check_times(parquet)
             return ""
         keyed_rows.check_times(parquet, self.partition_by)
+        _check_decimals(parquet, self.partition_by)
         return delta_stats(parquet, without=frozenset(self.partition_by))
 
     def marker(self, pipeline_uuid: str, sink: str) -> SinkMarker | None:
@@ -433,6 +435,28 @@ class DeltaSink(TableSink[_Handle]):
                 partition_by=list(self.partition_by),
                 found=partition_columns,
             ).advising("set partition_by of the sink to the columns in `found`, or use another table.")
+
+
+def _check_decimals(parquet: Any, partition_by: Sequence[str]) -> None:
+    """
+    Refuse negative decimals with a fraction in partition columns. delta-rs writes ``-0.05`` as ``0.-5``, and then reads no row of the whole table.
+
+    :raises DataError: names the columns. Nothing became visible
+    """
+    refused = set()
+    for group in range(parquet.num_row_groups):
+        for index in range(parquet.num_columns):
+            chunk = parquet.row_group(group).column(index)
+            if chunk.path_in_schema not in partition_by or parquet.schema.column(index).logical_type.type != "DECIMAL":
+                continue
+            least = chunk.statistics.min if chunk.statistics is not None and chunk.statistics.has_min_max else 0
+            if least < 0 and least % 1:
+                refused.add(chunk.path_in_schema)
+    if refused:
+        summary = "a negative decimal with a fraction cannot be a partition value of a Delta table, because delta-rs then cannot read the table; nothing became visible"
+        raise DataError(summary, columns=sorted(refused)).advising(
+            "partition by another column, or cast the column to a string in the transform and write to a new table."
+        )
 
 
 def _app(batch: SinkCommit) -> str:

@@ -7,9 +7,12 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
@@ -31,6 +34,7 @@ from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.entries import Marker
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import CountingStore, Crash
+from tests.connectors import batches
 from tests.connectors.delta.delta_fixture import DeltaFixture, crash_at_each_write
 from tests.pipeline_fixture import die
 from tests.rounds import ROUNDS
@@ -455,3 +459,19 @@ def test_path_that_readers_would_decode_differently_is_refused(path: str) -> Non
     with pytest.raises(InvalidError, match="sink delta: path"):
         DeltaSink(path)
     DeltaSink("/lake/100%/a b")
+
+
+@pytest.mark.parametrize("value", ["-0.05", "-12.30", "-12.00", "0.05"])
+def test_negative_decimal_with_a_fraction_is_refused_as_a_partition_value(tmp_path: Path, value: str) -> None:
+    """delta-rs then reads no row of the whole table."""
+    sink = DeltaSink(str(tmp_path / "table"), partition_by=["p"])
+    batches.resolve_schema(sink, batches.schema_of(id="long", p="decimal(9,2)"))
+    directory = Path(sink.attempt_location(0, "a" * 32)) / f"__p={value}"
+    directory.mkdir(parents=True)
+    rows = pyarrow.table({"id": [1], "p": pyarrow.array([Decimal(value)], pyarrow.decimal128(9, 2))})
+    pyarrow.parquet.write_table(rows, directory / "part-0.parquet")
+    if Decimal(value) < 0 and Decimal(value) % 1:
+        with pytest.raises(DataError, match="negative decimal with a fraction"):
+            sink.collect(0, "a" * 32)
+    else:
+        assert sink.collect(0, "a" * 32).rows == 1
