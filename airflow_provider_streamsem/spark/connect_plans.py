@@ -16,7 +16,7 @@ from pyspark.sql.connect.plan import Checkpoint, LogicalPlan
 from pyspark.sql.connect.proto import Expression, Relation
 
 from airflow_provider_streamsem.errors import DataError
-from airflow_provider_streamsem.spark.evaluation import Node, Role
+from airflow_provider_streamsem.spark.evaluation import Node, Role, nodes
 
 _ROLES: dict[str, Role] = {
     **dict.fromkeys(
@@ -106,25 +106,7 @@ class ConnectPlans:
     def tree(self, frame: DataFrame) -> Node:
         """Return the plan of a DataFrame, as the client sends it."""
         inner: Any = frame
-        return self._node(inner._plan.plan(self._client))
-
-    def _node(self, relation: Relation) -> Node:
-        name = relation.WhichOneof("rel_type") or ""
-        role = _ROLES.get(name, "rows")
-        if role == "values" and any(word in _GENERATORS for word in _called(relation)):
-            role = "rows"
-        if (
-            name == "set_op"
-            and relation.set_op.set_op_type == relation.set_op.SET_OP_TYPE_UNION
-            and relation.set_op.is_all
-        ):
-            role = "values"
-        return Node(
-            key=relation.common.plan_id,
-            role=role,
-            children=[self._node(child) for child in _inputs(relation)],
-            native=relation,
-        )
+        return _tree(inner._plan.plan(self._client))
 
     def frame(self, node: Node, of: DataFrame) -> DataFrame:
         """Return the rows of a node."""
@@ -143,7 +125,8 @@ class ConnectPlans:
         after.CopyFrom(before)
         if not _replace(after, node.key, rows._plan.plan(self._client)):
             return frame
-        missing = {id for id in _referenced(after) if id in set(_ids(before))} - set(_ids(after))
+        ids = [{relation.common.plan_id for relation in _relations(plan)} for plan in (before, after)]
+        missing = set(_referenced(after)) & ids[0] - ids[1]
         if missing:
             raise DataError(
                 "the transform refers to a column by a DataFrame that Spark Connect evaluates once for several sinks; nothing became visible"
@@ -164,7 +147,7 @@ class ConnectPlans:
             ]
         if name == "deduplicate" and not relation.deduplicate.all_columns_as_keys:
             return ["dropDuplicates"]
-        if name == "sample" and not all(_keeps_partitions(child) for child in node.children):
+        if name == "sample" and not all(_keeps_partitions(below) for child in node.children for below in nodes(child)):
             return ["sample"]
         if name not in _DETERMINISTIC:
             return [name]
@@ -248,6 +231,29 @@ class _Given(LogicalPlan):  # type: ignore[misc]
         return self._of.observations
 
 
+def _tree(root: Relation) -> Node:
+    relations = [root]
+    inputs_of = []
+    for relation in relations:
+        inputs = list(_inputs(relation))
+        inputs_of.append(range(len(relations), len(relations) + len(inputs)))
+        relations += inputs
+    nodes_of: dict[int, Node] = {}
+    for index in reversed(range(len(relations))):
+        nodes_of[index] = _node(relations[index], [nodes_of[each] for each in inputs_of[index]])
+    return nodes_of[0]
+
+
+def _node(relation: Relation, children: list[Node]) -> Node:
+    name = relation.WhichOneof("rel_type") or ""
+    role = _ROLES.get(name, "rows")
+    if role == "values" and any(word in _GENERATORS for word in _called(relation)):
+        role = "rows"
+    if name == "set_op" and relation.set_op.set_op_type == relation.set_op.SET_OP_TYPE_UNION and relation.set_op.is_all:
+        role = "values"
+    return Node(key=relation.common.plan_id, role=role, children=children, native=relation)
+
+
 def _messages(message: Any) -> Iterator[Any]:
     """Yield the messages in the fields of a message."""
     for descriptor, value in message.ListFields():
@@ -298,37 +304,37 @@ def _called(relation: Relation) -> Iterator[str]:
                 yield from re.findall(r"\w+", each.expression_string.expression.lower())
 
 
-def _replace(relation: Relation, key: Any, stored: Relation) -> bool:
+def _replace(root: Relation, key: Any, stored: Relation) -> bool:
     """Replace each input with a plan id by stored rows, and return whether there is one."""
-    if relation.common.plan_id == key:
+    found = [relation for relation in _relations(root) if relation.common.plan_id == key]
+    for relation in found:
         relation.CopyFrom(stored)
         relation.common.plan_id = key
-        return True
-    return any([_replace(child, key, stored) for child in _inputs(relation)])
+    return bool(found)
 
 
-def _ids(relation: Relation) -> Iterator[int]:
-    yield relation.common.plan_id
-    for child in _inputs(relation):
-        yield from _ids(child)
+def _relations(root: Relation) -> Iterator[Relation]:
+    """Yield a relation and all relations below it."""
+    stack = [root]
+    while stack:
+        relation = stack.pop()
+        stack += _inputs(relation)
+        yield relation
 
 
-def _referenced(relation: Relation) -> Iterator[int]:
+def _referenced(root: Relation) -> Iterator[int]:
     """Yield the plan ids of DataFrames by which expressions refer to columns."""
-    for outer in _expressions(relation):
-        for each in _with_nested(outer):
-            kind = each.WhichOneof("expr_type")
-            if kind in ("unresolved_attribute", "unresolved_star", "unresolved_regex") and getattr(each, kind).HasField(
-                "plan_id"
-            ):
-                yield getattr(each, kind).plan_id
-    for child in _inputs(relation):
-        yield from _referenced(child)
+    for relation in _relations(root):
+        for outer in _expressions(relation):
+            for each in _with_nested(outer):
+                kind = each.WhichOneof("expr_type")
+                if kind in ("unresolved_attribute", "unresolved_star", "unresolved_regex") and getattr(
+                    each, kind
+                ).HasField("plan_id"):
+                    yield getattr(each, kind).plan_id
 
 
 def _keeps_partitions(node: Node) -> bool:
-    """Return whether the partitions of a node have the same rows in the same order in each action."""
+    """Return whether the partitions of a node have the same rows in the same order in each action, if those of its inputs have."""
     name = node.native.WhichOneof("rel_type")
-    is_local_sort = name == "sort" and not node.native.sort.is_global
-    keeps = name in _KEEP_PARTITIONS and (name != "sort" or is_local_sort)
-    return keeps and all(map(_keeps_partitions, node.children))
+    return name in _KEEP_PARTITIONS and (name != "sort" or not node.native.sort.is_global)

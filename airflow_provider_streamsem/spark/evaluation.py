@@ -11,7 +11,7 @@ executor, the attempt fails, because Spark cannot compute the block again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -109,21 +109,44 @@ def consistent(frames: Mapping[str, DataFrame], plans: Plans, transform_name: st
     :param transform_name: the name of the transform, for errors
     :raises DataError: two frames have such operations. Nothing became visible
     """
+    fixed, trees, stored = _with_stored_parts(frames, plans, lambda node: not _is_stored(node))
+    _check(trees, stored, plans, transform_name)
+    return fixed
+
+
+def consistent_alone(frame: DataFrame, plans: Plans) -> DataFrame:
+    """
+    Return the frame of the only sink so that its plan gets rows of one evaluation.
+
+    Spark evaluates a DataFrame twice if a plan reads it twice, as in a union of two filters. It is stored if the second result may differ.
+    """
+    doubtful = lambda node: any(plans.doubts(below) for below in nodes(node))  # noqa: E731
+    fixed, _, _ = _with_stored_parts({"": frame}, plans, doubtful)
+    return fixed[""]
+
+
+def _with_stored_parts(
+    frames: Mapping[str, DataFrame], plans: Plans, is_stored_if_shared: Callable[[Node], bool]
+) -> tuple[dict[str, DataFrame], dict[str, Node], set[Hashable]]:
+    """
+    Store the parts that the plans of the frames share.
+
+    :param is_stored_if_shared: returns whether to store a node that is shared
+    :returns: name → frame, name → its plan, and the keys of the nodes that the plans had in place of stored rows
+    """
     fixed = dict(zip(frames, plans.with_one_clock(list(frames.values())), strict=True))
     stored: set[Hashable] = set()
     while True:
         trees = {name: plans.tree(frame) for name, frame in fixed.items()}
-        shared = _lowest_shared(trees.values())
+        shared = _lowest_shared(trees.values(), is_stored_if_shared)
         if shared is None:
-            break
+            return fixed, trees, stored
         name, node = next(
-            (name, node) for name, tree in trees.items() for node in _nodes(tree) if node.key == shared.key
+            (name, node) for name, tree in trees.items() for node in nodes(tree) if node.key == shared.key
         )
         rows = plans.stored(plans.frame(node, fixed[name]))
         stored.add(node.key)
         fixed = {name: plans.replaced(frame, node, rows) for name, frame in fixed.items()}
-    _check(trees, stored, plans, transform_name)
-    return fixed
 
 
 def _check(trees: Mapping[str, Node], stored: set[Hashable], plans: Plans, transform_name: str) -> None:
@@ -150,22 +173,22 @@ def _check(trees: Mapping[str, Node], stored: set[Hashable], plans: Plans, trans
     )
 
 
-def _lowest_shared(trees: Iterable[Node]) -> Node | None:
+def _lowest_shared(trees: Iterable[Node], is_stored_if_shared: Callable[[Node], bool]) -> Node | None:
     """Return a node that is the input of several nodes, or the plan of several sinks, and below which there is no other one; ``None`` if there is none."""
     uses: Counter[Hashable] = Counter()
-    nodes: dict[Hashable, Node] = {}
+    by_key: dict[Hashable, Node] = {}
     stack = list(trees)
     while stack:
         node = stack.pop()
         uses[node.key] += 1
-        if node.key not in nodes:
-            nodes[node.key] = node
+        if node.key not in by_key:
+            by_key[node.key] = node
             stack += node.children
-    shared = {key for key, count in uses.items() if count > 1 and not _is_stored(nodes[key])}
+    shared = {key for key, count in uses.items() if count > 1 and is_stored_if_shared(by_key[key])}
     for key in shared:
-        below = {node.key for child in nodes[key].children for node in _nodes(child)}
+        below = {node.key for child in by_key[key].children for node in nodes(child)}
         if not below & shared:
-            return nodes[key]
+            return by_key[key]
     return None
 
 
@@ -173,17 +196,21 @@ def _is_stored(node: Node) -> bool:
     return node.role == "stored" or (node.role == "alias" and all(map(_is_stored, node.children)))
 
 
-def _selection_doubts(node: Node, plans: Plans) -> list[str]:
+def _selection_doubts(tree: Node, plans: Plans) -> list[str]:
     """Return the operations by which a plan selects rows, and whose result may differ in the next action. Operations that only compute columns are left out."""
-    if node.role in ("alias", "values"):
-        return [doubt for child in node.children for doubt in _selection_doubts(child, plans)]
-    if node.role == "groups":
-        inputs = [doubt for child in node.children for below in _nodes(child) for doubt in plans.doubts(below)]
-        return plans.doubts(node, groups_only=True) + inputs
-    return [doubt for below in _nodes(node) for doubt in plans.doubts(below)]
+    doubts: list[str] = []
+    stack = [tree]
+    while stack:
+        node = stack.pop()
+        if node.role in ("alias", "values"):
+            stack += node.children
+            continue
+        doubts += plans.doubts(node, groups_only=node.role == "groups")
+        doubts += [doubt for child in node.children for below in nodes(child) for doubt in plans.doubts(below)]
+    return doubts
 
 
-def _nodes(node: Node) -> Iterator[Node]:
+def nodes(node: Node) -> Iterator[Node]:
     """Yield the nodes of a plan without the plans in expressions."""
     stack = [node]
     while stack:
@@ -193,7 +220,7 @@ def _nodes(node: Node) -> Iterator[Node]:
 
 def _nodes_of_subqueries(tree: Node) -> Iterator[Node]:
     """Yield the nodes of all plans in the expressions of a plan."""
-    for node in _nodes(tree):
+    for node in nodes(tree):
         for subquery in node.subqueries:
-            yield from _nodes(subquery)
+            yield from nodes(subquery)
             yield from _nodes_of_subqueries(subquery)

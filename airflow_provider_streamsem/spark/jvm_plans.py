@@ -7,7 +7,7 @@ This module imports pyspark, and uses non-public names of classic PySpark.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from airflow_provider_streamsem.spark.evaluation import Node, Role
+from airflow_provider_streamsem.spark.evaluation import Node, Role, nodes
 
 _CATALYST = "org.apache.spark.sql.catalyst"
 _CLOCK_RULES = ("ComputeCurrentTime", "SpecialDatetimeValues")
@@ -117,19 +117,25 @@ class JvmPlans:
         ]
 
     def tree(self, frame: DataFrame) -> Node:
-        """Return the analyzed plan of a DataFrame."""
-        return self._node(_analyzed(frame))
+        """Return the analyzed plan of a DataFrame. A node that computes the same as its only input, such as an alias, is left out."""
+        return self._tree(_analyzed(frame))
 
-    def _node(self, plan: Any) -> Node:
-        """Return a node. A node that computes the same as its only input, such as an alias, is left out."""
+    def _tree(self, root: Any) -> Node:
+        plans, children_of = _breadth_first(root, lambda plan: _elements(plan.children()))
+        nodes_of: dict[int, Node] = {}
+        for index in reversed(range(len(plans))):
+            children = [nodes_of[child] for child in children_of[index]]
+            nodes_of[index] = self._node(plans[index], children)
+        return nodes_of[0]
+
+    def _node(self, plan: Any, children: list[Node]) -> Node:
         key = self._key(plan)
-        children = [self._node(child) for child in _elements(plan.children())]
         if len(children) == 1 and children[0].key == key:
             return children[0]
         name = plan.nodeName()
         is_stored = name == "LogicalRDD" and plan.rdd().isCheckpointed()
         role = "stored" if is_stored else _ROLES.get(name, "rows")
-        subqueries = [self._node(subquery) for subquery in _elements(plan.subqueries())]
+        subqueries = [self._tree(subquery) for subquery in _elements(plan.subqueries())]
         return Node(key=key, role=role, children=children, native=plan, subqueries=subqueries)
 
     def _key(self, plan: Any) -> tuple[int, int]:
@@ -152,16 +158,23 @@ class JvmPlans:
         after = self._replaced(before, node.key, _analyzed(stored))
         return frame if after is before else self._frame(after)
 
-    def _replaced(self, plan: Any, key: Hashable, stored: Any) -> Any:
-        if self._key(plan) == key:
-            return self._under_ids_of(plan, stored)
-        before = _elements(plan.children())
-        after = [self._replaced(child, key, stored) for child in before]
-        if all(new is old for new, old in zip(after, before, strict=True)):
-            return plan
-        changed = plan.withNewChildren(self._seq(after))
-        changed.copyTagsFrom(plan)
-        return changed
+    def _replaced(self, root: Any, key: Hashable, stored: Any) -> Any:
+        is_found: list[bool] = []
+
+        def inputs(plan: Any) -> list[Any]:
+            is_found.append(self._key(plan) == key)
+            return [] if is_found[-1] else _elements(plan.children())
+
+        plans, children_of = _breadth_first(root, inputs)
+        after = list(plans)
+        for index in reversed(range(len(plans))):
+            children = children_of[index]
+            if is_found[index]:
+                after[index] = self._under_ids_of(plans[index], stored)
+            elif any(after[child] is not plans[child] for child in children):
+                after[index] = plans[index].withNewChildren(self._seq([after[child] for child in children]))
+                after[index].copyTagsFrom(plans[index])
+        return after[0]
 
     def _under_ids_of(self, plan: Any, stored: Any) -> Any:
         """Return the stored rows with the ids of columns that a plan has."""
@@ -185,7 +198,7 @@ class JvmPlans:
         if name == "LogicalRelation":
             relation = plan.relation().getClass().getSimpleName()
             return [] if relation == "HadoopFsRelation" else [f"read of {relation}"]
-        if name == "Sample" and not all(self._keeps_partitions(child) for child in node.children):
+        if name == "Sample" and not all(_keeps_partitions(below) for child in node.children for below in nodes(child)):
             return ["sample"]
         if name == "Aggregate":
             groups = [doubt for each in _elements(plan.groupingExpressions()) for doubt in _expression_doubts(each)]
@@ -200,13 +213,6 @@ class JvmPlans:
 
     def _doubts_of(self, plan: Any) -> list[str]:
         return [doubt for each in _elements(plan.expressions()) for doubt in _expression_doubts(each)]
-
-    def _keeps_partitions(self, node: Node) -> bool:
-        """Return whether the partitions of a node have the same rows in the same order in each action."""
-        name = node.native.nodeName()
-        is_local_sort = name == "Sort" and not getattr(node.native, "global")()
-        keeps = node.role == "stored" or name in _KEEP_PARTITIONS or is_local_sort
-        return keeps and all(map(self._keeps_partitions, node.children))
 
     def _frame(self, plan: Any) -> DataFrame:
         inner: Any = self.session
@@ -254,6 +260,23 @@ def _aggregate_doubts(expression: Any) -> list[str]:
     }
     is_inexact = expression.dataType().typeName() in ("float", "double") and bool(aggregates & {"Sum", "Average"})
     return doubts + sorted(aggregates - _ORDER_INDEPENDENT) + (["sum of floating-point numbers"] if is_inexact else [])
+
+
+def _keeps_partitions(node: Node) -> bool:
+    """Return whether the partitions of a node have the same rows in the same order in each action, if those of its inputs have."""
+    name = node.native.nodeName()
+    is_local_sort = name == "Sort" and not getattr(node.native, "global")()
+    return node.role == "stored" or name in _KEEP_PARTITIONS or is_local_sort
+
+
+def _breadth_first(root: Any, inputs: Callable[[Any], list[Any]]) -> tuple[list[Any], list[range]]:
+    """Return the plans of a tree, parents before children, and the indices of the children of each. A recursion would fail on plans with 1,000 levels."""
+    plans, children_of = [root], []
+    for plan in plans:
+        children = inputs(plan)
+        children_of.append(range(len(plans), len(plans) + len(children)))
+        plans += children
+    return plans, children_of
 
 
 def _is_same_column(one: Any, other: Any) -> bool:

@@ -31,7 +31,7 @@ from airflow_provider_streamsem.protocol.codec import canonical
 from airflow_provider_streamsem.protocol.entries import Committable, Json, Quarantine
 from airflow_provider_streamsem.spark import causes, schema
 from airflow_provider_streamsem.spark.dedup import Deduplication
-from airflow_provider_streamsem.spark.evaluation import Plans, consistent
+from airflow_provider_streamsem.spark.evaluation import Plans, consistent, consistent_alone
 from airflow_provider_streamsem.spark.sequencing import Sequencing
 from airflow_provider_streamsem.state import LOCATION, State, operator_state, with_operator_state
 from airflow_provider_streamsem.state_files import make_durable
@@ -181,6 +181,8 @@ class Staging:
             }
             if not are_stored:
                 counts_once = len(inputs) == 1 and self._counts_once(outputs.values(), observation)
+            if not are_stored and not counts_once and self._micro_batch is None:
+                outputs = {name: consistent_alone(frame, self._plans) for name, frame in outputs.items()}
             passed_to_writer = {name: self._write(name, outputs[name], observation) for name in self.job.sinks}
             state = self._state_after_batch()
             counts = self._counts_of_inputs(inputs, observation if counts_once else None)

@@ -93,6 +93,36 @@ def test_subquery_that_reads_shared_random_values_again_is_refused(location: Loc
         run(location, transform)
 
 
+@pytest.mark.parametrize(
+    "transform",
+    [routes.common_udf, routes.common_pandas, routes.common_after_a_shuffle, routes.joined_with_itself],
+    ids=lambda t: t.__name__,
+)
+def test_only_sink_with_two_branches_of_one_plan_gets_each_record_once(
+    location: Location, spark: SparkSession, transform: Callable[[DataFrame], routes.Frames]
+) -> None:
+    def united(frame: DataFrame) -> DataFrame:
+        parts = transform(frame)
+        return parts["a"].select("id").union(parts["b"].select("id"))
+
+    assert location.run(location.pipeline(source=IDS, transform=united)).counts["read"] == RECORDS
+    assert sorted(row["id"] for row in location.rows(spark)) == list(range(RECORDS))
+
+
+def test_batch_without_rows_for_the_sinks_is_committed(location: Location) -> None:
+    assert run(location, routes.common_udf, where="id < 0")["filtered"] == RECORDS
+
+
+def test_deep_plan_is_compared(spark: SparkSession) -> None:
+    plans = JvmPlans(spark)
+    stored: Any = plans.stored(spark.range(5).withColumn("r", F.rand()))
+    plan = stored._jdf.queryExecution().analyzed()
+    for _ in range(1_200):
+        plan = plans._object("org.apache.spark.sql.catalyst.plans.logical.Project").apply(plan.output(), plan)
+    assert plans._tree(plan).role == "stored"
+    plans.release()
+
+
 def test_example_of_the_pages_splits_rows_by_a_function(location: Location, spark: SparkSession) -> None:
     page = (Path(__file__).parents[2] / "docs/connectors/index.md").read_text()
     names: dict[str, Any] = {"F": F}
