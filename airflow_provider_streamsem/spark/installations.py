@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.spark import java
 
-_MISSING_CLASS = re.compile(r"\b(?:java\.lang\.(?:ClassNotFoundException|NoClassDefFoundError)): (?:Class )?([\w.$/]+)")
+_MISSING_CLASS = re.compile(
+    r"\b(?:java\.lang\.(?:ClassNotFoundException|NoClassDefFoundError)): (?:Class |Could not initialize class )?([\w.$/]+)"
+)
 _OTHER_BUILD = re.compile(
     r"\bjava\.lang\.(NoSuchMethodError|NoSuchFieldError|AbstractMethodError|IncompatibleClassChangeError|NoSuchMethodException)\b"
     r"|\bjava\.io\.(InvalidClassException)\b"

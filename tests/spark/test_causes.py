@@ -173,6 +173,7 @@ def test_full_disk_of_a_sink_is_reported_with_its_location_and_not_retried(
         (("java.lang.UnsupportedClassVersionError: org/apache/spark/X has been compiled by a more recent version",), "Java 17 or 21"),
         (("org.apache.spark.SparkException: x", "java.lang.ClassNotFoundException: org.postgresql.Driver"), "org.postgresql.Driver"),
         (("java.lang.NoClassDefFoundError: org/apache/avro/Schema",), "org/apache/avro/Schema"),
+        (("java.lang.NoClassDefFoundError: Could not initialize class org.x.Y",), "missing='org.x.Y'"),
         (("java.sql.SQLException: No suitable driver",), "JDBC driver"),
         (('org.apache.hadoop.fs.UnsupportedFileSystemException: No FileSystem for scheme "gs"',), "scheme='gs'"),
         (("java.lang.NoSuchMethodError: 'scala.collection.Seq x.y()'",), "NoSuchMethodError"),
