@@ -257,18 +257,18 @@ class _Exact:
 
         A number that is the name of a field does not match.
         """
-        skipped, other = [_STRING, "-(?![0-9])"], '"0-9-'
+        words, skipped, other = "", [_STRING, "-(?![0-9])"], '"0-9-'
         if "allowsinglequotes" in self._lenient:
             skipped, other = [*skipped, _STRING.replace('"', "'")], other[0] + "'" + other[1:]
         if "allowunquotedfieldnames" in self._lenient:
             # A name may be or begin with a number. The parser accepts it, so it must not end the search for numbers. A word is tested only at its first
             # character. Otherwise the time would be quadratic in the length of a word of signs and digits.
             between, name = r"\s:{}\[\],", r"(?<![^\s:{}\[\],\"'])[^\s:{}\[\],\"']++(?=\s*+:)"
-            skipped = [f"[{between}]++", name, *skipped, r"[\p{L}_$][^\s:{}\[\],\"']*+"]
-            other = other[0] + rf"\p{{L}}_${between}" + other[1:]
+            words = f"[{between}]++|{name}|"
+            skipped, other = [*skipped, r"[\p{L}_$][^\s:{}\[\],\"']*+"], other[0] + rf"\p{{L}}_${between}" + other[1:]
         whole = "[0-9]++" if "allownumericleadingzeros" in self._lenient else "(?:0|[1-9][0-9]*+)"
         number = rf"-?{whole}(?:\.[0-9]++)?+(?:[eE][+-]?[0-9]++)?+"
-        return rf"\G((?:[^{other}]++|{'|'.join(skipped)})*+)({number})(?!\s*+:)"
+        return rf"\G((?:{words}[^{other}]++|{'|'.join(skipped)})*+)({number})(?!\s*+:)"
 
     def _is_bad(self, parsed: str) -> str:
         return any_of(_tests(parsed, self._grouped, None, self._value, self._wrong))
