@@ -187,6 +187,19 @@ def test_number_after_an_unquoted_name_is_not_rounded(location: Location, spark:
     assert location.rows(spark) == [{"d": Decimal("9.99"), "s": "1.10"}]
 
 
+def test_decimal_with_thousands_of_zeros_is_exact_and_one_with_thousands_of_digits_is_quarantined(
+    location: Location, spark: SparkSession
+) -> None:
+    zeros, digits = "0" * 5_000, "1" * 5_000
+    good = [f"1.50{zeros}", f"-{zeros}1.5", zeros, f"-{zeros}.{zeros}", f"+{zeros}12{zeros[:5]}.", f".5{zeros}", f"1.5{zeros}e1", f"{zeros}1.5{zeros}E-1", f"0.{zeros[:900]}5{zeros}e901"]  # fmt: skip
+    bad = [digits, f"1.{digits}", f"1.{zeros}1", f"1{zeros}", f"1.{zeros}5e5", f"{digits}e-999"]
+    location.put("a.json", "".join(f'{{"k": {k}, "d": "{text}"}}\n' for k, text in enumerate([*good, *bad])))
+    source = {"format": "json", "schema": "k int, d decimal(12,2)"}
+    assert location.run(location.pipeline(source=source)).counts["quarantined"] == len(bad)
+    values = {row["k"]: row["d"] for row in location.rows(spark)}
+    assert values == {k: Decimal(text) for k, text in enumerate(good)}
+
+
 def test_null_in_a_not_null_field_inside_arrays_and_maps_is_quarantined(
     location: Location, spark: SparkSession
 ) -> None:
