@@ -310,6 +310,24 @@ TABLES: dict[str, list[Row]] = {
             "connectors/kafka/test_source.py::test_unreachable_brokers_are_reported_by_address",
         ),
         Row(
+            "a database refuses the user, the password, the database name or the TLS settings",
+            StoreRefusedError,
+            "correct what `reason` names, in the Airflow connection or in the database",
+            "integration/test_jdbc_mistakes.py::test_sink_without_access_is_refused_without_retries",
+        ),
+        Row(
+            "the user of a database lacks the privilege to read a table or column",
+            DataError,
+            "grant `SELECT` on it, or name other `columns`",
+            "integration/test_jdbc_source.py::test_table_that_the_user_may_not_read_is_refused_by_name",
+        ),
+        Row(
+            "a database has a value that no type of Spark holds: a zero date, `infinity`, `NaN` in a decimal",
+            DataError,
+            "read the column that is named with `as_text`, and convert it in the transform",
+            "integration/test_jdbc_source.py::test_value_that_spark_cannot_hold_fails_the_run_by_column",
+        ),
+        Row(
             "the directory of a files source does not exist",
             UnavailableError,
             "mount or create it, or correct `path`",

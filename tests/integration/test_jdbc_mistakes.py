@@ -26,6 +26,7 @@ from airflow_provider_streamsem.stores.memory import MemoryStore
 from tests.integration.parts.mariadb import MariaDB
 from tests.integration.parts.postgres import Postgres
 from tests.integration.parts.server import free_port, home_for_others, running
+from tests.integration.test_jdbc_types import read
 
 pytestmark = pytest.mark.integration
 
@@ -42,6 +43,8 @@ def postgres() -> Iterator[Postgres]:
             connection.execute("REVOKE CONNECT ON DATABASE closed FROM PUBLIC")
             connection.execute("CREATE TABLE allowed (id bigserial PRIMARY KEY, v bigint)")
             connection.execute("GRANT SELECT ON allowed TO reader")
+            connection.execute("CREATE TABLE half (id bigserial PRIMARY KEY, c bigint)")
+            connection.execute("GRANT SELECT (id) ON half TO reader")
             connection.execute("CREATE TABLE forbidden (id bigserial PRIMARY KEY, v bigint)")
             connection.execute(
                 "CREATE SCHEMA s; CREATE TABLE s.t (id bigserial PRIMARY KEY); GRANT SELECT ON s.t TO reader"
@@ -166,6 +169,15 @@ def test_file_that_is_no_database_is_refused_and_not_retried(tmp_path: Path, mon
     path.write_text("no database " * 200)
     error = failure({"conn_type": "sqlite", "host": str(path)}, monkeypatch)
     assert (type(error), error.fields["sqlstate"]) == (DataError, "SQLITE_NOTADB")
+
+
+def test_column_that_the_user_may_not_read_is_refused_on_executors(
+    postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = {"conn_type": "postgres", "host": "127.0.0.1", "port": postgres.port, "login": "reader", "password": "hunter2", "schema": "postgres"}  # fmt: skip
+    monkeypatch.setenv("AIRFLOW_CONN_DB", json.dumps(connect))
+    with pytest.raises(ValueError, match=r"^streamsem-read refused: the database refuses the query: .* 42501$"):
+        read("half")
 
 
 def test_sink_without_access_is_refused_without_retries(
