@@ -50,6 +50,6 @@ class CompactsTable(Protocol):
         :returns: one value for each commit of the table; empty if there is nothing to rewrite
         :raises InvalidError: the table has requirements or files that the library cannot rewrite unchanged. Nothing was written
         :raises UnavailableError: other writers changed the same files, or the store or catalog did not report the result of a request. No row was changed
-        :raises DataError: files cannot be read, or the number of rows differs
+        :raises DataError: files cannot be read, or the rows of new files differ from those of the old files. No row was changed
         """
         ...

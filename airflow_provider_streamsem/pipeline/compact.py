@@ -117,8 +117,7 @@ def compact(
     :raises ConflictError: the log has other immutable fields than the pipeline. Rewrites that were committed before remain
     :raises OpenVersionError: a version (for a table: a reprocessing run or a rollback) is open or not published yet, or another writer created the next version
     :raises HeldVersionError: the open version is held
-    :raises DataError: files cannot be read, or the rows of the new files differ. Visible rows are unchanged. A Delta table is compared after its commit, so it
-        may have changed, and the error names the version to restore
+    :raises DataError: files cannot be read, or the rows of the new files differ. Visible rows are unchanged
     :raises UnavailableError: other writers have changed the files of the table, or a store or catalog did not report the result of a request
     """
     integer("target_file_bytes", target_file_bytes, least=LEAST_BYTES)
