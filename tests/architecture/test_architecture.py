@@ -132,6 +132,7 @@ def test_every_raised_error_is_public_or_marked_as_internal() -> None:
         "RangeChangedError",  # fails a task of Spark, and the engine translates it
         "TimeoutError",  # fails a task of Spark, which is repeated
         "MessageError",  # becomes the reason of a quarantined record
+        "RowsDifferError",  # becomes a DataError or a PublishError
         "DescriptorsError",  # becomes an InvalidError
         "HTTPException",  # the response of a request of the web view
         "Crash",

@@ -453,7 +453,7 @@ def _check_decimals(parquet: Any, partition_by: Sequence[str]) -> None:
             if least < 0 and least % 1:
                 refused.add(chunk.path_in_schema)
     if refused:
-        summary = "a negative decimal with a fraction cannot be a partition value of a Delta table, because delta-rs then cannot read the table; nothing became visible"
+        summary = "a negative decimal with a fraction cannot partition a Delta table, because delta-rs then fails to read the table; nothing became visible"
         raise DataError(summary, columns=sorted(refused)).advising(
             "partition by another column, or cast the column to a string in the transform and write to a new table."
         )
