@@ -283,15 +283,19 @@ def test_vacuum_of_a_forged_log_deletes_nothing_of_another_pipeline(fixture: Pip
     winner.check()
 
 
+LOST = "d" * 32
+"""The id of an attempt."""
+
+
 def test_vacuum_deletes_only_in_the_locations_of_its_pipeline(fixture: PipelineFixture, tmp_path: Path) -> None:
     other = PipelineFixture(tmp_path / "other", store=LocalStore(str(tmp_path / "other" / "log")))
     other.arrive(1)
     other.run("a")
     forge_spec(fixture.store, 1, lambda spec: spec["sinks"]["out"].update(path=str(other.root / "out")))
-    lost = fixture.root / "out" / "data" / "0" / "lost" / "f.json"
+    lost = fixture.root / "out" / "data" / "0" / LOST / "f.json"
     lost.parent.mkdir()
     lost.write_text("{}")
-    assert vacuum(fixture.pipeline()).attempts == (("out", 0, "lost"),)
+    assert vacuum(fixture.pipeline()).attempts == (("out", 0, LOST),)
     assert not lost.exists()
     other.check()
 
@@ -313,10 +317,10 @@ def test_vacuum_and_readers_do_not_follow_links_in_a_dataset(fixture: PipelineFi
     data = fixture.root / "out" / "data"
     (data / "0" / "linked").symlink_to(protected)
     (data / "7").symlink_to(protected.parent)
-    (data / "0" / "lost").mkdir()
-    (data / "0" / "lost" / "linked.json").symlink_to(protected / "f.json")
-    (data / "0" / "lost" / "linked").symlink_to(protected)
-    assert vacuum(fixture.pipeline()).attempts == (("out", 0, "lost"),)
+    (data / "0" / LOST).mkdir()
+    (data / "0" / LOST / "linked.json").symlink_to(protected / "f.json")
+    (data / "0" / LOST / "linked").symlink_to(protected)
+    assert vacuum(fixture.pipeline()).attempts == (("out", 0, LOST),)
     assert (protected / "f.json").exists()
     victim = Path(fixture.opened().files()[0].path)
     victim.unlink()

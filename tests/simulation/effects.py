@@ -18,7 +18,7 @@ from airflow_provider_streamsem.stores.contract import UnknownResultError
 from tests.simulation import checks
 from tests.simulation.checks import RawLog, require
 from tests.simulation.faults import Fate
-from tests.simulation.scheduler import Process, Scheduler
+from tests.simulation.scheduler import NAMES, Process, Scheduler
 from tests.simulation.simulated_pipeline import PipelineFixture
 
 CHUNK_ROWS = 2
@@ -157,7 +157,7 @@ class EffectsPipeline(PipelineFixture):
         claim, effects = log.claims.get((version, name, *at)), log.effects[(version, name, *at)]
         if claim is None or claim["nonce"] == effects["nonce"]:
             return
-        publisher = effects["nonce"].rpartition("-")[0]
+        publisher = NAMES.get(effects["nonce"][:24], "")
         may_close = publisher.endswith(".skip") or self.run_keys.get(publisher) == log.plans[version]["run_key"]
         require(may_close, "another run closed a claim (P5)", version, name, at, publisher)
 

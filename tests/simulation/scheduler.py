@@ -28,12 +28,17 @@ class Violation(AssertionError):
     trace: Sequence[str] = ()
 
 
+NAMES: dict[str, str] = {}
+"""Beginning of the ids that a process mints → the name of the process."""
+
+
 class ProcessClock(ManualClock):
     """The clock of one process. It advances with the turns and differs from other clocks by some seconds. A sleep ends the process's turn."""
 
     def __init__(self, process: Process, offset_ms: int) -> None:
         super().__init__(offset_ms, process.name)
         self._process = process
+        NAMES[self._prefix] = process.name
 
     def now_ms(self) -> int:
         return super().now_ms() + self._process.scheduler.now_ms
