@@ -43,7 +43,7 @@ from tests.simulation.disk import simulated_directories
 from tests.simulation.effects import EffectsPipeline
 from tests.simulation.rewrites import RewritesPipeline
 from tests.simulation.rollback import RollbackPipeline, StatefulRollbackPipeline, TablesRollbackPipeline
-from tests.simulation.scheduler import Process, Scheduler, Violation
+from tests.simulation.scheduler import NAMES, Process, Scheduler, Violation
 from tests.simulation.simulated_pipeline import DedupPipeline, PipelineFixture
 from tests.simulation.stateful import StatefulPipeline
 from tests.simulation.tables import TablesPipeline
@@ -474,7 +474,7 @@ class Simulation:
         version = self.raw_log().open
         if version is None or self.scheduler.faults.stopped or self.scheduler.in_flight(keys.outcome(version)):
             return
-        prefix = keys.attempts(version) + process.name
+        prefix = keys.attempts(version) + next(ids for ids, name in NAMES.items() if name == process.name)
         known = {key for other in self.scheduler.live for key in other.manifests}
         unread = [s.key for s in self.store.list(prefix) if s.key not in known]
         for key in unread:
