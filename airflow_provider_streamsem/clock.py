@@ -17,11 +17,14 @@ MOST_DIFFERENCE_MS = 3_600_000
 
 def iso_time(at_ms: int) -> str:
     """
-    Return a time in UTC as ISO 8601 text, such as ``2026-01-31T09:00:00.000+00:00``.
+    Return a time in UTC as ISO 8601 text, such as ``2026-01-31T09:00:00.000+00:00``. A time that Python cannot represent is returned as milliseconds.
 
     :param at_ms: milliseconds since the epoch
     """
-    return datetime.fromtimestamp(at_ms / 1000, tz=timezone.utc).isoformat(timespec="milliseconds")
+    try:
+        return datetime.fromtimestamp(at_ms / 1000, tz=timezone.utc).isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return f"{at_ms} ms"
 
 
 def later(now_ms: int, earlier_ms: int) -> int:

@@ -28,6 +28,9 @@ from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import CountingStore, Crash, Fault, FaultyStore
 from tests.pipeline_fixture import BeforeOutcome, PipelineFixture, die
 
+LOST, RUNNING = "a" * 32, "b" * 32
+"""Ids of attempts."""
+
 
 def requests(store: CountingStore) -> list[tuple[str, str]]:
     """Requests as (method, first part of the key), without doctor and specs, which belong to the creation of the pipeline."""
@@ -236,19 +239,19 @@ def test_abort_after_a_commit_is_refused(fixture: PipelineFixture) -> None:
 def test_I11_vacuum_deletes_losing_attempts_of_closed_versions_and_nothing_else(fixture: PipelineFixture) -> None:
     fixture.arrive(4)
     fixture.run("a")
-    losing_file = fixture.root / "out" / "data" / "0" / "lost-attempt" / "part.json"
+    losing_file = fixture.root / "out" / "data" / "0" / LOST / "part.json"
     losing_file.parent.mkdir()
     losing_file.write_text("{}\n")
-    running_file = fixture.root / "out" / "data" / "1" / "running-attempt" / "part.json"
+    running_file = fixture.root / "out" / "data" / "1" / RUNNING / "part.json"
     running_file.parent.mkdir(parents=True)
     running_file.write_text("{}\n")
-    assert vacuum(fixture.pipeline(), log=fixture.log(), dry_run=True).attempts == (("out", 0, "lost-attempt"),)
+    assert vacuum(fixture.pipeline(), log=fixture.log(), dry_run=True).attempts == (("out", 0, LOST),)
     assert losing_file.exists()
     assert vacuum(fixture.pipeline(), log=fixture.log()).bytes == 3
     assert not losing_file.parent.exists()
     assert vacuum(fixture.pipeline(), log=fixture.log()).attempts == ()
     assert running_file.exists()
-    assert ("out", 1, "running-attempt") not in vacuum(fixture.pipeline(), log=fixture.log()).attempts
+    assert ("out", 1, RUNNING) not in vacuum(fixture.pipeline(), log=fixture.log()).attempts
     fixture.run("b")
     fixture.check()
 
@@ -280,7 +283,7 @@ def vacuum_later(fixture: PipelineFixture, days: int, store: Any = None, **argum
 
 
 def late_file(fixture: PipelineFixture, version: int) -> None:
-    location = fixture.root / "out" / "data" / str(version) / "late"
+    location = fixture.root / "out" / "data" / str(version) / LOST
     location.mkdir(parents=True)
     (location / "part.json").write_text("{}\n")
 
@@ -291,12 +294,12 @@ def test_V6_vacuum_inspects_again_only_versions_of_the_last_day(fixture: Pipelin
         fixture.run(f"r{number}")
     vacuum_later(fixture, 0)
     late_file(fixture, 2)
-    assert vacuum_later(fixture, 1, dry_run=True).attempts == (("out", 2, "late"),)
-    assert vacuum_later(fixture, 1).attempts == (("out", 2, "late"),)
+    assert vacuum_later(fixture, 1, dry_run=True).attempts == (("out", 2, LOST),)
+    assert vacuum_later(fixture, 1).attempts == (("out", 2, LOST),)
     late_file(fixture, 3)
     assert vacuum_later(fixture, 1).attempts == ()
     assert [stat.key for stat in fixture.store.list("vacuumed/")] == [keys.vacuumed(5)]
-    assert vacuum_later(fixture, 2, all_versions=True).attempts == (("out", 3, "late"),)
+    assert vacuum_later(fixture, 2, all_versions=True).attempts == (("out", 3, LOST),)
     fixture.check()
 
 
@@ -319,7 +322,7 @@ def test_V6_forged_vacuum_record_only_skips_the_inspection(fixture: PipelineFixt
     late_file(fixture, 0)
     fixture.store.create(keys.vacuumed(1), b"")
     assert vacuum_later(fixture, 1).attempts == ()
-    assert vacuum_later(fixture, 1, all_versions=True).attempts == (("out", 0, "late"),)
+    assert vacuum_later(fixture, 1, all_versions=True).attempts == (("out", 0, LOST),)
     fixture.check()
 
 
@@ -328,7 +331,7 @@ def test_V6_vacuum_record_beyond_the_head_of_a_restored_log_is_not_used(fixture:
     fixture.run("a")
     late_file(fixture, 0)
     fixture.store.create(keys.vacuumed(10**9), b"")
-    assert vacuum_later(fixture, 1).attempts == (("out", 0, "late"),)
+    assert vacuum_later(fixture, 1).attempts == (("out", 0, LOST),)
     assert [stat.key for stat in fixture.store.list("vacuumed/")] == [keys.vacuumed(1)]
 
 
