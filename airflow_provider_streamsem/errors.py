@@ -210,8 +210,8 @@ class OpenVersionError(StreamsemError):
     retryable = True
     do = (
         "repeat the command when the run of the version has ended. If no run is active, run the pipeline: it completes the version. "
-        "In a DAG, compact and vacuum in tasks after the batch, and set `retries`. Beside writers that never pause, let all tasks of the pipeline share a pool "
-        "of one slot."
+        "In a DAG, compact and vacuum in tasks after the batch, and set `retries`. If tasks write the pipeline continuously, give all its tasks one "
+        "Airflow pool with one slot."
     )
 
 

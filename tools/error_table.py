@@ -224,19 +224,19 @@ TABLES: dict[str, list[Row]] = {
         Row(
             "a transform names a column, table, function or path that does not exist",
             DataError,
-            "correct the line in `at`",
+            "correct the line that the field `at` names",
             "spark/test_causes.py::test_transform_with_an_unknown_column_is_reported_with_its_name",
         ),
         Row(
             "a transform, or a Python function in it, raises an exception that the same records raise again, such as `KeyError`, `TypeError` or `ValueError`",
             DataError,
-            "correct the line in `at`, or the records; the traceback has the message",
+            "correct the line that the field `at` names, or the records; the traceback has the message",
             "spark/test_causes.py::test_transform_that_raises_is_reported_with_its_exception_and_line",
         ),
         Row(
             "a transform, or a Python function in it, raises another exception, such as `ConnectionError`",
             StageError,
-            "correct the line in `at`, if a retry does not help",
+            "correct the line that the field `at` names, if a retry does not help",
             "spark/test_spark.py::test_transform_that_raises_fails_the_stage_and_its_message_is_not_quoted",
         ),
         Row(

@@ -255,8 +255,8 @@ discarded ([ADR 0015](../adr/0015-nondeterministic-shuffles.md)). Spark 4.0 does
 repeated: with Spark 4.0, do not shuffle by random values.
 
 With several sinks, the engine evaluates the records once, and each DataFrame from which several sinks get rows
-([ADR 0021](../adr/0021-sinks-read-stored-rows.md)). Each sink may compute more columns in any way. It may also select rows
-by deterministic functions of Spark, and one sink by any operation. An attempt is refused if two sinks select rows by
+([ADR 0021](../adr/0021-sinks-read-stored-rows.md)). Each sink may compute more columns in any way. Each sink
+may select rows by deterministic functions of Spark. One sink may select rows by any operation. An attempt is refused if two sinks select rows by
 random values, user code or the order of rows that are not computed in a common DataFrame. On Spark Connect this also
 applies to clocks. [Several sinks](../connectors/index.md#several-sinks) has an example.
 """
@@ -303,8 +303,8 @@ def by_source(columns: Mapping[str, Callable[[str], str]]) -> list[str]:
 STEPS_TEXT = """\
 ## With a predicate, a transform or deduplication
 
-A predicate and a transform do not change the guarantee. An attempt evaluates a predicate once for each record: its clock
-is fixed, and records with other values that may differ are stored. Deduplication lowers exactly-once to effectively-once: within the
+A predicate and a transform do not change the guarantee. An attempt evaluates a predicate once for each record. If
+the predicate is not deterministic, the engine fixes its clock or stores the records first. Deduplication lowers exactly-once to effectively-once: within the
 stated window each id is written once, but a repeat after the window is written again. These are the guarantees into sinks
 of group **A**. The [table of all combinations](guarantees.csv) has the other groups."""
 
@@ -357,7 +357,7 @@ REFUSED = [
     ),
     (
         "Iceberg tables",
-        "nulls in required fields; unknown properties; values and types that pyiceberg cannot write; reprocessing of merged rows",
+        "tables with required columns; format version 3; encryption; values and types that pyiceberg cannot write; reprocessing of merged rows",
         "../connectors/iceberg-sink.md",
     ),
     (

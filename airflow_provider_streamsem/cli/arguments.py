@@ -25,7 +25,7 @@ EXIT_CODES = """exit codes:
 
 GROUPS = {
     "run": ("run", "explain", "check-monoid"),
-    "look": ("log", "show", "files", "export", "state", "quarantine", "lag", "top", "ui"),
+    "inspect": ("log", "show", "files", "export", "state", "quarantine", "lag", "top", "ui"),
     "correct": ("reprocess", "commit", "abort", "skip", "rollback", "alter"),
     "maintain": ("verify", "compact", "vacuum", "doctor", "doctor-spark"),
     "move": ("move-log", "fork", "diff", "drop", "import-offsets", "export-offsets"),
@@ -377,14 +377,14 @@ COMMANDS = (
     Command("lag", "Show how far the pipeline is behind its source.", "orders.toml", (), builds="the source"),
     Command(
         "abort",
-        "Give up the open version, which is not visible; a batch is then planned again.",
+        "Abort the open version. A batch is then planned again.",
         "orders.toml 41 --reason 'a file cannot be restored'",
         (_VERSION, _argument("--reason", required=True, help="stored in the log")),
         builds="the source",
     ),
     Command(
         "skip",
-        "Give up publishing the newest commit to one sink, which then lacks its rows.",
+        "Skip publishing the newest commit to one sink. The sink then lacks its rows.",
         "orders.toml 41 --sink warehouse --reason 'the table was rebuilt by hand'",
         (
             _VERSION,

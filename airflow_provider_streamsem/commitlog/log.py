@@ -274,7 +274,7 @@ class CommitLog:
         Return the time of the step that follows a head, in milliseconds since the epoch.
 
         If the clocks of the machines differ by less than an hour, the times of plans and outcomes increase with the versions. The expiry of ids of the
-        deduplication, and the search for a version by time, rest on this.
+        deduplication, and the search for a version by time, depend on this.
         """
         return later(self.clock.now_ms(), head.time_ms)
 

@@ -58,4 +58,4 @@ def advise_abort(error: Exception, plan: Plan) -> None:
             if plan.kind == "reprocess"
             else "the next run plans its records again"
         )
-        error.do = f"{error.do} To give up version {plan.version}: `streamsem abort PIPELINE.toml {plan.version} --reason TEXT`; {after}."
+        error.do = f"{error.do} To abort version {plan.version}: `streamsem abort PIPELINE.toml {plan.version} --reason TEXT`; {after}."

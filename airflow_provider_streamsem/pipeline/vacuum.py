@@ -287,8 +287,13 @@ def _check_files(rewrite: SegmentRewrite, sinks: Mapping[str, Sink]) -> None:
     """
     sink, output = sinks.get(rewrite.rewritten.sink), rewrite.rewritten.output
     if sink is not None and output is not None and not sink.is_complete(output):
-        summary = "files of a compaction are missing or were changed; vacuum did not delete the files of the commits that it compacted"
-        raise LogDamagedError(summary, invariant="I6", version=rewrite.version, location=sink.location)
+        summary = (
+            "files of a compaction are missing or were changed; the files of the compacted commits were not deleted"
+        )
+        facts = {"version": rewrite.version, "location": sink.location}
+        raise LogDamagedError(summary, invariant="I6", **facts).advising(
+            "run `streamsem verify LOG`, and restore the files that it names; then run vacuum again."
+        )
 
 
 def _check_pipeline(pipeline: Pipeline, log: CommitLog, record: PipelineRecord, head: Head) -> None:

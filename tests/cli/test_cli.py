@@ -538,7 +538,7 @@ def test_help_lists_each_command_once_in_its_group(capsys: pytest.CaptureFixture
         main(["--help"])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "usage: streamsem [-h] [--version] [-v] COMMAND ..."
-    assert [line[:-1] for line in lines if line[:-1] in GROUPS] == ["run", "look", "correct", "maintain", "move"]
+    assert [line[:-1] for line in lines if line[:-1] in GROUPS] == ["run", "inspect", "correct", "maintain", "move"]
     helps = {command.name: command.help for command in COMMANDS}
     for name in ("abort", "skip", "fork", "diff", "drop"):
         assert f"  {name:<16}{helps[name]}" in lines, "one line"

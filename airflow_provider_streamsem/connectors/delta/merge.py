@@ -63,7 +63,7 @@ def merge(table: Any, location: str, batch: SinkCommit, keys: Sequence[str], pro
         target.delete(new)
         summary = "the rows of the new files differ from the rows to merge or to keep; nothing of the batch is in the Delta table"
         raise PublishError(summary, table=location, version=batch.version, **error.facts).advising(
-            "run `streamsem doctor-spark`, and report this error. `streamsem skip` leaves the version out."
+            "report this error with its fields. To continue without these rows: `streamsem skip PIPELINE.toml N --sink S --reason TEXT`."
         ) from error
     table.create_write_transaction(
         actions(new, chosen, target, changes_data=True),

@@ -89,7 +89,7 @@ class DeltaSink(TableSink[_Handle]):
 
     :param path: location of the table: an absolute path, ``file:///path`` or ``s3://bucket/prefix``; files are staged below its ``data/``
     :param partition_by: the table's partition columns
-    :param mode: ``append`` adds rows. ``upsert`` replaces the row with the same keys (MERGE); of several rows of a batch with the same keys, the
+    :param mode: ``append`` adds rows. ``upsert`` replaces the row with the same keys; of several rows of a batch with the same keys, the
         last is used. For ``upsert`` the publisher reads the batch into memory, and reprocessing is refused
     :param keys: for ``upsert``: the columns that identify a row. Their values must not be null
     :param sequence_by: for ``upsert``: columns that order the rows of a batch with equal keys, ascending; a null comes first. The last row is kept. Default:

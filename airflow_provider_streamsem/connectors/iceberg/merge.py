@@ -94,7 +94,7 @@ def _written(rewritten: RewrittenTable, rows: Read, partition: Record | None, ba
             rewritten.io.delete(file.file_path)
         summary = "the rows of the new files differ from the rows to merge or to keep; nothing of the batch is in the Iceberg table"
         raise PublishError(summary, location=rewritten.metadata.location, version=batch.version, **facts).advising(
-            "run `streamsem doctor-spark`, and report this error. `streamsem skip` leaves the version out."
+            "report this error with its fields. To continue without these rows: `streamsem skip PIPELINE.toml N --sink S --reason TEXT`."
         )
     return files
 

@@ -62,13 +62,16 @@ def load(
     pins: Sequence[JdbcPin],
     *,
     is_counted: bool,
+    in_order: bool,
 ) -> ParsedRecords:
     """
     Return the rows of the ranges as a DataFrame, one task for each range. Reads no row.
 
     :param is_counted: whether the read must find the planned number of rows
+    :param in_order: whether the database sorts the rows of each range by the cursor
     """
     query = _select(table.cursor.table, columns)
+    query = query.order_by(*table.cursor.table.c) if in_order else query
     ranges = [query.where(table.cursor.from_offset(p.start), table.cursor.before_offset(p.end)) for p in pins]
     frame = _frame(spark, table.target, conn_id, columns, [_compiled(query, table.connection) for query in ranges])
     if not is_counted:

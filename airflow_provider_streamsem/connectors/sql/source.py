@@ -282,11 +282,19 @@ class JdbcSource(SourceDefaults):
 
         :raises DataError: a column cannot be read as a type of Spark
         """
+        return self._load(spark, pins, in_order=False)
+
+    def load_in_order(self, spark: SparkSession, pins: Sequence[JdbcPin]) -> ParsedRecords:
+        """Return the rows of :meth:`load`. The database sorts the rows of each range by the cursor."""
+        return self._load(spark, pins, in_order=True)
+
+    def _load(self, spark: SparkSession, pins: Sequence[JdbcPin], *, in_order: bool) -> ParsedRecords:
         from airflow_provider_streamsem.connectors.sql import records
 
         with self.opened() as table:
             columns = read_columns(table.target, self.columns, self.as_text)
-            return records.load(spark, table, self.conn_id, columns, pins, is_counted=self.changes == "refuse")
+            is_counted = self.changes == "refuse"
+            return records.load(spark, table, self.conn_id, columns, pins, is_counted=is_counted, in_order=in_order)
 
 
 class JdbcPlanner:

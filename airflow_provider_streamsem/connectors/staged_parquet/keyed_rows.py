@@ -22,12 +22,12 @@ def last_stays(sequence_by: Sequence[str]) -> str:
     if sequence_by:
         columns = ", ".join(sequence_by)
         return (
-            f"of rows with equal keys, the table keeps that of the latest version, and within a version the last by {columns}. A batch in which such rows are "
-            "equal in these columns and differ in others is refused, unless the order of the source decides"
+            f"of rows with equal keys, the table keeps that of the latest version, and within a version the last by {columns}. Rows with equal values in these "
+            "columns stay in the order of the source. If the transform does not keep that order and the rows differ, the batch is refused"
         )
     return (
-        "of rows with equal keys, the table keeps that of the latest version, and within a version the last in the order of the source. A batch with rows of "
-        "equal keys and different values is refused if the transform shuffles them: set sequence_by"
+        "of rows with equal keys, the table keeps that of the latest version, and within a version the last in the order of the source. If the transform does "
+        "not keep this order, a batch whose rows have equal keys and different values is refused. sequence_by defines another order"
     )
 
 
@@ -136,9 +136,9 @@ def refuse_ambiguous(location: str, staged: Committable, keys: Sequence[str], se
     ambiguous = sum(len(rows) > 1 for rows in values.values())
     if ambiguous:
         summary = (
-            "rows of the batch have equal keys and sequence_by columns, and different values, and the order of the source does not decide which is the last"
+            "the batch has different rows with equal keys and equal sequence_by columns, and the transform does not keep the order of the source"
             if sequence_by
-            else "rows of the batch have equal keys and different values, and the transform does not keep the order of the source, so none of them is the last"
+            else "the batch has different rows with equal keys, and the transform does not keep the order of the source"
         )
         raise DataError(
             f"{summary}; nothing became visible",
