@@ -188,11 +188,12 @@ def test_abort_closes_the_open_version_and_prints_the_result(
 
 
 def test_vacuum_deletes_losing_attempts(fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]) -> None:
-    lost = fixture.root / "out" / "data" / "0" / "lost" / "x.json"
+    attempt = "a" * 32
+    lost = fixture.root / "out" / "data" / "0" / attempt / "x.json"
     lost.parent.mkdir()
     lost.write_text("{}")
     code, out, _ = run(capsys, "vacuum", str(fixture.root / "p.toml"), "--json")
-    assert (code, json.loads(out)["attempts"], lost.exists()) == (0, [["out", 0, "lost"]], False)
+    assert (code, json.loads(out)["attempts"], lost.exists()) == (0, [["out", 0, attempt]], False)
 
 
 def test_vacuum_names_the_versions_that_expire(fixture: PipelineFixture, capsys: pytest.CaptureFixture[str]) -> None:

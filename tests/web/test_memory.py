@@ -58,7 +58,13 @@ def log_of_large_versions(tmp_path: Path, number: int, *, pins: Any, reason: str
 
 def client_of(memory: MemoryBudget, *logs: str) -> TestClient:
     pipelines = [LoggedPipeline(str(at), OpenedLog(log, cache=memory.cache)) for at, log in enumerate(logs)]
-    app = create_app(authenticated=lambda: None, readable=lambda: pipelines, shows_records=True, memory=memory)
+    app = create_app(
+        authenticated=lambda: None,
+        readable=lambda: pipelines,
+        shows_records=True,
+        show_records_with="the setting",
+        memory=memory,
+    )
     return TestClient(app)
 
 
