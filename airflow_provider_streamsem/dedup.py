@@ -129,15 +129,16 @@ class ChainStates:
     commits: tuple[tuple[Json, Json], ...]
     planned_ms: int
 
-    def expired_before_ms(self, dedup: Dedup, oldest_ms: int | None) -> int | None:
+    def expired_before_ms(self, dedup: Dedup, oldest_ms: int | None) -> int:
         """
         Return the time before which ids may have expired from the current state, in milliseconds UTC. A reprocessing run has removed a younger id that the
-        current state lacks. ``None``: any id may have expired.
+        current state lacks.
 
         :param oldest_ms: when the oldest id of the current state passed; ``None`` if it has no ids
         """
-        if dedup.ttl_s is None:
-            return oldest_ms
+        if dedup.rows is not None:  # ids expire only while as many newer ones are stored
+            is_full = sum(layer.rows for layer in stored_layers(self.current)) >= dedup.rows
+            return oldest_ms if is_full and oldest_ms is not None else 0
         return dedup.cutoff_ms(max([self.planned_ms, *(layer.newest_ms for layer in stored_layers(self.current))]))
 
 

@@ -190,18 +190,24 @@ class Deduplication:
         if self.chain is None:
             return before
         current = self._in_buckets(layers_.stored_layers(self.chain.current), buckets)
-        if current is None:
-            return before
         at = F.col(AT)
+        expired = None if before is None else before.where(at < self._expired_before_ms(self.chain))
+        if current is None:
+            return expired
         others = current.where(at == self.now_ms).join(self._passed_in_chain(self.chain), ID, "left_anti")
         others = others.unionByName(current.where(at != self.now_ms))
         if self.dedup.ttl_s is not None:  # later, an id of the reprocessed version would have expired
             others = others.where(at <= self.now_ms + self.dedup.ttl_s * 1000)
-        if before is None:
-            return others
-        oldest = current.agg(F.min(AT).alias(AT)).first() if self.dedup.ttl_s is None else None
-        bound = self.chain.expired_before_ms(self.dedup, None if oldest is None else oldest[AT])
-        return others.unionByName(before if bound is None else before.where(at < bound))
+        return others if expired is None else others.unionByName(expired)
+
+    def _expired_before_ms(self, chain: ChainStates) -> int:
+        """Return the time before which ids may have expired from the current state, in milliseconds UTC."""
+        oldest = None
+        layers = layers_.stored_layers(chain.current)
+        if self.dedup.rows is not None and layers:
+            found = self._read(_keys(layers)).agg(F.min(AT).alias(AT)).first()
+            oldest = None if found is None else found[AT]
+        return chain.expired_before_ms(self.dedup, oldest)
 
     def _in_buckets(self, layers: Sequence[Layer], buckets: set[int]) -> DataFrame | None:
         keys = [key for layer in layers for key in layer.files_of(buckets)]

@@ -178,7 +178,7 @@ def _empty_bus(session: SparkSession) -> bool:
 
 
 def keeps_order(frame: DataFrame, records: DataFrame) -> bool:
-    """Return whether the rows of a frame are certain to be in the order of the records from which it was made."""
+    """Return whether the rows of a frame are in the order of the records from which it was made. Functions of ``mapInPandas`` are assumed to keep it."""
     inner: Any = frame
     source: Any = records
     node, input = inner._jdf.queryExecution().analyzed(), source._jdf.queryExecution().analyzed()

@@ -13,6 +13,7 @@ from pyspark.sql.connect.plan import CollectMetrics
 
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.spark.connect_plans import ConnectPlans
+from airflow_provider_streamsem.spark.sequencing import ORDERED_NODES
 from airflow_provider_streamsem.spark.staging import NARROW_NODES
 
 
@@ -106,22 +107,42 @@ def observed(observation: Observation, session: SparkSession, names: Sequence[st
     return {name: int(inner._result[name]) for name in names if inner._result.get(name) is not None} or None
 
 
-_ORDERED_NODES = (
-    "CollectMetrics", "Drop", "Filter", "Hint", "MapPartitions", "Project", "SubqueryAlias", "ToDF", "ToSchema", "WithColumns", "WithColumnsRenamed",
-)  # fmt: skip
-"""The classes of the client's query plans that return rows in the order of their input."""
-
-
 def keeps_order(frame: DataFrame, records: DataFrame) -> bool:
-    """Return whether the rows of a frame are certain to be in the order of the records from which it was made."""
+    """
+    Return whether the rows of a frame are in the order of the records from which it was made, according to the ``EXPLAIN`` output of the server.
+
+    Functions of ``mapInPandas`` are assumed to keep the order.
+    """
     inner: Any = frame
     source: Any = records
-    node = inner._plan
-    while node is not source._plan:
-        if type(node).__name__ not in _ORDERED_NODES:
-            return False
-        node = node._child
-    return True
+    return is_chain_above(inner._explain_string(mode="extended"), source._explain_string(mode="extended"))
+
+
+def is_chain_above(explained: str, input: str) -> bool:
+    """
+    Return whether the analyzed plan of ``explained`` is that of ``input`` with a chain of :data:`ORDERED_NODES` above it.
+
+    Both are extended ``EXPLAIN`` outputs. Nodes are compared by name, because each analysis gives expressions new ids.
+    """
+    nodes, below = analyzed_nodes(explained), analyzed_nodes(input)
+    above = len(nodes) - len(below)
+    names = [_node_name(node) for node in nodes]
+    is_input = bool(below) and names[max(above, 0) :] == [_node_name(node) for node in below]
+    chain = [
+        node.startswith("   " * (depth - 1) + "+- " if depth else "") for depth, node in enumerate(nodes[: above + 1])
+    ]
+    return is_input and all(chain) and all(name in ORDERED_NODES for name in names[: max(above, 0)])
+
+
+def analyzed_nodes(explained: str) -> list[str]:
+    """Return the lines of the analyzed plan, one for each node, without the line that lists the columns."""
+    _, _, rest = explained.partition("== Analyzed Logical Plan ==\n")
+    return rest.partition("\n\n== Optimized Logical Plan ==\n")[0].split("\n")[1:]
+
+
+def _node_name(node: str) -> str:
+    match = re.match(r"[ :+-]*(\w+)", node)
+    return match[1] if match else ""
 
 
 def reads_input_once(frame: DataFrame) -> bool:
@@ -140,9 +161,7 @@ def is_read_once(explained: str) -> bool:
     Each line of the analyzed plan must be the next node of the chain. With any other line, such as a branch, a subquery or a name with a line break, the result
     is ``False``.
     """
-    _, _, rest = explained.partition("== Analyzed Logical Plan ==\n")
-    analyzed, _, optimized = rest.partition("\n\n== Optimized Logical Plan ==\n")
-    _, *nodes = analyzed.split("\n")  # the first line lists the columns
+    nodes, optimized = analyzed_nodes(explained), explained.partition("\n\n== Optimized Logical Plan ==\n")[2]
     for depth, line in enumerate(nodes):
         tree = "   " * (depth - 1) + "+- " if depth else ""
         match = re.match(r"\w+", line.removeprefix(tree)) if line.startswith(tree) else None

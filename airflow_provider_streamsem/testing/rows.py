@@ -223,7 +223,7 @@ def _passed_elsewhere(
     end_ms = math.inf if settings.ttl_s is None else now_ms + settings.ttl_s * 1000
     own = {(key, now_ms) for key in _passed_by(log, job.chain, now_ms)}
     bound = job.chain.expired_before_ms(settings, min((at for _, at in current), default=None))
-    expired = {(key, at) for key, at in before if bound is None or at < bound}
+    expired = {(key, at) for key, at in before if at < bound}
     return {(key, at) for key, at in current - own if at <= end_ms} | expired
 
 

@@ -208,6 +208,22 @@ def test_reprocessing_of_one_version_after_another_keeps_each_id_once(
     assert fixture.visible() == Counter(range(4))
 
 
+@pytest.mark.parametrize("bound", [{"ttl_s": 1000}, {"rows": 100}], ids=str)
+@pytest.mark.parametrize("later", [set(), {3}], ids=str)
+def test_id_that_a_reprocessing_run_removed_passes_in_a_later_version(
+    fixture: RepeatingFixture, bound: dict[str, int], later: set[int]
+) -> None:
+    """The removed id was the oldest, and the only one of its version."""
+    spec = fixture.pipeline(dedup=Dedup(keys=["id"], **bound))
+    for version, ids in enumerate([{0}, {0, *later}]):
+        fixture.at_s = 10 * version
+        fixture.arrive(1)
+        fixture.run(f"{version}", pipeline=spec, engine=ParsingEngine(ids))
+    fixture.run("reprocess 0", reprocessed=0, pipeline=spec, engine=ParsingEngine(set()))
+    fixture.run("reprocess 1", reprocessed=1, pipeline=spec, engine=ParsingEngine({0, *later}))
+    assert fixture.visible() == Counter([0, *later])
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_each_id_is_visible_once_after_any_reprocessing_by_any_clocks(fixture: RepeatingFixture, seed: int) -> None:
     """The engine parses a random part of the records in each run. In the end, every version is reprocessed with all of them."""

@@ -63,7 +63,8 @@ def with_offered(frame: DataFrame, paths: Iterable[str]) -> DataFrame:
 
 def _numbered(frame: DataFrame, paths: Iterable[str]) -> DataFrame:
     """Add the number of the file of each row."""
-    numbers = frame.sparkSession.createDataFrame([*enumerate(paths)], f"{_NUMBER} long, {_PATH} string")
+    first = {path: number for number, path in reversed([*enumerate(paths)])}  # a path may occur twice
+    numbers = frame.sparkSession.createDataFrame([(n, p) for p, n in first.items()], f"{_NUMBER} long, {_PATH} string")
     joined = frame.join(F.broadcast(numbers), F.col(FILE) == F.col(_PATH), "left")
     unknown = F.raise_error(F.lit(_UNKNOWN_FILE)).cast("long")
     return joined.withColumn(_NUMBER, F.coalesce(F.col(_NUMBER), unknown)).drop(_PATH)

@@ -22,6 +22,7 @@ from airflow_provider_streamsem.connectors.data_files.contents import row_texts
 from airflow_provider_streamsem.connectors.data_files.rewrite import batches, changed, write
 from airflow_provider_streamsem.connectors.delta.columns import partition_text
 from airflow_provider_streamsem.connectors.delta.statistics import accepted
+from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.stores.dataset import Dataset, open_dataset
 
 _ROWS = 65_536
@@ -86,11 +87,26 @@ class RewrittenTable:
         names = [name for name in self.schema.names if columns is None or name in columns]
         with self._dataset.open(self._dataset.stat(unquote(file["path"]))) as opened:  # type: ignore[arg-type]
             parquet = pyarrow.parquet.ParquetFile(opened, coerce_int96_timestamp_unit="us")
+            self._refuse_other_case(file, parquet.schema_arrow.names)
             chosen = [name for name in names if name in parquet.schema_arrow.names and name not in self.partition_by]
             constants = {name: self._constant(file, name) for name in names if name in self.partition_by}
             for batch in parquet.iter_batches(batch_size=_ROWS, columns=chosen):
                 arrays = [*batch.columns, *(pa.repeat(value, batch.num_rows) for value in constants.values())]
                 yield pa.table(arrays, names=[*batch.schema.names, *constants])
+
+    def _refuse_other_case(self, file: AddedFile, names: Sequence[str]) -> None:
+        """
+        Refuse a file in which the name of a column differs in case from that in the table. Spark reads such a column, and pyarrow would leave it out.
+
+        :raises DataError: names the file and the columns
+        """
+        columns = {name.lower() for name in self.schema.names} - {name.lower() for name in self.partition_by}
+        differing = sorted(name for name in names if name.lower() in columns and name not in self.schema.names)
+        if differing:
+            summary = "columns of a file of the Delta table differ in case from those of the table, so the file cannot be rewritten; no row was changed"
+            raise DataError(summary, file=file["path"], columns=differing).advising(
+                "rewrite the file by Spark, for example with OPTIMIZE, then run again."
+            )
 
     def _constant(self, file: AddedFile, name: str) -> Any:
         value = file[f"partition.{name}"]

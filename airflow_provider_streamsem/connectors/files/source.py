@@ -323,7 +323,9 @@ class FilesSource(SourceDefaults):
     def _start_after(self, now_ms: int) -> str:
         if "%" not in self.start_after:
             return self.start_after
-        day = datetime.fromtimestamp(now_ms / 1000, tz=timezone.utc) - timedelta(days=self.lookback_days)
+        # A file that has not settled yet may be in the directory of an earlier day when it has.
+        earlier = timedelta(days=self.lookback_days, seconds=2 * self.settle_s)
+        day = datetime.fromtimestamp(now_ms / 1000, tz=timezone.utc) - earlier
         return day.strftime(self.start_after)
 
     def refuse_tables(self, now_ms: int) -> None:

@@ -185,7 +185,7 @@ class Compaction:
             current = {task.file.file_path: task for task in table.scan().plan_files()}
             found = [current.get(task.file.file_path) for task in tasks]
             unchanged = [task.file for task in found if task is not None and not task.delete_files]
-            if len(unchanged) < len(tasks) or table.metadata.current_schema_id != new.table.metadata.current_schema_id:
+            if len(unchanged) < len(tasks) or _layout(table) != _layout(new.table):
                 raise _FilesChangedError
             self.before_commit()
             snapshot = self._commit_once(table, unchanged, new)
@@ -305,3 +305,8 @@ def _failed(table: str, error: Exception) -> StreamsemError:
     return DataError(summary, **facts).advising(
         "correct the cause that the exception before this message names, or compact the table with rewrite_data_files of Spark."
     )
+
+
+def _layout(table: Table) -> tuple[int, int]:
+    """Return the ids of the columns and of the partitions that a commit uses. Files that were written for others would be found under wrong values."""
+    return table.metadata.current_schema_id, table.metadata.default_spec_id

@@ -115,11 +115,16 @@ def refuse_ambiguous(location: str, staged: Committable, keys: Sequence[str], se
     :raises DataError: there are such rows. Nothing became visible
     """
     import pyarrow
+    import pyarrow.compute
 
     names = [*keys, *sequence_by]
     columns = _staged_columns(location, staged, names)
     if columns is None:
         return
+    for at, name in enumerate(columns.schema.names):
+        if pyarrow.types.is_floating(columns.schema.field(at).type):  # Spark sorts -0.0 and 0.0 as equal
+            zero = pyarrow.scalar(0, columns.schema.field(at).type)
+            columns = columns.set_column(at, name, pyarrow.compute.add(columns[name], zero))
     numbered = columns.append_column("__streamsem_at", pyarrow.array(range(columns.num_rows)))
     groups = numbered.group_by(names).aggregate([("__streamsem_at", "list")])["__streamsem_at_list"]
     repeated = {at: group for group, rows in enumerate(groups.to_pylist()) if len(rows) > 1 for at in rows}

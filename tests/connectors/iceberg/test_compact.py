@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator
 from datetime import date, datetime, timezone
@@ -22,7 +23,13 @@ from airflow_provider_streamsem.connectors.compaction import TableRewrite
 from airflow_provider_streamsem.connectors.iceberg import compact as iceberg_compact
 from airflow_provider_streamsem.connectors.iceberg import files as iceberg_files
 from airflow_provider_streamsem.connectors.iceberg import rewrite as iceberg_rewrite
-from airflow_provider_streamsem.errors import DataError, InvalidError, OpenVersionError, UnavailableError
+from airflow_provider_streamsem.errors import (
+    DataError,
+    InvalidError,
+    OpenVersionError,
+    StreamsemError,
+    UnavailableError,
+)
 from airflow_provider_streamsem.pipeline.compact import Rewrite
 from airflow_provider_streamsem.pipeline.vacuum import vacuum
 from airflow_provider_streamsem.protocol.entries import DataFile
@@ -279,6 +286,33 @@ def test_rows_of_partitions_and_new_columns_stay_equal(tmp_path: Path) -> None:
     reprocessed = lake.batch(3, [(directories[0], pyarrow.table({"id": [9], "t": at}))], columns=columns)
     lake.publish(reprocessed)
     assert len(values(lake)) == 10
+
+
+def test_partitions_that_change_while_the_new_file_is_written_hide_no_row(tmp_path: Path) -> None:
+    lake = Lake(tmp_path).with_options(partition_by=["a"])
+    for version in range(3):
+        rows = pyarrow.table({"id": [version], "b": ["y"]})
+        lake.publish(
+            lake.batch(
+                version,
+                [("a=x", rows.append_column("a", pyarrow.array(["x"])))],
+                columns=[*ID, ("b", "string"), ("a", "string")],
+            )
+        )
+
+    def repartition(name: str) -> None:
+        if name == "after write":
+            Steps.hook = None
+            with lake.table().update_spec() as update:
+                update.remove_field("a")
+                update.add_identity("b")
+
+    Steps.hook = repartition
+    with contextlib.suppress(StreamsemError):
+        compacted(lake)
+    for filter in ("b == 'y'", "a == 'x'"):
+        found = lake.table().scan(row_filter=filter).to_arrow()["id"].to_pylist()
+        assert sorted(found) == [0, 1, 2], filter
 
 
 def values(lake: Lake) -> list[str]:
