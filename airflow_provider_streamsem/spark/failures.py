@@ -67,7 +67,7 @@ def translated(error: Exception, job: Job) -> StreamsemError:
             return _database_error(read[1], read[2], version)
     error_of_python = python_failures.of_worker(error, texts, job)
     if error_of_python is not None:
-        return error_of_python
+        return error_of_python.with_fields(**_files(job))
     refused = _refusal(texts)
     if refused is not None:
         summary = "the store refused a read or write of Spark; nothing became visible"

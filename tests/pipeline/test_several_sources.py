@@ -212,7 +212,7 @@ def test_gap_of_one_source_is_recorded_under_its_name_and_the_other_source_is_re
     """The deleted file of one source becomes a gap of this source alone. Its later files, and all files of the other source, are read once."""
 
     def fail(frames: Mapping[str, DataFrame]) -> DataFrame:
-        raise ValueError(frames)
+        raise ConnectionError(frames)
 
     put(tmp_path, "orders", "0", order(1))
     put(tmp_path, "payments", "0", payment(1), payment(2))

@@ -16,7 +16,7 @@ import pyarrow.orc
 import pyarrow.parquet
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from airflow_provider_streamsem import (
@@ -37,7 +37,10 @@ from airflow_provider_streamsem import (
     run_batch,
 )
 from airflow_provider_streamsem.connectors.order import Sequenced
+from airflow_provider_streamsem.connectors.staged_parquet import keyed_rows
 from airflow_provider_streamsem.errors import DataError, InvalidError
+from airflow_provider_streamsem.spark import gateway, remote
+from tests.connectors import batches
 from tests.connectors.iceberg.lake import Lake
 
 pytestmark = pytest.mark.spark
@@ -327,6 +330,55 @@ def test_database_and_delta_table_of_one_pipeline_keep_the_same_rows(
         run_batch(dataclasses.replace(both, sinks={**both.sinks, "db": jdbc}), run_key="all")
         assert dict(database.execute("SELECT k, v FROM t")) == EXPECTED
     assert rows_of(tmp_path) == EXPECTED
+
+
+@pytest.mark.parametrize(
+    ("transform", "keeps"),
+    [
+        (narrow, True),
+        (lambda frame: frame, True),
+        (lambda frame: frame.hint("broadcast").selectExpr("k", "explode(array(v, v)) AS v"), True),
+        (lambda frame: frame.withColumn("n", F.row_number().over(Window.partitionBy("k").orderBy("v"))), False),
+        (lambda frame: frame.selectExpr("k", "sum(v) OVER (PARTITION BY k) AS v"), False),
+        (lambda frame: frame.hint("repartition", 4), False),
+        (lambda frame: frame.orderBy("v"), False),
+        (lambda frame: frame.union(frame), False),
+        (lambda frame: frame.distinct(), False),
+        (joined, False),
+    ],
+)
+def test_classic_spark_and_spark_connect_know_which_transforms_keep_the_order(
+    spark: SparkSession, tmp_path: Path, transform: Callable[[DataFrame], DataFrame], keeps: bool
+) -> None:
+    source = json_files(tmp_path)
+    records = spark.read.schema(str(source.schema)).json(source.path).where("k >= 0")
+    result = transform(records)
+    assert gateway.keeps_order(result, records) is keeps
+    texts = [str(frame._jdf.queryExecution().toString()) for frame in (result, records)]  # type: ignore[operator]
+    assert remote.is_chain_above(*texts) is keeps
+
+
+def test_negative_zero_and_zero_are_one_position(tmp_path: Path) -> None:
+    sink = DeltaSink(str(tmp_path), mode="upsert", keys=["k"], sequence_by=["s"])
+    rows = pyarrow.table({"k": [1, 1], "s": [0.0, -0.0], "v": [1, 2]})
+    staged = batches.staged(sink, rows, schema=batches.schema_of(k="long", s="double", v="long"))
+    with pytest.raises(DataError, match="equal sequence_by columns"):
+        keyed_rows.refuse_ambiguous(sink.location, staged.committable, ["k"], ["s"])
+
+
+def test_file_that_a_change_feed_names_twice_is_read_twice_in_order(tmp_path: Path) -> None:
+    table = str(tmp_path / "source")
+    write_deltalake(table, pyarrow.table({"k": [0], "v": [0]}), configuration={"delta.enableChangeDataFeed": "true"})
+    write_deltalake(table, pyarrow.table({"k": [1, 2], "v": [1, 2]}), mode="append")
+    DeltaTable(table).delete()
+    source = DeltaSource(path=table, starting=0, changes="read")
+
+    def changes(frame: DataFrame) -> DataFrame:
+        return frame.select("k", F.col("_change_type").alias("change"))
+
+    run_batch(pipeline(tmp_path, source, changes), run_key="all")
+    kept = DeltaTable(str(tmp_path / "table")).to_pyarrow_table().to_pylist()
+    assert {row["k"]: row["change"] for row in kept} == {0: "delete", 1: "delete", 2: "delete"}
 
 
 def test_order_matters_for_the_sinks_that_merge_or_send_rows() -> None:

@@ -336,13 +336,16 @@ def test_file_that_grows_while_it_is_read_discards_the_attempt(location: Locatio
 
 
 def test_errors_about_records_name_a_file(location: Location) -> None:
-    path = location.put("a.json", "\n".join(BAD_JSON))
+    path = location.put("a.json", "\n".join([*BAD_JSON, *GOOD_JSON]))
     with pytest.raises(DataError, match="max_quarantined") as caught:
         location.run(location.pipeline(source=JSON, limits=Limits(max_quarantined=1)))
     assert caught.value.fields["first_file"] == str(path)
 
     def fail(frame: DataFrame) -> DataFrame:
-        raise RuntimeError
+        def fail_in_worker(id: int) -> int:
+            raise RuntimeError
+
+        return frame.select(F.udf(fail_in_worker, "long")("id"))
 
     with pytest.raises(StageError) as stage:
         location.run(location.pipeline(source=JSON, transform=fail))

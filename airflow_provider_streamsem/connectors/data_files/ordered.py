@@ -6,7 +6,7 @@ Spark assigns files to tasks by descending size, so it returns the rows of a lar
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -39,15 +39,16 @@ def plain_path(path: Column) -> Column:
     return F.regexp_replace(decoded, "^file:(//)?", "")
 
 
-def in_order(frame: DataFrame, paths: Iterable[str]) -> DataFrame:
+def in_order(frame: DataFrame, paths: Iterable[str], *, first: Sequence[Column] = ()) -> DataFrame:
     """
     Sort the rows by file, and within a file by position. Drops the columns :data:`POSITION`.
 
     A transform that only projects and filters keeps this order, and so do the staged files.
 
     :param paths: the paths of all files in their order, below ``plain_root``
+    :param first: columns that are compared before the files
     """
-    return _numbered(frame, paths).orderBy(_NUMBER, BLOCK, ROW).drop(_NUMBER, *POSITION)
+    return _numbered(frame, paths).orderBy(*first, _NUMBER, BLOCK, ROW).drop(_NUMBER, *POSITION)
 
 
 def with_offered(frame: DataFrame, paths: Iterable[str]) -> DataFrame:

@@ -106,7 +106,7 @@ def _written(target: RewrittenTable, group: Sequence[AddedFile]) -> list[NewFile
         files = target.written(rows, target.partition_of(group[0]))
     except RowsDifferError as error:
         facts = error.facts
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, pa.ArrowException) as error:
         raise _failed(target.location, error) from error
     else:
         written = sum(file.rows for file in files)

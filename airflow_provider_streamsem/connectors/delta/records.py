@@ -63,8 +63,8 @@ class DeltaRecords:
         self._deleted = deleted
         if table.reader == "delta":
             self.frame = self._feed()
-            if in_order:  # an update has a row with the former values and one with the new values
-                self.frame = self.frame.orderBy(_VERSION, F.col(_TYPE).isin("insert", "update_postimage"))
+            if in_order:
+                self.frame = self.frame.orderBy(*_order_of_changes())
         elif not files:
             self.frame = without_rows(spark, table.schema, reads_changes=reads_changes).frame
         else:
@@ -72,7 +72,9 @@ class DeltaRecords:
             frames = [self._read([file for file in files if file.change == kind]) for kind in kinds]
             self.frame = reduce(DataFrame.unionByName, frames)
             if self._positions:
-                self.frame = rows.in_order(self.frame, location, files)
+                self.frame = rows.in_order(
+                    self.frame, location, files, first=_order_of_changes() if reads_changes else ()
+                )
 
     def bad_records(self) -> Iterator[BadRecord]:
         """Yield nothing: every row of a Parquet file is a record."""
@@ -194,6 +196,11 @@ def without_rows(spark: SparkSession, schema: str, *, reads_changes: bool) -> Pa
         types = ("string", "long", "timestamp")
         frame = frame.select("*", *[F.lit(None).cast(t).alias(n) for n, t in zip(CHANGE_COLUMNS, types, strict=True)])
     return ParsedRecords(frame)
+
+
+def _order_of_changes() -> list[Column]:
+    """Return the columns that order the rows of a change feed. In one version, rows with former values come before rows with new values."""
+    return [F.col(_VERSION), F.col(_TYPE).isin("insert", "update_postimage")]
 
 
 def _row_path() -> Column:

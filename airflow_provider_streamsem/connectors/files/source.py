@@ -167,6 +167,13 @@ class FilesSource(SourceDefaults):
         arguments.integer(f"{where} relist_s", self.relist_s, least=1)
         arguments.integer(f"{where} settle_s", self.settle_s, least=0)
         arguments.flag(f"{where} positions", self.positions)
+        least_days = 1 + self.settle_s // 86_400
+        if self.settle_s and "%" in self.start_after and self.lookback_days < least_days:
+            raise InvalidError(
+                f"{where} settle_s with a start_after of today would exclude files that settle after midnight; lookback_days is too small",
+                given=self.lookback_days,
+                accepted=f"{least_days} or more",
+            )
         if self.notifications is not None:
             if not self.path.startswith("s3://"):
                 raise InvalidError(
@@ -323,9 +330,7 @@ class FilesSource(SourceDefaults):
     def _start_after(self, now_ms: int) -> str:
         if "%" not in self.start_after:
             return self.start_after
-        # A file that has not settled yet may be in the directory of an earlier day when it has.
-        earlier = timedelta(days=self.lookback_days, seconds=2 * self.settle_s)
-        day = datetime.fromtimestamp(now_ms / 1000, tz=timezone.utc) - earlier
+        day = datetime.fromtimestamp(now_ms / 1000, tz=timezone.utc) - timedelta(days=self.lookback_days)
         return day.strftime(self.start_after)
 
     def refuse_tables(self, now_ms: int) -> None:

@@ -26,8 +26,8 @@ def last_stays(sequence_by: Sequence[str]) -> str:
             "columns stay in the order of the source. If the transform does not keep that order and the rows differ, the batch is refused"
         )
     return (
-        "of rows with equal keys, the table keeps that of the latest version, and within a version the last in the order of the source. If the transform does "
-        "not keep this order, a batch whose rows have equal keys and different values is refused. sequence_by defines another order"
+        "of rows with equal keys, the table keeps that of the latest version, and within a version the last in the order of the source. Records of different "
+        "partitions of a source have no order. If the transform does not keep the order, a batch whose rows have equal keys and different values is refused. sequence_by defines another order"
     )
 
 

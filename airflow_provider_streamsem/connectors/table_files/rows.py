@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from airflow_provider_streamsem.connectors.data_files import columnar, ordered
@@ -42,10 +42,12 @@ def read(
     return frame.select("*", *ordered.position()) if positions else frame
 
 
-def in_order(frame: DataFrame, location: str, files: Sequence[PlannedFile]) -> DataFrame:
-    """Sort rows that were read with ``positions`` in the order of the files, and drop the columns by which they are sorted."""
+def in_order(
+    frame: DataFrame, location: str, files: Sequence[PlannedFile], *, first: Sequence[Column] = ()
+) -> DataFrame:
+    """Sort rows that were read with ``positions``: see :func:`ordered.in_order`."""
     root = plain_root(location)
-    return ordered.in_order(frame, [root + file.key for file in files])
+    return ordered.in_order(frame, [root + file.key for file in files], first=first)
 
 
 def footers(location: str, files: Sequence[PlannedFile]) -> dict[str, Footer]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet
 import pytest
 from deltalake import DeltaTable
 from hypothesis import HealthCheck, given, settings
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_streamsem.connectors.delta import rewrite as delta_rewrite
 from airflow_provider_streamsem.connectors.delta.sink import DeltaSink
-from airflow_provider_streamsem.errors import PublishError
+from airflow_provider_streamsem.errors import PublishError, StreamsemError
 from tests.connectors.batches import schema_of, staged
 from tests.connectors.odd_values import COLUMNS, odd_rows
 
@@ -93,3 +95,24 @@ def test_table_with_a_change_data_feed_is_refused_for_merges(tmp_path: Path) -> 
     DeltaSink(path).resolve_schema(schema_of(id="long"))
     with pytest.raises(Exception, match=r"delta\.enableChangeDataFeed"):
         DeltaSink(path, mode="upsert", keys=["id"]).resolve_schema(schema_of(id="long"))
+
+
+@pytest.mark.parametrize("names", [("id", "V"), ("ID", "v")], ids=str)
+def test_file_whose_column_differs_in_case_is_not_rewritten(tmp_path: Path, names: tuple[str, str]) -> None:
+    """Spark reads such a column. Its values would become null in a new file."""
+    schema = schema_of(id="long", v="long")
+    for mode in ("append", "upsert"):
+        sink = DeltaSink(str(tmp_path / mode), mode=mode, keys=["id"] if mode == "upsert" else [])
+        for version in range(2):
+            publish(sink, pa.table({"id": [version], "v": [version]}), version, schema)
+        for file in (tmp_path / mode).rglob("*.parquet"):
+            if file.stat().st_size and "_delta_log" not in str(file):
+                pyarrow.parquet.write_table(pyarrow.parquet.read_table(file).rename_columns(names), file)
+        before = DeltaTable(sink.path).version()
+        compact = partial(
+            sink.compact_table, target_file_bytes=2**20, max_bytes=0, dry_run=False, before_commit=lambda: None
+        )
+        merge = partial(publish, sink, pa.table({"id": [0], "v": [9]}), 2, schema)
+        with pytest.raises(StreamsemError, match="differ in case"):
+            (compact if mode == "append" else merge)()
+        assert DeltaTable(sink.path).version() == before

@@ -15,7 +15,7 @@ from airflow_provider_streamsem import FilesSource, Limits
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.data_files.pins import FilePin
 from airflow_provider_streamsem.connectors.files.source import FilesPlanner
-from airflow_provider_streamsem.errors import RecordsMissingError, SourceChangedError
+from airflow_provider_streamsem.errors import InvalidError, RecordsMissingError, SourceChangedError
 from airflow_provider_streamsem.pipeline.guarantee import guarantee
 from airflow_provider_streamsem.stores import local
 from airflow_provider_streamsem.stores.contract import ObjectStat
@@ -218,6 +218,16 @@ def test_file_is_discovered_when_it_has_not_changed_for_the_settle_time(tmp_path
     assert listed(tmp_path, settle_s=60) == []
     clock.sleep(120)
     assert listed(tmp_path, settle_s=60) == ["a.json"]
+
+
+def test_settle_time_needs_a_listing_window_that_includes_yesterday(tmp_path: Path) -> None:
+    """A file that arrives before midnight settles after it."""
+    window = {"start_after": "date=%Y-%m-%d", "settle_s": 300}
+    with pytest.raises(InvalidError, match="lookback_days is too small"):
+        source(tmp_path, **window)
+    assert source(tmp_path, **window, lookback_days=1).settle_s == 300
+    with pytest.raises(InvalidError, match="lookback_days is too small"):
+        source(tmp_path, **{**window, "settle_s": 90_000}, lookback_days=1)
 
 
 def test_copy_that_sets_an_old_modification_time_has_not_settled(tmp_path: Path, clock: ManualClock) -> None:
