@@ -27,7 +27,8 @@ def last_stays(sequence_by: Sequence[str]) -> str:
         )
     return (
         "of rows with equal keys, the table keeps that of the latest version, and within a version the last in the order of the source. Records of different "
-        "partitions of a source have no order. If the transform does not keep the order, a batch whose rows have equal keys and different values is refused. sequence_by defines another order"
+        "partitions of a source have no order. If the transform does not keep the order, a batch whose rows have equal keys and different values is refused. "
+        "sequence_by defines another order"
     )
 
 
