@@ -5,7 +5,7 @@ RUN = JAVA_HOME="$$($(BIN)/python tools/java_home.py)" PYSPARK_PYTHON="$(CURDIR)
 
 # Tracing makes tests of the protocol several times slower. These tests alone reach every branch of the protocol.
 TRACED := tests/protocol tests/golden tests/readers tests/security/test_forged_logs.py \
-	$(addprefix tests/pipeline/test_,announcement.py gaps.py publish.py reprocess.py run.py store_failures.py)
+	$(addprefix tests/pipeline/test_,announcement.py forged_rewrites.py gaps.py publish.py reprocess.py run.py store_failures.py)
 PYTEST = $(RUN) -m pytest -n 2 --dist worksteal
 # Tests of one file share the servers of the file.
 BY_FILE = $(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder

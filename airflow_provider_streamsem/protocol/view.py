@@ -483,8 +483,6 @@ def _remaining(
     :param rolled_back_to: the version to which a rollback returns
     :param removed: the sinks that an alter removes
     """
-    if not replaced and rolled_back_to is None and not removed:
-        return files
     return {
         version: [file for file in found if file.sink not in removed]
         for version, found in files.items()

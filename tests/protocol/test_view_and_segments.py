@@ -398,3 +398,38 @@ def test_newest_version_before_a_rolled_back_one_is_found_among_those_that_remai
     kept = [range(3), range(5, 8), range(9, 11)]
     assert [view.newest_kept_before(version, kept) for version in (3, 4, 8)] == [2, 2, 7]
     assert not any(view.remains(version, kept) for version in (3, 4, 8))
+
+
+def rewrite_of(version: int, commits: tuple[int, ...]) -> Outcome:
+    output = Committable(format="parquet", rows=2 * len(commits), files=(samples.file(version, rows=2 * len(commits)),))
+    rewritten = Rewritten(sink="out", commits=commits, rows=2 * len(commits), output=output)
+    return samples.outcome(samples.plan(version), sinks={}, counts={}, rewritten=rewritten)
+
+
+def test_I24_versions_that_contradict_a_bound_rewrite_are_named() -> None:
+    """Vacuum may have deleted the files of the commits of such a rewrite."""
+    found = view.VisibleFiles()
+    for part in [*history([True] * 4), rewrite_of(4, (0, 1))]:
+        assert [*found.faults(part)] == []
+        found.add(part)
+
+    def faults(part: Outcome) -> list[str]:
+        changed = dataclasses.replace(part, oldest_readable=2)
+        return [summary for invariant, summary in found.faults(changed) if invariant == "I24"]
+
+    next_plan = samples.plan(5)
+    counts = {"read": 0}
+    to_expired = RolledBack(to=1, next={"files": 2}, counts=counts)
+    assert faults(samples.outcome(next_plan, sinks={}, rolled_back=to_expired)) == [
+        "a rollback returns to an expired version"
+    ]
+    replaces = Replaced(version=1, counts=counts)
+    assert faults(samples.outcome(next_plan, replaces=replaces)) == [
+        "a reprocessing run replaces a commit of a bound rewrite"
+    ]
+    assert faults(rewrite_of(5, (1, 2))) == [
+        "a rewrite names commits of a bound rewrite, and commits that have not expired",
+        "a rewrite names some commits of a bound rewrite, and not all of them",
+    ]
+    assert faults(rewrite_of(5, (0, 1))) == []
+    assert faults(rewrite_of(5, (2, 3))) == []
