@@ -53,13 +53,14 @@ def in_order(frame: DataFrame, paths: Iterable[str], *, first: Sequence[Column] 
 
 def with_offered(frame: DataFrame, paths: Iterable[str]) -> DataFrame:
     """
-    Add the columns :data:`OFFERED`: the path of the file, and a text that increases with the position of a row in the files.
+    Add the columns :data:`OFFERED`: the path of the file, and a text that increases with the position of a row in the files. Drops the columns
+    :data:`POSITION`.
 
     :param paths: the paths of all files in their order, below ``plain_root``
     """
     order = F.format_string("%010d-%019d-%019d", _NUMBER, BLOCK, ROW)
     path, name = OFFERED
-    return _numbered(frame, paths).withColumns({path: F.col(FILE), name: order}).drop(_NUMBER)
+    return _numbered(frame, paths).withColumns({path: F.col(FILE), name: order}).drop(_NUMBER, *POSITION)
 
 
 def _numbered(frame: DataFrame, paths: Iterable[str]) -> DataFrame:

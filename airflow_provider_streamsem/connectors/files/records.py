@@ -142,8 +142,9 @@ class FileRecords:
         if source.positions:
             refuse_reserved(self.frame.columns, ordered.OFFERED)
             self.frame = ordered.with_offered(self.frame, paths)
-        if self._positions:
-            self.frame = ordered.in_order(self.frame, paths) if in_order else self.frame.drop(*self._positions)
+            self.frame = self.frame.orderBy(ordered.OFFERED[1]) if in_order else self.frame
+        elif self._positions:
+            self.frame = ordered.in_order(self.frame, paths)
 
     def _refuse_contradictions(self, frames: list[DataFrame]) -> None:
         """
