@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from airflow_provider_streamsem import FilesSink, FilesSource, Pipeline, SparkEngine, run_batch
+from airflow_provider_streamsem import FilesSink, FilesSource, Limits, Pipeline, SparkEngine, run_batch
 from benchmarks import results
 
 ROUNDS = int(os.environ.get("ROUNDS", "3"))
@@ -52,21 +52,29 @@ def many(home: Path, files: int) -> tuple[Path, str]:
     return source, "id long, amount decimal(12,2)"
 
 
-def compare(spark: SparkSession, engine: SparkEngine, source: Path, schema: str, title: str) -> None:
-    """Compare the provider with a plain copy, and print the medians and the ratio."""
+def compare(
+    spark: SparkSession, engine: SparkEngine, source: Path, schema: str, title: str, *,
+    benchmark: str = "files", format: str = "json", bad: int = 0,
+) -> None:  # fmt: skip
+    """
+    Compare the provider with a plain copy, and print the medians and the ratio.
+
+    :param bad: the number of records that the provider quarantines
+    """
     out = source.parent / "out"
 
     def plain() -> None:
-        spark.read.schema(schema).json(str(source)).write.parquet(str(out / f"plain-{next(_NUMBERS)}"))
+        spark.read.schema(schema).format(format).load(str(source)).write.parquet(str(out / f"plain-{next(_NUMBERS)}"))
 
     def provider() -> None:
         location = out / f"provider-{next(_NUMBERS)}"
-        files = FilesSource(path=str(source), format="json", schema=schema)
+        files = FilesSource(path=str(source), format=format, schema=schema)
         pipeline = Pipeline(
-            name="p", log=str(location / "log"), source=files, sinks={"out": FilesSink(str(location / "out"))}
-        )
+            name="p", log=str(location / "log"), source=files, sinks={"out": FilesSink(str(location / "out"))},
+            limits=Limits(max_quarantined=max(bad, 1)),
+        )  # fmt: skip
         result = run_batch(pipeline, run_key="r", engine=engine)
-        assert result.counts["quarantined"] == 0
+        assert result.counts["quarantined"] == bad, result.counts
 
     times: dict[str, list[float]] = {"plain": [], "provider": []}
     for number in range(ROUNDS + 1):
@@ -80,7 +88,7 @@ def compare(spark: SparkSession, engine: SparkEngine, source: Path, schema: str,
         provider_s / plain_s for provider_s, plain_s in zip(times["provider"], times["plain"], strict=True)
     )
     results.record(
-        "files", title, {"provider": medians["provider"] * 1000, "bare read and write": medians["plain"] * 1000}
+        benchmark, title, {"provider": medians["provider"] * 1000, "bare read and write": medians["plain"] * 1000}
     )
     print(
         f"{title}: provider {medians['provider']:.2f} s, plain {medians['plain']:.2f} s, provider / plain = {ratio:.2f}",

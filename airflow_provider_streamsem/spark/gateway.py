@@ -19,7 +19,7 @@ from pyspark.sql import Column, DataFrame, Observation, SparkSession
 
 from airflow_provider_streamsem.spark.jvm_plans import JvmPlans
 from airflow_provider_streamsem.spark.sequencing import ORDERED_NODES
-from airflow_provider_streamsem.spark.staging import NARROW_NODES
+from airflow_provider_streamsem.spark.staging import NARROW_NODES, PARSER_NODE
 
 _BUS_TIMEOUT_MS = 5_000
 
@@ -198,10 +198,14 @@ def reads_input_once(frame: DataFrame) -> bool:
     """
     inner: Any = frame
     stack = [inner._jdf.queryExecution().withCachedData()]
+    has_parser = False
     while stack:
         node = stack.pop()
         children = node.children()
-        if children.length() > 0 and node.nodeName() not in NARROW_NODES:
+        has_parser = has_parser or node.nodeName() == PARSER_NODE
+        if has_parser and node.nodeName() == "CollectMetrics":
+            return False
+        if children.length() > 0 and node.nodeName() not in (*NARROW_NODES, PARSER_NODE):
             return False
         if node.nodeName() == "InMemoryRelation" or node.subqueries().nonEmpty():
             return False  # cached relations and subqueries have plans of their own, which may contain any node

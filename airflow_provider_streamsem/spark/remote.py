@@ -14,7 +14,7 @@ from pyspark.sql.connect.plan import CollectMetrics
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.spark.connect_plans import ConnectPlans
 from airflow_provider_streamsem.spark.sequencing import ORDERED_NODES
-from airflow_provider_streamsem.spark.staging import NARROW_NODES
+from airflow_provider_streamsem.spark.staging import NARROW_NODES, PARSER_NODE
 
 
 @contextmanager
@@ -162,10 +162,12 @@ def is_read_once(explained: str) -> bool:
     is ``False``.
     """
     nodes, optimized = analyzed_nodes(explained), explained.partition("\n\n== Optimized Logical Plan ==\n")[2]
+    observed = [depth for depth, line in enumerate(nodes) if "CollectMetrics" in line]
     for depth, line in enumerate(nodes):
         tree = "   " * (depth - 1) + "+- " if depth else ""
         match = re.match(r"\w+", line.removeprefix(tree)) if line.startswith(tree) else None
         accepted = ("Relation", "RelationV2") if depth == len(nodes) - 1 else NARROW_NODES
-        if match is None or match[0] not in accepted:
+        is_parser = match is not None and match[0] == PARSER_NODE and depth > max(observed, default=depth)
+        if match is None or (match[0] not in accepted and not is_parser):
             return False
     return bool(nodes) and optimized != "" and "InMemoryRelation" not in optimized

@@ -25,7 +25,6 @@ from airflow_provider_streamsem.connectors.files import absent_columns
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
 from airflow_provider_streamsem.engine import Job, Produced
 from airflow_provider_streamsem.errors import DataError
-from airflow_provider_streamsem.identifiers import quoted
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import canonical
 from airflow_provider_streamsem.protocol.entries import Committable, Json, Quarantine
@@ -58,6 +57,12 @@ NARROW_NODES = {"Project", "Filter", "CollectMetrics", "Generate", "SubqueryAlia
 The nodes of Spark's query plans that read their whole input once, in the same stage.
 
 If a query plan has only such nodes above an observation, the observation counts each row once.
+"""
+PARSER_NODE = "MapInArrow"
+"""
+The node of the parsers of sources, which read their whole input once.
+
+The function of a transform may stop reading its input early. So the node is accepted only below every observation.
 """
 
 
@@ -114,7 +119,6 @@ def _transform_argument(frames: Mapping[str, DataFrame]) -> Any:
 
 
 _RECORDS_PER_OBJECT = 5_000
-_COLUMNS_PER_COUNT = 100  # Spark nests the expression of a count of n columns n levels deep
 _COUNTS = ("read", "bad", "filtered")
 _PASSES_WHERE = "__streamsem_passes_where"
 
@@ -211,7 +215,7 @@ class Staging:
     def _inputs(self) -> list[_Input]:
         """Return the planned records of each source."""
         return [
-            _Input(name, loaded, marked := self._marked(loaded), self._aggregates(loaded, marked))
+            _Input(name, loaded, self._marked(loaded), self._aggregates(loaded))
             for name, loaded in self._loaded().items()
         ]
 
@@ -357,22 +361,13 @@ class Staging:
         loaded = self._sequencing.load(self.session, self.job.source, pins)
         return loaded.parts if isinstance(loaded, LoadedTogether) else {"": loaded}
 
-    def _aggregates(self, loaded: Loaded, marked: DataFrame) -> list[Column]:
-        """
-        Return the aggregates to observe on the records.
-
-        If records can be bad, every column is counted. Spark does not parse a column that the query does not use, so it would find no bad values there.
-        """
+    def _aggregates(self, loaded: Loaded) -> list[Column]:
+        """Return the aggregates to observe on the records."""
         aggregates = [F.expr("count(1) AS read")]
         if loaded.bad is not None:
-            columns = [quoted(name) for name in marked.columns]
             aggregates.append(F.count_if(loaded.bad).alias("bad"))
             masks = absent_columns.masks(_declared(loaded), loaded.bad)
             aggregates += [mask.alias(name) for name, mask in masks.items()]
-            aggregates += [
-                F.expr(f"count({', '.join(columns[i : i + _COLUMNS_PER_COUNT])}) AS c{i}")
-                for i in range(0, len(columns), _COLUMNS_PER_COUNT)
-            ]
         if self.job.where is not None:
             dropped = ~F.col(_PASSES_WHERE)
             aggregates.append(F.count_if(dropped if loaded.bad is None else ~loaded.bad & dropped).alias("filtered"))

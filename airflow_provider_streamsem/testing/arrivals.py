@@ -142,7 +142,7 @@ class Arrivals:
         """The column names of the source."""
         if self.source.format == "text":
             return ["value"]
-        from airflow_provider_streamsem.connectors.parsing import json_text as parsing
+        from airflow_provider_streamsem.connectors.parsing import parsed as parsing
 
         return [f.name for f in parsing.struct(self.source.schema or "", "source files").fields]
 

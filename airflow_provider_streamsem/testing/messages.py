@@ -181,7 +181,7 @@ def _encoded(part: str, decoder: Decoder | None, values: Mapping[str, Any]) -> b
 
 @lru_cache(maxsize=16)
 def _columns(schema: str) -> tuple[str, ...]:
-    from airflow_provider_streamsem.connectors.parsing import json_text as parsing
+    from airflow_provider_streamsem.connectors.parsing import parsed as parsing
 
     return tuple(f.name for f in parsing.struct(schema, "json").fields)
 

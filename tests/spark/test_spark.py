@@ -145,7 +145,7 @@ JSON_REASONS = {
     '{"id":null,"n":5}': "not a json record of the schema: required values that are missing: id",
     '{"n":"secret"}': "not a json record of the schema: values that do not fit: n; required values that are missing: id",
     "[1]": "not a json record of the schema: no JSON object",
-    '{"id":1} 2': "not a json record of the schema id long NOT NULL, n int, day date",
+    '{"id":1} 2': "not a json record of the schema: text after the JSON object",
 }
 CSV_REASONS = {
     "1,x,tomorrow": "not a csv record of the schema: values that do not fit: n, day",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import TYPE_CHECKING, Any, Protocol
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StringType, StructField, StructType
+from pyspark.sql.types import DataType, DecimalType, StringType, StructField, StructType
 
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.connectors.contract import BadRecord, ParsedRecords
@@ -19,7 +19,6 @@ from airflow_provider_streamsem.connectors.data_files.columnar import Footer
 from airflow_provider_streamsem.connectors.data_files.direct_commit import PLAIN_FILES
 from airflow_provider_streamsem.connectors.data_files.read import plain_root
 from airflow_provider_streamsem.connectors.files import partitions
-from airflow_provider_streamsem.connectors.files.csv_lines import Csv
 from airflow_provider_streamsem.connectors.files.reader_options import ENCODING
 from airflow_provider_streamsem.connectors.files.text_lines import (
     PATH,
@@ -31,10 +30,10 @@ from airflow_provider_streamsem.connectors.files.text_lines import (
     plain_path,
     refuse_lines_inside_records,
 )
-from airflow_provider_streamsem.connectors.parsing import json_text as parsing
+from airflow_provider_streamsem.connectors.parsing import parsed as parsing
 from airflow_provider_streamsem.connectors.parsing.bad_rows import bad_rows, text_of
 from airflow_provider_streamsem.connectors.parsing.message_records import refuse_reserved
-from airflow_provider_streamsem.connectors.parsing.sql_text import Parsed
+from airflow_provider_streamsem.connectors.parsing.parsed import Csv, Parsed
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.identifiers import quoted
 from airflow_provider_streamsem.stores.contract import spark_path
@@ -44,10 +43,8 @@ if TYPE_CHECKING:
 
 logger = telemetry.log_of(__name__)
 
-_RECORD, _BAD, _REASON = "__streamsem_record", "__streamsem_record_bad", "__streamsem_reason"
+_TEXT, _RECORD, _BAD, _REASON = (f"__streamsem_{name}" for name in ("text", "record", "record_bad", "reason"))
 _UTC = ("UTC", "Etc/UTC", "GMT", "Z")
-_WIDE = 100
-"""Spark's constraint propagation is disabled for more columns than this."""
 _MANY = 100
 """With more files than this, several small files share a Spark task."""
 _OPEN_COST = "spark.sql.files.openCostInBytes"
@@ -68,6 +65,20 @@ class _Group:
     partitions: StructType
     options: Mapping[str, str]
     located: list[str]
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """
+    The lines of a group of files.
+
+    :param parse: parses the column :data:`_TEXT` of a frame
+    :param csv: the dialect of CSV lines
+    """
+
+    frame: DataFrame
+    parse: Callable[[DataFrame], Parsed]
+    csv: Csv | None = None
 
 
 class _Source(Protocol):
@@ -120,8 +131,8 @@ class FileRecords:
         self.declared = tuple(self._data_columns(self._partitions).names) if is_parsed else ()
         self._footers = self._checked_footers(pins)
         self._first = pins[0].path
-        self._csv_lines: list[tuple[DataFrame, Csv]] = []
-        self._explained: list[DataFrame] = []
+        self._lines: list[_Lines] = []
+        self._bad_texts: list[DataFrame] = []
         frames = []
         self._groups = self._grouped([pin.path for pin in pins])
         for group in self._groups:
@@ -402,41 +413,35 @@ class FileRecords:
     def _read_csv(self, group: _Group) -> None:
         csv = Csv(self._columns(group), self._source.options)
         reader = self._spark.read.options(**group.options)
-        encoding = self._source.encoding
-        lines_of = partial(lines_below_headers, csv=csv, encoding=encoding) if csv.has_header else lines
+        lines_of = partial(lines_below_headers, csv=csv, encoding=self._source.encoding) if csv.has_header else lines
         read_lines = lines_of(reader, group.located, group.partitions).where(csv.has_values(RAW))
-        parsed = csv.with_columns(read_lines, decoded(RAW, encoding), _RECORD)
-        self._csv_lines.append((parsed.frame, csv))
-        self._set(parsed, group)
+        self._parse(_Lines(read_lines, lambda frame: csv.parsed(frame, _TEXT, _RECORD), csv), group)
 
     def _read_json(self, group: _Group) -> None:
         reader = self._spark.read.options(**group.options)
         read_lines = lines(reader, group.located, group.partitions).where(F.trim(RAW) != "")
         options = {name: text for name, text in self._source.options.items() if name.lower() != ENCODING}
-        text = decoded(RAW, self._source.encoding)
-        self._set(parsing.with_json(read_lines, text, self._columns(group), options, _RECORD), group)
+        columns = self._columns(group)
+        self._parse(_Lines(read_lines, lambda frame: parsing.with_json(frame, _TEXT, columns, options, _RECORD)), group)
+
+    def _parse(self, read_lines: _Lines, group: _Group) -> None:
+        """Set the frame of a group. Nothing else crosses to the Python workers than the columns that it needs."""
+        partitions = [quoted(field.name) for field in group.partitions.fields]
+        text = decoded(RAW, self._source.encoding).alias(_TEXT)
+        parsed = read_lines.parse(read_lines.frame.select(text, *map(F.expr, partitions), *self._line_positions()))
+        columns = [*parsed.columns, *partitions, f"{parsed.bad} AS {_BAD}", *self._positions]
+        self.frame = parsed.frame.selectExpr(*columns)
+        self._lines.append(read_lines)
+        self.bad, self.drop = F.col(_BAD), (_BAD,)
 
     def _read_text(self, group: _Group) -> None:
         read_lines = lines(self._spark.read.options(**group.options), group.located, group.partitions)
         text = decoded(RAW, self._source.encoding)
         partitions = [_quoted(field.name) for field in group.partitions.fields]
-        is_bad = F.expr(f"NOT is_valid_utf8({text})").alias(_BAD)
-        values = [F.expr(text).alias("value"), *partitions, is_bad, F.col(RAW), F.col(PATH)]
-        self.frame = read_lines.select(*values, *self._line_positions())
-        self._explained.append(self.frame.withColumn(_REASON, F.lit("")))
-        self.bad, self.drop = F.col(_BAD), (_BAD, RAW, PATH)
-
-    def _set(self, parsed: Parsed, group: _Group) -> None:
-        if len(self._columns(group).fields) > _WIDE:
-            # Constraint propagation takes minutes for a plan with thousands of columns. The session is a clone that only this attempt uses.
-            self._spark.conf.set("spark.sql.constraintPropagation.enabled", "false")
-        partitions = [quoted(field.name) for field in group.partitions.fields]
-        columns = [*parsed.columns, *partitions, _BAD, RAW, PATH]
-        self.frame = parsed.frame.select(*map(F.expr, columns), *self._line_positions())
-        self._explained.append(
-            parsed.frame.selectExpr(*columns, f"CASE WHEN {_BAD} THEN {parsed.reason} END AS {_REASON}")
-        )
-        self.bad, self.drop = F.col(_BAD), (_BAD, RAW, PATH)
+        is_bad = (~F.is_valid_utf8(text)).alias(_BAD)
+        self.frame = read_lines.select(text.alias("value"), *partitions, is_bad, *self._line_positions())
+        self._bad_texts.append(read_lines.select(is_bad, RAW, PATH, F.lit("").alias(_REASON)))
+        self.bad, self.drop = F.col(_BAD), (_BAD,)
 
     def _line_positions(self) -> list[Column]:
         """Return the columns by which the records of lines are sorted; none if they are not sorted."""
@@ -448,13 +453,18 @@ class FileRecords:
 
         :raises DataError: a CSV file has a record with quoted line breaks, of which a line looks like a complete record. Nothing became visible
         """
-        if self.bad is None:
-            return
-        for parsed, csv in self._csv_lines:
-            refuse_lines_inside_records(parsed, _BAD, csv, decoded(RAW, self._source.encoding))
+        text = decoded(RAW, self._source.encoding).alias(_TEXT)
+        explained = [*self._bad_texts]
+        for read_lines in self._lines:
+            parsed = read_lines.parse(read_lines.frame.select(text, RAW, PATH, START))
+            is_bad = F.expr(parsed.bad)
+            if read_lines.csv is not None:
+                line = decoded(RAW, self._source.encoding).alias(_TEXT)
+                refuse_lines_inside_records(parsed.frame.select("*", line), is_bad, read_lines.csv, _TEXT)
+            explained.append(parsed.frame.select(is_bad.alias(_BAD), RAW, PATH, F.col(parsed.reason).alias(_REASON)))
         selected = [F.col(PATH), F.col(RAW).cast("binary"), F.col(_REASON)]
-        for frame in self._explained:
-            for path, line, reason in bad_rows(frame, self.bad, selected, reason=_REASON):
+        for frame in explained:
+            for path, line, reason in bad_rows(frame, F.col(_BAD), selected, reason=_REASON):
                 raw, encoding = text_of(bytes(line))
                 error = f"not a {self._source.format} record of the schema: {reason}" if reason else self._error
                 yield BadRecord(location={"path": plain_path(path), "encoding": encoding}, raw=raw, error=error)
@@ -494,24 +504,4 @@ def _columns_without_records(spark: SparkSession, source: _Source) -> ParsedReco
         )
         raise DataError(summary, path=source.path).advising("give the source a schema, and run again.")
     columns = parsing.struct(source.schema, "source files")
-    if source.format not in ("json", "csv"):
-        return ParsedRecords(spark.createDataFrame([], _nullable(columns)))
-    # Parse no lines, because the parser determines which columns may be null.
-    no_lines = spark.createDataFrame([], f"{RAW} string")
-    if source.format == "csv":
-        parsed = Csv(columns, source.options).with_columns(no_lines, RAW, _RECORD)
-    else:
-        options = {name: text for name, text in source.options.items() if name.lower() != ENCODING}
-        parsed = parsing.with_json(no_lines, RAW, columns, options, _RECORD)
-    return ParsedRecords(parsed.frame.selectExpr(*parsed.columns))
-
-
-def _nullable(kind: Any) -> Any:
-    """Return a type in which every column, element and value may be null, as Spark's readers of files return it."""
-    if isinstance(kind, StructType):
-        return StructType([StructField(field.name, _nullable(field.dataType)) for field in kind.fields])
-    if isinstance(kind, ArrayType):
-        return ArrayType(_nullable(kind.elementType))
-    if isinstance(kind, MapType):
-        return MapType(_nullable(kind.keyType), _nullable(kind.valueType))
-    return kind
+    return ParsedRecords(spark.createDataFrame([], parsing.nullable(columns)))

@@ -8,8 +8,7 @@ from pyspark.sql import Column, DataFrame, DataFrameReader, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
-from airflow_provider_streamsem.connectors.files.csv_lines import Csv
-from airflow_provider_streamsem.connectors.parsing.sql_text import literal
+from airflow_provider_streamsem.connectors.parsing.parsed import Csv
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.identifiers import quoted
 
@@ -18,6 +17,7 @@ PATH = "__streamsem_path"
 START = "__streamsem_start"
 _ORDER = "__streamsem_order"
 _BAD, _SETS, _CHANGES, _GROUP = "__streamsem_bad", "__streamsem_sets", "__streamsem_changes", "__streamsem_group"
+_OUTSIDE, _INSIDE = "__streamsem_outside", "__streamsem_inside"
 _BYTES = "ISO-8859-1"
 _CONTROLS = "".join(map(chr, range(0x80, 0xA0)))
 _WINDOWS = "".join(bytes([byte]).decode("cp1252", errors="ignore") or chr(byte) for byte in range(0x80, 0xA0))
@@ -34,9 +34,9 @@ def lines(reader: DataFrameReader, located: list[str], partitions: StructType) -
     return reader.schema(schema).text(located).select(RAW, *_location_columns(partitions))
 
 
-def decoded(raw: str, encoding: str) -> str:
+def decoded(raw: str, encoding: str) -> Column:
     """
-    Return SQL that decodes stored bytes to text.
+    Return a column that decodes stored bytes to text.
 
     Spark's ``decode`` supports windows-1252 only with a session setting. So this function decodes ISO 8859-1 and replaces the 27 characters that differ. The
     five bytes that windows-1252 does not define become control characters, as in browsers.
@@ -45,9 +45,9 @@ def decoded(raw: str, encoding: str) -> str:
     :param encoding: one of :data:`airflow_provider_streamsem.connectors.files.reader_options.ENCODINGS`
     """
     if encoding == "UTF-8":
-        return raw
-    text = f"decode(CAST({raw} AS BINARY), '{_BYTES}')"
-    return f"translate({text}, {literal(_CONTROLS)}, {literal(_WINDOWS)})" if encoding == "windows-1252" else text
+        return F.col(raw)
+    text = F.decode(F.col(raw).cast("binary"), _BYTES)
+    return F.translate(text, _CONTROLS, _WINDOWS) if encoding == "windows-1252" else text
 
 
 def lines_below_headers(
@@ -72,25 +72,25 @@ def lines_below_headers(
     return reader.schema(schema).csv(located).select(line, *_location_columns(partitions))
 
 
-def refuse_lines_inside_records(parsed: DataFrame, bad: str, csv: Csv, text: str) -> None:
+def refuse_lines_inside_records(parsed: DataFrame, bad: Column, csv: Csv, text: str) -> None:
     """
     Refuse CSV files in which a line inside a record with quoted line breaks looks like a complete record.
 
     A position of a file is inside or outside quotes. Each line keeps this state, sets it, or toggles it. The state before a line is that of the last line above
     it that sets it, toggled once for each toggling line in between.
 
-    :param parsed: lines as returned by :func:`lines`, and the boolean column ``bad``
-    :param text: SQL of the decoded line
+    :param parsed: lines with the columns :data:`PATH` and :data:`START`
+    :param bad: whether a line cannot be parsed
+    :param text: name of the column of decoded lines
     :raises DataError: such a line exists; the error names the file
     """
-    from_outside = F.expr(csv.ends_inside_quotes(text, begins_inside=False))
-    from_inside = F.expr(csv.ends_inside_quotes(text, begins_inside=True))
-    # Spark moves this filter below the parse and then repeats the parse for each column that `bad` refers to. So the condition on the text comes first.
-    paths = [path for (path,) in parsed.where(from_outside & F.col(bad)).select(PATH).distinct().collect()]
+    from_outside, from_inside = F.col(_OUTSIDE), F.col(_INSIDE)
+    with_states = csv.with_quote_states(parsed.select(PATH, START, bad.alias(_BAD), text), text, (_OUTSIDE, _INSIDE))
+    paths = [path for (path,) in with_states.where(from_outside & F.col(_BAD)).select(PATH).distinct().collect()]
     if not paths:
         return
-    ordered = parsed.where(F.col(PATH).isin(paths)).select(
-        PATH, START, F.col(bad).alias(_BAD), F.monotonically_increasing_id().alias(_ORDER),
+    ordered = with_states.where(F.col(PATH).isin(paths)).select(
+        PATH, START, _BAD, F.monotonically_increasing_id().alias(_ORDER),
         F.when(from_outside == from_inside, from_outside).alias(_SETS), (from_outside & ~from_inside).cast("long").alias(_CHANGES),
     )  # fmt: skip
     above = Window.partitionBy(PATH).orderBy(START, _ORDER).rowsBetween(Window.unboundedPreceding, -1)

@@ -52,23 +52,11 @@ class KafkaRecords:
 
     def __init__(self, read: DataFrame, *, key: Decoder | None, value: Decoder | None, topics: list[str]) -> None:
         self._decoders = {part: decoder for part, decoder in (("key", key), ("value", value)) if decoder is not None}
-        parts: dict[str, Decoded] = {}
-        for part, decoder in self._decoders.items():
-            parts[part] = decode(read, part, decoder, subjects=[f"{topic}-{part}" for topic in topics])
-            read = parts[part].frame
-        if not parts:
+        self._read, self._topics = read, topics
+        if not self._decoders:
             self.frame, self.bad, self.drop = read, None, ()
             return
-        bad = F.lit(False)
-        for decoded in parts.values():
-            bad = bad | F.coalesce(decoded.bad, F.lit(False))
-        location = F.struct(
-            F.col("topic"),
-            F.col("partition"),
-            F.col("offset"),
-            F.col("key").alias("key"),
-            F.col("value").alias("value"),
-        )
+        read, parts = self._decoded(keeps_data=False)
         key_column = parts["key"].record if "key" in parts else F.col("key")
         if "value" in parts:
             columns = [value.alias(name) for name, value in parts["value"].fields.items()]
@@ -77,18 +65,34 @@ class KafkaRecords:
             refuse_reserved(parts["value"].fields, (f"kafka_{own}" for own in _OWN))
         else:
             columns = [F.col(name) for name in _OWN if name != "key"] + [key_column.alias("key"), F.col("value")]
-        self.frame = read.select(*columns, bad.alias(_BAD), location.alias(_RECORD_LOCATION))
-        self.bad, self.drop = F.col(_BAD), (_BAD, _RECORD_LOCATION)
-        reasons = [F.when(decoded.bad, decoded.why_bad(part)) for part, decoded in parts.items()]
-        reason = F.concat_ws("; ", *reasons).alias(_REASON)
-        self._explained = read.select(*columns, bad.alias(_BAD), location.alias(_RECORD_LOCATION), reason)
+        self.frame = read.select(*columns, _any_bad(parts).alias(_BAD))
+        self.bad, self.drop = F.col(_BAD), (_BAD,)
+
+    def _decoded(self, *, keeps_data: bool) -> tuple[DataFrame, dict[str, Decoded]]:
+        """
+        Decode the records.
+
+        :param keeps_data: whether the result must have the binary key and value beside their fields
+        """
+        read, parts = self._read, {}
+        for part, decoder in self._decoders.items():
+            subjects = [f"{topic}-{part}" for topic in self._topics]
+            parts[part] = decode(read, part, decoder, subjects=subjects, keeps_data=keeps_data)
+            read = parts[part].frame
+        return read, parts
 
     def bad_records(self) -> Iterator[BadRecord]:
         """Yield the bad records in a second pass over the same ranges."""
         if self.bad is None:
             return
+        read, parts = self._decoded(keeps_data=True)
+        location = F.struct(*(F.col(name) for name in ("topic", "partition", "offset", "key", "value")))
+        reasons = [F.when(decoded.bad, decoded.why_bad(part)) for part, decoded in parts.items()]
+        explained = read.select(
+            _any_bad(parts).alias(_BAD), location.alias(_RECORD_LOCATION), F.concat_ws("; ", *reasons).alias(_REASON)
+        )
         selected = [F.col(_RECORD_LOCATION), F.col(_REASON)]
-        for row, reason in bad_rows(self._explained, self.bad, selected, reason=_REASON):
+        for row, reason in bad_rows(explained, F.col(_BAD), selected, reason=_REASON):
             text, encoding = _text(row["value"])
             key, key_encoding = _text(row["key"])
             location = {
@@ -96,6 +100,13 @@ class KafkaRecords:
                 "key_encoding": key_encoding,
             }  # fmt: skip
             yield BadRecord(location=location, raw=text, error=reason)
+
+
+def _any_bad(parts: Mapping[str, Decoded]) -> Column:
+    bad = F.lit(False)
+    for decoded in parts.values():
+        bad = bad | F.coalesce(decoded.bad, F.lit(False))
+    return bad
 
 
 def read_ranges(

@@ -17,11 +17,10 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.connectors.columns.nested import anywhere, holds
-from airflow_provider_streamsem.connectors.parsing import json_text as parsing
+from airflow_provider_streamsem.connectors.parsing import parsed as parsing
 from airflow_provider_streamsem.connectors.parsing import protobuf_messages
 from airflow_provider_streamsem.connectors.parsing.decoders import SCHEMA_ID_BYTES, Avro, Decoder, Json, Protobuf
 from airflow_provider_streamsem.connectors.parsing.registry import SchemaVersion, registry_of, versions_of, warnings
-from airflow_provider_streamsem.connectors.parsing.sql_text import struct_of
 from airflow_provider_streamsem.connectors.pickling import pickled_by_value
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.extras import install_command
@@ -40,7 +39,7 @@ class Decoded:
     :param record: a struct of the fields; null if the message is null
     :param fields: name → column
     :param bad: a boolean column: whether the message cannot be decoded
-    :param reason: SQL of a text; see :class:`airflow_provider_streamsem.connectors.parsing.sql_text.Parsed`
+    :param reason: SQL of the reason why a bad message cannot be decoded, without values of the message; empty if it is not known
     """
 
     def __init__(
@@ -63,33 +62,38 @@ class Decoded:
         return F.expr(f"concat_ws(': ', '{what} cannot be decoded', nullif({self._reason}, ''))")
 
 
-def decode(frame: DataFrame, column: str, decoder: Decoder, *, subjects: Sequence[str]) -> Decoded:
+def decode(
+    frame: DataFrame, column: str, decoder: Decoder, *, subjects: Sequence[str], keeps_data: bool = True
+) -> Decoded:
     """
     Decode a binary column. A null message has null fields, and is not bad.
 
     :param column: name of the column
     :param subjects: the subjects of the schema registry whose versions are requested, if the decoder has a registry and names no subject
+    :param keeps_data: ``False`` allows that the result lacks the binary column, which need then not be sent to the Python workers and back
     """
     if isinstance(decoder, Json):
-        return _json(frame, column, decoder)
+        return _json(frame, column, decoder, keeps_data=keeps_data)
     if isinstance(decoder, Protobuf):
         return _protobuf(frame, column, decoder)
 
     return _avro(frame, column, decoder, [decoder.subject] if decoder.subject is not None else [*subjects])
 
 
-def _json(read: DataFrame, part: str, decoder: Json) -> Decoded:
+def _json(read: DataFrame, part: str, decoder: Json, *, keeps_data: bool) -> Decoded:
     columns = parsing.struct(decoder.schema, "json")
-    column = f"{_DECODED}{part}"
-    text = f"CAST({part} AS STRING)"
+    column, text, is_message = (f"{_DECODED}{part}{name}" for name in ("", "_text", "_is_message"))
+    data = F.col(part)
+    content = data.cast("string")
     if decoder.has_schema_id:
-        text = f"CASE WHEN substring({part}, 1, 1) = X'00' THEN CAST(substring({part}, {SCHEMA_ID_BYTES + 1}) AS STRING) END"
-    parsed = parsing.with_json(read, text, columns, decoder.options, column)
-    is_bad = F.col(part).isNotNull() & F.col(parsed.bad)
-    fields = {name: F.expr(value) for name, value in parsed.values.items()}
-    record = F.when(F.col(part).isNotNull(), F.expr(struct_of(parsed.values)))
-    frame = parsed.frame.withColumn(parsed.bad, is_bad)
-    return Decoded(frame, record, fields, F.col(parsed.bad), reason=parsed.reason)
+        after_id = F.expr(f"CAST(substring({part}, {SCHEMA_ID_BYTES + 1}) AS STRING)")
+        has_id = F.expr(f"substring({part}, 1, 1) = X'00'")
+        content = F.when(has_id, after_id).when(data.isNotNull(), F.lit(""))  # the empty text is no record
+    frame = read.withColumns({text: content, is_message: data.isNotNull()})
+    parsed = parsing.with_json(frame if keeps_data else frame.drop(part), text, columns, decoder.options, column)
+    fields = {name: F.col(value) for name, value in parsed.values.items()}
+    record = F.when(F.col(is_message), F.struct(*(value.alias(name) for name, value in fields.items())))
+    return Decoded(parsed.frame, record, fields, F.expr(parsed.bad), reason=parsed.reason)
 
 
 def _protobuf(read: DataFrame, part: str, decoder: Protobuf) -> Decoded:

@@ -47,28 +47,31 @@ class MessageRecords:
         is_empty_null: bool = False,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
-        self._located, self._facts = location, facts or {}
+        self._located, self._facts, self._value = location, facts or {}, value
         if value is None:
             self.frame, self.bad, self.drop = read, None, ()
             return
         data = F.expr("nullif(data, X'')") if is_empty_null else F.col("data")
-        decoded = decode(read.withColumn(_DATA, data), _DATA, value, subjects=[])
+        self._read = read.withColumn(_DATA, data)
+        decoded = decode(self._read.drop("data"), _DATA, value, subjects=[], keeps_data=False)
         refuse_reserved(decoded.fields, (f"{system}_{name}" for name in own))
         fields = [column.alias(name) for name, column in decoded.fields.items()]
         columns = [F.col(name).alias(f"{system}_{name}") for name in own]
-        where = F.struct(*(F.col(name) for name in (*location, "data"))).alias(_LOCATION)
-        is_bad = F.coalesce(decoded.bad, F.lit(False))
-        self.frame = decoded.frame.select(*fields, *columns, is_bad.alias(_BAD), where)
-        reason = F.when(is_bad, decoded.why_bad("the data")).alias(_REASON)
-        self._explained = decoded.frame.select(is_bad.alias(_BAD), where, reason)
-        self.bad, self.drop = F.col(_BAD), (_BAD, _LOCATION)
+        self.frame = decoded.frame.select(*fields, *columns, F.coalesce(decoded.bad, F.lit(False)).alias(_BAD))
+        self.bad, self.drop = F.col(_BAD), (_BAD,)
 
     def bad_records(self) -> Iterator[BadRecord]:
         """Yield the bad messages in a second pass over the same ranges."""
-        if self.bad is None:
+        if self._value is None:
             return
+        decoded = decode(self._read, _DATA, self._value, subjects=[])
+        is_bad = F.coalesce(decoded.bad, F.lit(False))
+        where = F.struct(*(F.col(name) for name in (*self._located, "data"))).alias(_LOCATION)
+        explained = decoded.frame.select(
+            is_bad.alias(_BAD), where, F.when(is_bad, decoded.why_bad("the data")).alias(_REASON)
+        )
         selected = [F.col(_LOCATION), F.col(_REASON)]
-        for row, reason in bad_rows(self._explained, self.bad, selected, reason=_REASON):
+        for row, reason in bad_rows(explained, F.col(_BAD), selected, reason=_REASON):
             text, encoding = text_of(bytes(row["data"]))
             location = {**self._facts, **{name: row[name] for name in self._located}, "encoding": encoding}
             yield BadRecord(location=location, raw=text, error=reason)

@@ -10,14 +10,14 @@ from pyspark.sql import functions as F
 from airflow_provider_streamsem.connectors.contract import BadRecord
 from airflow_provider_streamsem.connectors.data_files import ordered
 from airflow_provider_streamsem.connectors.files.text_lines import PATH, RAW, plain_path
-from airflow_provider_streamsem.connectors.parsing import json_text as parsing
+from airflow_provider_streamsem.connectors.parsing import parsed as parsing
 from airflow_provider_streamsem.connectors.parsing.bad_rows import bad_rows
 from airflow_provider_streamsem.connectors.parsing.message_records import refuse_reserved
 
 _LANDED = "id string, received_ms long, body string, encoding string, headers map<string,string>"
 _OWN = ("queue_message_id", "queue_received_at", "queue_headers")
 _MESSAGE, _RECORD, _BAD = "__streamsem_message", "__streamsem_record", "__streamsem_bad"
-_REASON = "__streamsem_reason"
+_IS_MESSAGE, _BODY, _REASON = "__streamsem_is_message", "__streamsem_body", "__streamsem_reason"
 
 
 class QueueRecords:
@@ -53,36 +53,48 @@ class QueueRecords:
             lines = lines.select(*own_columns, *(ordered.position() if ordered_paths else []))
         else:
             lines = spark.createDataFrame([], f"{RAW} string, {PATH} string")
-        landed = lines.withColumn(_MESSAGE, F.from_json(RAW, _LANDED))
-        message, body = F.col(_MESSAGE), F.col(_MESSAGE)["body"]
-        bad = message["id"].isNull() | body.isNull() | message["encoding"].isNotNull()
-        reason = "''"
-        if schema is not None:
-            columns = parsing.struct(schema, "source queue")
-            names = [f.name for f in columns.fields]
-            parsed = parsing.with_json(landed, f"{_MESSAGE}.body", columns, options, _RECORD)
-            landed, bad, reason = parsed.frame, bad | F.col(parsed.bad), parsed.reason
-            fields = [F.expr(column) for column in parsed.columns]
-        else:
-            names, fields = ["body"], [body.alias("body")]
+        self._lines, self._options = lines, options
+        self._columns = None if schema is None else parsing.struct(schema, "source queue")
+        names = ["body"] if self._columns is None else self._columns.names
         refuse_reserved(names, _OWN)
+        message = F.col(_MESSAGE)
         own = [
             message["id"].alias("queue_message_id"),
             F.timestamp_millis(message["received_ms"]).alias("queue_received_at"),
             message["headers"].alias("queue_headers"),
         ]
-        is_bad = F.coalesce(bad, F.lit(True)).alias(_BAD)
         positions = ordered.POSITION if ordered_paths else ()
-        self.frame = landed.select(*fields, *own, is_bad, RAW, PATH, _MESSAGE, *positions)
+        parsed, fields, bad, _ = self._parsed(*own, *positions)
+        self.frame = parsed.select(*fields, *_OWN, bad.alias(_BAD), *positions)
         self.frame = ordered.in_order(self.frame, ordered_paths) if ordered_paths else self.frame
-        self._explained = landed.select(is_bad, RAW, PATH, _MESSAGE, F.when(is_bad, F.expr(reason)).alias(_REASON))
-        self.bad, self.drop = F.col(_BAD), (_BAD, RAW, PATH, _MESSAGE)
+        self.bad, self.drop = F.col(_BAD), (_BAD,)
+
+    def _parsed(self, *kept: Column | str) -> tuple[DataFrame, list[Column], Column, Column]:
+        """
+        Parse the bodies.
+
+        :param kept: columns of the landed lines and messages that the result has beside those of the records
+        :returns: the frame, and its columns: the fields of a body, whether a message is bad, and why
+        """
+        message = F.from_json(RAW, _LANDED)
+        is_message = F.expr(
+            f"{_MESSAGE}.id IS NOT NULL AND {_MESSAGE}.body IS NOT NULL AND {_MESSAGE}.encoding IS NULL"
+        )
+        columns = [is_message.alias(_IS_MESSAGE), F.col(_MESSAGE)["body"].alias(_BODY), *kept]
+        landed = self._lines.withColumn(_MESSAGE, message).select(*columns)
+        is_bad = ~F.coalesce(F.col(_IS_MESSAGE), F.lit(False))
+        if self._columns is None:
+            return landed, [F.col(_BODY).alias("body")], is_bad, F.lit("")
+        parsed = parsing.with_json(landed, _BODY, self._columns, self._options, _RECORD)
+        fields = [F.expr(column) for column in parsed.columns]
+        return parsed.frame, fields, is_bad | F.expr(parsed.bad), F.col(parsed.reason)
 
     def bad_records(self) -> Iterator[BadRecord]:
         """Yield the bad messages in a second pass over the same files."""
-        assert self.bad is not None
+        parsed, _, bad, reason = self._parsed(RAW, PATH, _MESSAGE)
+        explained = parsed.select(bad.alias(_BAD), RAW, PATH, _MESSAGE, F.when(bad, reason).alias(_REASON))
         selected = [F.col(name) for name in (PATH, RAW, _MESSAGE, _REASON)]
-        for path, line, message, reason in bad_rows(self._explained, self.bad, selected, reason=_REASON):
+        for path, line, message, reason in bad_rows(explained, F.col(_BAD), selected, reason=_REASON):
             is_message = message is not None and message["body"] is not None
             location = {
                 "path": plain_path(path),

@@ -1,0 +1,202 @@
+"""
+Parses blocks of JSON texts into columns with Arrow's reader. Executors run this module.
+
+:class:`ExactJson` defines what a record is, and which values it has. Arrow's reader is faster, and strict: it refuses a value that a column cannot hold, and
+does not change it. This module gives to Arrow only what both parse alike. Arrow refuses a block as a whole, so this module finds the records that Arrow refused,
+and the exact parser decides on them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json
+
+from airflow_provider_streamsem.connectors.parsing.exact.arrow_columns import ReadColumn, any_of
+from airflow_provider_streamsem.connectors.parsing.exact.blocks import Block, in_order, is_utf8
+from airflow_provider_streamsem.connectors.parsing.exact.json_records import DEEPEST, ExactJson
+from airflow_provider_streamsem.connectors.parsing.exact.values import Settings
+
+_ROW = re.compile(r" in row ([0-9]+)$")
+_SPACE = " \t\r\n"
+_SEVERAL = 16
+"""If more than one record of so many is refused, all records of the block are parsed exactly."""
+_FEW = 32
+"""The maximum number of records that are parsed exactly without looking for those that Arrow refuses."""
+_LONGEST_BLOCK = (1 << 31) - 2
+
+
+class ArrowJson:
+    """
+    Parses blocks of texts.
+
+    :param schema: the columns; see :class:`ExactJson`
+    :param lenient: the syntax that is allowed beside strict JSON; see :class:`ExactJson`. Arrow's reader allows none
+    """
+
+    def __init__(self, schema: pa.Schema, settings: Settings, lenient: frozenset[str] = frozenset()) -> None:
+        self._schema = schema
+        self._exact = ExactJson(schema, settings, lenient)
+        self._columns = [ReadColumn(field.type, settings) for field in schema]
+        self._is_usable = not lenient and len(schema) > 0 and all(column.is_usable for column in self._columns)
+        # Numbers that may be infinite or zero as a float, although the number in the text is neither.
+        digits = 2 if any(column.has_floats(32) for column in self._columns) else 3
+        self._far = rf"[eE][+-]?[0-9]{{{digits}}}|[0-9]{{30}}"
+        self._unusual = "|".join(
+            pattern
+            for field, column in zip(schema, self._columns, strict=True)
+            for pattern in column.unusual(field.name)
+        )
+        self._has_unusual = False
+        fields = [pa.field(f.name, column.read_as) for f, column in zip(schema, self._columns, strict=True)]
+        if self._is_usable:
+            self._options = pyarrow.json.ParseOptions(
+                explicit_schema=pa.schema(fields), unexpected_field_behavior="ignore"
+            )
+
+    def parse(self, texts: pa.StringArray) -> Block:
+        """Parse texts; see :class:`airflow_provider_streamsem.connectors.parsing.exact.blocks.Parser`."""
+        is_text = is_utf8(texts)
+        parts = []
+        if self._is_usable:
+            suited = _suited(texts, is_text)
+            rows = pc.indices_nonzero(suited)
+            trimmed = pc.ascii_trim(texts if len(rows) == len(texts) else texts.take(rows), characters=_SPACE)
+            parts = [*self._read(trimmed, rows)]
+        if sum(len(rows) for rows, _ in parts) < len(texts):
+            every = pa.array(range(len(texts)), pa.uint64())
+            done = pc.is_in(every, value_set=pa.concat_arrays([every.slice(0, 0), *(rows for rows, _ in parts)]))
+            rows = pc.indices_nonzero(pc.invert(done))
+            parts.append((rows, self._parsed_exactly(texts.take(rows), is_text.take(rows))))
+        *columns, reasons = in_order(parts) if parts else self._parsed_exactly(texts, is_text)
+        return Block(columns, reasons)
+
+    def _parsed_exactly(self, texts: pa.StringArray, is_text: pa.BooleanArray) -> list[pa.Array]:
+        """Return the columns of the schema and that of the reasons."""
+        block = self._exact.parse(pc.if_else(is_text, texts, None).to_pylist())
+        is_bad = pc.and_(pc.invert(is_text), texts.is_valid())
+        return [*block.columns, pc.if_else(is_bad, pa.scalar("not UTF-8"), block.reasons)]
+
+    def _read(self, texts: pa.StringArray, rows: pa.Array) -> Iterator[tuple[pa.Array, list[pa.Array]]]:
+        """
+        Yield the records that Arrow reads: the numbers of their rows, and the columns that :meth:`_parsed_exactly` returns.
+
+        :param texts: texts that begin and end with braces
+        :param rows: the numbers of their rows
+        """
+        if self._has_unusual:
+            texts, rows = self._usual(texts, rows)
+        table, refused = self._first_reading(texts)
+        if len(refused) == len(texts):
+            return
+        if table is None and not self._has_unusual:
+            self._has_unusual = True
+            texts, rows = self._usual(texts, rows)
+            table, refused = self._first_reading(texts)
+        if refused and len(refused) < len(texts):
+            every = pa.array(range(len(texts)), pa.int64())
+            keep = pc.invert(pc.is_in(every, value_set=pa.array(refused, pa.int64())))
+            texts, rows = texts.filter(keep), rows.filter(keep)
+            table, refused = self._first_reading(texts)
+        if table is not None:
+            yield self._checked(table, texts, rows)
+        elif len(refused) < len(texts) > _FEW:
+            middle = len(texts) // 2
+            yield from self._read(texts.slice(0, middle), rows.slice(0, middle))
+            yield from self._read(texts.slice(middle), rows.slice(middle))
+
+    def _usual(self, texts: pa.StringArray, rows: pa.Array) -> tuple[pa.StringArray, pa.Array]:
+        """Leave out texts in which a value may not fit. If there are none, the next block is read without this search."""
+        is_usual = pc.invert(pc.match_substring_regex(texts, self._unusual))
+        self._has_unusual = not pc.all(is_usual, min_count=0).as_py()
+        return (texts.filter(is_usual), rows.filter(is_usual)) if self._has_unusual else (texts, rows)
+
+    def _first_reading(self, texts: pa.StringArray) -> tuple[pa.Table | None, list[int]]:
+        """
+        Read texts with Arrow's reader.
+
+        :returns: the table, if Arrow has read all texts; and otherwise positions of texts that Arrow may have refused, if it says which
+        """
+        joined = _joined(texts)
+        starts: list[int] = []
+        refused: list[int] = []
+        begin = 0
+        while begin < len(texts):
+            data = joined if begin == 0 else joined.slice(starts[begin])
+            try:
+                table = self._table(data)
+            except pa.ArrowInvalid as error:
+                row = _ROW.search(str(error))
+                if row is None:
+                    return None, refused
+                # The text after an object in the same line counts as the next row.
+                at = min(begin + int(row[1]), len(texts) - 1)
+                refused += [max(at - 1, begin), at]
+                if len(refused) > _FEW and len(refused) * _SEVERAL > at:
+                    return None, [*range(len(texts))]
+                starts = starts or _starts(texts)
+                begin = at + 1
+                continue
+            is_complete = not refused and table.num_rows == len(texts)
+            return (table if is_complete else None), refused
+        return None, refused
+
+    def _table(self, data: pa.Buffer) -> pa.Table:
+        options = pyarrow.json.ReadOptions(use_threads=False, block_size=min(data.size + 1, _LONGEST_BLOCK))
+        return pyarrow.json.read_json(pa.BufferReader(data), options, self._options)
+
+    def _checked(self, table: pa.Table, texts: pa.StringArray, rows: pa.Array) -> tuple[pa.Array, list[pa.Array]]:
+        """Convert the columns, and leave out the records in which a value has not been converted or may differ from the text."""
+        columns, doubts = [], []
+        for field, column in zip(self._schema, self._columns, strict=True):
+            values, doubt = column.converted(table.column(field.name).combine_chunks())
+            columns.append(values)
+            doubts += [] if doubt is None else [doubt]
+            if not field.nullable and values.null_count:
+                doubts.append(values.is_null())
+        if any(column.has_zeros(values) for column, values in zip(self._columns, columns, strict=True)):
+            doubts.append(pc.match_substring_regex(texts, self._far))
+        doubt = any_of(doubts)
+        if doubt is not None and pc.any(doubt).as_py():
+            sure = pc.invert(doubt)
+            rows, columns = rows.filter(sure), [column.filter(sure) for column in columns]
+        return rows, [*columns, pa.nulls(len(rows), pa.string())]
+
+
+def _suited(texts: pa.StringArray, is_text: pa.BooleanArray) -> pa.BooleanArray:
+    """
+    Return whether each text may be given to Arrow's reader.
+
+    Each text begins with an opening and ends with a closing brace. So if Arrow reads as many objects as there are texts, each text is one object: an object
+    cannot begin in one text and end in another, because a line break between two braces of one object is an error.
+    """
+    suited = pc.and_(pc.starts_with(texts, "{"), pc.ends_with(texts, "}"))
+    if not pc.all(suited, min_count=0).as_py():
+        trimmed = pc.ascii_trim(pc.if_else(is_text, texts, None), characters=_SPACE)
+        suited = pc.and_(pc.starts_with(trimmed, "{"), pc.ends_with(trimmed, "}"))
+    suited = pc.and_(pc.fill_null(suited, False), is_text)
+    lengths = pc.binary_length(texts)
+    if pc.any(pc.greater(lengths, DEEPEST)).as_py():
+        brackets = pc.add(pc.count_substring(texts, "["), pc.count_substring(texts, "{"))
+        suited = pc.and_(suited, pc.fill_null(pc.less_equal(brackets, DEEPEST), False))
+    data = texts.buffers()[2]
+    if data is not None and b"\0" in data.to_pybytes():  # Arrow's reader takes a zero byte for the end of its input
+        suited = pc.and_(suited, pc.invert(pc.fill_null(pc.match_substring(texts, "\0"), True)))
+    return suited
+
+
+def _joined(texts: pa.StringArray) -> pa.Buffer:
+    lines = pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts.cast(pa.binary()))
+    return pc.binary_join(lines, pa.scalar(b"\n", pa.binary()))[0].as_buffer()
+
+
+def _starts(texts: pa.StringArray) -> list[int]:
+    """Return where each text begins in the joined texts."""
+    starts, at = [], 0
+    for length in pc.binary_length(texts).to_pylist():
+        starts.append(at)
+        at += length + 1
+    return starts

@@ -1,0 +1,112 @@
+"""Parsed blocks of records, and how batches of Spark become blocks. Executors run this module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+_BLOCK_BYTES = 1 << 24
+"""Maximum size of the texts of a block. One longer text is a block."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """
+    The records of a block of texts.
+
+    :param columns: the columns of the schema. The values of a bad record are null
+    :param reasons: a column with the reason why a text is not a record; null for a record
+    """
+
+    columns: list[pa.Array]
+    reasons: pa.Array
+
+
+class Parser(Protocol):
+    """Protocol of the parsers of texts."""
+
+    def parse(self, texts: pa.StringArray) -> Block:
+        """
+        Parse texts. The result has one row for each text.
+
+        :param texts: may contain bytes that are not UTF-8, and nulls. A null has null columns and is not bad
+        """
+        ...
+
+
+def parsed_batches(
+    batches: Iterator[pa.RecordBatch], *, parser_of: Callable[[], Parser], text: str, names: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """
+    Replace the column of texts by the columns of the records.
+
+    :param parser_of: returns the parser
+    :param text: name of the column of texts
+    :param names: names of the new columns: those of the records, and then that of the reasons
+    """
+    parser = parser_of()
+    for batch in batches:
+        at = batch.schema.get_field_index(text)
+        kept = [n for n in range(batch.num_columns) if n != at]
+        for start, stop in _blocks(batch.column(at)):
+            part = batch.slice(start, stop - start)
+            block = parser.parse(part.column(at).cast(pa.string()))
+            columns = [part.column(n) for n in kept] + [*block.columns, block.reasons]
+            yield pa.RecordBatch.from_arrays(columns, [*(batch.schema.names[n] for n in kept), *names])
+
+
+def _blocks(texts: pa.Array) -> Iterator[tuple[int, int]]:
+    """Yield the first row and the row after the last of each block."""
+    if texts.nbytes <= _BLOCK_BYTES:
+        yield 0, len(texts)
+        return
+    start = size = 0
+    for row, length in enumerate(pc.binary_length(texts).to_pylist()):
+        if size and size + (length or 0) > _BLOCK_BYTES:
+            yield start, row
+            start, size = row, 0
+        size += length or 0
+    yield start, len(texts)
+
+
+def in_order(parts: Sequence[tuple[pa.Array, list[pa.Array]]]) -> list[pa.Array]:
+    """
+    Return the columns of several parts of a block, in the order of the rows.
+
+    :param parts: for each part, the numbers of its rows, and its columns
+    """
+    if len(parts) == 1:
+        return parts[0][1]
+    order = pc.sort_indices(pa.concat_arrays([rows for rows, _ in parts]))
+    return [pa.concat_arrays(of_parts).take(order) for of_parts in zip(*(columns for _, columns in parts), strict=True)]
+
+
+def reason_of(unfit: Sequence[str] | None, missing: Sequence[str] | None) -> str:
+    """
+    Return the reason why a text is not a record.
+
+    :param unfit: names of the columns that cannot hold the value
+    :param missing: names of the required columns without a value
+    """
+    reasons = (("values that do not fit", unfit), ("required values that are missing", missing))
+    return "; ".join(f"{what}: {', '.join(names)}" for what, names in reasons if names)
+
+
+def is_utf8(texts: pa.StringArray) -> pa.BooleanArray:
+    """Return whether each text is UTF-8. A null is none."""
+    try:
+        texts.validate(full=True)
+    except pa.ArrowInvalid:
+        return pa.array([_decodes(data) for data in texts.cast(pa.binary()).to_pylist()], pa.bool_())
+    return texts.is_valid()
+
+
+def _decodes(data: bytes | None) -> bool:
+    try:
+        return data is not None and bool(data.decode() or True)
+    except UnicodeDecodeError:
+        return False

@@ -1,0 +1,233 @@
+"""
+Parses CSV lines into columns, according to RFC 4180. Each line is parsed exactly, or refused with a reason. Executors run this module.
+
+Lines without a quote are split by Arrow. Lines with quotes are split one by one, because most parsers accept quotes in any place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as is_
+
+from airflow_provider_streamsem.connectors.parsing.exact.blocks import Block, in_order, is_utf8, reason_of
+from airflow_provider_streamsem.connectors.parsing.exact.columns import conversion
+from airflow_provider_streamsem.connectors.parsing.exact.values import Settings
+
+_SPACE = " \t"
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """
+    The syntax of CSV lines.
+
+    :param separator: one or more characters
+    :param quote: one character; empty: fields are not quoted
+    :param escape: the character before a quote inside a quoted field; empty or the quote: a quote is doubled
+    :param null: a text that represents null, like the empty text
+    :param trims_leading: whether spaces and tabs before a field are removed
+    :param trims_trailing: whether spaces and tabs after a field are removed
+    :param names: texts of infinite floats and NaN
+    """
+
+    separator: str = ","
+    quote: str = '"'
+    escape: str = '"'
+    null: str = ""
+    trims_leading: bool = False
+    trims_trailing: bool = False
+    names: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def space(self) -> str:
+        """The characters that are trimmed. The separator is never one of them."""
+        return "".join(character for character in _SPACE if character not in self.separator)
+
+    @property
+    def inside(self) -> str:
+        """A pattern of the text between the quotes of a field."""
+        quote, escape = re.escape(self.quote), re.escape(self.escape)
+        if self.escape in ("", self.quote):
+            return rf"[^{quote}]*(?:{quote}{quote}[^{quote}]*)*"
+        return rf"[^{quote}{escape}]*(?:{escape}.[^{quote}{escape}]*)*"
+
+    @property
+    def before(self) -> str:
+        """A pattern of what may precede the quote of a field."""
+        return rf"[{self.space}]*" if self.trims_leading and self.space else ""
+
+    @property
+    def after(self) -> str:
+        """A pattern of what may follow a quoted field."""
+        return rf"[{self.space}]*" if self.trims_trailing and self.space else ""
+
+
+class ExactCsv:
+    """
+    Parses blocks of lines. A line is bad unless it has one field for each column, and each field is exactly a value of the type of its column.
+
+    :param schema: the columns. A column that is not nullable is required
+    """
+
+    def __init__(self, schema: pa.Schema, dialect: Dialect, settings: Settings) -> None:
+        self._schema, self._dialect = schema, dialect
+        self._conversions = [conversion(column.type, settings) for column in schema]
+        if dialect.quote:
+            separator, quote = re.escape(dialect.separator), re.escape(dialect.quote)
+            quoted = rf"{dialect.before}{quote}{dialect.inside}{quote}{dialect.after}"
+            unquoted = rf"(?:(?!{separator})[^{quote}])*" if len(dialect.separator) > 1 else rf"[^{quote}{separator}]*"
+            self._field = re.compile(rf"{separator}({quoted}|{unquoted})(?={separator}|\Z)", re.DOTALL)
+
+    def parse(self, texts: pa.StringArray) -> Block:
+        """Parse lines; see :class:`airflow_provider_streamsem.connectors.parsing.exact.blocks.Parser`."""
+        is_text = is_utf8(texts)
+        fields = self._fields(pc.if_else(is_text, texts, pa.scalar(None, pa.string())))
+        width = len(self._schema)
+        is_whole = pc.fill_null(pc.equal(pc.list_value_length(fields), width), False)
+        rows = pc.indices_nonzero(is_whole)
+        columns, reasons = self._columns(fields.filter(is_whole).flatten())
+        if len(rows) == len(texts):
+            return Block(columns, reasons)
+        others = pc.indices_nonzero(pc.invert(is_whole))
+        found = zip(
+            is_text.take(others).to_pylist(), pc.list_value_length(fields.take(others)).to_pylist(), strict=True
+        )
+        why = [_reason(is_decodable, number, width) for is_decodable, number in found]
+        bad = [*(pa.nulls(len(others), column.type) for column in self._schema), pa.array(why, pa.string())]
+        *columns, reasons = in_order([(rows, [*columns, reasons]), (others, bad)])
+        return Block(columns, reasons)
+
+    def _fields(self, lines: pa.StringArray) -> pa.ListArray:
+        """Split lines into fields, which keep their quotes. A list is null if the line is, or if its quotes violate RFC 4180."""
+        plain = pc.split_pattern(lines, self._dialect.separator)
+        if not self._dialect.quote:
+            return plain
+        has_quote = pc.fill_null(pc.match_substring(lines, self._dialect.quote), False)
+        quoted = pc.indices_nonzero(has_quote)
+        if len(quoted) == 0:
+            return plain
+        split = pa.array([self._split(line) for line in lines.take(quoted).to_pylist()], plain.type)
+        others = pc.indices_nonzero(pc.invert(has_quote))
+        (fields,) = in_order([(others, [plain.take(others)]), (quoted, [split])])
+        return fields
+
+    def _split(self, line: str) -> list[str] | None:
+        separator = self._dialect.separator
+        fields = self._field.findall(separator + line)
+        length = sum(map(len, fields)) + len(separator) * len(fields)
+        return fields if length == len(line) + len(separator) else None
+
+    def _columns(self, fields: pa.StringArray) -> tuple[list[pa.Array], pa.Array]:
+        """
+        Convert the fields of whole lines.
+
+        :returns: the columns of the schema, and that of the reasons
+        """
+        width = len(self._schema)
+        quote = self._dialect.quote
+        has_quotes = bool(quote) and bool(pc.any(pc.match_substring(fields, quote)).as_py())
+        columns = []
+        unfit: dict[int, list[str]] = {}
+        missing: dict[int, list[str]] = {}
+        for n, (column, convert) in enumerate(zip(self._schema, self._conversions, strict=True)):
+            own = fields if width == 1 else fields.take(pa.array(range(n, len(fields), width), pa.int64()))
+            texts = self._texts(own, has_quotes=has_quotes, is_text=is_.is_string(column.type))
+            values = self._named(texts, convert(texts))
+            columns.append(values)
+            if values.null_count != texts.null_count:
+                _add(unfit, pc.and_(values.is_null(), texts.is_valid()), column.name)
+            if not column.nullable and texts.null_count:
+                _add(missing, texts.is_null(), column.name)
+        lines = len(fields) // width
+        if not unfit and not missing:
+            return columns, pa.nulls(lines, pa.string())
+        reasons = [reason_of(unfit.get(row), missing.get(row)) or None for row in range(lines)]
+        return columns, pa.array(reasons, pa.string())
+
+    def _texts(self, fields: pa.StringArray, *, has_quotes: bool, is_text: bool) -> pa.StringArray:
+        """Return the texts of fields without quotes; null if the field is empty or has the text that represents null."""
+        dialect = self._dialect
+        if dialect.space and dialect.trims_leading:
+            fields = pc.utf8_ltrim(fields, characters=dialect.space)
+        if dialect.space and dialect.trims_trailing:
+            fields = pc.utf8_rtrim(fields, characters=dialect.space)
+        texts = self._without_null(fields)
+        if not has_quotes:
+            return texts
+        inside = pc.utf8_slice_codeunits(fields, 1, -1)
+        if dialect.escape in ("", dialect.quote):
+            inside = pc.replace_substring(inside, dialect.quote * 2, dialect.quote)
+        else:
+            quote, escape = re.escape(dialect.quote), re.escape(dialect.escape)
+            inside = pc.replace_substring_regex(inside, f"{escape}([{quote}{escape}])", r"\1")
+        # Only a string can be empty. Writers that quote every field write a missing value as "".
+        inside = inside if is_text else self._without_null(inside)
+        return pc.if_else(pc.starts_with(fields, dialect.quote), inside, texts)
+
+    def _without_null(self, texts: pa.StringArray) -> pa.StringArray:
+        is_null = pc.is_in(texts, value_set=pa.array(["", self._dialect.null], pa.string()))
+        return pc.if_else(is_null, pa.scalar(None, pa.string()), texts) if pc.any(is_null).as_py() else texts
+
+    def _named(self, texts: pa.StringArray, values: pa.Array) -> pa.Array:
+        if is_.is_floating(values.type):
+            for text, number in self._dialect.names.items():
+                values = pc.if_else(pc.fill_null(pc.equal(texts, text), False), pa.scalar(number, values.type), values)
+        return values
+
+
+def _reason(is_decodable: bool, number: int | None, width: int) -> str:
+    if not is_decodable:
+        return "not UTF-8"
+    return "a quote inside a field" if number is None else f"number of fields: {number} instead of {width}"
+
+
+def _add(names: dict[int, list[str]], rows: pa.BooleanArray, name: str) -> None:
+    for row in pc.indices_nonzero(rows).to_pylist():
+        names.setdefault(row, []).append(name)
+
+
+class QuoteStates:
+    """
+    Finds lines that end inside quotes. The next line then belongs to the same record.
+
+    A quote begins a quoted field only at the start of a field. A quote elsewhere makes the line bad, but begins nothing.
+    """
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+        separator, quote = re.escape(dialect.separator), re.escape(dialect.quote)
+        rest = rf"(?:(?!{separator}).)*"
+        self._field = re.compile(
+            rf"{separator}(?:{dialect.before}{quote}(?P<inside>{dialect.inside})(?P<end>{quote})?{rest}|(?!{quote}){rest})",
+            re.DOTALL,
+        )
+
+    def ends_inside(self, line: str, *, begins_inside: bool) -> bool:
+        """Return whether a line ends inside quotes."""
+        text = self._dialect.separator + (self._dialect.quote if begins_inside else "") + line
+        return any(found["inside"] is not None and found["end"] is None for found in self._field.finditer(text))
+
+
+def with_quote_states(
+    batches: Iterator[pa.RecordBatch], *, text: str, dialect: Dialect, names: tuple[str, str]
+) -> Iterator[pa.RecordBatch]:
+    """
+    Replace the column of lines by two columns: whether a line ends inside quotes if it begins outside of them, and if it begins inside.
+
+    :param names: names of the two columns
+    """
+    states = QuoteStates(dialect)
+    for batch in batches:
+        at = batch.schema.get_field_index(text)
+        lines = [data.decode(errors="replace") for data in batch.column(at).cast(pa.binary()).to_pylist()]
+        columns = [
+            pa.array([states.ends_inside(line, begins_inside=begins_inside) for line in lines], pa.bool_())
+            for begins_inside in (False, True)
+        ]
+        kept = batch.drop_columns([text])
+        yield pa.RecordBatch.from_arrays([*kept.columns, *columns], [*kept.schema.names, *names])

@@ -1,0 +1,347 @@
+"""
+Parses JSON text into values in plain Python. A record is parsed exactly, or refused with a reason. Executors run this module.
+
+Numbers stay text until the type of their column is known. So no digit is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as is_
+
+from airflow_provider_streamsem.connectors.parsing.exact.blocks import Block, reason_of
+from airflow_provider_streamsem.connectors.parsing.exact.columns import ExactColumn
+from airflow_provider_streamsem.connectors.parsing.exact.values import Settings, converter, name_of_time
+
+DEEPEST = 1_000
+"""Maximum number of nested objects and arrays of a record."""
+NO_OBJECT = "no JSON object"
+_NOTHING: dict[str, Any] = {}
+SINGLE_QUOTES, UNQUOTED_NAMES, LEADING_ZEROS, NON_NUMERIC = (
+    "allowsinglequotes", "allowunquotedfieldnames", "allownumericleadingzeros", "allownonnumericnumbers"
+)  # fmt: skip
+LENIENT = (SINGLE_QUOTES, UNQUOTED_NAMES, LEADING_ZEROS, NON_NUMERIC)
+
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|.)", re.DOTALL)
+# A string that does not end reaches to the end of the text. Otherwise each quote in it would be tried as the beginning of a string.
+_DOUBLE, _SINGLE = (rf"{quote}[^{quote}\\]*(?:\\.[^{quote}\\]*)*(?:{quote}|\\?\Z)" for quote in ('"', "'"))
+_STRING_OR_BRACKET = re.compile(rf"{_DOUBLE}|[\[\]{{}}]", re.DOTALL)
+_NAMES_OF_NON_NUMBERS = {"NaN": "nan", "INF": "inf", "+INF": "inf", "-INF": "-inf"} | {
+    f"{sign}Infinity": f"{sign}inf" for sign in ("", "+", "-")
+}
+
+
+class _BadRecordError(Exception):
+    """A text is not a JSON object. The message is the reason, and has no values of the record."""
+
+
+class _Number(str):
+    """The digits of a number, or one of the names of an infinite float or NaN."""
+
+
+class _Repeated(dict[str, Any]):
+    """An object in which a name occurs twice. The last value counts."""
+
+    def __init__(self, pairs: Sequence[tuple[str, Any]]) -> None:
+        super().__init__(pairs)
+        self.pairs = pairs
+
+
+class _Unfit(Exception):
+    """The type of a column has no value that is exactly the given one."""
+
+
+class ExactJson:
+    """
+    Parses records of a schema.
+
+    :param schema: the columns. A column or nested field that is not nullable is required
+    :param settings: how texts are converted
+    :param lenient: those of :data:`LENIENT` that are allowed
+    """
+
+    def __init__(self, schema: pa.Schema, settings: Settings, lenient: frozenset[str] = frozenset()) -> None:
+        self._columns = [(field, _column_of(field.type, settings, lenient)) for field in schema]
+        self._lenient = _Lenient(lenient) if lenient else None
+        constant = _Number if NON_NUMERIC in lenient else _refuse
+        self._decoder = json.JSONDecoder(
+            parse_float=_Number, parse_int=_Number, parse_constant=constant, object_pairs_hook=_object
+        )
+
+    def parse(self, texts: Sequence[str | None]) -> Block:
+        """
+        Parse texts. A text is bad unless it is one JSON object whose values the columns hold exactly.
+
+        :param texts: a null has null columns, and is not bad
+        """
+        records: list[dict[str, Any]] = []
+        reasons: list[str | None] = []
+        for text in texts:
+            record, reason = _NOTHING, None
+            try:
+                record = _NOTHING if text is None else self._object(text)
+            except _BadRecordError as error:
+                reason = str(error)
+            records.append(record)
+            reasons.append(reason)
+        columns = []
+        unfit: dict[int, list[str]] = {}
+        missing: dict[int, list[str]] = {}
+        for field, column_of in self._columns:
+            given = [record.get(field.name) for record in records]
+            values = column_of(given)
+            columns.append(values)
+            nulls = given.count(None)
+            if values.null_count != nulls:
+                for row in pc.indices_nonzero(values.is_null()).to_pylist():
+                    if given[row] is not None:
+                        unfit.setdefault(row, []).append(field.name)
+            if nulls and not field.nullable:
+                for row, value in enumerate(given):
+                    if value is None and texts[row] is not None:
+                        missing.setdefault(row, []).append(field.name)
+        for row in {**unfit, **missing}:
+            if reasons[row] is None:
+                reasons[row] = reason_of(unfit.get(row), missing.get(row))
+        return Block(columns, pa.array(reasons, pa.string()))
+
+    def _object(self, text: str) -> dict[str, Any]:
+        strict = text if self._lenient is None else self._lenient.strict(text)
+        if _has_half_of_pair(strict):
+            raise _BadRecordError("half of a surrogate pair")
+        try:
+            if strict.count("[") + strict.count("{") < DEEPEST // 4:
+                record = self._decoder.decode(strict)
+            else:
+                with _deep(strict):
+                    record = self._decoder.decode(strict)
+        except ValueError as error:
+            is_longer = isinstance(error, json.JSONDecodeError) and error.msg == "Extra data"
+            raise _BadRecordError("text after the JSON object" if is_longer else NO_OBJECT) from None
+        if not isinstance(record, dict):
+            raise _BadRecordError(NO_OBJECT)
+        return record
+
+
+def _has_half_of_pair(text: str) -> bool:
+    """Return whether an escape is half of a surrogate pair, which is not a character."""
+    if "\\u" not in text:
+        return False
+    high_ends = -1
+    for escape in _ESCAPE.finditer(text):
+        unit = int(escape[1] or "0", 16)
+        is_low = 0xDC00 <= unit < 0xE000
+        if is_low != (high_ends == escape.start()):
+            return True
+        high_ends = escape.end() if 0xD800 <= unit < 0xDC00 else -1
+    return high_ends != -1
+
+
+def depth(text: str) -> int:
+    """Return the number of nested objects and arrays of a JSON text."""
+    deepest = now = 0
+    for found in _STRING_OR_BRACKET.finditer(text):
+        token = found[0]
+        now += 1 if token in "[{" else -1 if token in "]}" else 0
+        deepest = max(deepest, now)
+    return deepest
+
+
+@contextmanager
+def _deep(text: str) -> Iterator[None]:
+    """
+    Let Python's parser read a text with many brackets.
+
+    :raises _BadRecordError: the text is nested too deep
+    """
+    if depth(text) > DEEPEST:
+        raise _BadRecordError(f"more than {DEEPEST} nested objects and arrays")
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(limit + 2 * DEEPEST)
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(name)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    return found if len(found) == len(pairs) else _Repeated(pairs)
+
+
+def _column_of(kind: pa.DataType, settings: Settings, lenient: frozenset[str]) -> Callable[[list[Any]], pa.Array]:
+    """Return a function from the parsed values of a column to the column. A value that the type cannot hold exactly becomes null."""
+    if is_.is_string(kind):
+        return lambda given: pa.array([v if v is None or type(v) is str else _text(v) for v in given], kind)
+    if is_.is_boolean(kind):
+        return lambda given: pa.array([v if isinstance(v, bool) else None for v in given], kind)
+    names_of_floats = is_.is_floating(kind) and NON_NUMERIC in lenient
+    if is_.is_nested(kind) or names_of_floats:
+        value_of = _value_of(kind, settings, lenient)
+        return lambda given: pa.array([None if v is None else _or_none(value_of, v) for v in given], kind)
+    convert, accepted = ExactColumn(kind, settings), _accepted(kind, settings)
+
+    def column(given: list[Any]) -> pa.Array:
+        return convert(pa.array([v if type(v) in accepted else None for v in given], pa.string()))
+
+    return column
+
+
+def _or_none(value_of: Callable[[Any], Any], value: Any) -> Any:
+    try:
+        return value_of(value)
+    except _Unfit:
+        return None
+
+
+def _accepted(kind: pa.DataType, settings: Settings) -> frozenset[type]:
+    """Return the types of the parsed values that a type accepts: numbers, strings, or both."""
+    if is_.is_integer(kind) or is_.is_floating(kind):
+        return frozenset({_Number})
+    both = is_.is_decimal(kind) or name_of_time(kind) in settings.formats
+    return frozenset({_Number, str} if both else {str})
+
+
+def _value_of(kind: pa.DataType, settings: Settings, lenient: frozenset[str]) -> Callable[[Any], Any]:
+    """Return a function from a parsed value, which is not null, to the value of a type. It raises ``_Unfit``."""
+    if is_.is_struct(kind):
+        return _struct(kind, settings, lenient)
+    if is_.is_list(kind):
+        element = _nullable(_value_of(kind.value_type, settings, lenient))
+        return lambda value: [element(item) for item in _of_type(value, list)]
+    if is_.is_map(kind):
+        return _map(_nullable(_value_of(kind.item_type, settings, lenient)))
+    if is_.is_string(kind):
+        return _text
+    if is_.is_boolean(kind):
+        return lambda value: _of_type(value, bool)
+    convert, accepted = converter(kind, settings), _accepted(kind, settings)
+    if is_.is_floating(kind) and NON_NUMERIC in lenient:
+        return _float(convert)
+
+    def scalar(value: Any) -> Any:
+        return _fitting(convert(value) if type(value) in accepted else None)
+
+    return scalar
+
+
+def _struct(kind: pa.DataType, settings: Settings, lenient: frozenset[str]) -> Callable[[Any], Any]:
+    fields = [(field.name, _value_of(field.type, settings, lenient), field.nullable) for field in kind]
+
+    def struct(value: Any) -> dict[str, Any]:
+        found = _of_type(value, dict)
+        values = {}
+        for name, value_of, is_nullable in fields:
+            inner = found.get(name)
+            if inner is None and not is_nullable:
+                raise _Unfit
+            values[name] = None if inner is None else value_of(inner)
+        return values
+
+    return struct
+
+
+def _map(value_of: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def pairs(value: Any) -> list[tuple[str, Any]]:
+        found = _of_type(value, dict)
+        if isinstance(found, _Repeated):
+            raise _Unfit
+        return [(name, value_of(inner)) for name, inner in found.items()]
+
+    return pairs
+
+
+def _float(convert: Callable[[str], Any]) -> Callable[[Any], Any]:
+    def number(value: Any) -> Any:
+        name = value.replace('"', "") if isinstance(value, str) else ""
+        if name in _NAMES_OF_NON_NUMBERS:
+            return float(_NAMES_OF_NON_NUMBERS[name])
+        return _fitting(convert(value) if isinstance(value, _Number) else None)
+
+    return number
+
+
+def _nullable(value_of: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else value_of(value)
+
+
+def _of_type(value: Any, kind: type[Any]) -> Any:
+    if not isinstance(value, kind):
+        raise _Unfit
+    return value
+
+
+def _fitting(value: Any) -> Any:
+    if value is None:
+        raise _Unfit
+    return value
+
+
+def _text(value: Any) -> str:
+    """Return a value as text: a string as it is, anything else as compact JSON with the digits of its numbers."""
+    return str(value) if isinstance(value, str) else _compact(value)
+
+
+def _compact(value: Any) -> str:
+    if isinstance(value, _Number):
+        return str(value)
+    if isinstance(value, dict):
+        pairs = value.pairs if isinstance(value, _Repeated) else value.items()
+        return (
+            "{" + ",".join(f"{json.dumps(name, ensure_ascii=False)}:{_compact(inner)}" for name, inner in pairs) + "}"
+        )
+    if isinstance(value, list):
+        return "[" + ",".join(map(_compact, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+class _Lenient:
+    """
+    Rewrites a text with the syntax of Jackson's features into strict JSON.
+
+    A token that is neither a string, a number nor a name stays as it is.
+    """
+
+    def __init__(self, lenient: frozenset[str]) -> None:
+        self._lenient = lenient
+        strings = [_DOUBLE, *([_SINGLE] if SINGLE_QUOTES in lenient else [])]
+        between = r"\s:{}\[\],\"" + ("'" if SINGLE_QUOTES in lenient else "")
+        self._token = re.compile(
+            rf"(?P<string>{'|'.join(strings)})|(?P<word>[^{between}]+)(?P<name>[ \t\r\n]*:)?", re.DOTALL
+        )
+        self._zeros = re.compile(r"(-?)0+(?=[0-9])(.*)", re.DOTALL)
+
+    def strict(self, text: str) -> str:
+        return self._token.sub(self._rewritten, text)
+
+    def _rewritten(self, token: re.Match[str]) -> str:
+        string, word, name = token["string"], token["word"], token["name"]
+        if string is not None:
+            return _in_double_quotes(string) if string[0] == "'" else string
+        if name is not None:
+            return f'"{word}"{name}' if UNQUOTED_NAMES in self._lenient and "\\" not in word else token[0]
+        zeros = self._zeros.fullmatch(word) if LEADING_ZEROS in self._lenient else None
+        if zeros is not None:
+            word = f"{zeros[1]}{zeros[2]}"
+        if NON_NUMERIC in self._lenient and word in _NAMES_OF_NON_NUMBERS:
+            return f'"{word}"' if word not in ("NaN", "Infinity", "-Infinity") else word
+        return word
+
+
+def _in_double_quotes(single: str) -> str:
+    inside = re.sub(
+        r"\\'|\"|\\.", lambda found: {"\\'": "'", '"': '\\"'}.get(found[0], found[0]), single[1:-1], flags=re.DOTALL
+    )
+    return f'"{inside}"'

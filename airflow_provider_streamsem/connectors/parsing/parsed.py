@@ -1,0 +1,349 @@
+"""
+Parses a column of JSON or CSV texts with Spark's Python workers. Imports pyspark, so only engines import this module.
+
+Each record is parsed exactly or marked as bad. Spark's own readers round decimals, rewrite numbers in string columns, and replace values that a type cannot
+hold. The functions are sent to the workers by value: executors need pyarrow, but not this package.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    CharType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    VarcharType,
+)
+
+from airflow_provider_streamsem.connectors.parsing.exact import (
+    arrow_columns,
+    arrow_json,
+    blocks,
+    csv_records,
+    json_records,
+    time_formats,
+)
+from airflow_provider_streamsem.connectors.parsing.exact import columns as exact_columns
+from airflow_provider_streamsem.connectors.parsing.exact import values as exact_values
+from airflow_provider_streamsem.connectors.parsing.exact.arrow_json import ArrowJson
+from airflow_provider_streamsem.connectors.parsing.exact.blocks import Parser, parsed_batches
+from airflow_provider_streamsem.connectors.parsing.exact.csv_records import Dialect, ExactCsv, with_quote_states
+from airflow_provider_streamsem.connectors.parsing.exact.json_records import LENIENT
+from airflow_provider_streamsem.connectors.parsing.exact.time_formats import FormatError, TimeFormat
+from airflow_provider_streamsem.connectors.parsing.exact.values import Settings, zone_of
+from airflow_provider_streamsem.connectors.pickling import pickled_by_value
+from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.identifiers import more_than_once, quoted
+
+_MODULES = (arrow_columns, arrow_json, blocks, csv_records, exact_columns, exact_values, json_records, time_formats)
+_SCALARS = (
+    BooleanType, ByteType, DateType, DecimalType, DoubleType, FloatType, IntegerType, LongType, ShortType, StringType, TimestampNTZType, TimestampType,
+)  # fmt: skip
+_TIMES = {"dateformat": "date", "timestampformat": "timestamp", "timestampntzformat": "timestamp_ntz"}
+"""option → type whose values have its format"""
+_BLANK = "".join(map(chr, range(0x21)))
+_LOCALE = re.compile(r"[A-Za-z]{2,8}(?:[-_][A-Za-z0-9]{1,8})*")
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """
+    The result of a parse: the columns of a frame without that of the texts, and the columns of the records.
+
+    :param values: name of each declared column → name of the column with its values in the frame. The values of a bad record are undefined
+    :param reason: name of the column with the reason why a text is not a record, without values of the record; null for a record
+    """
+
+    frame: DataFrame
+    values: Mapping[str, str]
+    reason: str
+
+    @property
+    def bad(self) -> str:
+        """SQL of the condition of a bad record."""
+        return f"{self.reason} IS NOT NULL"
+
+    @property
+    def columns(self) -> list[str]:
+        """SQL of the declared columns, each under its name."""
+        return [f"{value} AS {quoted(name)}" for name, value in self.values.items()]
+
+
+def struct(ddl: str, where: str) -> StructType:
+    """
+    Parse columns from Spark DDL.
+
+    :param where: the argument's name, for error messages
+    :raises InvalidError: the text is not Spark DDL, has reserved names, or has names that differ only in case
+    """
+    try:
+        columns = StructType.fromDDL(ddl)
+    except Exception as error:
+        raise InvalidError(f"{where}: schema is not Spark DDL", given=ddl) from error
+    reserved = [f.name for f in columns.fields if f.name.lower().startswith("__streamsem")]
+    if reserved:
+        raise InvalidError(f"{where}: schema uses names that are reserved for this package", given=reserved)
+    duplicates = more_than_once(columns.names)
+    if duplicates:
+        raise InvalidError(
+            f"{where}: schema has duplicate names, or names that differ only in upper and lower case", given=duplicates
+        )
+    return columns
+
+
+def with_json(frame: DataFrame, text: str, columns: StructType, options: Mapping[str, str], into: str) -> Parsed:
+    """
+    Parse JSON records. A record is bad unless it is one JSON object in UTF-8 whose values the columns hold exactly.
+
+    :param text: name of the column of texts, which the result lacks. A null text has null columns, and is not bad
+    :param options: options of Spark's JSON reader, as ``FilesSource`` accepts them
+    :param into: prefix of the names of the added columns
+    :raises InvalidError: a column has a type that JSON cannot represent exactly, or an option is not valid
+    """
+    _refuse_types("JSON", {kind for field in columns.fields for kind in _leaves(field.dataType)}, BinaryType)
+    chosen = {name.lower(): value for name, value in options.items()}
+    lenient = frozenset(name for name in LENIENT if chosen.get(name, "false").lower() == "true")
+    settings = _settings(frame, columns, chosen)
+    return _parsed(frame, text, columns, partial(ArrowJson, arrow_schema(columns), settings, lenient), into)
+
+
+class Csv:
+    """
+    The CSV lines of a source.
+
+    :param columns: the columns of the files
+    :param options: options of Spark's CSV reader, as ``FilesSource`` accepts them
+    :raises InvalidError: a column has a type that CSV cannot represent exactly, or the separator, quote or escape is invalid
+    """
+
+    def __init__(self, columns: StructType, options: Mapping[str, str]) -> None:
+        self.columns = columns
+        self._options = {name.lower(): text for name, text in options.items()}
+        _refuse_types("CSV", {field.dataType for field in columns.fields})
+        self.dialect = _dialect(self._options)
+
+    @property
+    def has_header(self) -> bool:
+        """Whether the first line of each file is a header."""
+        return _is_true(self._options, "header")
+
+    def header(self, first_line: str) -> str:
+        """
+        Return the header line that every file must have.
+
+        It is ``first_line`` if that line names the columns of the schema, ignoring case. Otherwise it is the column names joined by the separator.
+
+        :param first_line: the first line of a file
+        """
+        separator, quote = self.dialect.separator, self.dialect.quote
+        quoting: Any = csv.QUOTE_MINIMAL if quote else csv.QUOTE_NONE
+        names = self.columns.names
+        try:
+            reader = csv.reader(
+                [first_line], strict=True, delimiter=separator, quotechar=quote or None, quoting=quoting
+            )
+            names_in_file = next(reader, [])
+        except (csv.Error, TypeError):  # the separator has several characters
+            names_in_file = []
+        is_alike = [name.lower() for name in names_in_file] == [name.lower() for name in names]
+        return first_line if is_alike else separator.join(names)
+
+    def has_values(self, raw: str) -> Column:
+        """Return whether a line is a record: it contains a separator, or a character that is neither a space nor a control character."""
+        is_filled = F.rlike(F.col(raw), F.lit(r"[^\x00-\x20]"))
+        if self.dialect.separator.strip(_BLANK):
+            return is_filled
+        return is_filled | F.contains(F.col(raw), F.lit(self.dialect.separator))
+
+    def parsed(self, frame: DataFrame, text: str, into: str) -> Parsed:
+        """Parse lines, as :func:`with_json` parses records."""
+        settings = _settings(frame, self.columns, self._options)
+        return _parsed(
+            frame, text, self.columns, partial(ExactCsv, arrow_schema(self.columns), self.dialect, settings), into
+        )
+
+    def with_quote_states(self, frame: DataFrame, text: str, names: tuple[str, str]) -> DataFrame:
+        """Replace the column of lines; see :func:`airflow_provider_streamsem.connectors.parsing.exact.csv_records.with_quote_states`."""
+        kept = [field for field in frame.schema.fields if field.name != text]
+        schema = StructType([*kept, *(StructField(name, BooleanType()) for name in names)])
+        return _in_workers(frame, partial(with_quote_states, text=text, dialect=self.dialect, names=names), schema)
+
+
+def _parsed(frame: DataFrame, text: str, columns: StructType, parser_of: Callable[[], Parser], into: str) -> Parsed:
+    reason = f"{into}_reason"
+    names = [*(f"{into}_{n}" for n in range(len(columns.fields))), reason]
+    kept = [field for field in frame.schema.fields if field.name != text]
+    types = [*(nullable(field.dataType) for field in columns.fields), StringType()]
+    added = [StructField(name, kind) for name, kind in zip(names, types, strict=True)]
+    parse = partial(parsed_batches, parser_of=parser_of, text=text, names=names)
+    done = _in_workers(frame, parse, StructType([*kept, *added]))
+    return Parsed(done, dict(zip(columns.names, names, strict=False)), reason)
+
+
+def _in_workers(
+    frame: DataFrame, function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: StructType
+) -> DataFrame:
+    with pickled_by_value(_MODULES):
+        return frame.mapInArrow(function, schema)
+
+
+def arrow_schema(columns: StructType) -> pa.Schema:
+    """Return the columns as a schema of Arrow, with the nullability of columns and nested fields."""
+    return pa.schema([_arrow_field(field) for field in columns.fields])
+
+
+def _arrow_field(field: StructField) -> pa.Field:
+    return pa.field(field.name, _arrow_type(field.dataType), field.nullable)
+
+
+def _arrow_type(kind: DataType) -> pa.DataType:
+    if isinstance(kind, StructType):
+        return pa.struct([_arrow_field(field) for field in kind.fields])
+    if isinstance(kind, ArrayType):
+        return pa.list_(_arrow_type(kind.elementType))
+    if isinstance(kind, MapType):
+        return pa.map_(pa.string(), _arrow_type(kind.valueType))
+    return to_arrow_type(kind)
+
+
+def nullable(kind: Any) -> Any:
+    """Return a type in which every column, element and value may be null, as Spark's readers of files return it."""
+    if isinstance(kind, StructType):
+        return StructType([StructField(field.name, nullable(field.dataType)) for field in kind.fields])
+    if isinstance(kind, ArrayType):
+        return ArrayType(nullable(kind.elementType))
+    if isinstance(kind, MapType):
+        return MapType(nullable(kind.keyType), nullable(kind.valueType))
+    return kind
+
+
+def _leaves(kind: DataType) -> Iterator[DataType]:
+    if isinstance(kind, StructType):
+        for field in kind.fields:
+            yield from _leaves(field.dataType)
+    elif isinstance(kind, ArrayType):
+        yield from _leaves(kind.elementType)
+    elif isinstance(kind, MapType) and isinstance(kind.keyType, StringType):
+        yield from _leaves(kind.valueType)
+    else:
+        yield kind
+
+
+def _refuse_types(format: str, kinds: set[DataType], *more: type[DataType]) -> None:
+    refused = [
+        kind for kind in kinds if not isinstance(kind, (*_SCALARS, *more)) or isinstance(kind, (CharType, VarcharType))
+    ]
+    if refused:
+        types = sorted(kind.simpleString() for kind in refused)
+        raise InvalidError(f"schema has types that {format} cannot represent exactly", types=types).advising(
+            "declare the columns as string, and convert them in the transform. No rows were committed."
+        )
+
+
+def _dialect(options: Mapping[str, str]) -> Dialect:
+    separator = options.get("sep", options.get("delimiter", ","))
+    separator = "\t" if separator == "\\t" else separator
+    quote = options.get("quote", '"')
+    escape = options.get("escape", quote)
+    if not separator or len(quote) > 1 or len(escape) > 1 or quote == separator:
+        raise InvalidError(
+            "CSV needs a sep of at least one character, and a quote and an escape of at most one character; quote and sep must differ",
+            given=sorted(options),
+        )
+    infinite = {"nanvalue": "nan", "positiveinf": "inf", "negativeinf": "-inf"}
+    return Dialect(
+        separator=separator, quote=quote, escape=escape, null=options.get("nullvalue", ""),
+        trims_leading=_is_true(options, "ignoreleadingwhitespace"), trims_trailing=_is_true(options, "ignoretrailingwhitespace"),
+        names={options[option]: float(name) for option, name in infinite.items() if option in options},
+    )  # fmt: skip
+
+
+def _is_true(options: Mapping[str, str], name: str) -> bool:
+    return options.get(name, "false").lower() == "true"
+
+
+def _settings(frame: DataFrame, columns: StructType, options: Mapping[str, str]) -> Settings:
+    """
+    Return the settings of the conversions.
+
+    :raises InvalidError: the time zone or a format is not valid
+    """
+    kinds = {kind.typeName() for field in columns.fields for kind in _leaves(field.dataType)}
+    zone = "UTC"
+    if kinds & {"timestamp"}:
+        zone = options.get("timezone") or frame.sparkSession.conf.get("spark.sql.session.timeZone") or "UTC"
+        try:
+            zone_of(zone)
+        except ValueError:
+            raise InvalidError("the time zone of a source is not known; nothing became visible", given=zone).advising(
+                "set the option `timeZone` to the name of a region, such as Europe/Paris, or to an offset, such as +02:00; then run again."
+            ) from None
+    formats = {}
+    for option, name in _TIMES.items():
+        if option in options and name in kinds:
+            formats[name] = _format(
+                frame, option, options, zone=zone if name == "timestamp" else None, is_date=name == "date"
+            )
+    return Settings(zone=zone, formats=formats)
+
+
+def _format(
+    frame: DataFrame, option: str, options: Mapping[str, str], *, zone: str | None, is_date: bool
+) -> TimeFormat:
+    pattern = options[option]
+    names = _names(frame, pattern, options.get("locale", "en-US"))
+    made = TimeFormat(pattern, is_date=is_date, zone=zone, texts=names)
+    try:
+        made.parser()
+    except FormatError as error:
+        raise InvalidError(
+            f"the option {option} of a source is not valid: {error}; nothing became visible", given=pattern
+        ).advising(
+            "set a pattern of numbers, names of months and zones, or declare the columns as string and convert them in the transform."
+        ) from None
+    return made
+
+
+def _names(frame: DataFrame, pattern: str, locale: str) -> dict[str, Sequence[str]]:
+    """Return the names of months and of the halves of a day in a locale, by the letters of the pattern."""
+    if not _LOCALE.fullmatch(locale):
+        raise InvalidError(
+            "the locale of a source is not valid; nothing became visible", given=locale, accepted="en-US"
+        )
+    found: dict[str, Sequence[str]] = {}
+    for letters in ("MMMM", "MMM", "LLLL", "LLL", "a"):
+        if letters not in pattern or letters[0] in "".join(found):
+            continue
+        times = [f"TIMESTAMP_NTZ'2024-01-01 {hour}:00:00'" for hour in ("01", "13")] if letters == "a" else [
+            f"TIMESTAMP_NTZ'2024-{month:02d}-01 00:00:00'" for month in range(1, 13)
+        ]  # fmt: skip
+        one = "to_csv(named_struct('t', {}), map('timestampNTZFormat', '{}', 'locale', '{}', 'quote', ''))"
+        row = frame.sparkSession.sql(f"SELECT {', '.join(one.format(at, letters, locale) for at in times)}").first()
+        found[letters.replace("L", "M")] = [*(row or ())]
+    return found
