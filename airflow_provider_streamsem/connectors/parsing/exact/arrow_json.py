@@ -2,7 +2,7 @@
 Parses blocks of JSON texts into columns with Arrow's reader. Executors run this module.
 
 :class:`ExactJson` defines what a record is, and which values it has. Arrow's reader is faster, and strict: it refuses a value that a column cannot hold, and
-does not change it. This module gives to Arrow only what both parse alike. Arrow refuses a block as a whole, so this module finds the records that Arrow refused,
+does not change it. This module gives to Arrow only what both parse alike. Arrow refuses a whole block, so this module finds the records that Arrow refused,
 and the exact parser decides on them.
 """
 
@@ -22,6 +22,12 @@ from airflow_provider_streamsem.connectors.parsing.exact.values import Settings
 
 _ROW = re.compile(r" in row ([0-9]+)$")
 _SPACE = " \t\r\n"
+_DIFFERENT = {b"\0": r"\x00", b"NaN": r"[:\[,][ \t\r\n]*-?NaN", b"Inf": r"[:\[,][ \t\r\n]*-?Inf"}
+"""
+Bytes → pattern of texts. Arrow's reader takes a zero byte for the end of its input, and accepts NaN and infinite numbers.
+
+A part of a block is searched for the bytes first, because that is fast.
+"""
 _SEVERAL = 16
 """If more than one record of so many is refused, all records of the block are parsed exactly."""
 _FEW = 32
@@ -182,9 +188,16 @@ def _suited(texts: pa.StringArray, is_text: pa.BooleanArray) -> pa.BooleanArray:
     if pc.any(pc.greater(lengths, DEEPEST)).as_py():
         brackets = pc.add(pc.count_substring(texts, "["), pc.count_substring(texts, "{"))
         suited = pc.and_(suited, pc.fill_null(pc.less_equal(brackets, DEEPEST), False))
+    return _without(texts, suited)
+
+
+def _without(texts: pa.StringArray, suited: pa.BooleanArray) -> pa.BooleanArray:
+    """Leave out texts that Arrow's reader and the exact parser may read in different ways."""
     data = texts.buffers()[2]
-    if data is not None and b"\0" in data.to_pybytes():  # Arrow's reader takes a zero byte for the end of its input
-        suited = pc.and_(suited, pc.invert(pc.fill_null(pc.match_substring(texts, "\0"), True)))
+    content = b"" if data is None else data.to_pybytes()
+    for part, pattern in _DIFFERENT.items():
+        if part in content:
+            suited = pc.and_(suited, pc.invert(pc.fill_null(pc.match_substring_regex(texts, pattern), True)))
     return suited
 
 

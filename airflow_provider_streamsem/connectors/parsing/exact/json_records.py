@@ -139,7 +139,8 @@ def _has_half_of_pair(text: str) -> bool:
     for escape in _ESCAPE.finditer(text):
         unit = int(escape[1] or "0", 16)
         is_low = 0xDC00 <= unit < 0xE000
-        if is_low != (high_ends == escape.start()):
+        follows_high = high_ends == escape.start()
+        if is_low != follows_high or (high_ends != -1 and not follows_high):
             return True
         high_ends = escape.end() if 0xD800 <= unit < 0xDC00 else -1
     return high_ends != -1
