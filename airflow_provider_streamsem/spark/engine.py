@@ -48,6 +48,8 @@ SETTINGS = {
     "orc.force.positional.evolution": "false",
     # By default, Spark starts a job to list files if there are more than 32 paths. This is unnecessary, because the plan names the files.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000000",
+    # Since Spark 4.1: bounds the memory of a Python worker. By default, a batch of long records has up to 2 GiB.
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(1 << 26),
     # Since Spark 4.1: if a retry of a shuffle returns different rows, Spark reruns all stages that depend on it, instead of mixing two results.
     "spark.sql.shuffle.orderIndependentChecksum.enabled": "true",
     "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "true",

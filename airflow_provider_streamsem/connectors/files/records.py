@@ -394,7 +394,8 @@ class FileRecords:
         )
         present = {name.lower() for name in names}
         absent = [field for key, field in self._partitions.items() if key not in present]
-        frame = frame.select("*", *[F.lit(None).cast(f.dataType).alias(f.name) for f in absent])
+        if absent:
+            frame = frame.select("*", *[F.lit(None).cast(f.dataType).alias(f.name) for f in absent])
         for requested in group.partitions.fields:
             field = self._partitions[requested.name.lower()]
             if field != requested:
