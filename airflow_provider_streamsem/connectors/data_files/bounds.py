@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from datetime import date, datetime, timedelta
-from decimal import Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Any
 
 MAX_COLUMNS = 32
 _LONGEST = 64
+_DIGITS_OF_A_DOUBLE = 15
 
 
 def delta_stats(parquet: Any, *, without: frozenset[str]) -> str:
@@ -18,7 +19,7 @@ def delta_stats(parquet: Any, *, without: frozenset[str]) -> str:
     The first 32 columns with integers, decimals, texts, dates or times have bounds, if the footer has them. A column without a null count has no bounds.
     Bounds of floats are never recorded: footers leave out NaN, which Spark orders above all numbers. Text is shortened to 64 characters: the lower bound is
     truncated, and the upper bound is truncated and incremented. Delta stores the bounds of timestamps in milliseconds, so the lower bound is rounded down and
-    the upper bound is rounded up. Decimals are exact.
+    the upper bound is rounded up. Decimals with a fraction are rounded likewise to 15 digits, because some readers (Trino) parse them as doubles.
 
     :param parquet: pyarrow's metadata of the file
     :param without: top-level columns without statistics: the partition columns
@@ -89,10 +90,13 @@ def _literal(value: Any, is_utc: bool, *, up: bool) -> str | None:
     """
     Return a bound as JSON text.
 
-    :param up: whether to shorten a text and round a timestamp up, as for an upper bound
+    :param up: whether to shorten a text and round a timestamp or a decimal up, as for an upper bound
     """
-    if isinstance(value, (int, Decimal)):
-        return format(value, "f" if isinstance(value, Decimal) else "d")
+    if isinstance(value, int) or (isinstance(value, Decimal) and value == value.to_integral_value()):
+        return format(int(value), "d")
+    if isinstance(value, Decimal):
+        rounded = _rounded(value, up=up)
+        return None if rounded is None else format(rounded, "f")
     if isinstance(value, str):
         shortened = upper_bound(value, _LONGEST) if up else value[:_LONGEST]
         return None if shortened is None else json.dumps(shortened, ensure_ascii=False)
@@ -103,6 +107,12 @@ def _literal(value: Any, is_utc: bool, *, up: bool) -> str | None:
     if isinstance(value, date):
         return json.dumps(value.isoformat())
     return None
+
+
+def _rounded(value: Decimal, *, up: bool) -> Decimal | None:
+    """Round a decimal to the digits that a double holds; ``None`` if the result has one more digit before the point, which the type may lack."""
+    rounded = Context(_DIGITS_OF_A_DOUBLE, rounding=ROUND_CEILING if up else ROUND_FLOOR).create_decimal(value)
+    return rounded if rounded.adjusted() == value.adjusted() else None
 
 
 def _object(members: dict[str, str]) -> str:

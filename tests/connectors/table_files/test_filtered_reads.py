@@ -162,6 +162,17 @@ def test_delta_rs_reads_filtered_rows(root: str, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", HOW)
+def test_delta_rs_reads_filtered_rows_as_pandas(root: str, how: str) -> None:
+    table = DeltaTable(delta(root, how))
+
+    def read(name: str, operator: str, value: Any) -> list[int]:
+        filters: Any = expression(name, operator, value) if operator.endswith("null") else [(name, {"=": "=="}.get(operator, operator), value)]  # fmt: skip
+        return table.to_pandas(columns=["id"], filters=filters)["id"].tolist()  # type: ignore[no-any-return]
+
+    check(read, by_arrow)
+
+
+@pytest.mark.parametrize("how", HOW)
 def test_duckdb_reads_filtered_rows_of_the_dataset_of_delta_rs(root: str, how: str) -> None:
     dataset = DeltaTable(delta(root, how)).to_pyarrow_dataset()
     connection = duckdb.connect()
