@@ -95,8 +95,8 @@ def _literal(value: Any, is_utc: bool, *, up: bool) -> str | None:
     if isinstance(value, int) or (isinstance(value, Decimal) and value == value.to_integral_value()):
         return format(int(value), "d")
     if isinstance(value, Decimal):
-        rounded = _rounded(value, up=up)
-        return None if rounded is None else format(rounded, "f")
+        decimal = _rounded(value, up=up)
+        return None if decimal is None else format(decimal, "f")
     if isinstance(value, str):
         shortened = upper_bound(value, _LONGEST) if up else value[:_LONGEST]
         return None if shortened is None else json.dumps(shortened, ensure_ascii=False)

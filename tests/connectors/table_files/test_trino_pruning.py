@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date, datetime, timezone
 from decimal import Decimal
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def _bound_of_iceberg(field: Any, bound: bytes | None) -> Any:
     if bound is None:
         return None
     value = from_bytes(field.field_type, bound)
-    return None if value != value else value  # noqa: PLR0124 - a NaN is no bound
+    return None if isinstance(value, float) and isnan(value) else value
 
 
 def unscaled(kind: str, value: Any) -> Any:
