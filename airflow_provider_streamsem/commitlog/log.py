@@ -107,7 +107,7 @@ class CommitLog:
             if unknown_results >= self.retry_policy.tries:
                 procedure.close()
                 key = request.prefix if not isinstance(request, (Put, Get)) else request.key
-                raise UnavailableError(
+                unavailable = UnavailableError(
                     "the store did not report the result of a request; whether the request was applied is unknown",
                     **{
                         "location": self.store.url,
@@ -115,7 +115,8 @@ class CommitLog:
                         **({} if cause is None else cause.fields),
                         "key": key,
                     },
-                ) from cause
+                )
+                raise unavailable.advising((cause or unavailable).do) from cause
             if unknown_results:
                 self.clock.sleep(self.retry_policy.wait_s(unknown_results))
 

@@ -61,7 +61,7 @@ class RetryingStore:
                         "the store did not report the result of a request; whether the request was applied is unknown"
                     )
                     facts = {"location": self.url, "tries": unknown_results, **error.fields}
-                    raise UnavailableError(summary, **facts) from error
+                    raise UnavailableError(summary, **facts).advising(error.do) from error
             self._clock.sleep(self._policy.wait_s(unknown_results))
 
     def create(self, key: str, data: bytes) -> bool:

@@ -13,7 +13,8 @@ from airflow_provider_streamsem.errors import InvalidError, StoreRefusedError
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.stores.contract import ObjectStat, Store, split_url
 from airflow_provider_streamsem.stores.local import LocalStore
-from airflow_provider_streamsem.stores.s3 import S3Store, client, is_missing
+from airflow_provider_streamsem.stores.s3 import S3Store, client
+from airflow_provider_streamsem.stores.s3_failures import is_missing
 
 _TAIL_BYTES = 65_536
 _ATTEMPTS = 5

@@ -12,6 +12,7 @@ According to the documentation of S3, 412 means that the key exists. 409 means t
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -20,14 +21,13 @@ from email.utils import mktime_tz, parsedate_tz
 from functools import cached_property, lru_cache
 from typing import Any
 
-from airflow_provider_streamsem.errors import InvalidError, StoreRefusedError
-from airflow_provider_streamsem.stores.contract import ObjectStat, UnknownResultError, checked_key
+from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.stores import s3_failures
+from airflow_provider_streamsem.stores.contract import ObjectStat, checked_key
 
 CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 30
-_MISSING = {"NoSuchKey", "NoSuchUpload", "404", "NotFound"}
-_TRANSIENT_CODES = {"RequestTimeout", "ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
-_REFUSED_STATUS = {400, 401, 403, 404, 405, 411, 413, 501}
+_BUCKET = re.compile(r"[A-Za-z0-9._-]{1,255}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ class S3Store:
                 Bucket=self.bucket, Key=name, Body=data, IfNoneMatch="*", ContentType="application/json"
             )
         except Exception as error:
-            if _status(error) == 412:
+            if s3_failures.status(error) == 412:
                 return False
             raise self._translated(error, key) from error
         return True
@@ -100,7 +100,7 @@ class S3Store:
         try:
             data: bytes = self._client.get_object(Bucket=self.bucket, Key=name)["Body"].read()
         except Exception as error:
-            if is_missing(error):
+            if s3_failures.is_missing(error):
                 return None
             raise self._translated(error, key) from error
         return data
@@ -129,7 +129,7 @@ class S3Store:
         try:
             item = self._client.head_object(Bucket=self.bucket, Key=name)
         except Exception as error:
-            if is_missing(error):
+            if s3_failures.is_missing(error):
                 return None
             raise self._translated(error, key) from error
         return _stat(key, item["ContentLength"], item, item)
@@ -148,47 +148,8 @@ class S3Store:
         return self.prefix + key
 
     def _translated(self, error: Exception, key: str) -> Exception:
-        """Return the exception to raise for a failed request. Unless S3 certainly refused the request, it is an :class:`UnknownResultError`."""
-        from botocore.exceptions import (
-            ClientError,
-            ConnectionError,
-            HTTPClientError,
-            NoCredentialsError,
-            NoRegionError,
-            PartialCredentialsError,
-            ResponseStreamingError,
-        )
-
-        if isinstance(error, (NoCredentialsError, NoRegionError, PartialCredentialsError)):
-            return StoreRefusedError(
-                "the process has incomplete credentials, or no region, for S3; the request was not sent",
-                location=self.url,
-                problem=type(error).__name__,
-            ).advising(
-                "set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_DEFAULT_REGION for the process, or name a connection of type streamsem by "
-                "log_conn_id; then run again."
-            )
-        if _code(error) == "NoSuchBucket":
-            return StoreRefusedError(
-                "the S3 bucket does not exist; the request had no effect",
-                location=self.url,
-                endpoint=self._client.meta.endpoint_url,
-                code="NoSuchBucket",
-            ).advising("create the bucket, or correct the location and the endpoint; then run again.")
-        if isinstance(error, ClientError):
-            if _status(error) in _REFUSED_STATUS and _code(error) not in _TRANSIENT_CODES:
-                return StoreRefusedError(
-                    "S3 refused a request; the request had no effect",
-                    location=self.url,
-                    key=key,
-                    status=_status(error),
-                    code=_code(error),
-                )
-            return UnknownResultError(key, location=self.url, status=_status(error), code=_code(error))
-        if isinstance(error, (ConnectionError, HTTPClientError, ResponseStreamingError, OSError)):
-            endpoint = self._client.meta.endpoint_url
-            return UnknownResultError(key, location=self.url, endpoint=endpoint, problem=type(error).__name__)
-        return error
+        """Return the exception to raise for a failed request."""
+        return s3_failures.translated(error, key, self.url, self._client.meta.endpoint_url)
 
 
 def _stat(key: str, size: int, item: Mapping[str, Any], response: Mapping[str, Any]) -> ObjectStat:
@@ -215,6 +176,7 @@ def client(s3_access: S3Access, *, attempts: int) -> Any:
 
     :param s3_access: the access
     :param attempts: maximum number of attempts per request, including the first
+    :raises InvalidError: boto3 refuses the endpoint, the region or the profile
     """
     return _client(attempts, os.getpid(), _aws_variables(), s3_access)
 
@@ -231,6 +193,7 @@ def _aws_variables() -> tuple[tuple[str, str], ...]:
 @lru_cache(maxsize=16)
 def _client(attempts: int, process: int, aws_variables: tuple[tuple[str, str], ...], s3_access: S3Access) -> Any:
     from botocore.config import Config
+    from botocore.exceptions import BotoCoreError
 
     config = Config(
         retries={"total_max_attempts": attempts, "mode": "standard"},
@@ -239,7 +202,21 @@ def _client(attempts: int, process: int, aws_variables: tuple[tuple[str, str], .
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
-    return _session(process, aws_variables, s3_access).client("s3", config=config, endpoint_url=s3_access.endpoint_url)
+    try:
+        s3_client = _session(process, aws_variables, s3_access).client(
+            "s3", config=config, endpoint_url=s3_access.endpoint_url
+        )
+        if not s3_client.meta.endpoint_url.startswith(("http://", "https://")):
+            raise ValueError("the endpoint is not an HTTP URL")
+    except (ValueError, BotoCoreError) as error:
+        given = {
+            "endpoint": s3_access.endpoint_url
+            or os.environ.get("AWS_ENDPOINT_URL_S3", os.environ.get("AWS_ENDPOINT_URL")),
+            "region": s3_access.region_name or os.environ.get("AWS_DEFAULT_REGION"),
+            "profile": s3_access.profile_name or os.environ.get("AWS_PROFILE"),
+        }
+        raise s3_failures.of_settings(error, given) from error
+    return s3_client
 
 
 @lru_cache(maxsize=16)
@@ -275,26 +252,17 @@ def resolved() -> S3Access:
     )
 
 
-def is_missing(error: Exception) -> bool:
-    """Return whether an exception means that the object or upload does not exist."""
-    return _code(error) in _MISSING
-
-
-def _status(error: Exception) -> int:
-    return int((getattr(error, "response", None) or {}).get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-
-
-def _code(error: Exception) -> str:
-    return str((getattr(error, "response", None) or {}).get("Error", {}).get("Code", ""))
-
-
 def open_s3_store(rest: str) -> S3Store:
     """
     Open the store of ``bucket/prefix``. The function sends no request.
 
-    :raises InvalidError: the prefix contains an empty path segment
+    :raises InvalidError: the bucket's name is not valid, or the prefix contains an empty path segment
     """
     bucket, _, prefix = rest.partition("/")
+    if _BUCKET.fullmatch(bucket) is None:
+        raise InvalidError(
+            "the name of an S3 bucket has letters, digits, dots, hyphens and underscores only", given=bucket
+        )
     if "//" in prefix:
         raise InvalidError("an S3 prefix must not contain an empty path segment", given=rest)
     return S3Store(bucket, prefix)

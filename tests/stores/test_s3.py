@@ -14,12 +14,13 @@ from botocore.exceptions import (
     EndpointConnectionError,
     NoCredentialsError,
     ReadTimeoutError,
+    SSLError,
 )
 
 from airflow_provider_streamsem.commitlog.log import CommitLog, RetryPolicy
 from airflow_provider_streamsem.errors import InvalidError, StoreRefusedError, UnavailableError
 from airflow_provider_streamsem.stores.contract import UnknownResultError, open_store
-from airflow_provider_streamsem.stores.s3 import S3Store
+from airflow_provider_streamsem.stores.s3 import S3Access, S3Store, use_s3_access
 from airflow_provider_streamsem.testing.clock import ManualClock
 
 
@@ -50,8 +51,8 @@ class Body:
         return self.data
 
 
-def refused(status: int, code: str = "Error") -> ClientError:
-    return ClientError({"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}, "PutObject")
+def refused(status: int, code: str = "Error", operation: str = "PutObject") -> ClientError:
+    return ClientError({"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}, operation)
 
 
 UNCLEAR = [
@@ -65,6 +66,8 @@ UNCLEAR = [
     EndpointConnectionError(endpoint_url="x"),
     ConnectionClosedError(endpoint_url="x"),
     OSError("broken pipe"),
+    refused(400, "400", "HeadObject"),
+    SSLError(endpoint_url="x", error="[SSL: UNEXPECTED_EOF_WHILE_READING] EOF occurred"),
 ]
 
 
@@ -82,6 +85,58 @@ def test_unclear_response_is_an_unknown_result_and_the_store_does_not_retry(erro
 def test_clear_refusal_reports_that_nothing_was_written(error: Exception) -> None:
     with pytest.raises(StoreRefusedError):
         S3Store("b", "p", Client(error)).create("k", b"x")
+
+
+@pytest.mark.parametrize(
+    ("error", "cause", "advice"),
+    [
+        (refused(403, "InvalidAccessKeyId"), "S3 does not know the access key", "correct the access key"),
+        (refused(403, "SignatureDoesNotMatch"), "the secret access key does not fit", "correct the secret access key"),
+        (refused(400, "InvalidToken"), "does not accept the session token", "renew or remove"),
+        (refused(403, "RequestTimeTooSkewed"), "clock of this machine", "set the clock"),
+        (refused(403, "AccessDenied"), "S3 denies the access key", "grant the access key"),
+        (refused(403, "403", "HeadObject"), "S3 denies the access key", "grant the access key"),
+        (refused(301, "PermanentRedirect"), "in another region", "AWS_DEFAULT_REGION"),
+        (refused(301, "301", "HeadObject"), "in another region", "AWS_DEFAULT_REGION"),
+        (refused(400, "AuthorizationHeaderMalformed"), "in another region", "AWS_DEFAULT_REGION"),
+        (refused(404, "404", "ListObjectsV2"), "without an error code of S3", "correct the endpoint"),
+        (refused(400, "400"), "without an error code of S3", "correct the endpoint"),
+        (SSLError(endpoint_url="x", error="[SSL: WRONG_VERSION_NUMBER] wrong version number"), "does not speak TLS", "http://"),
+        (SSLError(endpoint_url="x", error="[SSL: CERTIFICATE_VERIFY_FAILED] self-signed"), "is not trusted", "AWS_CA_BUNDLE"),
+    ],
+)  # fmt: skip
+def test_mistake_that_s3_reports_is_named_and_not_retried(error: Exception, cause: str, advice: str) -> None:
+    store = S3Store("b", "p", Client(error))
+    store._client.meta.endpoint_url = "http://me:hunter2@s3.lake:9000"
+    with pytest.raises(StoreRefusedError) as raised:
+        next(store.list(""))
+    assert cause in raised.value.summary
+    assert advice in raised.value.do
+    assert raised.value.fields["endpoint"] == "http://s3.lake:9000"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"endpoint_url": "s3.lake:9000"},
+        {"endpoint_url": "s3://s3.lake:9000"},
+        {"endpoint_url": ""},
+        {"region_name": "eu west"},
+        {"profile_name": "absent"},
+    ],
+)
+def test_setting_that_boto3_refuses_is_named_and_no_request_is_sent(changes: dict[str, str]) -> None:
+    with use_s3_access(S3Access(**changes)):
+        store = S3Store("b", "p")
+    (given,) = changes.values()
+    with pytest.raises(InvalidError, match=f"no request was sent.*{given}"):
+        store.read("k")
+
+
+@pytest.mark.parametrize("name", ["My Bucket", "bucket!", "b" * 256])
+def test_name_that_no_bucket_can_have_is_refused(name: str) -> None:
+    with pytest.raises(InvalidError, match="the name of an S3 bucket"):
+        open_store(f"s3://{name}/x")
 
 
 def test_error_for_missing_credentials_names_the_variables_and_the_connection() -> None:
