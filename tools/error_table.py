@@ -110,6 +110,24 @@ TABLES: dict[str, list[Row]] = {
             "spark/test_spark_packages.py::test_missing_package_is_reported_before_anything_is_read",
         ),
         Row(
+            "a Spark Connect server does not respond, or ended in a batch",
+            StageError,
+            "check that the server runs, and host and port of the connection",
+            "spark/test_causes.py::test_connect_server_that_does_not_respond_is_named_and_retried",
+        ),
+        Row(
+            "a Spark Connect server refuses the token",
+            StoreRefusedError,
+            "correct the password of the connection, which is the token",
+            "spark/test_causes.py::test_connect_server_that_refuses_the_token_is_not_retried",
+        ),
+        Row(
+            "a Spark Connect server lacks TLS, or has a version that does not fit the client",
+            InvalidError,
+            "correct `use_ssl`, host and port of the connection, or install the server's version of `pyspark-client`",
+            "spark/test_causes.py::test_server_that_does_not_fit_the_connect_client_is_not_retried",
+        ),
+        Row(
             "`spark-submit` cannot start",
             StageError,
             "install Spark on the worker, and correct the connection",
@@ -424,6 +442,30 @@ TABLES: dict[str, list[Row]] = {
             StoreRefusedError,
             "set the variables or the connection that the message names",
             "stores/test_s3.py::test_error_for_missing_credentials_names_the_variables_and_the_connection",
+        ),
+        Row(
+            "S3 refuses the access key, the secret key, the token, the region or a permission, or the endpoint is not an S3 server",
+            StoreRefusedError,
+            "correct what the message names",
+            "stores/test_s3.py::test_mistake_that_s3_reports_is_named_and_not_retried",
+        ),
+        Row(
+            "the endpoint, the region or the profile for S3 is not valid",
+            InvalidError,
+            "correct the value in the message",
+            "stores/test_s3.py::test_setting_that_boto3_refuses_is_named_and_no_request_is_sent",
+        ),
+        Row(
+            "Spark has other credentials, another endpoint or another scheme for S3 than the store accepts",
+            StoreRefusedError,
+            "correct `fs.s3a.access.key`, `fs.s3a.secret.key`, `fs.s3a.endpoint` or the `AWS_` variables of driver and executors",
+            "spark/test_causes.py::test_refusal_of_a_store_names_its_cause_and_no_values_of_records",
+        ),
+        Row(
+            "a store does not respond to Spark",
+            StageError,
+            "check the server in the message, and the network of driver and executors",
+            "spark/test_causes.py::test_store_that_does_not_respond_to_spark_is_named_and_retried",
         ),
         Row(
             "the S3 endpoint does not respond",

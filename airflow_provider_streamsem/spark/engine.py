@@ -22,7 +22,16 @@ from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connections import Connection
 from airflow_provider_streamsem.engine import Job, Produced, RewriteJob, RewrittenFiles
 from airflow_provider_streamsem.errors import InvalidError, StageError, StreamsemError
-from airflow_provider_streamsem.spark import causes, failures, installations, java, jvm_exceptions, packages, versions
+from airflow_provider_streamsem.spark import (
+    causes,
+    connect_failures,
+    failures,
+    installations,
+    java,
+    jvm_exceptions,
+    packages,
+    versions,
+)
 from airflow_provider_streamsem.spark.packages import Package
 from airflow_provider_streamsem.stores import s3
 
@@ -192,19 +201,17 @@ class SparkEngine:
             raise InvalidError("the Spark Connect client is not installed").advising(
                 "run `pip install pyspark-client`."
             ) from error
+        from airflow_provider_streamsem.spark import remote as connect
+
         try:
             builder = SparkSession.builder.remote(remote)
             for key, value in self._conf.items():
                 builder = builder.config(key, value)
-            return builder.getOrCreate()
+            return connect.opened(builder)
         except Exception as error:
             # The URL and the client's error message may contain a token, so neither is shown and the error is not chained.
             server = _REST.split(remote.removeprefix("sc://"))[0]
-            raise StageError(
-                "the client could not open a session on the Spark Connect server; nothing was staged",
-                server=server,
-                error=type(error).__name__,
-            ) from None
+            raise connect_failures.not_opened(error, server) from None
 
     def stage(self, job: Job, log: CommitLog) -> Produced:
         """

@@ -13,33 +13,23 @@ from airflow_provider_streamsem.errors import (
     DataError,
     InvalidError,
     StageError,
-    StoreRefusedError,
     StreamsemError,
 )
-from airflow_provider_streamsem.spark import installations, jvm_exceptions, python_failures, user_code
+from airflow_provider_streamsem.spark import (
+    connect_failures,
+    installations,
+    jvm_exceptions,
+    python_failures,
+    store_failures,
+    user_code,
+)
 
-_REFUSAL = re.compile(
-    r"(AccessControlException|AccessDeniedException|ParentNotDirectoryException|UnknownStoreException|Mkdirs failed to create)[^\n]{0,200}"
-)
-"""Matches exceptions of Hadoop's file systems after which a retry cannot succeed, with the location in their message."""
-_UNWRITABLE = re.compile(
-    r"\b(?:java\.n?io|org\.apache\.hadoop)\.[\w.$]+: [^\n]{0,600}?"
-    r"(No space left on device|Disk quota exceeded|Read-only file system|File name too long|Permission denied|Too many links)"
-    r"|hadoop\.hdfs\.protocol\.(\w*QuotaExceededException)"
-)
-"""Matches errors of file systems after which a retry cannot succeed, with the reason only, because the name of a partition directory is a value of a record."""
-_TRANSIENT = re.compile(
-    r"\b(AWS(ClientIO|ServiceIO|Status500|ServiceThrottled|NoResponse|Bad)\w*Exception|SdkClientException|Socket\w*Exception|ConnectException|"
-    r"UnknownHostException|NoRouteToHostException|InterruptedIOException|HttpHostConnectException|ConnectTimeoutException|SSLException)\b"
-)
-"""Matches exceptions of Hadoop's file systems and of the network after which a retry may succeed."""
 _DAMAGED_STATE = re.compile(
     r"RocksDBException: [^\n]*(checksum mismatch|[Mm]ismatch in unique ID|[Cc]orrupt|magic number)"
 )
 """Matches RocksDB's errors for an SST file with another content. If RocksDB reads the file after it has loaded the state, Spark's condition does not say so."""
 _READ_BY_PYTHON = re.compile(r"ValueError: streamsem-read (setup|data|refused|database): ([^\n]+)")
 """Matches errors of :mod:`airflow_provider_streamsem.connectors.sql.executor_read`."""
-_WRITTEN = re.compile(r"\[TASK_WRITE_FAILED\] Task failed while writing rows to (\S+?)\. ")
 _OF_THE_QUERY = ("0A", "21", "22", "23", "39", "42", "54", "P0")
 """The classes of SQLSTATE for errors of a query or of its data: a retry reads the same records with the same query."""
 _NOT_OF_THE_QUERY = ("KAFKA_", "STATE_STORE", "STATEFUL_")
@@ -68,14 +58,13 @@ def translated(error: Exception, job: Job) -> StreamsemError:
     error_of_python = python_failures.of_worker(error, texts, job)
     if error_of_python is not None:
         return error_of_python.with_fields(**_files(job))
-    refused = _refusal(texts)
+    refused = store_failures.refusal(texts, "nothing became visible", version=version)
     if refused is not None:
-        summary = "the store refused a read or write of Spark; nothing became visible"
-        return StoreRefusedError(summary, version=version, **refused, **_files(job))
+        return refused.with_fields(**_files(job))
     installation = installations.mismatch(texts, version)
     if installation is not None:
         return installation
-    is_transient = any(_TRANSIENT.search(text) for text in texts)
+    is_transient = store_failures.is_transient(texts)
     raised = user_code.in_driver(error)
     for condition, parameters in jvm_exceptions.conditions(error):
         specific = None
@@ -132,13 +121,15 @@ def _query_error(error: Exception, raised: user_code.Raised | None, job: Job) ->
 def _engine_error(error: Exception, texts: Sequence[str], raised: user_code.Raised | None, job: Job) -> StageError:
     """Return the error for an exception with a cause that a retry may remove, or that is not known."""
     found = jvm_exceptions.conditions(error)
-    summary, advice = installations.lost(error, texts) or ("the engine failed while staging", "")
+    lost = connect_failures.lost(error, texts) or installations.lost(error, texts) or store_failures.unavailable(texts)
+    summary, advice, facts = lost or ("the engine failed while staging", "", {})
     at = user_code.line_of_query(error) or ("" if raised is None else raised.at)
     failed = StageError(
         f"{summary}; nothing became visible",
         version=job.plan.version,
         error=type(error).__name__,
         **({"condition": found[0][0]} if found else {}),
+        **facts,
         **jvm_exceptions.root_cause(error),
         **({"at": at} if at else {}),
         **({"transform": job.transform_name} if job.transform_name else {}),
@@ -151,12 +142,11 @@ def rewrite_error(error: Exception, job: RewriteJob) -> StreamsemError:
     """Return the error of this package for an exception of Spark in an attempt to rewrite files. It quotes paths, and no values of records."""
     where = {"version": job.version, "location": job.sink.location}
     texts = jvm_exceptions.texts(error)
-    refused = _refusal(texts)
+    refused = store_failures.refusal(texts, "the new files are not visible", **where)
     if refused is not None:
-        summary = "the store refused a read or write of Spark; the new files are not visible"
-        return StoreRefusedError(summary, **where, **refused)
+        return refused
     found = jvm_exceptions.conditions(error)
-    is_transient = any(_TRANSIENT.search(text) for text in texts)
+    is_transient = store_failures.is_transient(texts)
     for condition, parameters in found:
         if condition.startswith(("FAILED_READ_FILE", "PATH_NOT_FOUND")) and not is_transient:
             return DataError(
@@ -201,17 +191,6 @@ def _database_error(kind: str, problem: str, version: int) -> StreamsemError:
     )
 
 
-def _refusal(texts: Sequence[str]) -> dict[str, object] | None:
-    """Return the refusal of a file system, as a field of an error; ``None`` if there is none."""
-    for text in texts:
-        if match := _REFUSAL.search(text):
-            return {"refusal": match[0]}
-        if match := _UNWRITABLE.search(text):
-            location = _WRITTEN.search(texts[0])
-            return {"refusal": match[1] or match[2], **({"location": _path_of(location[1])} if location else {})}
-    return None
-
-
 def _condition_error(
     texts: Sequence[str], condition: str, parameters: Mapping[str, str], job: Job, *, is_transient: bool
 ) -> StreamsemError | None:
@@ -232,7 +211,10 @@ def _condition_error(
         file = _path_of(path)
         not_found = StageError("Spark cannot find a planned file; nothing became visible", version=version, file=file)
         if file.isascii():
-            return not_found
+            return not_found.advising(
+                "run again. If the file exists, Spark reads another store than this process: compare fs.s3a.endpoint with AWS_ENDPOINT_URL; or mount the "
+                "directory on driver and executors."
+            )
         return not_found.advising(
             "run again. If the file exists, Java may run in a locale that is not UTF-8: set LC_ALL=C.UTF-8 on driver and executors."
         )

@@ -103,11 +103,11 @@ def refused_setting(
     )
 
 
-def lost(error: Exception, texts: Sequence[str]) -> tuple[str, str] | None:
-    """Return what happened, and what to do, if a process of Spark was lost or memory was short; ``None`` otherwise."""
+def lost(error: Exception, texts: Sequence[str]) -> tuple[str, str, dict[str, str]] | None:
+    """Return what happened, what to do, and facts, if a process of Spark was lost or memory was short; ``None`` otherwise."""
     for pattern, summary, advice in _LOST:
         if any(map(pattern.search, texts)):
-            return summary, advice
+            return summary, advice, {}
     if type(error).__name__ in _JVM_ENDED or (
         type(error).__name__ == "Py4JError" and not hasattr(error, "java_exception")
     ):
@@ -115,5 +115,6 @@ def lost(error: Exception, texts: Sequence[str]) -> tuple[str, str] | None:
         return (
             summary,
             "run again. If it fails again, look for an out-of-memory kill, and give the process more memory.",
+            {},
         )
     return None

@@ -15,6 +15,16 @@ def texts(error: Any) -> list[str]:
     for cause in java_causes(error):
         with suppress(Exception):
             found.append(str(cause.toString()))
+    return found + _captured_causes(error)
+
+
+def _captured_causes(error: Any) -> list[str]:
+    """Return the messages of the causes that pyspark has copied from the JVM. For most exceptions it keeps no reference to the JVM's object."""
+    found = []
+    cause = getattr(error, "_cause", None)
+    while cause is not None:
+        found.append(str(getattr(cause, "_desc", "")))
+        cause = getattr(cause, "_cause", None)
     return found
 
 
@@ -35,6 +45,7 @@ def root_cause(error: Any) -> dict[str, str]:
     for cause in java_causes(error):
         with suppress(Exception):
             names.append(str(cause.getClass().getName()))
+    names += [text.partition(":")[0] for text in _captured_causes(error)]
     return {"cause": names[-1]} if names else {}
 
 

@@ -10,7 +10,9 @@ from airflow_provider_streamsem.errors import DataError, InvalidError, StageErro
 from airflow_provider_streamsem.spark.user_code import Raised, in_worker
 
 _MISMATCH = re.compile(r"Python in worker has different version: (\d[\d.]*) than that in driver: (\d[\d.]*)")
-_NOT_STARTED = re.compile(r"Error from python worker:|Cannot run program \"([^\"\n]+)\"")
+_NOT_STARTED = re.compile(
+    r"Error from python worker:|Cannot run program \"([^\"\n]+)\"|EOFException occurred while reading the port number"
+)
 _PYTHON = "set PYSPARK_PYTHON, or the setting spark.pyspark.python, to a Python of the driver's minor version on every executor; then run again."
 
 

@@ -9,12 +9,43 @@ from typing import Any
 
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql.connect.client.reattach import ExecutePlanResponseReattachableIterator
+from pyspark.sql.connect.client.retries import DefaultPolicy
 from pyspark.sql.connect.plan import CollectMetrics
 
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.spark.connect_plans import ConnectPlans
 from airflow_provider_streamsem.spark.sequencing import ORDERED_NODES
 from airflow_provider_streamsem.spark.staging import NARROW_NODES, PARSER_NODE
+
+RETRIES = 5
+"""Number of retries of a request to a server that does not respond: about 20 seconds. By default, the client would wait ten minutes without a message."""
+
+
+def opened(builder: Any) -> SparkSession:
+    """
+    Return the session of a builder, after a first request by which the server creates the session.
+
+    If the server was started again since the process has opened its session, open another one.
+    """
+    session: SparkSession = builder.getOrCreate()
+    try:
+        _check(session)
+    except Exception:
+        inner: Any = session
+        if not inner.is_stopped:
+            raise
+        session = builder.getOrCreate()
+        _check(session)
+    return session
+
+
+def _check(session: SparkSession) -> None:
+    _limit_retries(session)
+    session.conf.get("spark.sql.session.timeZone")
+
+
+def _limit_retries(session: Any) -> None:
+    session.client.set_retry_policies([DefaultPolicy(max_retries=RETRIES)])
 
 
 @contextmanager
@@ -26,9 +57,8 @@ def cloned(session: SparkSession, settings: Mapping[str, str]) -> Iterator[Spark
     ``DataFrame.localCheckpoint`` would belong to another session, which does not have it.
     """
     inner: Any = session
-    # The server creates a session at the first request of the client, and can only clone a session that exists.
-    session.conf.get("spark.sql.session.timeZone")
     clone: SparkSession = inner.cloneSession()
+    _limit_retries(clone)
     for key, value in settings.items():
         clone.conf.set(key, value)
     active = type(inner)._active_session

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import resource
 import shutil
 import traceback
 from collections.abc import Iterator
@@ -11,11 +13,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from pyspark.sql import SparkSession
 
 from airflow_provider_streamsem import open_log
 from airflow_provider_streamsem.engine import Job
 from airflow_provider_streamsem.errors import DataError, InvalidError, StageError, StoreRefusedError
 from airflow_provider_streamsem.spark import java
+from airflow_provider_streamsem.spark.connect_failures import not_opened
 from airflow_provider_streamsem.spark.engine import SparkEngine
 from airflow_provider_streamsem.spark.failures import translated
 from tests.spark_location import Location
@@ -166,6 +170,75 @@ def test_full_disk_of_a_sink_is_reported_with_its_location_and_not_retried(
     assert "secret" not in str(raised.value), "the directory of a partition is a value of a record"
 
 
+S3_FILE = "s3a://lake/out/data/0/a/city=New secret/part-0.parquet"
+
+
+@pytest.mark.parametrize(
+    ("text", "cause", "fact"),
+    [
+        (f"java.nio.file.AccessDeniedException: {S3_FILE}: PUT 0-byte object: S3Exception: x (Service: S3, Status Code: 403, Request ID: 1):SignatureDoesNotMatch",
+         "does not accept its credentials", "s3a://lake/out/data/0/a/city="),
+        (f"java.nio.file.AccessDeniedException: {S3_FILE}: org.apache.hadoop.fs.s3a.auth.NoAwsCredentialsException: x", "has no credentials", ""),
+        ("java.nio.file.AccessDeniedException: /data/city=secret", "refused a read or write", "/data/city="),
+        (f"org.apache.hadoop.fs.s3a.UnknownStoreException: `{S3_FILE}': getFileStatus", "does not exist at the endpoint", "s3a://lake"),
+        (f"javax.net.ssl.SSLException: {S3_FILE}: SdkClientException: Unsupported or unrecognized SSL message", "does not speak TLS", "s3a://lake"),
+        (f"javax.net.ssl.SSLHandshakeException: {S3_FILE}: PKIX path building failed: x", "is not trusted", "s3a://lake"),
+        (f"org.apache.hadoop.fs.s3a.AWSClientIOException: {S3_FILE}: Custom endpoint `s3://x` was not a valid URI", "not that of an S3 server", "s3://x"),
+        ("org.apache.hadoop.fs.s3a.AWSUnsupportedFeatureException: x (Service: S3, Status Code: 501, Request ID: null)", "not that of an S3 server", "501"),
+    ],
+)  # fmt: skip
+def test_refusal_of_a_store_names_its_cause_and_no_values_of_records(text: str, cause: str, fact: str) -> None:
+    with pytest.raises(StoreRefusedError, match=cause) as raised:
+        raise translated(of_jvm("Py4JJavaError", "org.apache.spark.SparkException: Job aborted", text), job_of(None))
+    assert fact in str(raised.value)
+    assert "secret" not in str(raised.value.fields)
+
+
+@pytest.mark.parametrize(
+    ("text", "fact"),
+    [
+        (f"java.net.ConnectException: getFileStatus on {S3_FILE}: HttpHostConnectException: Connect to s3.lake:9000 [/127.0.0.1] failed", "server='s3.lake:9000'"),
+        (f"java.net.UnknownHostException: getFileStatus on {S3_FILE}: x: Unable to execute HTTP request: s3.lake", "server='s3.lake'"),
+        (f"javax.net.ssl.SSLException: getFileStatus on {S3_FILE}: Connection reset", "store='s3a://lake'"),
+        (f"org.apache.hadoop.fs.s3a.AWSBadRequestException: getFileStatus on {S3_FILE}: Bad Request", "S3 refused a request of Spark as invalid"),
+    ],
+)  # fmt: skip
+def test_store_that_does_not_respond_to_spark_is_named_and_retried(text: str, fact: str) -> None:
+    with pytest.raises(StageError, match="S3") as raised:
+        raise translated(of_jvm("Py4JJavaError", "org.apache.spark.SparkException: Job aborted", text), job_of(None))
+    assert fact in str(raised.value)
+    assert "secret" not in str(raised.value.fields)
+
+
+def test_causes_that_pyspark_has_copied_from_the_jvm_are_read() -> None:
+    error = Exception(WRITE_FAILED)
+    error._cause = SimpleNamespace(_desc="java.io.IOException: No space left on device", _cause=None)  # type: ignore[attr-defined]
+    with pytest.raises(StoreRefusedError, match="No space left on device"):
+        raise translated(error, job_of(None))
+
+
+@pytest.mark.spark
+def test_file_that_the_operating_system_refuses_is_reported_and_not_retried(
+    location: Location, spark: SparkSession
+) -> None:
+    """Only a copy of the cause names the reason: pyspark keeps no reference to the object of the JVM."""
+    location.put("a.json", json.dumps({"id": 1}))
+    inner: Any = spark
+    jvm = inner._jvm.java.lang.ProcessHandle.current().pid()
+    pipeline = location.pipeline(
+        source={"format": "json", "schema": "id long"}, transform=lambda frame: frame.selectExpr("explode(sequence(1, 50000)) AS id")
+    )  # fmt: skip
+    location.run(pipeline.replace(transform=None))  # the JVM writes the libraries of codecs to its temporary directory
+    location.put("b.json", json.dumps({"id": 2}))
+    before = resource.prlimit(jvm, resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))
+    try:
+        with pytest.raises(StoreRefusedError, match="File too large") as raised:
+            location.run(pipeline)
+    finally:
+        resource.prlimit(jvm, resource.RLIMIT_FSIZE, before)
+    assert str(raised.value.fields["location"]).startswith(f"{location.root}/out/data/1/")
+
+
 @pytest.mark.parametrize(
     ("causes", "fact"),
     [
@@ -182,6 +255,7 @@ def test_full_disk_of_a_sink_is_reported_with_its_location_and_not_retried(
          "maxResultSize"),
         (("java.lang.StackOverflowError",), "withColumns"),
         (('java.io.IOException: Cannot run program "python3.99": error=2, No such file or directory',), "python3.99"),
+        (("org.apache.spark.SparkException: EOFException occurred while reading the port number from pyspark.daemon's stdout.",), "PYSPARK_PYTHON"),
         (("org.apache.spark.SparkException: \nError from python worker:\n  SyntaxError: invalid syntax",), "PYSPARK_PYTHON"),
     ],
 )  # fmt: skip
@@ -212,6 +286,51 @@ def test_exception_whose_message_needs_a_jvm_that_has_ended_is_still_translated(
             raise ConnectionRefusedError(111, "Connection refused")
 
     assert isinstance(translated(FromJava(), job_of(None)), StageError)
+
+
+def of_server(status: str, text: str = "") -> Exception:
+    """Return an exception of the client of Spark Connect."""
+    error = Exception(
+        f"<_InactiveRpcError of RPC that terminated with: status = StatusCode.{status} {text} token=hunter2>"
+    )
+    error._grpc_status_code = SimpleNamespace(name=status)  # type: ignore[attr-defined]
+    return error
+
+
+@pytest.mark.parametrize("status", ["UNAUTHENTICATED", "PERMISSION_DENIED"])
+def test_connect_server_that_refuses_the_token_is_not_retried(status: str) -> None:
+    with pytest.raises(StoreRefusedError, match="refuses the user or the token") as raised:
+        raise not_opened(of_server(status), "h:15002")
+    assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "fact"),
+    [
+        (of_server("UNAVAILABLE", "Ssl handshake failed: SSL_ERROR_SSL: WRONG_VERSION_NUMBER"), "use_ssl"),
+        (of_server("UNIMPLEMENTED"), "version of pyspark-client"),
+    ],
+)
+def test_server_that_does_not_fit_the_connect_client_is_not_retried(error: Exception, fact: str) -> None:
+    with pytest.raises(InvalidError) as raised:
+        raise not_opened(error, "h:15002")
+    assert fact in raised.value.do
+    assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize("status", ["UNAVAILABLE", "DEADLINE_EXCEEDED", "UNKNOWN"])
+def test_connect_server_that_does_not_respond_is_named_and_retried(status: str) -> None:
+    with pytest.raises(StageError, match="server='h:15002'"):
+        raise not_opened(of_server(status), "h:15002")
+
+
+@pytest.mark.parametrize(
+    ("error", "fact"),
+    [(of_server("UNAVAILABLE"), "ended, or does not respond"), (of_server("INTERNAL", "[INVALID_HANDLE.SESSION_CHANGED]"), "lost the session")],
+)  # fmt: skip
+def test_connect_server_that_ends_in_a_batch_is_named_and_retried(error: Exception, fact: str) -> None:
+    with pytest.raises(StageError, match=fact):
+        raise translated(error, job_of(None))
 
 
 def python_exception(*lines: str) -> Exception:

@@ -108,9 +108,13 @@ class Cluster:
 
 
 class ConnectServer(Server):
-    """A Spark Connect server with a local master. Clients connect to ``url``."""
+    """
+    A Spark Connect server with a local master. Clients connect to ``url``.
 
-    def __init__(self, home: Path, conf: dict[str, str] | None = None) -> None:
+    :param python: the program of Python workers
+    """
+
+    def __init__(self, home: Path, conf: dict[str, str] | None = None, python: str = sys.executable) -> None:
         home.mkdir(parents=True, exist_ok=True)
         port = free_port()
         self.url = f"sc://127.0.0.1:{port}"
@@ -125,7 +129,9 @@ class ConnectServer(Server):
             f"{HOME}/bin/spark-submit", "--master", "local[2]", "--driver-memory", "1g", "--class", "org.apache.spark.sql.connect.service.SparkConnectServer",
             *pairs, "spark-internal",
         ]  # fmt: skip
-        super().__init__("spark-connect", home, argv, port=port, environment=_environment(home))
+        super().__init__(
+            "spark-connect", home, argv, port=port, environment=_environment(home) | {"PYSPARK_PYTHON": python}
+        )
 
     @property
     def connection(self) -> dict[str, Any]:
