@@ -47,7 +47,7 @@ COLUMNS: dict[str, tuple[Any, pa.DataType, Sequence[Any]]] = {
     "ntz": ("timestamp_ntz", pa.timestamp("us"), TIMES),
     "c9": ("decimal(9,2)", pa.decimal128(9, 2), [Decimal("-0.05"), Decimal("9999999.99"), Decimal("0.00")]),
     "c20": ("decimal(20,0)", pa.decimal128(20, 0), [Decimal(f"180000000000000012{n}") for n in range(3, 7)]),
-    "c38": ("decimal(38,18)", pa.decimal128(38, 18), [Decimal("9" * 20 + "." + "9" * 18), Decimal("-" + "9" * 20 + "." + "9" * 17 + "8"), Decimal("1800000000000000.123456789012345678"), Decimal("12345678901234567890." + "0" * 18), Decimal("-0.1234567890123457")]),
+    "c38": ("decimal(38,18)", pa.decimal128(38, 18), [Decimal("9" * 20 + "." + "9" * 18), Decimal("-" + "9" * 20 + "." + "9" * 17 + "8"), Decimal("1800000000000000.123456789012345678"), Decimal("12345678901234567890." + "0" * 18), Decimal("-0.123456789012345700")]),
     "s": (_A, STRUCT, _STRUCTS),
     "ls": (_array(_A), pa.list_(STRUCT), [[], [None], [{"a": 1}, None]]),
     "m": (_map(_A), pa.map_(pa.string(), STRUCT), [[], [("k", None)], [("k", {"a": 1}), ("", {"a": None})]]),

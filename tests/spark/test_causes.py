@@ -221,7 +221,6 @@ def test_causes_that_pyspark_has_copied_from_the_jvm_are_read() -> None:
 def test_file_that_the_operating_system_refuses_is_reported_and_not_retried(
     location: Location, spark: SparkSession
 ) -> None:
-    """Only a copy of the cause names the reason: pyspark keeps no reference to the object of the JVM."""
     location.put("a.json", json.dumps({"id": 1}))
     inner: Any = spark
     jvm = inner._jvm.java.lang.ProcessHandle.current().pid()
