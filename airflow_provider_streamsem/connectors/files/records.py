@@ -43,8 +43,10 @@ if TYPE_CHECKING:
 
 logger = telemetry.log_of(__name__)
 
-_TEXT, _RECORD, _BAD, _REASON = (f"__streamsem_{name}" for name in ("text", "record", "record_bad", "reason"))
+_TEXT, _BAD, _REASON = (f"__streamsem_{name}" for name in ("text", "record_bad", "reason"))
 _UTC = ("UTC", "Etc/UTC", "GMT", "Z")
+_WIDE = 100
+"""Spark's constraint propagation is disabled for more columns than this."""
 _MANY = 100
 """With more files than this, several small files share a Spark task."""
 _OPEN_COST = "spark.sql.files.openCostInBytes"
@@ -402,8 +404,10 @@ class FileRecords:
                 frame = frame.withColumn(requested.name, _quoted(requested.name).cast(field.dataType))
         if self._schema is None:
             return frame
-        names = [f.name for f in (*self._data_columns(self._partitions).fields, *self._partitions.values())]
-        return frame.selectExpr(*map(quoted, (*names, *self.drop, *self._positions)))
+        ordered_names = [f.name for f in (*self._data_columns(self._partitions).fields, *self._partitions.values())]
+        if ordered_names == names:
+            return frame
+        return frame.selectExpr(*map(quoted, (*ordered_names, *self.drop, *self._positions)))
 
     @property
     def _error(self) -> str:
@@ -416,24 +420,25 @@ class FileRecords:
         reader = self._spark.read.options(**group.options)
         lines_of = partial(lines_below_headers, csv=csv, encoding=self._source.encoding) if csv.has_header else lines
         read_lines = lines_of(reader, group.located, group.partitions).where(csv.has_values(RAW))
-        self._parse(_Lines(read_lines, lambda frame: csv.parsed(frame, _TEXT, _RECORD), csv), group)
+        self._parse(_Lines(read_lines, lambda frame: csv.parsed(frame, _TEXT, None), csv), group)
 
     def _read_json(self, group: _Group) -> None:
         reader = self._spark.read.options(**group.options)
         read_lines = lines(reader, group.located, group.partitions).where(F.trim(RAW) != "")
         options = {name: text for name, text in self._source.options.items() if name.lower() != ENCODING}
         columns = self._columns(group)
-        self._parse(_Lines(read_lines, lambda frame: parsing.with_json(frame, _TEXT, columns, options, _RECORD)), group)
+        self._parse(_Lines(read_lines, lambda frame: parsing.with_json(frame, _TEXT, columns, options, None)), group)
 
     def _parse(self, read_lines: _Lines, group: _Group) -> None:
         """Set the frame of a group. Nothing else crosses to the Python workers than the columns that it needs."""
         partitions = [quoted(field.name) for field in group.partitions.fields]
         text = decoded(RAW, self._source.encoding).alias(_TEXT)
         parsed = read_lines.parse(read_lines.frame.select(text, *map(F.expr, partitions), *self._line_positions()))
-        columns = [*parsed.columns, *partitions, f"{parsed.bad} AS {_BAD}", *self._positions]
-        self.frame = parsed.frame.selectExpr(*columns)
+        if len(self._columns(group).fields) > _WIDE:
+            # Constraint propagation takes seconds for a plan with thousands of columns. The session is a clone that only this attempt uses.
+            self._spark.conf.set("spark.sql.constraintPropagation.enabled", "false")
+        self.frame, self.bad, self.drop = parsed.frame, F.expr(parsed.bad), (parsed.reason,)
         self._lines.append(read_lines)
-        self.bad, self.drop = F.col(_BAD), (_BAD,)
 
     def _read_text(self, group: _Group) -> None:
         read_lines = lines(self._spark.read.options(**group.options), group.located, group.partitions)

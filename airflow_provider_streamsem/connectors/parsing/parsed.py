@@ -55,7 +55,7 @@ from airflow_provider_streamsem.connectors.parsing.exact.arrow_json import Arrow
 from airflow_provider_streamsem.connectors.parsing.exact.blocks import Parser, parsed_batches
 from airflow_provider_streamsem.connectors.parsing.exact.csv_records import Dialect, ExactCsv, with_quote_states
 from airflow_provider_streamsem.connectors.parsing.exact.json_records import LENIENT
-from airflow_provider_streamsem.connectors.parsing.exact.time_formats import FormatError, TimeFormat
+from airflow_provider_streamsem.connectors.parsing.exact.time_formats import TimeFormat
 from airflow_provider_streamsem.connectors.parsing.exact.values import Settings, zone_of
 from airflow_provider_streamsem.connectors.pickling import pickled_by_value
 from airflow_provider_streamsem.errors import InvalidError
@@ -67,6 +67,8 @@ _SCALARS = (
 )  # fmt: skip
 _TIMES = {"dateformat": "date", "timestampformat": "timestamp", "timestampntzformat": "timestamp_ntz"}
 """option → type whose values have its format"""
+REASON = "__streamsem_record"
+"""Prefix of the column of the reasons, if the added columns have the names of the schema."""
 _BLANK = "".join(map(chr, range(0x21)))
 _LOCALE = re.compile(r"[A-Za-z]{2,8}(?:[-_][A-Za-z0-9]{1,8})*")
 
@@ -76,7 +78,7 @@ class Parsed:
     """
     The result of a parse: the columns of a frame without that of the texts, and the columns of the records.
 
-    :param values: name of each declared column → name of the column with its values in the frame. The values of a bad record are undefined
+    :param values: name of each declared column → SQL of its values in the frame. The values of a bad record are undefined
     :param reason: name of the column with the reason why a text is not a record, without values of the record; null for a record
     """
 
@@ -117,13 +119,13 @@ def struct(ddl: str, where: str) -> StructType:
     return columns
 
 
-def with_json(frame: DataFrame, text: str, columns: StructType, options: Mapping[str, str], into: str) -> Parsed:
+def with_json(frame: DataFrame, text: str, columns: StructType, options: Mapping[str, str], into: str | None) -> Parsed:
     """
     Parse JSON records. A record is bad unless it is one JSON object in UTF-8 whose values the columns hold exactly.
 
     :param text: name of the column of texts, which the result lacks. A null text has null columns, and is not bad
     :param options: options of Spark's JSON reader, as ``FilesSource`` accepts them
-    :param into: prefix of the names of the added columns
+    :param into: prefix of the names of the added columns; ``None``: they have the names of the schema, so no other column of the frame may have one
     :raises InvalidError: a column has a type that JSON cannot represent exactly, or an option is not valid
     """
     _refuse_types("JSON", {kind for field in columns.fields for kind in _leaves(field.dataType)}, BinaryType)
@@ -181,7 +183,7 @@ class Csv:
             return is_filled
         return is_filled | F.contains(F.col(raw), F.lit(self.dialect.separator))
 
-    def parsed(self, frame: DataFrame, text: str, into: str) -> Parsed:
+    def parsed(self, frame: DataFrame, text: str, into: str | None) -> Parsed:
         """Parse lines, as :func:`with_json` parses records."""
         settings = _settings(frame, self.columns, self._options)
         return _parsed(
@@ -195,15 +197,17 @@ class Csv:
         return _in_workers(frame, partial(with_quote_states, text=text, dialect=self.dialect, names=names), schema)
 
 
-def _parsed(frame: DataFrame, text: str, columns: StructType, parser_of: Callable[[], Parser], into: str) -> Parsed:
-    reason = f"{into}_reason"
-    names = [*(f"{into}_{n}" for n in range(len(columns.fields))), reason]
+def _parsed(
+    frame: DataFrame, text: str, columns: StructType, parser_of: Callable[[], Parser], into: str | None
+) -> Parsed:
+    reason = f"{into or REASON}_reason"
+    names = [*(columns.names if into is None else (f"{into}_{n}" for n in range(len(columns.fields)))), reason]
     kept = [field for field in frame.schema.fields if field.name != text]
     types = [*(nullable(field.dataType) for field in columns.fields), StringType()]
     added = [StructField(name, kind) for name, kind in zip(names, types, strict=True)]
     parse = partial(parsed_batches, parser_of=parser_of, text=text, names=names)
-    done = _in_workers(frame, parse, StructType([*kept, *added]))
-    return Parsed(done, dict(zip(columns.names, names, strict=False)), reason)
+    done = _in_workers(frame, parse, StructType([*added[:-1], *kept, added[-1]]))
+    return Parsed(done, dict(zip(columns.names, map(quoted, names), strict=False)), reason)
 
 
 def _in_workers(
@@ -321,7 +325,7 @@ def _format(
     made = TimeFormat(pattern, is_date=is_date, zone=zone, texts=names)
     try:
         made.parser()
-    except FormatError as error:
+    except ValueError as error:
         raise InvalidError(
             f"the option {option} of a source is not valid: {error}; nothing became visible", given=pattern
         ).advising(

@@ -17,7 +17,7 @@ import pyarrow.json
 
 from airflow_provider_streamsem.connectors.parsing.exact.arrow_columns import ReadColumn, any_of
 from airflow_provider_streamsem.connectors.parsing.exact.blocks import Block, in_order, is_utf8
-from airflow_provider_streamsem.connectors.parsing.exact.json_records import DEEPEST, ExactJson
+from airflow_provider_streamsem.connectors.parsing.exact.json_records import DEEPEST, ExactJson, is_too_deep
 from airflow_provider_streamsem.connectors.parsing.exact.values import Settings
 
 _ROW = re.compile(r" in row ([0-9]+)$")
@@ -187,7 +187,11 @@ def _suited(texts: pa.StringArray, is_text: pa.BooleanArray) -> pa.BooleanArray:
     lengths = pc.binary_length(texts)
     if pc.any(pc.greater(lengths, DEEPEST)).as_py():
         brackets = pc.add(pc.count_substring(texts, "["), pc.count_substring(texts, "{"))
-        suited = pc.and_(suited, pc.fill_null(pc.less_equal(brackets, DEEPEST), False))
+        many = pc.indices_nonzero(pc.and_(suited, pc.fill_null(pc.greater(brackets, DEEPEST), False)))
+        deep = [row for row in many.to_pylist() if is_too_deep(texts[row].as_py())]
+        if deep:
+            every = pa.array(range(len(texts)), pa.uint64())
+            suited = pc.and_(suited, pc.invert(pc.is_in(every, value_set=pa.array(deep, pa.uint64()))))
     return _without(texts, suited)
 
 

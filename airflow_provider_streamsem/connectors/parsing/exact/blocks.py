@@ -9,7 +9,7 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-_BLOCK_BYTES = 1 << 24
+_BLOCK_BYTES = 1 << 22
 """Maximum size of the texts of a block. One longer text is a block."""
 
 
@@ -42,7 +42,7 @@ def parsed_batches(
     batches: Iterator[pa.RecordBatch], *, parser_of: Callable[[], Parser], text: str, names: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
     """
-    Replace the column of texts by the columns of the records.
+    Replace the column of texts by the columns of the records, which come first, and that of the reasons, which comes last.
 
     :param parser_of: returns the parser
     :param text: name of the column of texts
@@ -55,8 +55,8 @@ def parsed_batches(
         for start, stop in _blocks(batch.column(at)):
             part = batch.slice(start, stop - start)
             block = parser.parse(part.column(at).cast(pa.string()))
-            columns = [part.column(n) for n in kept] + [*block.columns, block.reasons]
-            yield pa.RecordBatch.from_arrays(columns, [*(batch.schema.names[n] for n in kept), *names])
+            columns = [*block.columns, *(part.column(n) for n in kept), block.reasons]
+            yield pa.RecordBatch.from_arrays(columns, [*names[:-1], *(batch.schema.names[n] for n in kept), names[-1]])
 
 
 def _blocks(texts: pa.Array) -> Iterator[tuple[int, int]]:

@@ -33,7 +33,9 @@ LENIENT = (SINGLE_QUOTES, UNQUOTED_NAMES, LEADING_ZEROS, NON_NUMERIC)
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|.)", re.DOTALL)
 # A string that does not end reaches to the end of the text. Otherwise each quote in it would be tried as the beginning of a string.
 _DOUBLE, _SINGLE = (rf"{quote}[^{quote}\\]*(?:\\.[^{quote}\\]*)*(?:{quote}|\\?\Z)" for quote in ('"', "'"))
-_STRING_OR_BRACKET = re.compile(rf"{_DOUBLE}|[\[\]{{}}]", re.DOTALL)
+_STRING = re.compile(_DOUBLE, re.DOTALL)
+_BRACKETS = bytes.maketrans(b"{}", b"[]")
+_OTHERS = bytes(set(range(256)) - set(b"[]{}"))
 _NAMES_OF_NON_NUMBERS = {"NaN": "nan", "INF": "inf", "+INF": "inf", "-INF": "-inf"} | {
     f"{sign}Infinity": f"{sign}inf" for sign in ("", "+", "-")
 }
@@ -146,14 +148,15 @@ def _has_half_of_pair(text: str) -> bool:
     return high_ends != -1
 
 
-def depth(text: str) -> int:
-    """Return the number of nested objects and arrays of a JSON text."""
-    deepest = now = 0
-    for found in _STRING_OR_BRACKET.finditer(text):
-        token = found[0]
-        now += 1 if token in "[{" else -1 if token in "]}" else 0
-        deepest = max(deepest, now)
-    return deepest
+def is_too_deep(text: str) -> bool:
+    """Return whether a JSON text has more than :data:`DEEPEST` objects and arrays inside each other, or has brackets without a counterpart."""
+    brackets = _STRING.sub("", text).encode(errors="replace").translate(_BRACKETS, _OTHERS)
+    for _ in range(DEEPEST):
+        inner = brackets.replace(b"[]", b"")  # removes the innermost ones
+        if len(inner) == len(brackets):
+            break
+        brackets = inner
+    return bool(brackets)
 
 
 @contextmanager
@@ -163,7 +166,7 @@ def _deep(text: str) -> Iterator[None]:
 
     :raises _BadRecordError: the text is nested too deep
     """
-    if depth(text) > DEEPEST:
+    if is_too_deep(text):
         raise _BadRecordError(f"more than {DEEPEST} nested objects and arrays")
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(limit + 2 * DEEPEST)

@@ -29,10 +29,6 @@ LETTERS = frozenset("yMLdDHhKkmsSaXxZV")
 """The letters of a pattern that can be parsed."""
 
 
-class FormatError(ValueError):
-    """A pattern cannot be parsed. The message says why."""
-
-
 @dataclass(frozen=True)
 class TimeFormat:
     """
@@ -53,12 +49,12 @@ class TimeFormat:
         """
         Return the function.
 
-        :raises FormatError: the pattern is not valid, or has a letter that cannot be parsed
+        :raises ValueError: the pattern is not valid, or has a letter that cannot be parsed
         """
         try:
             expression = re.compile("".join(self._expressions()), re.IGNORECASE | re.DOTALL)
         except re.error as error:
-            raise FormatError("brackets are not balanced") from error
+            raise ValueError("brackets are not balanced") from error
         zone = None if self.zone is None else zone_of(self.zone)
 
         def value(text: str) -> int | None:
@@ -80,14 +76,14 @@ class TimeFormat:
         """
         Yield the parts of a regular expression.
 
-        :raises FormatError: the pattern is not valid, or has a letter that cannot be parsed
+        :raises ValueError: the pattern is not valid, or has a letter that cannot be parsed
         """
         at = 0
         pieces = []
         while at < len(self.pattern):
             piece = _PIECE.match(self.pattern, at)
             if piece is None:
-                raise FormatError("a quote is not closed")
+                raise ValueError("a quote is not closed")
             pieces.append(piece)
             at = piece.end()
         seen: set[str] = set()
@@ -105,7 +101,7 @@ class TimeFormat:
 
     def _letter(self, letter: str, count: int, seen: set[str], *, is_adjacent: bool) -> str:
         if letter not in LETTERS:
-            raise FormatError(f"the letter {letter} cannot be parsed")
+            raise ValueError(f"the letter {letter} cannot be parsed")
         if letter in "ML" and count > 2:
             return self._group("month_name", self._alternatives("M" * count), seen)
         if letter == "a":
@@ -124,14 +120,14 @@ class TimeFormat:
 
     def _group(self, name: str, expression: str, seen: set[str]) -> str:
         if name in seen:
-            raise FormatError(f"the pattern has the {name.replace('_', ' ')} twice")
+            raise ValueError(f"the pattern has the {name.replace('_', ' ')} twice")
         seen.add(name)
         return f"(?P<{name}>{expression})"
 
     def _alternatives(self, letters: str) -> str:
         names = (self.texts or {}).get(letters)
         if not names:
-            raise FormatError(f"the letters {letters} cannot be parsed")
+            raise ValueError(f"the letters {letters} cannot be parsed")
         return "|".join(sorted(map(re.escape, names), key=len, reverse=True))
 
     def _day(self, parts: Mapping[str, str]) -> int | None:
