@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import (
@@ -321,7 +321,7 @@ def _format(
     frame: DataFrame, option: str, options: Mapping[str, str], *, zone: str | None, is_date: bool
 ) -> TimeFormat:
     pattern = options[option]
-    names = _names(frame, pattern, options.get("locale", "en-US"))
+    names = format_names(frame.sparkSession, pattern, options.get("locale", "en-US"))
     made = TimeFormat(pattern, is_date=is_date, zone=zone, texts=names)
     try:
         made.parser()
@@ -334,7 +334,7 @@ def _format(
     return made
 
 
-def _names(frame: DataFrame, pattern: str, locale: str) -> dict[str, Sequence[str]]:
+def format_names(session: SparkSession, pattern: str, locale: str) -> dict[str, Sequence[str]]:
     """Return the names of months and of the halves of a day in a locale, by the letters of the pattern."""
     if not _LOCALE.fullmatch(locale):
         raise InvalidError(
@@ -344,10 +344,8 @@ def _names(frame: DataFrame, pattern: str, locale: str) -> dict[str, Sequence[st
     for letters in ("MMMM", "MMM", "LLLL", "LLL", "a"):
         if letters not in pattern or letters[0] in "".join(found):
             continue
-        times = [f"TIMESTAMP_NTZ'2024-01-01 {hour}:00:00'" for hour in ("01", "13")] if letters == "a" else [
-            f"TIMESTAMP_NTZ'2024-{month:02d}-01 00:00:00'" for month in range(1, 13)
-        ]  # fmt: skip
-        one = "to_csv(named_struct('t', {}), map('timestampNTZFormat', '{}', 'locale', '{}', 'quote', ''))"
-        row = frame.sparkSession.sql(f"SELECT {', '.join(one.format(at, letters, locale) for at in times)}").first()
+        days = [(1, "01"), (1, "13")] if letters == "a" else [(month, "01") for month in range(1, 13)]
+        one = "to_csv(named_struct('t', TIMESTAMP'2024-{:02d}-01 {}:00:00Z'), map('timestampFormat', '{}', 'locale', '{}', 'timeZone', 'UTC', 'quote', ''))"
+        row = session.sql(f"SELECT {', '.join(one.format(*day, letters, locale) for day in days)}").first()
         found[letters.replace("L", "M")] = [*(row or ())]
     return found

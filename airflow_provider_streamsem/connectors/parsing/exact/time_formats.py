@@ -63,10 +63,10 @@ class TimeFormat:
                 return None
             parts = {name: part for name, part in found.groupdict().items() if part is not None}
             day = self._day(parts)
-            if day is None or self.is_date:
-                return day
-            local = self._local(day, parts)
-            if local is None or zone is None:
+            local = None if day is None else self._local(day, parts)
+            if local is None or self.is_date:
+                return local if local is None else day
+            if zone is None:
                 return local if "zone" not in parts else None
             return _at_zone(local, parts["zone"]) if "zone" in parts else in_zone(local, zone)
 
@@ -113,10 +113,10 @@ class TimeFormat:
         name = _FIELDS.get(letter, f"hour_{letter}")
         if letter == "y" and count == 2:
             return self._group("short_year", "[0-9]{2}", seen)
-        longest = (
-            6 if letter == "y" and not is_adjacent else count if count > 1 or is_adjacent else 3 if letter == "D" else 2
-        )
-        return self._group(name, rf"[0-9]{{{count},{max(count, longest)}}}", seen)
+        longest = max(count, 4) if letter == "y" else count
+        if count == 1 and letter != "y" and not is_adjacent:
+            longest = 3 if letter == "D" else 2
+        return self._group(name, rf"[0-9]{{{count},{longest}}}", seen)
 
     def _group(self, name: str, expression: str, seen: set[str]) -> str:
         if name in seen:
