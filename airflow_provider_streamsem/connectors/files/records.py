@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import TYPE_CHECKING, Any, Protocol
@@ -31,9 +31,9 @@ from airflow_provider_streamsem.connectors.files.text_lines import (
     refuse_lines_inside_records,
 )
 from airflow_provider_streamsem.connectors.parsing import parsed as parsing
-from airflow_provider_streamsem.connectors.parsing.bad_rows import bad_rows, text_of
+from airflow_provider_streamsem.connectors.parsing.bad_rows import text_of
 from airflow_provider_streamsem.connectors.parsing.message_records import refuse_reserved
-from airflow_provider_streamsem.connectors.parsing.parsed import Csv, Parsed
+from airflow_provider_streamsem.connectors.parsing.parsed import REASON, Csv, Records
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.identifiers import quoted
 from airflow_provider_streamsem.stores.contract import spark_path
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 logger = telemetry.log_of(__name__)
 
-_TEXT, _BAD, _REASON = (f"__streamsem_{name}" for name in ("text", "record_bad", "reason"))
+_TEXT, _BAD = "__streamsem_text", "__streamsem_record_bad"
 _UTC = ("UTC", "Etc/UTC", "GMT", "Z")
 _WIDE = 100
 """Spark's constraint propagation is disabled for more columns than this."""
@@ -74,12 +74,12 @@ class _Lines:
     """
     The lines of a group of files.
 
-    :param parse: parses the column :data:`_TEXT` of a frame
+    :param records: how the lines become records
     :param csv: the dialect of CSV lines
     """
 
     frame: DataFrame
-    parse: Callable[[DataFrame], Parsed]
+    records: Records
     csv: Csv | None = None
 
 
@@ -420,20 +420,21 @@ class FileRecords:
         reader = self._spark.read.options(**group.options)
         lines_of = partial(lines_below_headers, csv=csv, encoding=self._source.encoding) if csv.has_header else lines
         read_lines = lines_of(reader, group.located, group.partitions).where(csv.has_values(RAW))
-        self._parse(_Lines(read_lines, lambda frame: csv.parsed(frame, _TEXT, None), csv), group)
+        self._parse(_Lines(read_lines, csv.records(self._spark), csv), group)
 
     def _read_json(self, group: _Group) -> None:
         reader = self._spark.read.options(**group.options)
         read_lines = lines(reader, group.located, group.partitions).where(F.trim(RAW) != "")
         options = {name: text for name, text in self._source.options.items() if name.lower() != ENCODING}
-        columns = self._columns(group)
-        self._parse(_Lines(read_lines, lambda frame: parsing.with_json(frame, _TEXT, columns, options, None)), group)
+        records = parsing.records_of_json(self._spark, self._columns(group), options)
+        self._parse(_Lines(read_lines, records), group)
 
     def _parse(self, read_lines: _Lines, group: _Group) -> None:
         """Set the frame of a group. Nothing else crosses to the Python workers than the columns that it needs."""
         partitions = [quoted(field.name) for field in group.partitions.fields]
         text = decoded(RAW, self._source.encoding).alias(_TEXT)
-        parsed = read_lines.parse(read_lines.frame.select(text, *map(F.expr, partitions), *self._line_positions()))
+        sent = read_lines.frame.select(text, *map(F.expr, partitions), *self._line_positions())
+        parsed = read_lines.records.parsed(sent, _TEXT)
         if len(self._columns(group).fields) > _WIDE:
             # Constraint propagation takes seconds for a plan with thousands of columns. The session is a clone that only this attempt uses.
             self._spark.conf.set("spark.sql.constraintPropagation.enabled", "false")
@@ -446,7 +447,7 @@ class FileRecords:
         partitions = [_quoted(field.name) for field in group.partitions.fields]
         is_bad = (~F.is_valid_utf8(text)).alias(_BAD)
         self.frame = read_lines.select(text.alias("value"), *partitions, is_bad, *self._line_positions())
-        self._bad_texts.append(read_lines.select(is_bad, RAW, PATH, F.lit("").alias(_REASON)))
+        self._bad_texts.append(read_lines.where(~F.is_valid_utf8(text)).select(RAW, PATH, F.lit("").alias(REASON)))
         self.bad, self.drop = F.col(_BAD), (_BAD,)
 
     def _line_positions(self) -> list[Column]:
@@ -459,18 +460,18 @@ class FileRecords:
 
         :raises DataError: a CSV file has a record with quoted line breaks, of which a line looks like a complete record. Nothing became visible
         """
+        frames = [*self._bad_texts]
+        is_decoded = self._source.encoding != "UTF-8"
         text = decoded(RAW, self._source.encoding).alias(_TEXT)
-        explained = [*self._bad_texts]
         for read_lines in self._lines:
-            parsed = read_lines.parse(read_lines.frame.select(text, RAW, PATH, START))
-            is_bad = F.expr(parsed.bad)
+            frame = read_lines.frame.select(RAW, PATH, START, *([text] if is_decoded else []))
+            name = _TEXT if is_decoded else RAW
             if read_lines.csv is not None:
-                line = decoded(RAW, self._source.encoding).alias(_TEXT)
-                refuse_lines_inside_records(parsed.frame.select("*", line), is_bad, read_lines.csv, _TEXT)
-            explained.append(parsed.frame.select(is_bad.alias(_BAD), RAW, PATH, F.col(parsed.reason).alias(_REASON)))
-        selected = [F.col(PATH), F.col(RAW).cast("binary"), F.col(_REASON)]
-        for frame in explained:
-            for path, line, reason in bad_rows(frame, F.col(_BAD), selected, reason=_REASON):
+                refuse_lines_inside_records(frame, name, read_lines.csv, read_lines.records)
+            frames.append(read_lines.records.explained(frame, name, only_bad=True))
+        for frame in frames:
+            rows = frame.select(PATH, F.col(RAW).cast("binary"), REASON)
+            for path, line, reason in rows.toLocalIterator(prefetchPartitions=True):
                 raw, encoding = text_of(bytes(line))
                 error = f"not a {self._source.format} record of the schema: {reason}" if reason else self._error
                 yield BadRecord(location={"path": plain_path(path), "encoding": encoding}, raw=raw, error=error)

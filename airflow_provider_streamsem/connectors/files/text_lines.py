@@ -8,7 +8,7 @@ from pyspark.sql import Column, DataFrame, DataFrameReader, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
-from airflow_provider_streamsem.connectors.parsing.parsed import Csv
+from airflow_provider_streamsem.connectors.parsing.parsed import REASON, Csv, Records
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.identifiers import quoted
 
@@ -72,24 +72,29 @@ def lines_below_headers(
     return reader.schema(schema).csv(located).select(line, *_location_columns(partitions))
 
 
-def refuse_lines_inside_records(parsed: DataFrame, bad: Column, csv: Csv, text: str) -> None:
+def refuse_lines_inside_records(frame: DataFrame, text: str, csv: Csv, records: Records) -> None:
     """
     Refuse CSV files in which a line inside a record with quoted line breaks looks like a complete record.
 
     A position of a file is inside or outside quotes. Each line keeps this state, sets it, or toggles it. The state before a line is that of the last line above
     it that sets it, toggled once for each toggling line in between.
 
-    :param parsed: lines with the columns :data:`PATH` and :data:`START`
-    :param bad: whether a line cannot be parsed
+    :param frame: lines with the columns :data:`PATH` and :data:`START`
     :param text: name of the column of decoded lines
     :raises DataError: such a line exists; the error names the file
     """
     from_outside, from_inside = F.col(_OUTSIDE), F.col(_INSIDE)
-    with_states = csv.with_quote_states(parsed.select(PATH, START, bad.alias(_BAD), text), text, (_OUTSIDE, _INSIDE))
-    paths = [path for (path,) in with_states.where(from_outside & F.col(_BAD)).select(PATH).distinct().collect()]
+
+    def with_states(explained: DataFrame) -> DataFrame:
+        lines_to_check = explained.select(PATH, START, F.col(REASON).isNotNull().alias(_BAD), text)
+        return csv.with_quote_states(lines_to_check, text, (_OUTSIDE, _INSIDE))
+
+    open_lines = with_states(records.explained(frame, text, only_bad=True)).where(from_outside)
+    paths = [path for (path,) in open_lines.select(PATH).distinct().collect()]
     if not paths:
         return
-    ordered = with_states.where(F.col(PATH).isin(paths)).select(
+    in_paths = frame.where(F.col(PATH).isin(paths))
+    ordered = with_states(records.explained(in_paths, text, only_bad=False)).select(
         PATH, START, _BAD, F.monotonically_increasing_id().alias(_ORDER),
         F.when(from_outside == from_inside, from_outside).alias(_SETS), (from_outside & ~from_inside).cast("long").alias(_CHANGES),
     )  # fmt: skip

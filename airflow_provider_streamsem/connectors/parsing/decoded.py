@@ -90,7 +90,8 @@ def _json(read: DataFrame, part: str, decoder: Json, *, keeps_data: bool) -> Dec
         has_id = F.expr(f"substring({part}, 1, 1) = X'00'")
         content = F.when(has_id, after_id).when(data.isNotNull(), F.lit(""))  # the empty text is no record
     frame = read.withColumns({text: content, is_message: data.isNotNull()})
-    parsed = parsing.with_json(frame if keeps_data else frame.drop(part), text, columns, decoder.options, column)
+    records = parsing.records_of_json(read.sparkSession, columns, decoder.options)
+    parsed = records.parsed(frame if keeps_data else frame.drop(part), text, into=column)
     fields = {name: F.col(value) for name, value in parsed.values.items()}
     record = F.when(F.col(is_message), F.struct(*(value.alias(name) for name, value in fields.items())))
     return Decoded(parsed.frame, record, fields, F.expr(parsed.bad), reason=parsed.reason)

@@ -52,7 +52,7 @@ from airflow_provider_streamsem.connectors.parsing.exact import (
 from airflow_provider_streamsem.connectors.parsing.exact import columns as exact_columns
 from airflow_provider_streamsem.connectors.parsing.exact import values as exact_values
 from airflow_provider_streamsem.connectors.parsing.exact.arrow_json import ArrowJson
-from airflow_provider_streamsem.connectors.parsing.exact.blocks import Parser, parsed_batches
+from airflow_provider_streamsem.connectors.parsing.exact.blocks import Parser, explained_batches, parsed_batches
 from airflow_provider_streamsem.connectors.parsing.exact.csv_records import Dialect, ExactCsv, with_quote_states
 from airflow_provider_streamsem.connectors.parsing.exact.json_records import LENIENT
 from airflow_provider_streamsem.connectors.parsing.exact.time_formats import TimeFormat
@@ -67,8 +67,8 @@ _SCALARS = (
 )  # fmt: skip
 _TIMES = {"dateformat": "date", "timestampformat": "timestamp", "timestampntzformat": "timestamp_ntz"}
 """option → type whose values have its format"""
-REASON = "__streamsem_record"
-"""Prefix of the column of the reasons, if the added columns have the names of the schema."""
+REASON = "__streamsem_reason"
+"""Name of the column of the reasons, unless the added columns have a prefix."""
 _BLANK = "".join(map(chr, range(0x21)))
 _LOCALE = re.compile(r"[A-Za-z]{2,8}(?:[-_][A-Za-z0-9]{1,8})*")
 
@@ -119,20 +119,57 @@ def struct(ddl: str, where: str) -> StructType:
     return columns
 
 
-def with_json(frame: DataFrame, text: str, columns: StructType, options: Mapping[str, str], into: str | None) -> Parsed:
+@dataclass(frozen=True)
+class Records:
     """
-    Parse JSON records. A record is bad unless it is one JSON object in UTF-8 whose values the columns hold exactly.
+    How texts become records.
 
-    :param text: name of the column of texts, which the result lacks. A null text has null columns, and is not bad
+    :param columns: the columns of a record
+    :param parser_of: returns the parser of the texts, in a worker
+    """
+
+    columns: StructType
+    parser_of: Callable[[], Parser]
+
+    def parsed(self, frame: DataFrame, text: str, into: str | None = None) -> Parsed:
+        """
+        Parse texts.
+
+        :param text: name of the column of texts, which the result lacks. A null text has null columns, and is not bad
+        :param into: prefix of the names of the added columns; ``None``: they have the names of the schema, so no other column of the frame may have one
+        """
+        reason = REASON if into is None else f"{into}_reason"
+        columns = self.columns.fields
+        names = [*(self.columns.names if into is None else (f"{into}_{n}" for n in range(len(columns)))), reason]
+        kept = [field for field in frame.schema.fields if field.name != text]
+        added = [StructField(name, nullable(field.dataType)) for name, field in zip(names, columns, strict=False)]
+        parse = partial(parsed_batches, parser_of=self.parser_of, text=text, names=names)
+        done = _in_workers(frame, parse, StructType([*added, *kept, StructField(reason, StringType())]))
+        return Parsed(done, dict(zip(self.columns.names, map(quoted, names), strict=False)), reason)
+
+    def explained(self, frame: DataFrame, text: str, *, only_bad: bool) -> DataFrame:
+        """
+        Add the column :data:`REASON`: why a text is not a record; null for a record.
+
+        :param text: name of the column of texts, which the result keeps
+        :param only_bad: whether the result has only the rows of bad texts
+        """
+        explain = partial(explained_batches, parser_of=self.parser_of, text=text, reason=REASON, only_bad=only_bad)
+        return _in_workers(frame, explain, StructType([*frame.schema.fields, StructField(REASON, StringType())]))
+
+
+def records_of_json(session: SparkSession, columns: StructType, options: Mapping[str, str]) -> Records:
+    """
+    Return how JSON texts become records. A text is bad unless it is one JSON object in UTF-8 whose values the columns hold exactly.
+
     :param options: options of Spark's JSON reader, as ``FilesSource`` accepts them
-    :param into: prefix of the names of the added columns; ``None``: they have the names of the schema, so no other column of the frame may have one
     :raises InvalidError: a column has a type that JSON cannot represent exactly, or an option is not valid
     """
     _refuse_types("JSON", {kind for field in columns.fields for kind in _leaves(field.dataType)}, BinaryType)
     chosen = {name.lower(): value for name, value in options.items()}
     lenient = frozenset(name for name in LENIENT if chosen.get(name, "false").lower() == "true")
-    settings = _settings(frame, columns, chosen)
-    return _parsed(frame, text, columns, partial(ArrowJson, arrow_schema(columns), settings, lenient), into)
+    settings = _settings(session, columns, chosen)
+    return Records(columns, partial(ArrowJson, arrow_schema(columns), settings, lenient))
 
 
 class Csv:
@@ -183,31 +220,16 @@ class Csv:
             return is_filled
         return is_filled | F.contains(F.col(raw), F.lit(self.dialect.separator))
 
-    def parsed(self, frame: DataFrame, text: str, into: str | None) -> Parsed:
-        """Parse lines, as :func:`with_json` parses records."""
-        settings = _settings(frame, self.columns, self._options)
-        return _parsed(
-            frame, text, self.columns, partial(ExactCsv, arrow_schema(self.columns), self.dialect, settings), into
-        )
+    def records(self, session: SparkSession) -> Records:
+        """Return how lines become records."""
+        settings = _settings(session, self.columns, self._options)
+        return Records(self.columns, partial(ExactCsv, arrow_schema(self.columns), self.dialect, settings))
 
     def with_quote_states(self, frame: DataFrame, text: str, names: tuple[str, str]) -> DataFrame:
         """Replace the column of lines; see :func:`airflow_provider_streamsem.connectors.parsing.exact.csv_records.with_quote_states`."""
         kept = [field for field in frame.schema.fields if field.name != text]
         schema = StructType([*kept, *(StructField(name, BooleanType()) for name in names)])
         return _in_workers(frame, partial(with_quote_states, text=text, dialect=self.dialect, names=names), schema)
-
-
-def _parsed(
-    frame: DataFrame, text: str, columns: StructType, parser_of: Callable[[], Parser], into: str | None
-) -> Parsed:
-    reason = f"{into or REASON}_reason"
-    names = [*(columns.names if into is None else (f"{into}_{n}" for n in range(len(columns.fields)))), reason]
-    kept = [field for field in frame.schema.fields if field.name != text]
-    types = [*(nullable(field.dataType) for field in columns.fields), StringType()]
-    added = [StructField(name, kind) for name, kind in zip(names, types, strict=True)]
-    parse = partial(parsed_batches, parser_of=parser_of, text=text, names=names)
-    done = _in_workers(frame, parse, StructType([*added[:-1], *kept, added[-1]]))
-    return Parsed(done, dict(zip(columns.names, map(quoted, names), strict=False)), reason)
 
 
 def _in_workers(
@@ -292,7 +314,7 @@ def _is_true(options: Mapping[str, str], name: str) -> bool:
     return options.get(name, "false").lower() == "true"
 
 
-def _settings(frame: DataFrame, columns: StructType, options: Mapping[str, str]) -> Settings:
+def _settings(session: SparkSession, columns: StructType, options: Mapping[str, str]) -> Settings:
     """
     Return the settings of the conversions.
 
@@ -301,7 +323,7 @@ def _settings(frame: DataFrame, columns: StructType, options: Mapping[str, str])
     kinds = {kind.typeName() for field in columns.fields for kind in _leaves(field.dataType)}
     zone = "UTC"
     if kinds & {"timestamp"}:
-        zone = options.get("timezone") or frame.sparkSession.conf.get("spark.sql.session.timeZone") or "UTC"
+        zone = options.get("timezone") or session.conf.get("spark.sql.session.timeZone") or "UTC"
         try:
             zone_of(zone)
         except ValueError:
@@ -312,16 +334,16 @@ def _settings(frame: DataFrame, columns: StructType, options: Mapping[str, str])
     for option, name in _TIMES.items():
         if option in options and name in kinds:
             formats[name] = _format(
-                frame, option, options, zone=zone if name == "timestamp" else None, is_date=name == "date"
+                session, option, options, zone=zone if name == "timestamp" else None, is_date=name == "date"
             )
     return Settings(zone=zone, formats=formats)
 
 
 def _format(
-    frame: DataFrame, option: str, options: Mapping[str, str], *, zone: str | None, is_date: bool
+    session: SparkSession, option: str, options: Mapping[str, str], *, zone: str | None, is_date: bool
 ) -> TimeFormat:
     pattern = options[option]
-    names = format_names(frame.sparkSession, pattern, options.get("locale", "en-US"))
+    names = format_names(session, pattern, options.get("locale", "en-US"))
     made = TimeFormat(pattern, is_date=is_date, zone=zone, texts=names)
     try:
         made.parser()

@@ -85,7 +85,8 @@ class QueueRecords:
         is_bad = ~F.coalesce(F.col(_IS_MESSAGE), F.lit(False))
         if self._columns is None:
             return landed, [F.col(_BODY).alias("body")], is_bad, F.lit("")
-        parsed = parsing.with_json(landed, _BODY, self._columns, self._options, _RECORD)
+        records = parsing.records_of_json(landed.sparkSession, self._columns, self._options)
+        parsed = records.parsed(landed, _BODY, into=_RECORD)
         fields = [F.expr(column) for column in parsed.columns]
         return parsed.frame, fields, is_bad | F.expr(parsed.bad), F.col(parsed.reason)
 

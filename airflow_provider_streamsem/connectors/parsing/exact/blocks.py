@@ -59,6 +59,24 @@ def parsed_batches(
             yield pa.RecordBatch.from_arrays(columns, [*names[:-1], *(batch.schema.names[n] for n in kept), names[-1]])
 
 
+def explained_batches(
+    batches: Iterator[pa.RecordBatch], *, parser_of: Callable[[], Parser], text: str, reason: str, only_bad: bool
+) -> Iterator[pa.RecordBatch]:
+    """
+    Add the column of the reasons to batches.
+
+    :param only_bad: whether to yield only the rows of bad texts
+    """
+    parser = parser_of()
+    for batch in batches:
+        at = batch.schema.get_field_index(text)
+        for start, stop in _blocks(batch.column(at)):
+            part = batch.slice(start, stop - start)
+            reasons = parser.parse(part.column(at).cast(pa.string())).reasons
+            explained = pa.RecordBatch.from_arrays([*part.columns, reasons], [*batch.schema.names, reason])
+            yield explained.take(pc.indices_nonzero(reasons.is_valid())) if only_bad else explained
+
+
 def _blocks(texts: pa.Array) -> Iterator[tuple[int, int]]:
     """Yield the first row and the row after the last of each block."""
     if texts.nbytes <= _BLOCK_BYTES:
