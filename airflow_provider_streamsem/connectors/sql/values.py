@@ -153,18 +153,17 @@ def _unsupported_times(parquet: Any, target: Target) -> dict[str, str]:
         elif field.name in target.columns and pa.types.is_timestamp(field.type) and field.type.unit == "us":
             units[field.name] = _DAY_US
     problems = {}
+    paths = parquet.reader.column_paths  # as lists, because a name may contain dots
     last = _LAST_DAY_AS_TEXT if target.dialect == "postgresql" else _LAST_DAY
     for group in range(parquet.metadata.num_row_groups):
-        for at in range(parquet.metadata.num_columns):
-            chunk = parquet.metadata.row_group(group).column(at)
-            unit, statistics = units.get(chunk.path_in_schema), chunk.statistics
+        for at, (name, *below) in enumerate(paths):
+            statistics = parquet.metadata.row_group(group).column(at).statistics
+            unit = None if below else units.get(name)
             if statistics is None or not statistics.has_min_max:
                 continue
             if unit is None:
-                name = chunk.path_in_schema.split(".")[0]
                 is_unsupported = name in target.columns and not is_in_python(statistics)
             else:
-                name = chunk.path_in_schema
                 is_unsupported = statistics.max_raw >= (last + 1) * unit or statistics.min_raw < _FIRST_DAY * unit
             if is_unsupported:
                 problems[name] = "is outside the supported years"

@@ -39,8 +39,8 @@ def misread_columns(file: BinaryIO) -> list[str]:
 
     parquet = pyarrow.parquet.ParquetFile(file, coerce_int96_timestamp_unit="us")
     is_old = any(name in (parquet.metadata.metadata or {}) for name in _OLD_CALENDAR)
-    leaves = [parquet.schema.column(at) for at in range(parquet.metadata.num_columns)]
-    candidates = {leaf.path.split(".")[0] for leaf in leaves if leaf.physical_type == "INT96" or is_old}
+    paths = enumerate(parquet.reader.column_paths)  # as lists, because a name may contain dots
+    candidates = {path[0] for at, path in paths if is_old or parquet.schema.column(at).physical_type == "INT96"}
     return sorted(name for name in candidates if _has_far_times(parquet, name))
 
 
