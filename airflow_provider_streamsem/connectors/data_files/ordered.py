@@ -6,10 +6,12 @@ Spark assigns files to tasks by descending size, so it returns the rows of a lar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
+
+from airflow_provider_streamsem.errors import DataError
 
 FILE, BLOCK, ROW = "__streamsem_file", "__streamsem_block", "__streamsem_row"
 POSITION = (FILE, BLOCK, ROW)
@@ -48,25 +50,32 @@ def in_order(frame: DataFrame, paths: Iterable[str], *, first: Sequence[Column] 
     :param paths: the paths of all files in their order, below ``plain_root``
     :param first: columns that are compared before the files
     """
-    return _numbered(frame, paths).orderBy(*first, _NUMBER, BLOCK, ROW).drop(_NUMBER, *POSITION)
+    numbers = {path: number for number, path in reversed([*enumerate(paths)])}  # a path may occur twice
+    return _numbered(frame, numbers).orderBy(*first, _NUMBER, BLOCK, ROW).drop(_NUMBER, *POSITION)
 
 
-def with_offered(frame: DataFrame, paths: Iterable[str]) -> DataFrame:
+def with_offered(frame: DataFrame, ordinals: Mapping[str, int]) -> DataFrame:
     """
-    Add the columns :data:`OFFERED`: the path of the file, and a text that increases with the position of a row in the files. Drops the columns
-    :data:`POSITION`.
+    Add the columns :data:`OFFERED`: the path of the file, and a text that increases with the ordinal of the file, then with the position of a row in it.
+    Drops the columns :data:`POSITION`.
 
-    :param paths: the paths of all files in their order, below ``plain_root``
+    :param ordinals: path of each file, below ``plain_root`` → its ordinal
+    :raises DataError: the ordinal of a file is unknown. Nothing became visible
     """
+    if min(ordinals.values()) < 0:
+        summary = "the plan has no ordinals of files, because the source had no positions when it was planned; nothing became visible"
+        raise DataError(summary).advising(
+            "run `streamsem abort PIPELINE.toml N --reason TEXT`: the files are planned again, with their ordinals."
+        )
     order = F.format_string("%010d-%019d-%019d", _NUMBER, BLOCK, ROW)
     path, name = OFFERED
-    return _numbered(frame, paths).withColumns({path: F.col(FILE), name: order}).drop(_NUMBER, *POSITION)
+    return _numbered(frame, ordinals).withColumns({path: F.col(FILE), name: order}).drop(_NUMBER, *POSITION)
 
 
-def _numbered(frame: DataFrame, paths: Iterable[str]) -> DataFrame:
+def _numbered(frame: DataFrame, numbers: Mapping[str, int]) -> DataFrame:
     """Add the number of the file of each row."""
-    first = {path: number for number, path in reversed([*enumerate(paths)])}  # a path may occur twice
-    numbers = frame.sparkSession.createDataFrame([(n, p) for p, n in first.items()], f"{_NUMBER} long, {_PATH} string")
-    joined = frame.join(F.broadcast(numbers), F.col(FILE) == F.col(_PATH), "left")
+    rows = [(number, path) for path, number in numbers.items()]
+    table = frame.sparkSession.createDataFrame(rows, f"{_NUMBER} long, {_PATH} string")
+    joined = frame.join(F.broadcast(table), F.col(FILE) == F.col(_PATH), "left")
     unknown = F.raise_error(F.lit(_UNKNOWN_FILE)).cast("long")
     return joined.withColumn(_NUMBER, F.coalesce(F.col(_NUMBER), unknown)).drop(_PATH)

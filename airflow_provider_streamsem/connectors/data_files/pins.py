@@ -23,12 +23,14 @@ class FilePin:
     :param bytes: size in bytes
     :param identity: ``etag:<etag>`` or ``mtime:<nanoseconds>``
     :param partition_types: partition column → Spark type, for all partition columns of the plan
+    :param ordinal: the number of the file in the order of discovery, if the source offers it as a column; else -1
     """
 
     path: str
     bytes: int
     identity: str
     partition_types: Mapping[str, str] = field(default_factory=dict, metadata=SPARSE)
+    ordinal: int = field(default=-1, metadata=SPARSE)
 
     @property
     def file(self) -> str:

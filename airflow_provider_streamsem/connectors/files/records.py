@@ -154,7 +154,9 @@ class FileRecords:
         paths = [plain_root(source.path) + pin.path for pin in pins]
         if source.positions:
             refuse_reserved(self.frame.columns, ordered.OFFERED)
-            self.frame = ordered.with_offered(self.frame, paths)
+            self.frame = ordered.with_offered(
+                self.frame, {path: pin.ordinal for path, pin in zip(paths, pins, strict=True)}
+            )
             self.frame = self.frame.orderBy(ordered.OFFERED[1]) if in_order else self.frame
         elif self._positions:
             self.frame = ordered.in_order(self.frame, paths)

@@ -548,16 +548,20 @@ class FilesPlanner:
         files = dict(enumerate(_within(self._ledger.files(first, last), min(byte_limits, default=None)), first))
         listed = end.listed if isinstance(end, ListedEnd) else {}
         gaps = self._unreadable([*files.values()], first, listed, on_data_loss)
-        readable = [file for at, file in files.items() if at not in gaps]
-        types = partitions.types_of((f.path for f in readable), recorded) if self._source.hive_partitions else {}
+        readable = {at: file for at, file in files.items() if at not in gaps}
+        paths = (file.path for file in readable.values())
+        types = partitions.types_of(paths, recorded) if self._source.hive_partitions else {}
         newest = self._ledger.newest()
         return SourceSlice(
             ranges={PARTITION: (first, first + len(files))},
             gaps={PARTITION: tuple((at, at + 1) for at in gaps)} if gaps else {},
-            pins=[FilePin(file.path, file.bytes, file.identity, types) for file in readable],
+            pins=[
+                FilePin(file.path, file.bytes, file.identity, types, at if self._source.positions else -1)
+                for at, file in readable.items()
+            ],
             hint=_hint(recorded, newest=-1 if newest is None else newest.i, bytes_per_row=per_row),
             # Rounded up: a file that is not empty has at least one row.
-            rows=-(-sum(file.bytes for file in readable) // per_row),
+            rows=-(-sum(file.bytes for file in readable.values()) // per_row),
         )
 
     def _unreadable(
