@@ -21,6 +21,36 @@ class LoadsInOrder(Protocol):
 
 
 @runtime_checkable
+class LoadedInGroups(Protocol):
+    """
+    Additional interface of a :class:`Loaded` that :meth:`LoadsInOrder.load_in_order` returns: its records are ordered between groups, such as the versions
+    of a table, but not within a group.
+    """
+
+    @property
+    def groups(self) -> Sequence[int]:
+        """The group of the records of each Spark partition, ascending. Empty: all records are of one group."""
+        ...
+
+
+@runtime_checkable
+class PartlyOrdered(Protocol):
+    """Additional interface of a :class:`Source` of which some records have no order, such as those of one version of a table."""
+
+    @property
+    def order(self) -> str:
+        """Which records have an order, as a reason of the guarantee of a pipeline with a sink for which the order matters."""
+        ...
+
+
+SENT_IN_ORDER = (
+    "the rows of a batch are sent in the order of the staged files. It is the order of the source if the transform only selects, filters or adds columns. "
+    "After a repartition, a join or another shuffle, they are sent in any order{unless}, and an older row of a key may be sent after a newer one"
+)
+"""The reason of sinks that send every row. ``{unless}`` is replaced by what defines another order."""
+
+
+@runtime_checkable
 class Sequenced(Protocol):
     """
     Additional interface of a :class:`Sink` for which the order of the rows of a batch matters.

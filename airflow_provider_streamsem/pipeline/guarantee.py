@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from airflow_provider_streamsem import registry
 from airflow_provider_streamsem.connectors.contract import MergesByKey, Sink, Source, Warns
 from airflow_provider_streamsem.connectors.lookup import Lookup
+from airflow_provider_streamsem.connectors.order import PartlyOrdered, Sequenced
 from airflow_provider_streamsem.dedup import Dedup
 from airflow_provider_streamsem.delivery import SATISFIES, weaker
 from airflow_provider_streamsem.errors import InvalidError
@@ -94,6 +95,8 @@ def guarantee(pipeline: _Pipeline) -> Guarantee:
         reasons += [f"sink {name}: {reason}" for reason in sink.reasons]
         if pipeline.state is not None and pipeline.state.output_mode != "append":
             reasons.append(f"sink {name}: {_mode_reason(pipeline.state.output_mode, sink)}")
+        if isinstance(sink, Sequenced) and sink.is_sequenced and isinstance(pipeline.source, PartlyOrdered):
+            reasons.append(f"sink {name}: {pipeline.source.order}")
         labels[name] = _path_label(source_label, sink.delivery)
     if len(pipeline.sinks) > 1:
         reasons.append(_sinks_reason(pipeline))

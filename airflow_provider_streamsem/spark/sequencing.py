@@ -15,7 +15,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import AtomicType, VariantType
 
 from airflow_provider_streamsem.connectors.contract import Loaded, LoadedTogether, Source
-from airflow_provider_streamsem.connectors.order import LoadsInOrder, Sequenced
+from airflow_provider_streamsem.connectors.data_files import groups
+from airflow_provider_streamsem.connectors.order import LoadedInGroups, LoadsInOrder, Sequenced
 from airflow_provider_streamsem.connectors.staged_parquet import keyed_rows
 from airflow_provider_streamsem.engine import Job
 from airflow_provider_streamsem.errors import DataError
@@ -34,7 +35,8 @@ class _Inspection(Protocol):
 @dataclass(slots=True)
 class Sequencing:
     """
-    The order of the rows of one attempt. It is *defined* for a sink if the staged rows are certain to be in the order of the source.
+    The order of the rows of one attempt. It is *defined* for a sink if the staged rows are certain to be in the order of the source. The records of some
+    sources are ordered between groups only (:class:`LoadedInGroups`).
 
     :param inspect: reads query plans
     :param job: the attempt
@@ -43,6 +45,8 @@ class Sequencing:
     inspect: _Inspection
     job: Job
     _is_defined: dict[str, bool] = field(default_factory=dict)
+    _groups: Sequence[int] | None = None
+    """The group of the records of each Spark partition; ``None`` if the source orders all records."""
 
     @property
     def _sinks(self) -> dict[str, Sequenced]:
@@ -58,7 +62,9 @@ class Sequencing:
     def load(self, session: SparkSession, source: Source, pins: Sequence[Any]) -> Loaded | LoadedTogether:
         """Load the records of a plan, in the order of the source if a sink needs it."""
         if self.needs_source_order and isinstance(source, LoadsInOrder):
-            return source.load_in_order(session, pins)
+            loaded = source.load_in_order(session, pins)
+            self._groups = loaded.groups if isinstance(loaded, LoadedInGroups) else None
+            return loaded
         return source.load(session, pins)
 
     def numbered(self, records: DataFrame) -> DataFrame:
@@ -67,7 +73,13 @@ class Sequencing:
 
     def restored(self, records: DataFrame) -> DataFrame:
         """Restore the order of records that :meth:`numbered` has numbered, and remove the position."""
-        return records.orderBy(_AT).drop(_AT) if self.needs_source_order else records
+        if not self.needs_source_order:
+            return records
+        if self._groups is None:
+            return records.orderBy(_AT).drop(_AT)
+        if not self._groups:
+            return records.drop(_AT)
+        return groups.in_partitions(records, F.shiftright(_AT, 33).cast("int"), len(self._groups)).drop(_AT)
 
     def compare(self, records: Mapping[str, DataFrame], result: Any) -> None:
         """
@@ -112,7 +124,13 @@ class Sequencing:
 
         :raises DataError: the order of the rows is not defined, and rows with equal keys differ. Nothing became visible
         """
-        if name in self._sinks and not self._is_defined.get(name, False):
-            sink = self._sinks[name]
-            if sink.last_of:
-                keyed_rows.refuse_ambiguous(location, staged, sink.last_of, sink.sequence_by)
+        sink = self._sinks.get(name)
+        if sink is None or not sink.last_of:
+            return
+        is_defined = self._is_defined.get(name, False)
+        if is_defined and self._groups is None:
+            return
+        is_grouped = is_defined and not sink.sequence_by  # a sort by `sequence_by` distributes the rows again
+        keyed_rows.refuse_ambiguous(
+            location, staged, sink.last_of, sink.sequence_by, groups=self._groups or () if is_grouped else ()
+        )

@@ -112,3 +112,37 @@ def test_guarantee_of_dedup_says_what_clocks_and_reprocessing_with_state_do() ->
     assert "the age of an id is the difference of the clocks" in reasons(Dedup(keys=["id"], ttl_s=60))
     assert "the age of an id" not in reasons(Dedup(keys=["id"], rows=60))
     assert "a record that only this run lets pass is not in the state" in reasons(Dedup(keys=["id"], rows=60))
+
+
+def reasons_of(source: str, sink: str) -> str:
+    pipeline = Pipeline(
+        name="copy",
+        log="/log",
+        source=guarantee_matrix.SOURCES[source],
+        sinks={"out": guarantee_matrix.SINKS[sink]},
+    )
+    return "\n".join(guarantee(pipeline).reasons)
+
+
+@pytest.mark.parametrize(
+    ("source", "order"),
+    [
+        ("another pipeline", "Records of one version have no order"),
+        ("Delta", "If the limits divide this snapshot into several batches"),
+        ("Iceberg", "If the limits divide the initial snapshot into several batches"),
+        ("other databases", "Records with equal cursors are applied in any order"),
+    ],
+)
+def test_label_names_records_without_order_if_the_order_matters_for_a_sink(source: str, order: str) -> None:
+    for sink in guarantee_matrix.SINKS:
+        is_sequenced = getattr(guarantee_matrix.SINKS[sink], "is_sequenced", False)
+        assert (order in reasons_of(source, sink)) == is_sequenced
+
+
+def test_label_of_sinks_that_send_rows_says_in_which_order() -> None:
+    for sink in ("HTTP", "Kafka topic"):
+        assert "After a repartition, a join or another shuffle, they are sent in any order" in reasons_of("Kafka", sink)
+
+
+def test_label_of_a_database_says_what_its_collations_do_to_equal_keys() -> None:
+    assert "such rows of a batch are not refused" in reasons_of("Kafka", "database, upsert")

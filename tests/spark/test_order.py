@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import random
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -36,9 +37,14 @@ from airflow_provider_streamsem import (
     PipelineSource,
     run_batch,
 )
+from airflow_provider_streamsem.connectors.data_files import groups
+from airflow_provider_streamsem.connectors.data_files.pins import FilePin
+from airflow_provider_streamsem.connectors.delta.compact import compact as compact_delta
 from airflow_provider_streamsem.connectors.order import Sequenced
 from airflow_provider_streamsem.connectors.staged_parquet import keyed_rows
 from airflow_provider_streamsem.errors import DataError, InvalidError
+from airflow_provider_streamsem.pipeline.compact import compact
+from airflow_provider_streamsem.pipeline.vacuum import vacuum
 from airflow_provider_streamsem.spark import gateway, remote
 from tests.connectors import batches
 from tests.connectors.iceberg.lake import Lake
@@ -48,6 +54,7 @@ pytestmark = pytest.mark.spark
 SIZES = [40, 300, 3, 120, 2, 700, 90, 1]
 """Rows of the items of a source, in the order of the source. Spark reads the largest first."""
 KEYS = 7
+ONE_FILE = Limits(max_files=1)
 
 
 def items() -> list[list[dict[str, int]]]:
@@ -115,34 +122,54 @@ def one_large_file(root: Path) -> FilesSource:
     return FilesSource(path=str(root / "in"), format="json", schema="k long, v long, other long")
 
 
-def pipeline_versions(root: Path, format: str = "parquet") -> PipelineSource:
-    source = put_files(root / "in", "json")
+def versions() -> list[list[dict[str, Any]]]:
+    """Return the rows of each version of a table or an upstream pipeline: one for each key of an item. The sizes are as different as those of the items."""
+    return [
+        [
+            {**row, "padding": random.Random(size).randbytes(20 * size).hex()}
+            for row in {row["k"]: row for row in item}.values()
+        ]
+        for item, size in zip(items(), SIZES, strict=True)
+    ]
+
+
+def upstream(root: Path, *, format: str = "parquet", limits: Limits = ONE_FILE) -> Pipeline:
+    """Return a pipeline that has written each of :func:`versions` to a file or, with limits, several of them to one version."""
+    (root / "in").mkdir()
+    for at, rows in enumerate(versions()):
+        path = root / "in" / f"{at}.json"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        os.utime(path, (1_000_000 + at, 1_000_000 + at))
+    source = FilesSource(path=str(root / "in"), format="json", schema="k long, v long, other long, padding string")
     upstream = Pipeline(
-        name="upstream", log=str(root / "upstream"), source=source, sinks={"out": FilesSink(str(root / "rows"), format=format)}, limits=Limits(max_files=1)
+        name="upstream", log=str(root / "upstream"), source=source, sinks={"out": FilesSink(str(root / "rows"), format=format)}, limits=limits
     )  # fmt: skip
     run_batch(upstream, run_key="all", drain=True)
-    return PipelineSource(log=str(root / "upstream"))
+    return upstream
+
+
+def pipeline_versions(root: Path, format: str = "parquet") -> PipelineSource:
+    return PipelineSource(log=upstream(root, format=format).log)
 
 
 def pipeline_versions_in_csv(root: Path) -> PipelineSource:
     return pipeline_versions(root, "csv")
 
 
-def delta_versions(root: Path) -> DeltaSource:
+def delta_versions(root: Path, **settings: Any) -> DeltaSource:
     table = str(root / "source")
-    write_deltalake(table, pyarrow.table({"k": [0], "v": [-1], "other": [0]}))
-    source = DeltaSource(path=table)
-    for item in items():
-        write_deltalake(table, pyarrow.Table.from_pylist(item), mode="append")
-    return source
+    for rows in versions():
+        write_deltalake(table, pyarrow.Table.from_pylist(rows), mode="append", **settings)
+    return DeltaSource(path=table, starting=0)
 
 
 def partitioned_delta_versions(root: Path) -> DeltaSource:
-    table = str(root / "source")
-    for at, item in enumerate(items()):
-        rows = [{**row, "p": at % 2} for row in item]
-        write_deltalake(table, pyarrow.Table.from_pylist(rows), mode="append", partition_by=["p"])
-    return DeltaSource(path=table)
+    return delta_versions(root, partition_by=["k"])
+
+
+def delta_changes(root: Path) -> DeltaSource:
+    table = delta_versions(root, configuration={"delta.enableChangeDataFeed": "true"}).path
+    return DeltaSource(path=table, starting=0, changes="read")
 
 
 def iceberg_snapshots(root: Path) -> IcebergSource:
@@ -150,15 +177,16 @@ def iceberg_snapshots(root: Path) -> IcebergSource:
     catalog = lake.catalog()
     catalog.create_namespace_if_not_exists("source")
     location = str(root / "source")
-    table = catalog.create_table("source.rows", pyarrow.Table.from_pylist(items()[0]).schema, location=location)
-    for item in items():
-        table.append(pyarrow.Table.from_pylist(item))
-    return IcebergSource(path=table.location(), table="source.rows", properties=lake.properties)
+    table = catalog.create_table("source.rows", pyarrow.Table.from_pylist(versions()[0]).schema, location=location)
+    for rows in [versions()[0], *versions()]:
+        table.append(pyarrow.Table.from_pylist(rows))
+    first = table.snapshots()[0].snapshot_id
+    return IcebergSource(path=table.location(), table="source.rows", properties=lake.properties, starting=first)
 
 
 SOURCES = [
     json_files, csv_files, text_files, parquet_files, orc_files, json_files_in_directories, parquet_files_in_directories, one_large_file, pipeline_versions,
-    pipeline_versions_in_csv, delta_versions, partitioned_delta_versions, iceberg_snapshots,
+    pipeline_versions_in_csv, delta_versions, partitioned_delta_versions, delta_changes, iceberg_snapshots,
 ]  # fmt: skip
 
 
@@ -229,7 +257,7 @@ def test_table_keeps_the_row_with_the_highest_cursor_though_the_database_stores_
 def test_rows_with_equal_keys_are_refused_if_the_transform_loses_their_order(
     tmp_path: Path, transform: Callable[[DataFrame], DataFrame]
 ) -> None:
-    with pytest.raises(DataError, match="does not keep the order of the source") as refused:
+    with pytest.raises(DataError, match="their order is unknown") as refused:
         run_batch(pipeline(tmp_path, json_files(tmp_path), transform), run_key="all")
     assert refused.value.fields["repeated_keys"] == KEYS
     # `sequence_by` defines the order. The same version is then committed.
@@ -247,6 +275,24 @@ def test_file_order_restores_the_order_after_a_shuffle(tmp_path: Path, source: C
     assert rows_of(tmp_path) == EXPECTED
     newest_rows = DeltaTable(str(tmp_path / "table")).to_pyarrow_table().to_pylist()
     assert all(Path(row["file_path"]).is_file() for row in newest_rows)
+
+
+def test_file_order_increases_from_version_to_version(tmp_path: Path) -> None:
+    source = dataclasses.replace(json_files(tmp_path), positions=True)
+    bronze = Pipeline(
+        name="bronze", log=str(tmp_path / "bronze"), source=source, sinks={"out": FilesSink(str(tmp_path / "rows"))}, limits=Limits(max_files=3)
+    )  # fmt: skip
+    run_batch(bronze, run_key="all", drain=True)
+    silver = pipeline(tmp_path, PipelineSource(log=bronze.log), spread, sequence_by=["file_order"])
+    run_batch(silver, run_key="all")
+    assert rows_of(tmp_path) == EXPECTED
+
+
+def test_file_order_of_a_plan_without_ordinals_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    source = json_files(tmp_path)
+    pins = [FilePin(path.name, path.stat().st_size, "") for path in Path(source.path).iterdir()]
+    with pytest.raises(DataError, match="the plan has no ordinals of files"):
+        dataclasses.replace(source, positions=True).load(spark, pins)
 
 
 def test_files_with_a_column_of_the_name_of_a_position_are_refused(tmp_path: Path) -> None:
@@ -311,9 +357,54 @@ def test_sequence_by_of_a_missing_or_unordered_column_is_refused(
         run_batch(pipeline(tmp_path, json_files(tmp_path), with_map, sequence_by=[sequence_by]), run_key="all")
 
 
-def test_deduplicated_records_keep_the_order_of_the_source(tmp_path: Path) -> None:
-    source = json_files(tmp_path)
-    deduplicated = dataclasses.replace(pipeline(tmp_path, source), dedup=Dedup(keys=["v"], scope="batch"))
+def one_version(root: Path) -> PipelineSource:
+    """Return a version of a pipeline that has read several files. Its transform kept their order, but its sink appends rows in any order."""
+    return PipelineSource(log=upstream(root, limits=Limits()).log)
+
+
+def delta_snapshot(root: Path) -> DeltaSource:
+    return dataclasses.replace(delta_versions(root), starting="earliest")
+
+
+def compacted_delta_table(root: Path) -> DeltaSource:
+    source = delta_snapshot(root)
+    compact_delta(source.path, target_file_bytes=10_000, dry_run=False, before_commit=lambda: None)
+    return source
+
+
+def delta_snapshot_with_changes(root: Path) -> DeltaSource:
+    return dataclasses.replace(delta_changes(root), starting="earliest")
+
+
+def iceberg_snapshot(root: Path) -> IcebergSource:
+    return dataclasses.replace(iceberg_snapshots(root), starting="earliest")
+
+
+def compacted_versions(root: Path) -> PipelineSource:
+    """Return versions of a pipeline of which the small ones were compacted, and have expired."""
+    compacted = upstream(root)
+    assert compact(compacted, target_file_bytes=1 << 16)
+    vacuum(compacted, keep_versions=1, keep_days=0)
+    return PipelineSource(log=compacted.log)
+
+
+WITHOUT_ORDER = [
+    one_version, delta_snapshot, compacted_delta_table, delta_snapshot_with_changes, iceberg_snapshot, compacted_versions,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("source", WITHOUT_ORDER, ids=lambda source: source.__name__)
+def test_rows_whose_order_the_source_does_not_have_are_refused(tmp_path: Path, source: Callable[[Path], Any]) -> None:
+    unordered = source(tmp_path)
+    with pytest.raises(DataError, match="their order is unknown"):
+        run_batch(pipeline(tmp_path, unordered), run_key="all")
+    run_batch(pipeline(tmp_path, unordered, sequence_by=["v"]), run_key="all")
+    assert rows_of(tmp_path) == EXPECTED
+
+
+@pytest.mark.parametrize("source", [json_files, pipeline_versions, one_large_file], ids=lambda source: source.__name__)
+def test_deduplicated_records_keep_the_order_of_the_source(tmp_path: Path, source: Callable[[Path], Any]) -> None:
+    deduplicated = dataclasses.replace(pipeline(tmp_path, source(tmp_path)), dedup=Dedup(keys=["v"], scope="batch"))
     run_batch(deduplicated, run_key="all")
     assert rows_of(tmp_path) == EXPECTED
 
@@ -330,6 +421,36 @@ def test_database_and_delta_table_of_one_pipeline_keep_the_same_rows(
         run_batch(dataclasses.replace(both, sinks={**both.sinks, "db": jdbc}), run_key="all")
         assert dict(database.execute("SELECT k, v FROM t")) == EXPECTED
     assert rows_of(tmp_path) == EXPECTED
+
+
+def test_versions_keep_their_order_for_several_sinks(tmp_path: Path) -> None:
+    both = pipeline(tmp_path, pipeline_versions(tmp_path))
+    other = DeltaSink(str(tmp_path / "other"), mode="upsert", keys=["k"])
+    run_batch(dataclasses.replace(both, sinks={**both.sinks, "other": other}), run_key="all")
+    assert rows_of(tmp_path) == EXPECTED
+    assert newest(DeltaTable(str(tmp_path / "other")).to_pyarrow_table().to_pylist()) == EXPECTED
+
+
+def test_large_versions_are_distributed_over_several_tasks_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups, "PARTITION_BYTES", 2_000)
+    run_batch(pipeline(tmp_path, pipeline_versions(tmp_path)), run_key="all")
+    assert rows_of(tmp_path) == EXPECTED
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 7, 300])
+def test_each_row_is_in_its_numbered_partition(spark: SparkSession, partitions: int) -> None:
+    rows = spark.range(2 * partitions).selectExpr(f"CAST(id % {partitions} AS INT) AS n")
+    found = groups.in_partitions(rows, F.col("n"), partitions).select("n", F.spark_partition_id().alias("at"))
+    assert sorted((row.n, row.at) for row in found.collect()) == sorted((n, n) for n in [*range(partitions)] * 2)
+
+
+def test_row_in_another_partition_than_planned_fails(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "spark_hash", lambda number: number + 1)
+    rows = spark.range(20).selectExpr("CAST(id AS INT) AS n")
+    with pytest.raises(Exception, match="distributed a row to another partition than planned"):
+        groups.in_partitions(rows, F.col("n"), 20).collect()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from airflow_provider_streamsem.errors import LogDamagedError, StreamsemError
 from airflow_provider_streamsem.stores.contract import spark_path, split_url
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 _READ_OPTIONS = {
     # The session's own settings could make Spark skip a missing or corrupt file. For committed files, Spark must raise an error.
@@ -26,7 +26,7 @@ _STRICT = {"json": {"mode": "FAILFAST", "maxStringLen": str(2**31 - 1)}}
 
 
 def read_files(
-    spark: SparkSession, paths: Sequence[str], *, format: str, schema: str, in_order: bool = False
+    spark: SparkSession, paths: Sequence[str], *, format: str, schema: str, metadata: Sequence[Column] = ()
 ) -> DataFrame:
     """
     Return the rows of data files as a DataFrame. A column that a file does not have is null in its rows.
@@ -34,7 +34,7 @@ def read_files(
     :param paths: absolute paths or URLs. If there are none, the DataFrame has no rows
     :param format: the format of all files
     :param schema: the columns of the DataFrame, as an outcome records them
-    :param in_order: whether to sort the rows in the order of the paths
+    :param metadata: further columns, computed from Spark's metadata of the files
     :raises LogDamagedError: this Spark version cannot parse the schema, or the schema has a user-defined type
     """
     from pyspark.sql.types import StructType
@@ -56,11 +56,7 @@ def read_files(
         .options(**TEXT_OPTIONS.get(format, {}), **_READ_OPTIONS, **_STRICT.get(format, {}))
         .load([spark_path(path) for path in paths])
     )
-    if not in_order or len(paths) == 1:
-        return frame
-    from airflow_provider_streamsem.connectors.data_files import ordered
-
-    return ordered.in_order(frame.select("*", *ordered.position()), [plain_root(path).rstrip("/") for path in paths])
+    return frame.select("*", *metadata) if metadata else frame
 
 
 def plain_root(location: str) -> str:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import (
+    BooleanType,
+    DateType,
+    NumericType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from airflow_provider_streamsem.connectors.contract import BadRecord, ParsedRecords
-from airflow_provider_streamsem.connectors.data_files import ordered
+from airflow_provider_streamsem.connectors.data_files import groups, ordered
 from airflow_provider_streamsem.connectors.data_files.read import plain_root
 from airflow_provider_streamsem.connectors.delta.columns import (
     CHANGE_COLUMNS,
@@ -29,6 +39,9 @@ from airflow_provider_streamsem.identifiers import quoted
 _TYPE, _VERSION, _TIME = CHANGE_COLUMNS
 _SCHEMA_MODE = "spark.databricks.delta.changeDataFeed.defaultSchemaModeForColumnMappingTable"
 _PATH, _ROW = "__streamsem_path", "__streamsem_row"
+_KINDS = {"": (1,), "insert": (1,), "delete": (0,), "in_file": (0, 1)}
+"""For each :attr:`FilePin.change`: whether the rows have former values (0), new values (1), or both."""
+_HASHED = (StringType, NumericType, BooleanType, DateType, TimestampType, TimestampNTZType)
 _NO_PACKAGE = ("DATA_SOURCE_NOT_FOUND", "DELTA_CONFIGURE_SPARK_SESSION_WITH_EXTENSION_AND_CATALOG")
 
 
@@ -40,7 +53,7 @@ class DeltaRecords:
     :param table: the columns with which the files are read
     :param reads_changes: whether the rows have the columns of the change data feed
     :param deleted: file → numbers of the rows that deletion vectors remove, as a numpy array
-    :param in_order: whether to sort the rows by the table's version, and within a version in the order of the files
+    :param in_order: whether to distribute the rows by the table's version. In a version, rows with former values precede rows with new values
     :raises DataError: the versions need Spark's Delta package, and Spark does not have it. Nothing became visible
     """
 
@@ -59,12 +72,11 @@ class DeltaRecords:
         in_order: bool,
     ) -> None:
         self._spark, self._location, self._table, self._files = spark, location, table, files
-        self._positions = ordered.POSITION if in_order and len(files) > 1 else ()
+        self._positions = (ordered.FILE, ordered.BLOCK) if in_order and not reads_changes else ()
+        self.groups: Sequence[int] = ()
         self._deleted = deleted
         if table.reader == "delta":
             self.frame = self._feed()
-            if in_order:
-                self.frame = self.frame.orderBy(*_order_of_changes())
         elif not files:
             self.frame = without_rows(spark, table.schema, reads_changes=reads_changes).frame
         else:
@@ -72,9 +84,9 @@ class DeltaRecords:
             frames = [self._read([file for file in files if file.change == kind]) for kind in kinds]
             self.frame = reduce(DataFrame.unionByName, frames)
             if self._positions:
-                self.frame = rows.in_order(
-                    self.frame, location, files, first=_order_of_changes() if reads_changes else ()
-                )
+                self.frame, self.groups = rows.in_groups(self.frame, location, files, [file.version for file in files])
+        if in_order and reads_changes and files:
+            self.frame, self.groups = self._changes_in_groups()
 
     def bad_records(self) -> Iterator[BadRecord]:
         """Yield nothing: every row of a Parquet file is a record."""
@@ -151,6 +163,20 @@ class DeltaRecords:
         joined = frame.join(F.broadcast(values_frame), _PATH)
         return joined, {name: F.col(column) for name, column in zip(names, columns, strict=True)}
 
+    def _changes_in_groups(self) -> tuple[DataFrame, Sequence[int]]:
+        """Distribute the rows of a change feed by version, and by whether they have new values. Return them, and the group of each Spark partition."""
+        sizes: Counter[int] = Counter()
+        for file in self._files:
+            kinds = (0, 1) if self._table.reader == "delta" else _KINDS[file.change]
+            sizes.update({2 * file.version + is_new: max(file.bytes, 0) for is_new in kinds})
+        numbers = groups.of_items((place, place, place) for place in sizes)
+        layout = groups.partitions(numbers, sizes)
+        if not layout:
+            return self.frame, layout
+        place = (2 * F.col(_VERSION) + F.col(_TYPE).isin("insert", "update_postimage").cast("long")).cast("long")
+        values = [F.col(quoted(f.name)) for f in self.frame.schema if isinstance(f.dataType, _HASHED)]
+        return groups.distributed(self.frame, place, numbers, layout, F.struct(*values)), layout
+
     def _feed(self) -> DataFrame:
         """
         Read the change data feed of the versions with Spark's Delta package.
@@ -196,11 +222,6 @@ def without_rows(spark: SparkSession, schema: str, *, reads_changes: bool) -> Pa
         types = ("string", "long", "timestamp")
         frame = frame.select("*", *[F.lit(None).cast(t).alias(n) for n, t in zip(CHANGE_COLUMNS, types, strict=True)])
     return ParsedRecords(frame)
-
-
-def _order_of_changes() -> list[Column]:
-    """Return the columns that order the rows of a change feed. In one version, rows with former values come before rows with new values."""
-    return [F.col(_VERSION), F.col(_TYPE).isin("insert", "update_postimage")]
 
 
 def _row_path() -> Column:

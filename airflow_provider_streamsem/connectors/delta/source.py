@@ -58,6 +58,10 @@ class DeltaSource(SourceDefaults):
     extra: ClassVar[str] = "delta"
     unit: ClassVar[str] = "versions"
     limits: ClassVar[tuple[str, ...]] = ("max_files", "max_bytes", "max_rows", "min_rows")
+    order: ClassVar[str] = (
+        "records of the source are ordered by version. Records of one version, or of the snapshot that a new pipeline reads first, have no order. If the "
+        "limits divide this snapshot into several batches, the rows of a later batch replace those of an earlier one, whichever are older"
+    )
     path: str
     starting: str | int = "earliest"
     changes: str = "refuse"
@@ -220,7 +224,7 @@ class DeltaSource(SourceDefaults):
         return self._load(spark, pins, in_order=False)
 
     def load_in_order(self, spark: SparkSession, pins: Sequence[Pin]) -> Loaded:
-        """Return the rows of :meth:`load`, sorted by the table's version, and within a version in the order of its files."""
+        """Return the rows of :meth:`load`, distributed by version. In a version, rows with former values precede those with new values."""
         return self._load(spark, pins, in_order=True)
 
     def _load(self, spark: SparkSession, pins: Sequence[Pin], *, in_order: bool) -> Loaded:

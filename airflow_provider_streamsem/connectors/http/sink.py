@@ -22,6 +22,7 @@ from airflow_provider_streamsem.connectors.http.calls import Publisher
 from airflow_provider_streamsem.connectors.http.endpoint import NOT_PERFORMED_TEXT, Address, address
 from airflow_provider_streamsem.connectors.http.operations import OPERATIONS
 from airflow_provider_streamsem.connectors.json_rows.rows import check_types
+from airflow_provider_streamsem.connectors.order import SENT_IN_ORDER
 from airflow_provider_streamsem.connectors.staged_parquet import keyed_rows
 from airflow_provider_streamsem.connectors.staged_parquet.sink import StagedSink
 from airflow_provider_streamsem.errors import DataError, InvalidError
@@ -192,7 +193,9 @@ class HttpSink(StagedSink):
             )
         if self.on_refusal == "record":
             reasons += ("records that the endpoint refuses are counted in the receipts and left out",)
-        return reasons
+        by = ", ".join(self.sequence_by)
+        in_order = SENT_IN_ORDER.format(unless=", unless sequence_by orders them")
+        return (*reasons, f"the rows of a batch are sent in ascending order of {by}" if by else in_order)
 
     def immutable_config(self) -> Json:
         """Return the settings that determine chunks, calls and keys. They must not change, because another process may continue to publish a version."""

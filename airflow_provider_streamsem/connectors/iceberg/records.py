@@ -36,7 +36,7 @@ class IcebergRecords:
 
     :param location: location of the table's files
     :param table: the columns with which the files are read
-    :param in_order: whether to sort the rows in the order of the files
+    :param in_order: whether to distribute the rows by snapshot
     :raises DataError: a file lacks field ids or partition columns, or its footer contradicts the table's metadata. Nothing became visible
     """
 
@@ -47,7 +47,8 @@ class IcebergRecords:
         self, spark: SparkSession, location: str, table: TablePin, files: Sequence[FilePin], *, in_order: bool
     ) -> None:
         self._spark, self._location, self._table, self._files = spark, location, table, files
-        self._positions = ordered.POSITION if in_order and len(files) > 1 else ()
+        self._positions = (ordered.FILE, ordered.BLOCK) if in_order else ()
+        self.groups: Sequence[int] = ()
         self._schema = Schema.model_validate_json(table.schema)
         self._mapping = list(parse_mapping_from_json(table.mapping)) if table.mapping else None
         groups: dict[bytes, tuple[Any, list[FilePin]]] = {}
@@ -62,7 +63,7 @@ class IcebergRecords:
         frames = [self._read(columns, group) for columns, group in groups.values()]
         self.frame = reduce(DataFrame.unionByName, frames) if frames else without_rows(spark, self._schema).frame
         if self._positions:
-            self.frame = rows.in_order(self.frame, location, files)
+            self.frame, self.groups = rows.in_groups(self.frame, location, files, [file.sequence for file in files])
 
     def bad_records(self) -> Iterator[BadRecord]:
         """Yield nothing: every row of a Parquet file is a record."""

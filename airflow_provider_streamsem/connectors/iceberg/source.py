@@ -64,6 +64,10 @@ class IcebergSource(SourceDefaults):
     extra: ClassVar[str] = "iceberg"
     unit: ClassVar[str] = "snapshots"
     limits: ClassVar[tuple[str, ...]] = ("max_files", "max_bytes", "max_rows", "min_rows")
+    order: ClassVar[str] = (
+        "records of the source are ordered by snapshot. Records of one snapshot have no order, also of the initial one. If the limits divide the initial "
+        "snapshot into several batches, the rows of a later batch replace those of an earlier one, whichever are older"
+    )
     path: str
     table: str
     catalog: str = "default"
@@ -253,7 +257,7 @@ class IcebergSource(SourceDefaults):
         return self._load(spark, pins, in_order=False)
 
     def load_in_order(self, spark: SparkSession, pins: Sequence[Pin]) -> Loaded:
-        """Return the rows of :meth:`load`, sorted by snapshot, and within a snapshot in the order of its files."""
+        """Return the rows of :meth:`load`, distributed by snapshot. The rows of a snapshot have no order."""
         return self._load(spark, pins, in_order=True)
 
     def _load(self, spark: SparkSession, pins: Sequence[Pin], *, in_order: bool) -> Loaded:

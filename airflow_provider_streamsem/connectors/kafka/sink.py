@@ -29,6 +29,7 @@ from airflow_provider_streamsem.connectors.kafka.client import QUIET, REFUSALS, 
 from airflow_provider_streamsem.connectors.kafka.control_topic import ControlTopic
 from airflow_provider_streamsem.connectors.kafka.rows import COLUMNS, OVERHEAD_BYTES, Measured, check_columns, records
 from airflow_provider_streamsem.connectors.kafka.starting import TOPIC
+from airflow_provider_streamsem.connectors.order import SENT_IN_ORDER
 from airflow_provider_streamsem.connectors.staged_parquet.sink import StagedSink, record_batches
 from airflow_provider_streamsem.connectors.staged_parquet.transactions import Failure, TransactionalSink
 from airflow_provider_streamsem.errors import DataError, InvalidError, PublishError, StreamsemError, UnavailableError
@@ -98,6 +99,7 @@ class KafkaSink(TransactionalSink[_Handle]):
     reasons: ClassVar[tuple[str, ...]] = (
         "one Kafka transaction contains the records of a version and its marker; a publisher fences all older publishers before it reads the marker",
         "consumers with isolation.level=read_committed see each record exactly once; other consumers also see records of aborted transactions",
+        f"{SENT_IN_ORDER.format(unless=', unless the transform sorts them last')}. A compacted topic keeps the row that is sent last",
     )
     is_sequenced: ClassVar[bool] = True
     last_of: ClassVar[tuple[str, ...]] = ()

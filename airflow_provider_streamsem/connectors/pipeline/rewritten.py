@@ -57,6 +57,16 @@ def rewritten_batches(upstream: UpstreamLog, first: int, end: int) -> list[Rewri
     return found
 
 
+def span(upstream: UpstreamLog, pin: VersionPin) -> tuple[int, int]:
+    """Return the first and the last batch, both inclusive, of which the files of a pin have rows."""
+    is_batch = pin.commit == pin.version
+    rewrite = None if is_batch else upstream.outcome(pin.commit, end=pin.commit + 1).rewritten
+    if rewrite is None:
+        return pin.version, pin.version
+    batches = [upstream.log.find_root(commit) for commit in rewrite.commits]
+    return min(batches), max(batches)
+
+
 @dataclass(frozen=True, slots=True)
 class PlannedBatches:
     """

@@ -76,6 +76,10 @@ class PipelineSource:
     unit: ClassVar[str] = "versions"
     limits: ClassVar[tuple[str, ...]] = ("max_files", "max_bytes", "max_rows", "min_rows")
     spark_packages: ClassVar[tuple[str, ...]] = ()
+    order: ClassVar[str] = (
+        "records of the source are ordered by upstream version. Records of one version have no order, and neither have those of versions that were compacted "
+        "together and have expired"
+    )
     log: str
     sink: str | None = None
     on_reprocess: str = "refuse"
@@ -216,11 +220,12 @@ class PipelineSource:
         return self._load(spark, pins, in_order=False)
 
     def load_in_order(self, spark: SparkSession, pins: Sequence[UpstreamPin]) -> UpstreamRecords:
-        """Return the rows of :meth:`load`, sorted by upstream version, and within a version in the order of its files."""
+        """Return the rows of :meth:`load`, distributed by upstream version. The rows of a version have no order."""
         return self._load(spark, pins, in_order=True)
 
     def _load(self, spark: SparkSession, pins: Sequence[UpstreamPin], *, in_order: bool) -> UpstreamRecords:
-        from airflow_provider_streamsem.connectors.data_files.read import read_files
+        from airflow_provider_streamsem.connectors.data_files import groups
+        from airflow_provider_streamsem.connectors.data_files.read import plain_root, read_files
 
         opened = self._of_pin(pins[0]) if pins else self._opened()[0]
         with naming_upstream(self.log):
@@ -232,9 +237,19 @@ class PipelineSource:
                 summary = "the upstream has committed no rows yet, so its columns are unknown; nothing became visible"
                 raise DataError(summary, sink=opened.sink).advising("run the upstream, then run again.")
             files = pins[0].files if pins else []
+            metadata = groups.block() if in_order and files else []
             paths = [opened.path(file) for file in files]
-            frame = read_files(spark, paths, format=opened.dataset.format, schema=schema, in_order=in_order)
-        return UpstreamRecords(frame, rows=sum(file.rows for file in files), log=self.log)
+            frame = read_files(spark, paths, format=opened.dataset.format, schema=schema, metadata=metadata)
+            layout: Sequence[int] = ()
+            if metadata:
+                spans = [(*rewritten.span(opened, pin), pin.files) for pin in pins[0].versions]
+                grouped = [
+                    groups.GroupedFile(plain_root(opened.path(file)).rstrip("/"), first, last, file.bytes)
+                    for first, last, of_version in spans
+                    for file in of_version
+                ]
+                frame, layout = groups.by_file(frame, grouped)
+        return UpstreamRecords(frame, rows=sum(file.rows for file in files), log=self.log, groups=layout)
 
     def is_outdated(self, ranges: Ranges, gaps: Gaps, pins: Sequence[UpstreamPin]) -> bool:
         """Return whether the upstream has reprocessed or rolled back a planned version. A compaction stores the same rows."""
@@ -304,10 +319,12 @@ class UpstreamRecords(ParsedRecords):
 
     :param rows: number of rows
     :param log: URL of the upstream's log
+    :param groups: the group of the rows of each Spark partition; see :class:`airflow_provider_streamsem.connectors.order.LoadedInGroups`
     """
 
     rows: int = 0
     log: str = ""
+    groups: Sequence[int] = ()
 
     def check_read(self, read: int) -> None:
         """

@@ -51,6 +51,12 @@ class _Handle:
     markers: sa.Table
 
 
+_COLLATIONS = (
+    "keys are equal if their values are. If a collation of the database also considers other texts equal (upper and lower case, accents, trailing spaces), "
+    "such rows of a batch are not refused, and the table keeps that which is staged last: any of them, if the order is unknown"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class JdbcSink(TransactionalSink[_Handle]):
     """
@@ -125,7 +131,7 @@ class JdbcSink(TransactionalSink[_Handle]):
             "one database transaction writes the rows of a version and its marker, and the marker prevents a second transaction of the version",
             "rows passed to the writer = rows in the staged files = rows in the manifest, or the attempt is discarded",
         )
-        return (*reasons, keyed_rows.last_stays(self.sequence_by)) if self.mode == "upsert" else reasons
+        return (*reasons, keyed_rows.last_stays(self.sequence_by), _COLLATIONS) if self.mode == "upsert" else reasons
 
     @property
     def is_sequenced(self) -> bool:

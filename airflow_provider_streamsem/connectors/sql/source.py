@@ -78,6 +78,10 @@ class JdbcSource(SourceDefaults):
     range_unit: ClassVar[str] = "cursor values"
     limits: ClassVar[tuple[str, ...]] = ("max_rows", "min_rows")
     compacts: ClassVar[bool] = True
+    order: ClassVar[str] = (
+        "records of the source are ordered by the cursor. Records with equal cursors are applied in any order: if they have equal keys, the sink keeps or "
+        "sends any of them last"
+    )
     conn_id: str
     table: str
     cursor: str | Sequence[str]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Collection, Sequence
 from typing import Any
 from urllib.parse import quote
@@ -12,6 +14,8 @@ from airflow_provider_streamsem.errors import DataError, InvalidError, PublishEr
 from airflow_provider_streamsem.protocol.entries import Committable
 
 _LONGEST_NAME = 255  # limit in bytes of a directory name in most file systems
+_AT, _GROUP = "__streamsem_at", "__streamsem_group"
+_PART = re.compile(r"part-(\d+)-")
 _KEY_TYPES = frozenset(
     ["string", "long", "integer", "short", "byte", "boolean", "binary", "date", "timestamp", "timestamp_ntz"]
 )
@@ -23,12 +27,12 @@ def last_stays(sequence_by: Sequence[str]) -> str:
         columns = ", ".join(sequence_by)
         return (
             f"of rows with equal keys, the table keeps that of the latest version, and within a version the last by {columns}. Rows with equal values in these "
-            "columns stay in the order of the source. If the transform does not keep that order and the rows differ, the batch is refused"
+            "columns stay in the order of the source. If that order is unknown and the rows differ, the batch is refused"
         )
     return (
         "of rows with equal keys, the table keeps that of the latest version, and within a version the last in the order of the source. Records of different "
-        "partitions of a source have no order. If the transform does not keep the order, a batch whose rows have equal keys and different values is refused. "
-        "sequence_by defines another order"
+        "partitions of a source have no order. If the transform does not keep the order, or the source has none, a batch whose rows have equal keys and "
+        "different values is refused. sequence_by defines another order"
     )
 
 
@@ -107,54 +111,96 @@ def check_values(
         raise DataError(summary, columns={name: texts for name, texts in null_like.items() if texts})
 
 
-def refuse_ambiguous(location: str, staged: Committable, keys: Sequence[str], sequence_by: Sequence[str]) -> None:
+def refuse_ambiguous(
+    location: str, staged: Committable, keys: Sequence[str], sequence_by: Sequence[str], *, groups: Sequence[int] = ()
+) -> None:
     """
     Refuse staged rows with equal keys and different values, if nothing says which of them is the last.
 
+    Needs about 50 bytes of memory for each row, besides the columns ``keys`` and ``sequence_by``.
+
     :param location: location of the staged files
     :param sequence_by: columns that order the rows; rows that differ in them are accepted
+    :param groups: the group of the rows of each Spark partition. Rows of different groups are ordered. Empty: all rows are of one group
     :raises DataError: there are such rows. Nothing became visible
     """
-    import pyarrow
-    import pyarrow.compute
+    repeated = _repeated(location, staged, [*keys, *sequence_by], groups)
+    if repeated is None:
+        return
+    ambiguous = _differing(location, staged, *repeated)
+    if not ambiguous:
+        return
+    same = "equal keys and equal sequence_by columns" if sequence_by else "equal keys"
+    summary = f"the batch has different rows with {same}, and their order is unknown; nothing became visible"
+    raise DataError(summary, keys=list(keys), sequence_by=list(sequence_by), repeated_keys=ambiguous).advising(
+        "set sequence_by of the sink to columns that order the rows with equal keys, such as a time or an offset, or return one row per key; then run again. "
+        "The transform does not keep the order of the source, or the source has none: the rows of one version of a table or upstream pipeline have no order."
+    )
 
-    names = [*keys, *sequence_by]
+
+def _repeated(
+    location: str, staged: Committable, names: Sequence[str], groups: Sequence[int]
+) -> tuple[Any, Any] | None:
+    """
+    Find the staged rows that have the same values of some columns, and the same group, as another row.
+
+    :returns: their positions in the staged files, ascending, and for each of them the number of its set; as numpy arrays. ``None`` if there are none
+    """
+    import numpy
+    import pyarrow
+    import pyarrow.compute as pc
+
     columns = _staged_columns(location, staged, names)
     if columns is None:
-        return
+        return None
     for at, name in enumerate(columns.schema.names):
         if pyarrow.types.is_floating(columns.schema.field(at).type):  # Spark sorts -0.0 and 0.0 as equal
             zero = pyarrow.scalar(0, columns.schema.field(at).type)
-            columns = columns.set_column(at, name, pyarrow.compute.add(columns[name], zero))
-    numbered = columns.append_column("__streamsem_at", pyarrow.array(range(columns.num_rows)))
-    groups = numbered.group_by(names).aggregate([("__streamsem_at", "list")])["__streamsem_at_list"]
-    repeated = {at: group for group, rows in enumerate(groups.to_pylist()) if len(rows) > 1 for at in rows}
-    if not repeated:
-        return
-    values: dict[int, set[str]] = {}
-    first = 0
+            columns = columns.set_column(at, name, pc.add(columns[name], zero))
+    columns = columns.append_column(_AT, pyarrow.array(numpy.arange(columns.num_rows)))
+    if groups:
+        group_of_row = numpy.repeat(
+            [_group_of(file.key, groups) for file in staged.files], [file.rows for file in staged.files]
+        )
+        columns = columns.append_column(_GROUP, pyarrow.array(group_of_row))
+    sets = columns.group_by([*names, *([_GROUP] if groups else [])]).aggregate([(_AT, "list")])[f"{_AT}_list"]
+    sets = sets.filter(pc.greater(pc.list_value_length(sets), 1)).combine_chunks()
+    if not len(sets):
+        return None
+    rows, numbers = sets.flatten().to_numpy(), pc.list_parent_indices(sets).to_numpy()
+    order = rows.argsort()
+    return rows[order], numbers[order]
+
+
+def _group_of(key: str, groups: Sequence[int]) -> int:
+    """Return the group of a staged file. Spark names a file after its partition."""
+    partition = _PART.match(key.rpartition("/")[2])
+    number = int(partition[1]) if partition else len(groups)
+    if number >= len(groups):
+        raise DataError("a staged file is not of a planned Spark partition; nothing became visible", file=key)
+    return groups[number]
+
+
+def _differing(location: str, staged: Committable, positions: Any, numbers: Any) -> int:
+    """Return of how many sets of rows the values differ. The arguments are those that :func:`_repeated` returns."""
+    import numpy
+    import pyarrow
+
+    count = int(numbers.max()) + 1
+    digests = numpy.zeros(count, dtype="S16")
+    differs = numpy.zeros(count, dtype=bool)
+    first = at = 0
     for parquet in parquet_files(location, staged):
-        rows = parquet.read()
-        wanted = [at - first for at in repeated if first <= at < first + rows.num_rows]
-        for at, row in zip(wanted, rows.take(pyarrow.array(wanted, pyarrow.int64())).to_pylist(), strict=True):
-            values.setdefault(repeated[first + at], set()).add(repr(row))
-        first += rows.num_rows
-    ambiguous = sum(len(rows) > 1 for rows in values.values())
-    if ambiguous:
-        summary = (
-            "the batch has different rows with equal keys and equal sequence_by columns, and the transform does not keep the order of the source"
-            if sequence_by
-            else "the batch has different rows with equal keys, and the transform does not keep the order of the source"
-        )
-        raise DataError(
-            f"{summary}; nothing became visible",
-            keys=list(keys),
-            sequence_by=list(sequence_by),
-            repeated_keys=ambiguous,
-        ).advising(
-            "set sequence_by of the sink to columns that order the rows with equal keys, such as a time or an offset, or return one row per key; "
-            "then run again."
-        )
+        for batch in parquet.iter_batches():
+            end = int(numpy.searchsorted(positions, first + batch.num_rows))
+            wanted = batch.take(pyarrow.array(positions[at:end] - first))
+            for number, row in zip(numbers[at:end].tolist(), wanted.to_pylist(), strict=True):
+                digest = hashlib.blake2b(repr(row).encode(errors="surrogatepass"), digest_size=15).digest() + b"."
+                if not digests[number]:
+                    digests[number] = digest
+                differs[number] |= digests[number] != digest
+            first, at = first + batch.num_rows, end
+    return int(differs.sum())
 
 
 def check_times(parquet: Any, columns: Collection[str] | None = None) -> None:

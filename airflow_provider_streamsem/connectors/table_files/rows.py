@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from airflow_provider_streamsem.connectors.data_files import columnar, ordered
+from airflow_provider_streamsem.connectors.data_files import columnar, groups
 from airflow_provider_streamsem.connectors.data_files import pins as file_pins
 from airflow_provider_streamsem.connectors.data_files.columnar import Footer
 from airflow_provider_streamsem.connectors.data_files.direct_commit import PLAIN_FILES
@@ -31,7 +31,7 @@ def read(
     Return the rows of files as a DataFrame. A column that a file lacks is null there.
 
     :param location: root of the files
-    :param positions: whether to add the columns by which :func:`ordered.in_order` sorts
+    :param positions: whether to add the columns by which :func:`in_groups` distributes the rows
     """
     root = plain_root(location)
     located = [root + file.key for file in files]
@@ -39,15 +39,21 @@ def read(
     # Hadoop cannot name the checksum file of a local file whose name has a colon. S3A needs the file system with checksums, so only such paths get this one.
     options = {**_OPTIONS, **(PLAIN_FILES if has_colon else {})}
     frame = spark.read.options(**options).schema(columns).format("parquet").load(located)
-    return frame.select("*", *ordered.position()) if positions else frame
+    return frame.select("*", *groups.block()) if positions else frame
 
 
-def in_order(
-    frame: DataFrame, location: str, files: Sequence[PlannedFile], *, first: Sequence[Column] = ()
-) -> DataFrame:
-    """Sort rows that were read with ``positions``: see :func:`ordered.in_order`."""
+def in_groups(
+    frame: DataFrame, location: str, files: Sequence[PlannedFile], versions: Sequence[int]
+) -> tuple[DataFrame, Sequence[int]]:
+    """
+    Distribute rows that were read with ``positions`` by the version that added their file. Drops the columns of ``positions``.
+
+    :param versions: the version of each file
+    :returns: the rows, and the group of each Spark partition
+    """
     root = plain_root(location)
-    return ordered.in_order(frame, [root + file.key for file in files], first=first)
+    of_versions = zip(files, versions, strict=True)
+    return groups.by_file(frame, [groups.GroupedFile(root + file.key, at, at, file.bytes) for file, at in of_versions])
 
 
 def footers(location: str, files: Sequence[PlannedFile]) -> dict[str, Footer]:
