@@ -117,7 +117,7 @@ def refuse_ambiguous(
     """
     Refuse staged rows with equal keys and different values, if nothing says which of them is the last.
 
-    Needs about 50 bytes of memory for each row, besides the columns ``keys`` and ``sequence_by``.
+    Needs about 100 bytes of memory for each row, besides the columns ``keys`` and ``sequence_by``.
 
     :param location: location of the staged files
     :param sequence_by: columns that order the rows; rows that differ in them are accepted
