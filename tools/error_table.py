@@ -276,6 +276,12 @@ TABLES: dict[str, list[Row]] = {
             "spark/test_evaluation.py::test_sinks_that_select_rows_by_separate_evaluations_are_refused",
         ),
         Row(
+            "different rows with equal keys, whose order is unknown, for a sink that keeps the last one",
+            DataError,
+            "set `sequence_by` of the sink, or return one row for each key ([order of rows](../explanation/order.md))",
+            "spark/test_order.py::test_rows_whose_order_the_source_does_not_have_are_refused",
+        ),
+        Row(
             "a column changed its type",
             DataError,
             "cast it in the transform ([schema changes](schema-changes.md))",
