@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from airflow_provider_streamsem import DeltaSource, FilesSink, Limits, Pipeline, run_batch
+from airflow_provider_streamsem import DeltaSink, DeltaSource, FilesSink, Limits, Pipeline, run_batch
 from airflow_provider_streamsem.connectors.delta.pins import TablePin
 from airflow_provider_streamsem.readers.files import open_log
 from tests.connectors.delta.test_source import Progress
@@ -94,3 +95,26 @@ def _json(pins: Any) -> Any:
     from airflow_provider_streamsem.protocol.codec import canonical, plain
 
     return json.loads(canonical(plain([*pins])))
+
+
+def test_table_keeps_the_last_change_of_each_row_in_a_feed_that_sparks_package_reads(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    table, kept = str(tmp_path / "t"), str(tmp_path / "kept")
+    properties = "'delta.enableChangeDataFeed'='true', 'delta.enableDeletionVectors'='true'"
+    spark.sql(f"CREATE TABLE delta.`{table}` (k long, v long) USING delta TBLPROPERTIES ({properties})")
+    spark.sql(f"INSERT INTO delta.`{table}` SELECT id, 0 FROM range(0, 9, 1, 1)")
+    for _ in range(3):
+        spark.sql(f"UPDATE delta.`{table}` SET v = v + 1 WHERE k % 2 = 0")
+    spark.sql(f"DELETE FROM delta.`{table}` WHERE k = 4")
+    pipeline = Pipeline(
+        name="last", log=str(tmp_path / "log"), source=DeltaSource(path=table, starting=0, changes="read"),
+        sinks={"kept": DeltaSink(kept, mode="upsert", keys=["k"])},
+    )  # fmt: skip
+    run_batch(pipeline, run_key="first")
+    plan = open_log(pipeline.log).log.plan(0)
+    assert plan is not None
+    assert '"reader":"delta"' in json.dumps(plan[0].pins, separators=(",", ":"))
+    rows = {row.k: (row["_change_type"], row.v) for row in spark.read.format("delta").load(kept).collect()}
+    expected = {k: ("update_postimage", 3) if k % 2 == 0 else ("insert", 0) for k in range(9)}
+    assert rows == {**expected, 4: ("delete", 3)}
