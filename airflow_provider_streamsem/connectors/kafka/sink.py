@@ -75,7 +75,8 @@ class KafkaSink(TransactionalSink[_Handle]):
     The column ``value`` is required. The columns ``key``, ``headers array<struct<key string, value binary>>``, ``topic`` and ``partition`` are optional.
     ``key`` and ``value`` are strings or binary, ``topic`` is a string, ``partition`` is an integer.
 
-    Records are sent in the order of the source, if the transform only selects and filters rows. Else sort the rows in the transform.
+    Records are sent in the order of the source, if it has one and the transform only selects and filters rows. Else sort the rows in the last step of the
+    transform.
 
     Consumers with ``isolation.level=read_committed`` see all records of a version exactly once, or none. The sink refuses reprocessing, because Kafka cannot
     remove the records of a version.
