@@ -197,8 +197,12 @@ def _suited(texts: pa.StringArray, is_text: pa.BooleanArray) -> pa.BooleanArray:
 
 def _without(texts: pa.StringArray, suited: pa.BooleanArray) -> pa.BooleanArray:
     """Leave out texts that Arrow's reader and the exact parser may read in different ways."""
-    data = texts.buffers()[2]
-    content = b"" if data is None else data.to_pybytes()
+    _, offsets, data = texts.buffers()
+    if len(texts) == 0 or data is None:
+        return suited
+    ends = memoryview(offsets).cast("i")
+    first, last = ends[texts.offset], ends[texts.offset + len(texts)]
+    content = data.slice(first, last - first).to_pybytes()  # the texts may be a small part of a batch
     for part, pattern in _DIFFERENT.items():
         if part in content:
             suited = pc.and_(suited, pc.invert(pc.fill_null(pc.match_substring_regex(texts, pattern), True)))
