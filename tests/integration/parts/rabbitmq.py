@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import time
 from pathlib import Path
 
@@ -42,10 +43,21 @@ class RabbitMQ(Server):
         super().__init__("rabbitmq", home, [program], port=port, environment=environment)
 
     def start(self, *, seconds: float = 90) -> None:
-        """Start epmd and the broker, and wait until the port answers."""
+        """Start epmd and the broker, and wait until the broker answers in its protocol. It accepts connections long before that if the machine is busy."""
         if not self._epmd.is_running:
             self._epmd.start()
         super().start(seconds=seconds)
+        deadline = time.monotonic() + seconds
+        while not self._speaks() and time.monotonic() < deadline:
+            time.sleep(0.1)
+
+    def _speaks(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
+                connection.sendall(b"AMQP\0\0\x09\x01")
+                return connection.recv(1) == b"\x01"  # the first byte of a frame of a method
+        except OSError:
+            return False
 
     def wait(self) -> None:
         """Wait until the process and its child process have ended."""
