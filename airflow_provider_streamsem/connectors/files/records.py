@@ -468,7 +468,7 @@ class FileRecords:
         for read_lines in self._lines:
             frame = read_lines.frame.select(RAW, PATH, START, *([text] if is_decoded else []))
             name = _TEXT if is_decoded else RAW
-            if read_lines.csv is not None:
+            if read_lines.csv is not None and read_lines.csv.dialect.quote:
                 refuse_lines_inside_records(frame, name, read_lines.csv, read_lines.records)
             frames.append(read_lines.records.explained(frame, name, only_bad=True))
         for frame in frames:

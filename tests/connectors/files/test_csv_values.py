@@ -128,6 +128,13 @@ def test_quote_inside_a_field_quarantines_only_its_line(location: Location, spar
     assert {record["raw"] for record in location.quarantined()} == {'3,5" pipe', '4,"two', 'lines"'}
 
 
+def test_bad_line_of_a_file_that_does_not_quote_is_quarantined(location: Location, spark: SparkSession) -> None:
+    location.put("a.csv", '1,"a\n2\n3,b"\n')
+    location.run(location.pipeline(source={"format": "csv", "schema": "a int, b string", "options": {"quote": ""}}))
+    assert location.rows(spark) == [{"a": 1, "b": '"a'}, {"a": 3, "b": 'b"'}]
+    assert [record["raw"] for record in location.quarantined()] == ["2"]
+
+
 def test_line_of_empty_fields_between_tabs_is_a_record(location: Location, spark: SparkSession) -> None:
     location.put("a.csv", 'a\tb\n\t\nx\t\t"y"\n \n')
     options = {"sep": "\t", "ignoreLeadingWhiteSpace": "true"}
