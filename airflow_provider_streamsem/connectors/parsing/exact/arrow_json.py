@@ -9,7 +9,7 @@ and the exact parser decides on them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -68,14 +68,11 @@ class ArrowJson:
         is_text = is_utf8(texts)
         parts = []
         if self._is_usable:
-            suited = _suited(texts, is_text)
-            rows = pc.indices_nonzero(suited)
-            trimmed = pc.ascii_trim(texts if len(rows) == len(texts) else texts.take(rows), characters=_SPACE)
-            parts = [*self._read(trimmed, rows)]
+            trimmed = pc.ascii_trim(texts, characters=_SPACE)
+            rows = pc.indices_nonzero(_suited(trimmed, is_text))
+            parts = [*self._read(trimmed if len(rows) == len(texts) else trimmed.take(rows), rows)]
         if sum(len(rows) for rows, _ in parts) < len(texts):
-            every = pa.array(range(len(texts)), pa.uint64())
-            done = pc.is_in(every, value_set=pa.concat_arrays([every.slice(0, 0), *(rows for rows, _ in parts)]))
-            rows = pc.indices_nonzero(pc.invert(done))
+            rows = pc.indices_nonzero(_all_but(len(texts), [row for rows, _ in parts for row in rows.to_pylist()]))
             parts.append((rows, self._parsed_exactly(texts.take(rows), is_text.take(rows))))
         *columns, reasons = in_order(parts) if parts else self._parsed_exactly(texts, is_text)
         return Block(columns, reasons)
@@ -103,8 +100,7 @@ class ArrowJson:
             texts, rows = self._usual(texts, rows)
             table, refused = self._first_reading(texts)
         if refused and len(refused) < len(texts):
-            every = pa.array(range(len(texts)), pa.int64())
-            keep = pc.invert(pc.is_in(every, value_set=pa.array(refused, pa.int64())))
+            keep = _all_but(len(texts), refused)
             texts, rows = texts.filter(keep), rows.filter(keep)
             table, refused = self._first_reading(texts)
         if table is not None:
@@ -174,24 +170,20 @@ class ArrowJson:
 
 def _suited(texts: pa.StringArray, is_text: pa.BooleanArray) -> pa.BooleanArray:
     """
-    Return whether each text may be given to Arrow's reader.
+    Return whether each text, without the space around it, may be given to Arrow's reader.
 
     Each text begins with an opening and ends with a closing brace. So if Arrow reads as many objects as there are texts, each text is one object: an object
     cannot begin in one text and end in another, because a line break between two braces of one object is an error.
     """
-    suited = pc.and_(pc.starts_with(texts, "{"), pc.ends_with(texts, "}"))
-    if not pc.all(suited, min_count=0).as_py():
-        trimmed = pc.ascii_trim(pc.if_else(is_text, texts, None), characters=_SPACE)
-        suited = pc.and_(pc.starts_with(trimmed, "{"), pc.ends_with(trimmed, "}"))
-    suited = pc.and_(pc.fill_null(suited, False), is_text)
+    has_braces = pc.and_(pc.starts_with(texts, "{"), pc.ends_with(texts, "}"))
+    suited = pc.and_(pc.fill_null(has_braces, False), is_text)
     lengths = pc.binary_length(texts)
     if pc.any(pc.greater(lengths, DEEPEST)).as_py():
         brackets = pc.add(pc.count_substring(texts, "["), pc.count_substring(texts, "{"))
         many = pc.indices_nonzero(pc.and_(suited, pc.fill_null(pc.greater(brackets, DEEPEST), False)))
         deep = [row for row in many.to_pylist() if is_too_deep(texts[row].as_py())]
         if deep:
-            every = pa.array(range(len(texts)), pa.uint64())
-            suited = pc.and_(suited, pc.invert(pc.is_in(every, value_set=pa.array(deep, pa.uint64()))))
+            suited = pc.and_(suited, _all_but(len(texts), deep))
     return _without(texts, suited)
 
 
@@ -207,6 +199,11 @@ def _without(texts: pa.StringArray, suited: pa.BooleanArray) -> pa.BooleanArray:
         if part in content:
             suited = pc.and_(suited, pc.invert(pc.fill_null(pc.match_substring_regex(texts, pattern), True)))
     return suited
+
+
+def _all_but(length: int, positions: Sequence[int]) -> pa.BooleanArray:
+    """Return a column that is false at some positions, and true elsewhere."""
+    return pc.invert(pc.is_in(pa.array(range(length), pa.int64()), value_set=pa.array(positions, pa.int64())))
 
 
 def _joined(texts: pa.StringArray) -> pa.Buffer:
