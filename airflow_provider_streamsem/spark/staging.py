@@ -366,8 +366,7 @@ class Staging:
         aggregates = [F.expr("count(1) AS read")]
         if loaded.bad is not None:
             aggregates.append(F.count_if(loaded.bad).alias("bad"))
-            masks = absent_columns.masks(_declared(loaded), loaded.bad)
-            aggregates += [mask.alias(name) for name, mask in masks.items()]
+            aggregates += [F.bit_or(name).alias(name) for name in absent_columns.names(_declared(loaded))]
         if self.job.where is not None:
             dropped = ~F.col(_PASSES_WHERE)
             aggregates.append(F.count_if(dropped if loaded.bad is None else ~loaded.bad & dropped).alias("filtered"))

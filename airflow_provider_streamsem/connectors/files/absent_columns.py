@@ -1,14 +1,14 @@
-"""Finds columns of the schema that are null in every parsed record of a batch. The masks are aggregates of the pass that counts the records."""
+"""
+Finds columns of the schema that are null in every parsed record of a batch.
+
+The parser adds columns of masks, which the pass that counts the records combines with ``bit_or``. A mask has one bit for each column that is not null in some
+parsed record.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
-
-from airflow_provider_streamsem.identifiers import quoted
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column
+from typing import Protocol, runtime_checkable
 
 _PER_MASK = 60
 """Columns of one mask, which is a ``bigint``."""
@@ -19,7 +19,7 @@ class ReportsAbsentColumns(Protocol):
     """
     Additional interface of a :class:`airflow_provider_streamsem.connectors.contract.Loaded` with records that may lack a column of the schema.
 
-    :attr declared: the columns of the schema, in a fixed order
+    :attr declared: the columns of the schema, in a fixed order. The frame of the records has the masks of them, under the names that :func:`names` returns
     """
 
     declared: tuple[str, ...]
@@ -34,25 +34,14 @@ class ReportsAbsentColumns(Protocol):
         ...
 
 
-def masks(declared: Sequence[str], bad: Column) -> dict[str, Column]:
-    """
-    Return name → aggregate with one bit for each column that is not null in some parsed record.
-
-    :param bad: whether a record cannot be parsed
-    """
-    from pyspark.sql import functions as F
-
-    aggregates = {}
-    for start in range(0, len(declared), _PER_MASK):
-        columns = declared[start : start + _PER_MASK]
-        bits = " | ".join(f"IF({quoted(name)} IS NULL, 0L, {1 << n}L)" for n, name in enumerate(columns))
-        aggregates[_name(start)] = F.bit_or(F.when(~bad, F.expr(bits)).otherwise(F.lit(0).cast("bigint")))
-    return aggregates
+def bits(declared: Sequence[str]) -> dict[str, Sequence[str]]:
+    """Return name of each mask → the columns of its bits, from the lowest bit."""
+    return {_name(start): declared[start : start + _PER_MASK] for start in range(0, len(declared), _PER_MASK)}
 
 
 def names(declared: Sequence[str]) -> list[str]:
     """Return the names of the masks."""
-    return [_name(start) for start in range(0, len(declared), _PER_MASK)]
+    return [*bits(declared)]
 
 
 def absent(declared: Sequence[str], counts: Mapping[str, int]) -> list[str]:
@@ -67,4 +56,4 @@ def absent(declared: Sequence[str], counts: Mapping[str, int]) -> list[str]:
 
 
 def _name(start: int) -> str:
-    return f"present{start}"
+    return f"__streamsem_present{start}"

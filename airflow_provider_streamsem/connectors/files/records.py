@@ -18,15 +18,15 @@ from airflow_provider_streamsem.connectors.data_files import columnar, ordered
 from airflow_provider_streamsem.connectors.data_files.columnar import Footer
 from airflow_provider_streamsem.connectors.data_files.direct_commit import PLAIN_FILES
 from airflow_provider_streamsem.connectors.data_files.read import plain_root
-from airflow_provider_streamsem.connectors.files import partitions
+from airflow_provider_streamsem.connectors.files import absent_columns, partitions
 from airflow_provider_streamsem.connectors.files.reader_options import ENCODING
 from airflow_provider_streamsem.connectors.files.text_lines import (
     PATH,
     RAW,
     START,
+    LinesBelowHeaders,
     decoded,
     lines,
-    lines_below_headers,
     plain_path,
     refuse_lines_inside_records,
 )
@@ -74,13 +74,25 @@ class _Lines:
     """
     The lines of a group of files.
 
-    :param records: how the lines become records
+    :param read: returns all lines; see :func:`airflow_provider_streamsem.connectors.files.text_lines.lines`
+    :param is_filled: whether a line is a record, and not empty; ``None``: every line is
+    :param records: how the lines become records; ``None``: a line is a record if it is text
     :param csv: the dialect of CSV lines
     """
 
-    frame: DataFrame
-    records: Records
+    read: _ReadLines
+    is_filled: Column | None = None
+    records: Records | None = None
     csv: Csv | None = None
+
+    def frame(self, *, with_location: bool) -> DataFrame:
+        """Return the lines that are records."""
+        frame = self.read(with_location=with_location)
+        return frame if self.is_filled is None else frame.where(self.is_filled)
+
+
+class _ReadLines(Protocol):
+    def __call__(self, *, with_location: bool) -> DataFrame: ...
 
 
 class _Source(Protocol):
@@ -134,7 +146,6 @@ class FileRecords:
         self._footers = self._checked_footers(pins)
         self._first = pins[0].path
         self._lines: list[_Lines] = []
-        self._bad_texts: list[DataFrame] = []
         frames = []
         self._groups = self._grouped([pin.path for pin in pins])
         for group in self._groups:
@@ -419,38 +430,45 @@ class FileRecords:
 
     def _read_csv(self, group: _Group) -> None:
         csv = Csv(self._columns(group), self._source.options)
-        reader = self._spark.read.options(**group.options)
-        lines_of = partial(lines_below_headers, csv=csv, encoding=self._source.encoding) if csv.has_header else lines
-        read_lines = lines_of(reader, group.located, group.partitions).where(csv.has_values(RAW))
-        self._parse(_Lines(read_lines, csv.records(self._spark), csv), group)
+        read = self._text_lines(group)
+        if csv.has_header:
+            reader = self._spark.read.options(**group.options)
+            read = LinesBelowHeaders(reader, group.located, group.partitions, csv=csv, encoding=self._source.encoding)
+        self._parse(_Lines(read, csv.has_values(RAW), csv.records(self._spark), csv), group)
 
     def _read_json(self, group: _Group) -> None:
-        reader = self._spark.read.options(**group.options)
-        read_lines = lines(reader, group.located, group.partitions).where(F.trim(RAW) != "")
         options = {name: text for name, text in self._source.options.items() if name.lower() != ENCODING}
         records = parsing.records_of_json(self._spark, self._columns(group), options)
-        self._parse(_Lines(read_lines, records), group)
+        self._parse(_Lines(self._text_lines(group), F.trim(RAW) != "", records), group)
+
+    def _text_lines(self, group: _Group) -> _ReadLines:
+        """Return a function that reads the lines of a group, each without its line break."""
+        return partial(lines, self._spark.read.options(**group.options), group.located, group.partitions)
 
     def _parse(self, read_lines: _Lines, group: _Group) -> None:
         """Set the frame of a group. Nothing else crosses to the Python workers than the columns that it needs."""
+        assert read_lines.records is not None
         partitions = [quoted(field.name) for field in group.partitions.fields]
         text = decoded(RAW, self._source.encoding).alias(_TEXT)
-        sent = read_lines.frame.select(text, *map(F.expr, partitions), *self._line_positions())
-        parsed = read_lines.records.parsed(sent, _TEXT)
+        frame = read_lines.frame(with_location=bool(self._positions))
+        sent = frame.select(text, *map(F.expr, partitions), *self._line_positions())
+        parsed = read_lines.records.parsed(sent, _TEXT, masks=absent_columns.bits(self.declared))
         if len(self._columns(group).fields) > _WIDE:
             # Constraint propagation takes seconds for a plan with thousands of columns. The session is a clone that only this attempt uses.
             self._spark.conf.set("spark.sql.constraintPropagation.enabled", "false")
-        self.frame, self.bad, self.drop = parsed.frame, F.expr(parsed.bad), (parsed.reason,)
+        self.frame, self.bad = parsed.frame, F.expr(parsed.bad)
+        self.drop = (parsed.reason, *absent_columns.names(self.declared))
         self._lines.append(read_lines)
 
     def _read_text(self, group: _Group) -> None:
-        read_lines = lines(self._spark.read.options(**group.options), group.located, group.partitions)
+        read = self._text_lines(group)
         text = decoded(RAW, self._source.encoding)
         partitions = [_quoted(field.name) for field in group.partitions.fields]
         is_bad = (~F.is_valid_utf8(text)).alias(_BAD)
-        self.frame = read_lines.select(text.alias("value"), *partitions, is_bad, *self._line_positions())
-        self._bad_texts.append(read_lines.where(~F.is_valid_utf8(text)).select(RAW, PATH, F.lit("").alias(REASON)))
+        frame = read(with_location=bool(self._positions))
+        self.frame = frame.select(text.alias("value"), *partitions, is_bad, *self._line_positions())
         self.bad, self.drop = F.col(_BAD), (_BAD,)
+        self._lines.append(_Lines(read))
 
     def _line_positions(self) -> list[Column]:
         """Return the columns by which the records of lines are sorted; none if they are not sorted."""
@@ -462,11 +480,15 @@ class FileRecords:
 
         :raises DataError: a CSV file has a record with quoted line breaks, of which a line looks like a complete record. Nothing became visible
         """
-        frames = [*self._bad_texts]
+        frames = []
         is_decoded = self._source.encoding != "UTF-8"
         text = decoded(RAW, self._source.encoding).alias(_TEXT)
         for read_lines in self._lines:
-            frame = read_lines.frame.select(RAW, PATH, START, *([text] if is_decoded else []))
+            frame = read_lines.frame(with_location=True)
+            if read_lines.records is None:
+                frames.append(frame.where(~F.is_valid_utf8(text)).select(RAW, PATH, F.lit("").alias(REASON)))
+                continue
+            frame = frame.select(RAW, PATH, START, *([text] if is_decoded else []))
             name = _TEXT if is_decoded else RAW
             if read_lines.csv is not None and read_lines.csv.dialect.quote:
                 refuse_lines_inside_records(frame, name, read_lines.csv, read_lines.records)

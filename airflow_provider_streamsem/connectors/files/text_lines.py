@@ -23,15 +23,18 @@ _CONTROLS = "".join(map(chr, range(0x80, 0xA0)))
 _WINDOWS = "".join(bytes([byte]).decode("cp1252", errors="ignore") or chr(byte) for byte in range(0x80, 0xA0))
 
 
-def lines(reader: DataFrameReader, located: list[str], partitions: StructType) -> DataFrame:
+def lines(reader: DataFrameReader, located: list[str], partitions: StructType, *, with_location: bool) -> DataFrame:
     """
     Read the lines of text files.
 
     :param partitions: the partition columns from the directories
-    :returns: the columns :data:`RAW`, :data:`PATH`, :data:`START` (offset of the split in the file) and the partition columns
+    :param with_location: whether to add the columns :data:`PATH` and :data:`START` (offset of the split in the file). They make reading slower, also if they
+        are dropped later
+    :returns: the column :data:`RAW`, the location, and the partition columns
     """
     schema = StructType([StructField(RAW, StringType()), *partitions.fields])
-    return reader.schema(schema).text(located).select(RAW, *_location_columns(partitions))
+    frame = reader.schema(schema).text(located)
+    return frame.select(RAW, *_location_columns(with_location), *_partition_columns(partitions))
 
 
 def decoded(raw: str, encoding: str) -> Column:
@@ -50,26 +53,31 @@ def decoded(raw: str, encoding: str) -> Column:
     return F.translate(text, _CONTROLS, _WINDOWS) if encoding == "windows-1252" else text
 
 
-def lines_below_headers(
-    reader: DataFrameReader, located: list[str], partitions: StructType, *, csv: Csv, encoding: str
-) -> DataFrame:
+class LinesBelowHeaders:
     """
-    Read the lines of CSV files without the header line of each file. Spark fails if the header of a file differs from the expected header.
+    Reads the lines of CSV files without the header line of each file. Spark fails if the header of a file differs from the expected header.
 
     Spark's CSV reader reads each line as one column. The encoding is ISO 8859-1, in which each byte is a character, so lines stay unchanged. Separator, quote
     and the other special characters are outside ISO 8859-1, so no line contains them.
-
-    :returns: the columns of :func:`lines`
     """
-    signs = {"sep": "\uffff", "quote": "\ufffe", "escape": "\ufffd", "comment": "\ufffc", "nullValue": "\ufffb"}
-    reader = reader.options(header="true", enforceSchema="false", encoding=_BYTES, mode="FAILFAST", **signs)
-    partition_names = {field.name.lower() for field in partitions.fields}
-    header_names = [name for name in reader.csv(located).columns if name.lower() not in partition_names]
-    header = csv.header(header_names[0].encode(_BYTES).decode(encoding, errors="replace") if header_names else "")
-    header = header.encode(encoding, errors="replace").decode(_BYTES)
-    schema = StructType([StructField(header, StringType()), *partitions.fields])
-    line = F.encode(_quoted(header), _BYTES).cast("string").alias(RAW)
-    return reader.schema(schema).csv(located).select(line, *_location_columns(partitions))
+
+    def __init__(
+        self, reader: DataFrameReader, located: list[str], partitions: StructType, *, csv: Csv, encoding: str
+    ) -> None:
+        signs = {"sep": "\uffff", "quote": "\ufffe", "escape": "\ufffd", "comment": "\ufffc", "nullValue": "\ufffb"}
+        self._reader = reader.options(header="true", enforceSchema="false", encoding=_BYTES, mode="FAILFAST", **signs)
+        self._located, self._partitions = located, partitions
+        partition_names = {field.name.lower() for field in partitions.fields}
+        header_names = [name for name in self._reader.csv(located).columns if name.lower() not in partition_names]
+        header = csv.header(header_names[0].encode(_BYTES).decode(encoding, errors="replace") if header_names else "")
+        self._header = header.encode(encoding, errors="replace").decode(_BYTES)
+
+    def __call__(self, *, with_location: bool) -> DataFrame:
+        """Return the lines; see :func:`lines`."""
+        schema = StructType([StructField(self._header, StringType()), *self._partitions.fields])
+        line = F.encode(_quoted(self._header), _BYTES).cast("string").alias(RAW)
+        frame = self._reader.schema(schema).csv(self._located)
+        return frame.select(line, *_location_columns(with_location), *_partition_columns(self._partitions))
 
 
 def refuse_lines_inside_records(frame: DataFrame, text: str, csv: Csv, records: Records) -> None:
@@ -115,9 +123,14 @@ def refuse_lines_inside_records(frame: DataFrame, text: str, csv: Csv, records: 
         )
 
 
-def _location_columns(partitions: StructType) -> list[Column]:
-    columns = [_quoted(field.name) for field in partitions.fields]
-    return [F.col("_metadata.file_path").alias(PATH), F.col("_metadata.file_block_start").alias(START), *columns]
+def _location_columns(with_location: bool) -> list[Column]:
+    if not with_location:
+        return []
+    return [F.col("_metadata.file_path").alias(PATH), F.col("_metadata.file_block_start").alias(START)]
+
+
+def _partition_columns(partitions: StructType) -> list[Column]:
+    return [_quoted(field.name) for field in partitions.fields]
 
 
 def _quoted(name: str) -> Column:

@@ -131,20 +131,26 @@ class Records:
     columns: StructType
     parser_of: Callable[[], Parser]
 
-    def parsed(self, frame: DataFrame, text: str, into: str | None = None) -> Parsed:
+    def parsed(
+        self, frame: DataFrame, text: str, into: str | None = None, *, masks: Mapping[str, Sequence[str]] | None = None
+    ) -> Parsed:
         """
         Parse texts.
 
         :param text: name of the column of texts, which the result lacks. A null text has null columns, and is not bad
         :param into: prefix of the names of the added columns; ``None``: they have the names of the schema, so no other column of the frame may have one
+        :param masks: name of each mask to add → the columns of its bits, from the lowest bit. A mask is a ``bigint``, and null in most rows. The bit
+            of a column is set in some row if the column is not null in some record
         """
         reason = REASON if into is None else f"{into}_reason"
         columns = self.columns.fields
         names = [*(self.columns.names if into is None else (f"{into}_{n}" for n in range(len(columns)))), reason]
         kept = [field for field in frame.schema.fields if field.name != text]
         added = [StructField(name, nullable(field.dataType)) for name, field in zip(names, columns, strict=False)]
-        parse = partial(parsed_batches, parser_of=self.parser_of, text=text, names=names)
-        done = _in_workers(frame, parse, StructType([*added, *kept, StructField(reason, StringType())]))
+        bits = {mask: [self.columns.names.index(name) for name in of] for mask, of in (masks or {}).items()}
+        parse = partial(parsed_batches, parser_of=self.parser_of, text=text, names=names, masks=bits)
+        after = [StructField(reason, StringType()), *(StructField(mask, LongType()) for mask in bits)]
+        done = _in_workers(frame, parse, StructType([*added, *kept, *after]))
         return Parsed(done, dict(zip(self.columns.names, map(quoted, names), strict=False)), reason)
 
     def explained(self, frame: DataFrame, text: str, *, only_bad: bool) -> DataFrame:

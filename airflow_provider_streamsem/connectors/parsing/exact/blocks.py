@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,14 +39,20 @@ class Parser(Protocol):
 
 
 def parsed_batches(
-    batches: Iterator[pa.RecordBatch], *, parser_of: Callable[[], Parser], text: str, names: Sequence[str]
+    batches: Iterator[pa.RecordBatch],
+    *,
+    parser_of: Callable[[], Parser],
+    text: str,
+    names: Sequence[str],
+    masks: Mapping[str, Sequence[int]],
 ) -> Iterator[pa.RecordBatch]:
     """
-    Replace the column of texts by the columns of the records, which come first, and that of the reasons, which comes last.
+    Replace the column of texts by the columns of the records, which come first, and those of the reasons and the masks, which come last.
 
     :param parser_of: returns the parser
     :param text: name of the column of texts
     :param names: names of the new columns: those of the records, and then that of the reasons
+    :param masks: name of each mask → numbers of the columns of its bits. The first row of a block has the mask of the block
     """
     parser = parser_of()
     for batch in batches:
@@ -55,8 +61,24 @@ def parsed_batches(
         for start, stop in _blocks(batch.column(at)):
             part = batch.slice(start, stop - start)
             block = parser.parse(part.column(at).cast(pa.string()))
-            columns = [*block.columns, *(part.column(n) for n in kept), block.reasons]
-            yield pa.RecordBatch.from_arrays(columns, [*names[:-1], *(batch.schema.names[n] for n in kept), names[-1]])
+            masked = [_mask(block, columns) for columns in masks.values()]
+            columns = [*block.columns, *(part.column(n) for n in kept), block.reasons, *masked]
+            kept_names = [batch.schema.names[n] for n in kept]
+            yield pa.RecordBatch.from_arrays(columns, [*names[:-1], *kept_names, names[-1], *masks])
+
+
+def _mask(block: Block, columns: Sequence[int]) -> pa.Array:
+    rows = len(block.reasons)
+    is_record = block.reasons.is_null()  # a bad record may have values
+    mask = 0
+    for bit, column in enumerate(columns):
+        is_present = pc.any(pc.and_(block.columns[column].is_valid(), is_record), min_count=0)
+        mask |= int(is_present.as_py()) << bit
+    return (
+        pa.concat_arrays([pa.array([mask], pa.int64()), pa.nulls(rows - 1, pa.int64())])
+        if rows
+        else pa.nulls(0, pa.int64())
+    )
 
 
 def explained_batches(
