@@ -98,8 +98,9 @@ chaos: .venv/spark.jsa  ## inject random faults into a real Kafka, S3 and Spark:
 docs: .venv/ready  ## build the documentation as a site in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
-bench: .venv/ready  ## run the benchmarks, print tables, and store the results and plots of the documentation
+bench: .venv/spark.jsa  ## run the benchmarks, print tables, and store the results, tables and plots of the documentation
 	$(RUN) -m benchmarks $(ARGS)
+	$(RUN) -m tools.benchmark_page
 	$(RUN) -m tools.plots
 
 release: .venv/ready  ## build the distributions, check their contents and metadata, and try the wheel in an empty environment

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow_provider_streamsem import SparkEngine
+from benchmarks import results, start
 from benchmarks.files import compare
 
 RECORDS = int(os.environ.get("RECORDS", "300000"))
@@ -103,6 +104,14 @@ def wide_csv(path: Path, records: int = 2_000) -> str:
     return ", ".join(f"c{n} decimal(12,2)" for n in range(_COLUMNS_OF_CSV))
 
 
+def first_batch(home: Path, source: Path, title: str) -> None:
+    """Measure the first batch of a process, without the start of the process."""
+    found = start.phases(home, "local[2]", source, MIXED)
+    subjects = {results.PROVIDER: results.PROVIDER, "bare read and write": "bare script"}
+    times = {name: [phases["work"] * 1000 for phases in found[subject]] for name, subject in subjects.items()}
+    results.record("parsing", title, times)
+
+
 def main() -> None:
     """Measure each case."""
     chosen = os.environ.get("CASES", "")
@@ -123,6 +132,10 @@ def main() -> None:
                 schema, make = JSON[name]
                 write_csv(home / f"csv-{name}", make, RECORDS)
                 compare(spark, engine, home / f"csv-{name}", schema, title, benchmark="parsing", format="csv")
+        title = "JSON, mixed, first batch"
+        if chosen in title:
+            write_json(home / "json-first", _mixed, RECORDS)
+            first_batch(home / "first", home / "json-first", title)
         title = f"CSV, {_COLUMNS_OF_CSV:,} columns"
         if chosen in title:
             schema = wide_csv(home / "csv-wide")

@@ -282,7 +282,7 @@ def measured(spark: Any, name: str) -> list[str]:
                     if turn:
                         times[subject].append((time.perf_counter() - began) * 1000)
     medians = {subject: statistics.median(values) for subject, values in times.items()}
-    results.record("sources", name, medians)
+    results.record("sources", name, times)
     ratios = [mine / other for mine, other in zip(times["provider"], times[PEER], strict=True)]
     provider_ms, peer_ms = medians.values()
     return [name, f"{plan_ms:.0f} ms", f"{provider_ms:.0f} ms", f"{peer_ms:.0f} ms", f"{statistics.median(ratios):.2f}"]

@@ -40,13 +40,13 @@ def draw(directory: Path) -> list[Path]:
         {"svg.hashsalt": "streamsem", "svg.fonttype": "none", "font.family": "sans-serif", "text.color": _GREY, "axes.edgecolor": _GREY}
         | {"axes.labelcolor": _GREY, "xtick.color": _GREY, "ytick.color": _GREY}
     )  # fmt: skip
-    names = dict.fromkeys(row["benchmark"] for row in results.rows())
+    names = dict.fromkeys(row["benchmark"] for row in results.latest())
     return [*(_benchmark(directory, name) for name in names), _chaos(directory)]
 
 
 def _benchmark(directory: Path, name: str) -> Path:
     """Draw the bars of one benchmark: a group for each case, a bar for each subject."""
-    rows = [row for row in results.rows() if row["benchmark"] == name]
+    rows = [row for row in results.latest() if row["benchmark"] == name]
     cases, subjects = (list(dict.fromkeys(row[column] for row in rows)) for column in ("case", "subject"))
     values = {(row["case"], row["subject"]): float(row["ms"]) for row in rows}
     figure, axes = _figure(len(cases) * len(subjects))

@@ -14,7 +14,7 @@ import airflow_provider_streamsem
 from airflow_provider_streamsem import FilesSink, KafkaSource, Pipeline, registry
 from airflow_provider_streamsem.pipeline.spec import from_json
 from benchmarks import results
-from tools import life_of_a_batch, plots
+from tools import benchmark_page, life_of_a_batch, plots
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -107,6 +107,18 @@ def test_navigation_has_every_page() -> None:
     assert [page for page in sorted(pages) if page not in re.findall(r"[\w/-]+\.md", navigation)] == [], "mkdocs.yml"
 
 
+def test_tables_of_the_benchmarks_show_the_stored_results_and_their_goals() -> None:
+    assert benchmark_page.PAGE.read_text() == benchmark_page.page(), "run `python -m tools.benchmark_page`"
+    shown = benchmark_page.PAGE.read_text()
+    assert {result.benchmark for result in results.results()} <= set(re.findall(r"<!-- results: (\w+) -->", shown))
+
+
+def test_every_goal_is_that_of_a_result() -> None:
+    found = [*results.results()]
+    unused = [goal for goal in results.GOALS if not any(goal.includes(r.benchmark, r.case, r.peer) for r in found)]
+    assert unused == []
+
+
 def test_plots_show_the_stored_results(tmp_path: Path) -> None:
     drawn = {path.name: path.read_text() for path in plots.draw(tmp_path)}
     pages = "".join((plots.PAGES / f"{name}.md").read_text() for name in ("benchmarks", "chaos"))
@@ -115,5 +127,5 @@ def test_plots_show_the_stored_results(tmp_path: Path) -> None:
         stored = (plots.PAGES / name).read_text()
         labels = re.findall(r"<text[^>]*>([^<]+)</text>", stored)
         assert labels == re.findall(r"<text[^>]*>([^<]+)</text>", drawn[name]), f"{name}: run `python -m tools.plots`"
-    for row in results.rows():
+    for row in results.latest():
         assert f">{int(row['ms']):,}</text>" in drawn[f"benchmark-{row['benchmark']}.svg"]
