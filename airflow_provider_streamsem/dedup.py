@@ -4,8 +4,7 @@ The deduplication settings of a pipeline, and the layout of its deduplication st
 The state is a log-structured merge of layers of ids. Each batch adds one layer with the ids that passed. The new layer absorbs the newest layers that are not
 larger than it. So the number of layers stays small. Before an id expires, it is rewritten about log2(ids in the state / ids of a batch) times.
 
-A large layer is split into buckets by id, so that a small batch reads only the buckets of its own ids. Layers are immutable. An outcome names the layers that
-are valid after it.
+Layers are immutable. An outcome names the layers that are valid after it.
 """
 
 from __future__ import annotations
@@ -19,12 +18,9 @@ from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
 from airflow_provider_streamsem.protocol.codec import build, plain
 from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Json
 
-BUCKETS = 64
-BUCKETED_ROWS = 200_000
-"""Minimum number of ids in a layer that is split into buckets."""
 SCOPES = ("pipeline", "batch")
 STATE = "state"
-ID, AT, BUCKET = "id", "at_ms", "bucket"
+ID, AT = "id", "at_ms"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,24 +91,16 @@ def _duration(seconds: int) -> str:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
     """
-    A set of ids in Parquet files with the columns ``id`` (16 bytes), ``at_ms`` (when the id's batch was planned) and ``bucket``.
+    A set of ids in Parquet files with the columns ``id`` (16 bytes, sorted) and ``at_ms`` (when the id's batch was planned).
 
     :param newest_ms: no id of the layer passed after this time, in milliseconds
     :param rows: the number of ids
-    :param files: files with keys relative to the state's location; in a layer with buckets, each file holds one bucket
+    :param files: files with keys relative to the state's location
     """
 
     newest_ms: int
     rows: int
     files: tuple[DataFile, ...] = field(default=())
-
-    def files_of(self, buckets: set[int] | None) -> list[str]:
-        """Return the keys of the files that may contain ids of these buckets; with ``None``, of all files."""
-        return [
-            f.key
-            for f in self.files
-            if buckets is None or BUCKET not in f.partition or int(f.partition[BUCKET] or 0) in buckets
-        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,14 +164,7 @@ def stored_layers(state: Json) -> list[Layer]:
     items = state.get("dedup", []) if isinstance(state, dict) else None
     if not isinstance(items, list):
         raise LogDamagedError("the deduplication state of an outcome is not a list of layers", invariant="R6")
-    layers = [build(Layer, item, "state") for item in items]
-    if any(_is_invalid_bucket(file.partition.get(BUCKET)) for layer in layers for file in layer.files):
-        raise LogDamagedError("a file of the deduplication state has an invalid bucket", invariant="R6")
-    return layers
-
-
-def _is_invalid_bucket(value: str | None) -> bool:
-    return value is not None and (not value.isdecimal() or not value.isascii() or len(value) > 3)
+    return [build(Layer, item, "state") for item in items]
 
 
 def absorbed(layers: Sequence[Layer], rows: int) -> int:
@@ -227,9 +208,9 @@ def _layer_json(layer: Layer) -> Json:
     return {"newest_ms": layer.newest_ms, "rows": layer.rows, "files": files}
 
 
-def layers_dataset(log: str, *, bucketed: bool = False) -> FilesSink:
+def layers_dataset(log: str) -> FilesSink:
     """Return the dataset that contains the layers of a log, at ``state/`` below the log's root. Each attempt writes to its own directory."""
-    return FilesSink(f"{log.rstrip('/')}/{STATE}", partition_by=(BUCKET,) if bucketed else ())
+    return FilesSink(f"{log.rstrip('/')}/{STATE}")
 
 
 def is_complete(log: str, state: Json) -> bool:

@@ -7,8 +7,9 @@ This module imports pyspark.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pyspark import StorageLevel
@@ -23,6 +24,8 @@ from airflow_provider_streamsem.connectors.columns import types as column_types
 from airflow_provider_streamsem.connectors.contract import Counted, Loaded, LoadedTogether, ParsedRecords, Source
 from airflow_provider_streamsem.connectors.files import absent_columns
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
+from airflow_provider_streamsem.deduplication.batch import DedupBatch
+from airflow_provider_streamsem.deduplication.layers import LayerFiles
 from airflow_provider_streamsem.engine import Job, Produced
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.protocol import keys
@@ -176,16 +179,17 @@ class Staging:
             observation = Observation()
             good = {item.name: self._good(item.loaded, self._records(item, inputs, observation)) for item in inputs}
             are_stored = len(self.job.sinks) > 1 and self._micro_batch is None
-            if are_stored:
+            if are_stored or self._dedup is not None:
                 counts_once = len(inputs) == 1 and self._counts_once(good.values(), observation)
-                good = {name: self._stored(frame, observation) for name, frame in good.items()}
+                store = partial(self._stored, watched=observation)
+                good = {name: self._deduplicated(frame, store) for name, frame in good.items()}
             outputs = {
                 name: self._fitted(name, self._sequencing.ordered(name, frame))
                 for name, frame in self._outputs(good).items()
             }
-            if not are_stored:
+            if not are_stored and self._dedup is None:
                 counts_once = len(inputs) == 1 and self._counts_once(outputs.values(), observation)
-            if not are_stored and not counts_once and self._micro_batch is None:
+            if not are_stored and not (counts_once and self._dedup is None) and self._micro_batch is None:
                 outputs = {name: consistent_alone(frame, self._plans) for name, frame in outputs.items()}
             passed_to_writer = {name: self._write(name, outputs[name], observation) for name in self.job.sinks}
             state = self._state_after_batch()
@@ -228,10 +232,10 @@ class Staging:
                 item.marked = self._persist(item.marked)
         # A reprocessing run without pins removes ids from the deduplication state (W27).
         if self.job.dedup is not None and (self.job.pins or self.job.chain is not None):
-            self._dedup = Deduplication(
-                session=self.session, dedup=self.job.dedup, location=self.log.store.url, now_ms=self.job.batch_time_ms,
-                state=self.job.base_state, chain=self.job.chain, keep=self._persist,
-            )  # fmt: skip
+            files = LayerFiles(self.log.store.url)
+            now_ms = self.job.batch_time_ms
+            batch = DedupBatch(self.job.dedup, files, now_ms, self.job.base_state, self.job.chain)
+            self._dedup = Deduplication(self.session, batch)
 
     def _release(self) -> None:
         """Release what the attempt holds in Spark."""
@@ -297,7 +301,7 @@ class Staging:
         # In a reprocessing run, `job.base_state` is an earlier state. A reprocessing run of a transform with state writes no ids (W27).
         state = self.job.base_state if self.job.chain is None else self.job.chain.current
         if self._dedup is not None and (self._micro_batch is None or self.job.chain is None):
-            state = self._dedup.write_state(self.job.plan.version, self.job.attempt_id)
+            state = self._dedup.batch.write_state(self.job.plan.version, self.job.attempt_id)
         if self._micro_batch is None:
             return state
         after, self._late = self._micro_batch.after()
@@ -397,10 +401,13 @@ class Staging:
     def _good(self, loaded: Loaded, records: DataFrame) -> DataFrame:
         good = records if loaded.bad is None else records.where(~loaded.bad)
         good = good if self.job.where is None else good.where(F.col(_PASSES_WHERE)).drop(_PASSES_WHERE)
-        good = good.drop(*loaded.drop) if loaded.drop else good
+        return good.drop(*loaded.drop) if loaded.drop else good
+
+    def _deduplicated(self, good: DataFrame, store: Callable[[DataFrame], DataFrame]) -> DataFrame:
+        """Store the records, and return those that pass the deduplication, if the pipeline has one."""
         if self._dedup is None:
-            return good
-        return self._sequencing.restored(self._dedup.passing(self._sequencing.numbered(good)))
+            return store(good)
+        return self._sequencing.restored(self._dedup.passing(self._sequencing.numbered(good), store))
 
     def _outputs(self, good: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
         """

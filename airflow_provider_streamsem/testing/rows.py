@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_streamsem import dedup, telemetry
+from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.columns import types as column_types
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
@@ -136,38 +135,23 @@ class RowsEngine:
 
     def _deduplicated(self, job: Job, log: CommitLog, rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], Json]:
         """Return the rows that pass, and the deduplication state after the batch. The files of the state are those that Spark would write."""
-        settings = job.dedup
-        if settings is None:
+        if job.dedup is None:
             return rows, job.base_state
-        now_ms = job.batch_time_ms
-        layers = dedup.layers_of(job.base_state, settings, now_ms)
-        stored = _read_layers(log, layers, settings.cutoff_ms(now_ms))
-        known_ids = {key for key, _ in (stored if job.chain is None else _passed_elsewhere(log, job, settings, stored))}
-        missing = sorted({key for row in rows for key in settings.keys if key not in row})
+        from airflow_provider_streamsem.deduplication.batch import DedupBatch
+        from airflow_provider_streamsem.deduplication.ids import halves
+        from airflow_provider_streamsem.deduplication.layers import LayerFiles
+
+        names = job.dedup.keys
+        missing = sorted({key for row in rows for key in names if key not in row})
         if missing:
             raise DataError("the records lack key columns of dedup; nothing became visible", missing=missing)
-        rows_with_nulls = [row for row in rows if any(row[key] is None for key in settings.keys)]
-        first_rows: dict[bytes, dict[str, Any]] = {}
-        for row in rows:
-            if all(row[key] is not None for key in settings.keys):
-                first_rows.setdefault(_id(row, settings.keys), row)
-        new_rows = {key: row for key, row in first_rows.items() if key not in known_ids}
-        passing = [*new_rows.values(), *rows_with_nulls]
-        added, removed = set(new_rows), set[bytes]()
-        if job.chain is not None:
-            before = _passed_by(log, job.chain, now_ms)
-            added, removed, layers = added - before, before - set(new_rows), dedup.stored_layers(job.chain.current)
-        if not settings.keeps_state or not (added or removed):
-            return passing, dedup.state_of(layers) if job.chain is None else job.chain.current
+        with_id = [row for row in rows if all(row[key] is not None for key in names)]
+        without_id = [row for row in rows if any(row[key] is None for key in names)]
+        batch = DedupBatch(job.dedup, LayerFiles(log.store.url), job.batch_time_ms, job.base_state, job.chain)
+        passes = batch.passing(*halves(b"".join(_id(row, names) for row in with_id)))
+        passing = [*(with_id[n] for n in sorted(passes.tolist())), *without_id]
         self._step("write deduplication state")
-        kept, older = ([], layers) if removed else dedup.split(layers, len(added))
-        dropped = {(key, now_ms) for key in removed}
-        old = _read_layers(log, older, 0 if removed else settings.cutoff_ms(now_ms)) - dropped
-        location = dedup.layers_dataset(log.store.url)
-        table = [{dedup.ID: key, dedup.AT: at} for key, at in sorted(old | {(key, now_ms) for key in added})]
-        self._write(location.attempt_location(job.plan.version, job.attempt_id), table, "parquet")
-        written = location.collect(job.plan.version, job.attempt_id)
-        return passing, dedup.state_after(kept, older, written, now_ms)
+        return passing, batch.write_state(job.plan.version, job.attempt_id)
 
     def _write(self, location: str, rows: list[dict[str, Any]], format: str) -> None:
         directory = split_url(location)[1]
@@ -211,52 +195,6 @@ def _id(row: Mapping[str, Any], names: Sequence[str]) -> bytes:
             columns=unsupported,
         )
     return hashlib.sha256(canonical([row[name] for name in names])).digest()[:16]
-
-
-def _passed_elsewhere(
-    log: CommitLog, job: Job, settings: dedup.Dedup, before: set[tuple[bytes, int]]
-) -> set[tuple[bytes, int]]:
-    """Return the ids of the current state, except those of the reprocessed version, and the ids before the version that have expired since."""
-    assert job.chain is not None
-    now_ms = job.batch_time_ms
-    current = _read_layers(log, dedup.stored_layers(job.chain.current), settings.cutoff_ms(now_ms))
-    end_ms = math.inf if settings.ttl_s is None else now_ms + settings.ttl_s * 1000
-    own = {(key, now_ms) for key in _passed_by(log, job.chain, now_ms)}
-    bound = job.chain.expired_before_ms(settings, min((at for _, at in current), default=None))
-    expired = {(key, at) for key, at in before if at < bound}
-    return {(key, at) for key, at in current - own if at <= end_ms} | expired
-
-
-def _passed_by(log: CommitLog, chain: dedup.ChainStates, now_ms: int) -> set[bytes]:
-    """Return the ids that passed in the newest commit of the chain."""
-    ids: set[bytes] = set()
-    for states in chain.commits:
-        before, after = (
-            {key for key, at in _read_layers(log, dedup.stored_layers(state), now_ms) if at == now_ms}
-            for state in states
-        )
-        ids = (ids | (after - before)) - (before - after)
-    return ids
-
-
-def _read_layers(log: CommitLog, layers: Sequence[dedup.Layer], cutoff_ms: int) -> set[tuple[bytes, int]]:
-    """
-    Return the ids in the layers, each with the time of the batch that added it, in milliseconds since the epoch.
-
-    :param cutoff_ms: ids that were added before this time are left out
-    """
-    import pyarrow.parquet
-
-    ids: set[tuple[bytes, int]] = set()
-    store = open_store(dedup.layers_dataset(log.store.url).location)
-    for key in [key for layer in layers for key in layer.files_of(None)]:
-        data = store.read(key)
-        if data is None:
-            raise StageError("a file of the deduplication state is missing; nothing became visible", file=key)
-        for row in pyarrow.parquet.read_table(pyarrow.BufferReader(data)).to_pylist():
-            if row[dedup.AT] >= cutoff_ms:
-                ids.add((row[dedup.ID], row[dedup.AT]))
-    return ids
 
 
 def _columns(job: Job, name: str, rows: list[dict[str, Any]]) -> str:

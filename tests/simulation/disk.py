@@ -22,6 +22,7 @@ _OPENERS = [
         "connectors.files.sink.open_dataset",
         "connectors.staged_parquet.sink.open_dataset",
         "connectors.files.source.open_store",
+        "deduplication.layers.open_store",
         "testing.rows.open_store",
     )
 ]
@@ -102,6 +103,8 @@ def simulated_directories(scheduler: Scheduler, beside_log: str) -> Iterator[Non
     with ExitStack() as stack:
         for name in _OPENERS:
             stack.enter_context(patch(name, opened))
+        in_turn = lambda call, items: [call(item) for item in items]  # noqa: E731  threads have no turns
+        stack.enter_context(patch("airflow_provider_streamsem.deduplication.layers.in_threads", in_turn))
         # The store probes use threads and are not part of the protocol.
         stack.enter_context(patch("airflow_provider_streamsem.commitlog.doctor.require_safe", lambda log: None))
         yield

@@ -1,4 +1,4 @@
-"""Dedup on Spark: the same results as one pass over all records, for any batches, layers and buckets."""
+"""Dedup on Spark: the same results as one pass over all records, for any batches and layers."""
 
 from __future__ import annotations
 
@@ -20,13 +20,11 @@ from airflow_provider_streamsem import (
     run_batch,
     verify,
 )
-from airflow_provider_streamsem import dedup as rules
 from airflow_provider_streamsem.commitlog.log import open_commit_log
 from airflow_provider_streamsem.dedup import Dedup
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.readers.files import open_log
 from airflow_provider_streamsem.spark import dedup as dedup_module
-from airflow_provider_streamsem.spark.dedup import Deduplication
 from airflow_provider_streamsem.testing.clock import ManualClock
 
 pytestmark = pytest.mark.spark
@@ -66,19 +64,11 @@ def test_batch_scoped_dedup_drops_duplicates_within_a_batch_and_keeps_no_state(
     assert not outcome[0].state
 
 
-@pytest.mark.parametrize(
-    ("bucketed_rows", "sent"),
-    [
-        (1_000_000, True),
-        pytest.param(20, True, marks=pytest.mark.prove),
-        pytest.param(1_000_000, False, marks=pytest.mark.prove),
-    ],
-)
+@pytest.mark.parametrize("sent", [True, pytest.param(False, marks=pytest.mark.prove)])
 def test_each_id_is_written_once_over_many_batches(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucketed_rows: int, sent: bool
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: bool
 ) -> None:
-    monkeypatch.setattr(rules, "BUCKETED_ROWS", bucketed_rows)
-    monkeypatch.setattr(dedup_module, "_MAX_BROADCAST_IDS", 500_000 if sent else 0)
+    monkeypatch.setattr(dedup_module, "_MAX_BROADCAST_ROWS", 500_000 if sent else 0)
     for batch in range(3):
         numbers = range(batch * 10, batch * 10 + 20)
         rows = [{"shop": f"s{n % 3}", "id": n, "day": "2024-01-01", "n": batch} for n in numbers]
@@ -89,28 +79,7 @@ def test_each_id_is_written_once_over_many_batches(
     assert verify(str(tmp_path / "log")).clean
     outcome = open_log(str(tmp_path / "log")).log.outcome(2)
     assert outcome is not None
-    layers = outcome[0].state["dedup"]
-    assert sum(layer["rows"] for layer in layers) == 40
-    assert {len(layer["files"]) > 1 for layer in layers} == {bucketed_rows == 20}
-
-
-def test_small_batch_reads_only_the_buckets_of_its_ids(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rules, "BUCKETED_ROWS", 1000)
-    read: list[int] = []
-    reads = Deduplication._read
-    monkeypatch.setattr(Deduplication, "_read", lambda self, keys: read.append(len(keys)) or reads(self, keys))
-    write(tmp_path, "0", [{"shop": "a", "id": n} for n in range(2000)])
-    run_batch(pipeline_in(tmp_path), run_key="r0")
-    outcome = open_log(str(tmp_path / "log")).log.outcome(0)
-    assert outcome is not None
-    (layer,) = outcome[0].state["dedup"]
-    assert (read, len(layer["files"])) == ([], rules.BUCKETS)
-    write(tmp_path, "1", [{"shop": "a", "id": n} for n in (7, 8, 5000)])
-    assert run_batch(pipeline_in(tmp_path), run_key="r1").counts["duplicates"] == 2
-    assert len(read) == 1
-    assert 1 <= read[0] <= 3
+    assert sum(layer["rows"] for layer in outcome[0].state["dedup"]) == 40
 
 
 def test_duplicate_after_its_ttl_is_written_and_counted_while_its_id_is_still_stored(
@@ -161,7 +130,7 @@ def test_id_is_unchanged_after_its_column_was_widened(spark: SparkSession, tmp_p
     integers = spark.sql(
         "SELECT CAST(5 AS DECIMAL(9,2)) a, 5L b, CAST(1e-10 AS DECIMAL(20,10)) c, CAST(0 AS DECIMAL(38,38)) d, CAST(-10 AS DECIMAL(9,0)) e"
     )
-    texts = integers.select(*[dedup_module._text(integers[f.name], f.dataType) for f in integers.schema.fields]).first()
+    texts = integers.selectExpr(*[dedup_module._text(f.name, f.dataType) for f in integers.schema.fields]).first()
     assert tuple(texts or ()) == ("5", "5", "0.0000000001", "0", "-10")
 
 

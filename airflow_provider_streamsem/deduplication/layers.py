@@ -1,0 +1,192 @@
+"""
+Reads and writes the files of the deduplication state.
+
+A large file is kept as a copy on the local disk, which is mapped into memory: a batch then reads the pages near its own ids. A copy is only a cache. If it is
+missing, the file is read again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import tempfile
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+
+from airflow_provider_streamsem import telemetry
+from airflow_provider_streamsem.dedup import AT, ID, Layer, layers_dataset
+from airflow_provider_streamsem.deduplication.ids import ID_BYTES, Ids, halves, in_order
+from airflow_provider_streamsem.errors import StageError
+from airflow_provider_streamsem.protocol import keys
+from airflow_provider_streamsem.protocol.entries import Committable, DataFile
+from airflow_provider_streamsem.stores.concurrency import in_threads
+from airflow_provider_streamsem.stores.contract import open_store
+
+logger = telemetry.log_of(__name__)
+
+_ROWS_OF_FILE = 4_000_000
+_COPIED_BYTES = 1 << 20
+"""Files of at least this size are copied to the local disk. Smaller ones are read for each batch."""
+_MOST_COPIES_BYTES = 4 << 30
+_ROW_BYTES = ID_BYTES + 8
+_SCHEMA = pa.schema([(ID, pa.binary(ID_BYTES)), (AT, pa.int64())])
+
+
+class LayerFiles:
+    """
+    The files of the layers of a log.
+
+    :param log: URL of the log
+    """
+
+    def __init__(self, log: str) -> None:
+        self._dataset = layers_dataset(log)
+        self._store = open_store(self._dataset.location)
+
+    def read(self, layers: Iterable[Layer]) -> list[Ids]:
+        """
+        Return the ids of the files of layers.
+
+        :raises StageError: a file is missing, or has another number of ids than the log
+        """
+        return in_threads(self._ids, [file for layer in layers for file in layer.files])
+
+    def write(self, ids: Ids, version: int, attempt_id: str) -> Committable:
+        """
+        Write the files of a layer.
+
+        :raises StageError: a file that was read back differs from what was written
+        """
+        names: list[str] = []
+        for start in range(0, len(ids), _ROWS_OF_FILE):
+            part = ids.where(slice(start, start + _ROWS_OF_FILE))
+            names.append(f"ids-{len(names):05d}.parquet")
+            data = _parquet(part)
+            if not _are_equal(_parsed(data), part):
+                summary = "a file of the deduplication state differs from what was written; nothing became visible"
+                raise StageError(summary, version=version, file=names[-1])
+            self._store.create(keys.data_prefix(version, attempt_id) + names[-1], data)
+        written = self._dataset.collect(version, attempt_id, frozenset(names))
+        for number, file in enumerate(written.files):
+            start = number * _ROWS_OF_FILE
+            self._copy(file, ids.where(slice(start, start + _ROWS_OF_FILE)))
+        return written
+
+    def _ids(self, file: DataFile) -> Ids:
+        if (mapped := self._mapped(file)) is not None:
+            return mapped
+        data = self._store.read(file.key)
+        if data is None:
+            raise StageError("a file of the deduplication state is missing; nothing became visible", file=file.key)
+        ids = _parsed(data)
+        if len(ids) != file.rows:
+            summary = (
+                "a file of the deduplication state has another number of ids than the log says; nothing became visible"
+            )
+            raise StageError(summary, file=file.key, log=file.rows, read=len(ids))
+        self._copy(file, ids)
+        return ids
+
+    def _mapped(self, file: DataFile) -> Ids | None:
+        """Map the copy of a file into memory; ``None`` if there is none of its size."""
+        if file.bytes < _COPIED_BYTES:
+            return None
+        try:
+            path = self._path_of_copy(file)
+            if path.stat().st_size != file.rows * _ROW_BYTES:
+                return None
+            numbers = np.memmap(path, np.uint64, "r", shape=(3, file.rows))
+            os.utime(path)
+        except OSError:
+            return None
+        return Ids(numbers[0], numbers[1], numbers[2].view(np.int64))
+
+    def _copy(self, file: DataFile, ids: Ids) -> None:
+        """Write the copy of a large file. Without space for it, the file is read for each batch."""
+        if file.bytes < _COPIED_BYTES:
+            return
+        try:
+            path = self._path_of_copy(file)
+            handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
+            with open(handle, "wb") as copy:
+                for column in (ids.high, ids.low, ids.at_ms):
+                    copy.write(np.ascontiguousarray(column).data)
+                copy.flush()
+                os.fsync(copy.fileno())  # a file of the right size without its content would hide ids
+            os.replace(name, path)
+            _delete_oldest(path)
+        except OSError as error:
+            logger.warning("no local copy of a file of the deduplication state was written: %s", error.strerror)
+
+    def _path_of_copy(self, file: DataFile) -> Path:
+        """Return the path of the copy of a file. A file never changes, and its key has the id of an attempt."""
+        identity = f"{self._store.url}\n{file.key}\n{file.bytes}\n{file.checksum}"
+        return _directory() / f"{hashlib.sha256(identity.encode()).hexdigest()}.ids"
+
+
+def _parquet(ids: Ids) -> bytes:
+    sink = pa.BufferOutputStream()
+    table = pa.table([ids.to_arrow(), pa.array(ids.at_ms)], schema=_SCHEMA)
+    pyarrow.parquet.write_table(
+        table, sink, compression={ID: "none", AT: "zstd"}, use_dictionary=[AT], write_statistics=False
+    )
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def _parsed(data: bytes) -> Ids:
+    table = pyarrow.parquet.read_table(pa.BufferReader(data), schema=_SCHEMA).combine_chunks()
+    column = table.column(ID).combine_chunks()
+    buffer = column.buffers()[1].slice(column.offset * ID_BYTES, len(column) * ID_BYTES) if len(column) else b""
+    high, low = halves(buffer)
+    return in_order(high, low, table.column(AT).to_numpy())
+
+
+def _are_equal(first: Ids, second: Ids) -> bool:
+    return all(np.array_equal(getattr(first, name), getattr(second, name)) for name in ("high", "low", "at_ms"))
+
+
+def _delete_oldest(newest: Path) -> None:
+    """Delete the copies that were not used for the longest time, if all copies together are too large."""
+    with os.scandir(newest.parent) as entries:
+        found = sorted(((entry.stat(), entry.path) for entry in entries), key=lambda each: -each[0].st_mtime)
+    total = 0
+    for info, path in found:
+        total += info.st_size
+        if total > _MOST_COPIES_BYTES and path != str(newest):
+            with suppress(OSError):  # another process has deleted it
+                os.unlink(path)
+
+
+_own_directory: Path | None = None
+
+
+def _directory() -> Path:
+    """
+    Return the directory of the copies, which only this user can write to.
+
+    Another user who can write there could hide ids. So a directory that is not private is not used.
+
+    :raises OSError: no directory can be created
+    """
+    global _own_directory
+    if _own_directory is None:
+        path = Path(tempfile.gettempdir()) / f"streamsem-{os.getuid()}"
+        with suppress(OSError):
+            path.mkdir(mode=0o700)
+        _own_directory = path if _is_private(path) else Path(tempfile.mkdtemp(prefix="streamsem-"))
+    return _own_directory
+
+
+def _is_private(path: Path) -> bool:
+    try:
+        info = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() and not info.st_mode & 0o077
