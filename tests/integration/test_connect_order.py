@@ -45,7 +45,7 @@ def narrow(frame):
 one_run("plain")
 one_run("narrow", transform=narrow)
 one_run("two", sinks=("a", "b"), transform=narrow)
-one_run("dedup", dedup=Dedup(keys=["k", "v"], scope="batch"))
+one_run("dedup", dedup=Dedup(keys=["k", "v"], ttl_s=3600))
 one_run("shuffled", transform=lambda frame: frame.repartition(3))
 one_run("snapshot", starting="earliest")
 print("RESULTS", json.dumps(results))
