@@ -7,12 +7,11 @@ This module imports pyspark.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pyspark import StorageLevel
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
@@ -134,12 +133,16 @@ class _Input:
     :param name: name of the source; ``""`` for the only source of a pipeline
     :param marked: the records, with the value of the predicate ``where`` as a column
     :param aggregates: the aggregates that count the records
+    :param observation: counts the records while Spark reads them
+    :param counts_once: whether the observation counts each record exactly once
     """
 
     name: str
     loaded: Loaded
     marked: DataFrame
     aggregates: list[Column]
+    observation: Observation = field(default_factory=Observation)
+    counts_once: bool = False
 
 
 @dataclass(slots=True)
@@ -151,7 +154,6 @@ class Staging:
     job: Job
     log: CommitLog
     _plans: Plans = field(init=False)
-    _persisted: list[DataFrame] = field(default_factory=list)
     _accepted: dict[str, frozenset[str] | None] = field(default_factory=dict)
     _schemas: dict[str, str] = field(default_factory=dict)
     _late: int = 0
@@ -174,26 +176,24 @@ class Staging:
         """
         try:
             inputs = self._inputs()
-            self._load_state(inputs)
-            # One observation counts the records while Spark reads them. It can count one source only.
-            observation = Observation()
-            good = {item.name: self._good(item.loaded, self._records(item, inputs, observation)) for item in inputs}
-            are_stored = len(self.job.sinks) > 1 and self._micro_batch is None
-            if are_stored or self._dedup is not None:
-                counts_once = len(inputs) == 1 and self._counts_once(good.values(), observation)
-                store = partial(self._stored, watched=observation)
-                good = {name: self._deduplicated(frame, store) for name, frame in good.items()}
+            self._load_state()
+            stores = len(self.job.sinks) > 1 or self._dedup is not None or self._micro_batch is not None
+            # In a plan that combines several sources, an observation may count a record several times, or not at all.
+            good = {item.name: self._good(item, observes=stores or len(inputs) == 1) for item in inputs}
+            if stores:
+                good = {item.name: self._evaluated(item, good[item.name]) for item in inputs}
             outputs = {
                 name: self._fitted(name, self._sequencing.ordered(name, frame))
                 for name, frame in self._outputs(good).items()
             }
-            if not are_stored and self._dedup is None:
-                counts_once = len(inputs) == 1 and self._counts_once(outputs.values(), observation)
-            if not are_stored and not (counts_once and self._dedup is None) and self._micro_batch is None:
+            if not stores and len(inputs) == 1:
+                inputs[0].counts_once = self._counts_once(outputs.values(), inputs[0].observation)
+            if len(self.job.sinks) == 1 and self._micro_batch is None and (stores or not inputs[0].counts_once):
                 outputs = {name: consistent_alone(frame, self._plans) for name, frame in outputs.items()}
-            passed_to_writer = {name: self._write(name, outputs[name], observation) for name in self.job.sinks}
+            watched = inputs[0].observation
+            passed_to_writer = {name: self._write(name, outputs[name], watched) for name in self.job.sinks}
             state = self._state_after_batch()
-            counts = self._counts_of_inputs(inputs, observation if counts_once else None)
+            counts = {item.name: self._counts_of(item) for item in inputs}
         finally:
             self._release()
         for item in inputs:
@@ -223,13 +223,10 @@ class Staging:
             for name, loaded in self._loaded().items()
         ]
 
-    def _load_state(self, inputs: Sequence[_Input]) -> None:
+    def _load_state(self) -> None:
         """Prepare the stateful operators and the deduplication, if the pipeline has them."""
         if self.job.state_settings is not None:
             self._micro_batch = self._stateful(self.job.state_settings)
-            # An observation does not count rows in a streaming plan, so the records are counted from the cache.
-            for item in inputs:
-                item.marked = self._persist(item.marked)
         # A reprocessing run without pins removes ids from the deduplication state (W27).
         if self.job.dedup is not None and (self.job.pins or self.job.chain is not None):
             files = LayerFiles(self.log.store.url)
@@ -241,32 +238,18 @@ class Staging:
         """Release what the attempt holds in Spark."""
         if self._micro_batch is not None:
             self._micro_batch.close()
-        for frame in self._persisted:
-            frame.unpersist()
         self._plans.release()
-
-    def _records(self, item: _Input, inputs: Sequence[_Input], observation: Observation) -> DataFrame:
-        """Return the records of a source. If it is the only source, attach the observation."""
-        return self.inspect.observe(item.marked, observation, *item.aggregates) if len(inputs) == 1 else item.marked
 
     def _counts_once(self, outputs: Iterable[DataFrame], observation: Observation) -> bool:
         """Return whether the observation counts each record exactly once when the sinks are written."""
         is_used = self.inspect.may_have_run(observation, self.session)  # by an action in the transform
         return not is_used and all(self.inspect.reads_input_once(frame) for frame in outputs)
 
-    def _counts_of_inputs(
-        self, inputs: Sequence[_Input], observation: Observation | None
-    ) -> dict[str, Mapping[str, int]]:
-        """
-        Return source → its counts.
-
-        :param observation: has counted the only source; ``None``: count every source in a separate pass
-        """
-        names = [*_COUNTS, *(name for item in inputs for name in absent_columns.names(_declared(item.loaded)))]
-        observed = None if observation is None else self.inspect.observed(observation, self.session, names)
-        return {
-            item.name: self._count(item.marked, item.aggregates) if observed is None else observed for item in inputs
-        }
+    def _counts_of(self, item: _Input) -> Mapping[str, int]:
+        """Return the counts of a source. If the observation may have counted a record several times, or not at all, count in a separate pass."""
+        names = [*_COUNTS, *absent_columns.names(_declared(item.loaded))]
+        observed = self.inspect.observed(item.observation, self.session, names) if item.counts_once else None
+        return self._count(item.marked, item.aggregates) if observed is None else observed
 
     def _report_absent_columns(self, loaded: Loaded, counts: Mapping[str, int]) -> None:
         """
@@ -398,13 +381,18 @@ class Staging:
             ) from causes.short(error)
         return self._plans.repeatable(marked, self.job.where)
 
-    def _good(self, loaded: Loaded, records: DataFrame) -> DataFrame:
-        good = records if loaded.bad is None else records.where(~loaded.bad)
+    def _good(self, item: _Input, *, observes: bool) -> DataFrame:
+        """Return the records that the transform gets, unless they are duplicates. Attach the observation if ``observes``."""
+        loaded, good = item.loaded, item.marked
+        good = self.inspect.observe(good, item.observation, *item.aggregates) if observes else good
+        good = good if loaded.bad is None else good.where(~loaded.bad)
         good = good if self.job.where is None else good.where(F.col(_PASSES_WHERE)).drop(_PASSES_WHERE)
         return good.drop(*loaded.drop) if loaded.drop else good
 
-    def _deduplicated(self, good: DataFrame, store: Callable[[DataFrame], DataFrame]) -> DataFrame:
-        """Store the records, and return those that pass the deduplication, if the pipeline has one."""
+    def _evaluated(self, item: _Input, good: DataFrame) -> DataFrame:
+        """Evaluate the records of a source once, and return those that pass the deduplication, if the pipeline has one."""
+        item.counts_once = self._counts_once([good], item.observation)
+        store = partial(self._stored, watched=item.observation)
         if self._dedup is None:
             return store(good)
         return self._sequencing.restored(self._dedup.passing(self._sequencing.numbered(good), store))
@@ -478,10 +466,6 @@ class Staging:
         return self._plans.stored(
             self.inspect.observe_last(frame, Observation(), F.expr("count(1) AS rows"), watched=watched)
         )
-
-    def _persist(self, frame: DataFrame) -> DataFrame:
-        self._persisted.append(frame.persist(StorageLevel.MEMORY_AND_DISK))
-        return self._persisted[-1]
 
     def _write(self, name: str, frame: DataFrame, watched: Observation) -> int | None:
         """Write the files of one sink, and return the number of rows that Spark passed to its writer; ``None`` if Spark did not count them."""
