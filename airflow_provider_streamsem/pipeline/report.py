@@ -74,6 +74,17 @@ def closed(outcome: Outcome, ms: int) -> str:
     return f"version {outcome.version} committed in {ms / 1000:.1f} s: {done}"
 
 
+def all_quarantined(outcome: Outcome) -> str | None:
+    """Format a warning if a version has read records, and no record could be parsed; ``None`` otherwise."""
+    quarantined = outcome.counts.get("quarantined", 0)
+    if not outcome.committed or outcome.counts.get("parsed", 0) or not quarantined:
+        return None
+    return (
+        f"version {outcome.version}: none of {quarantined:,} records could be parsed. The schema or the format of the source may be wrong. Do: run "
+        "`streamsem quarantine` to see why; correct the pipeline, and reprocess the version"
+    )
+
+
 def ended(result: RunResult, *, resumed: bool, ms: int) -> str:
     """
     Format the result of a run.

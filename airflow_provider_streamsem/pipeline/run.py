@@ -331,6 +331,8 @@ class Run:
         with telemetry.phase("commit", version=plan.version, attempt_id=proposed.attempt_id or ""):
             closed, outcome = log.decide(head, proposed)
             logger.info("%s", report.closed(outcome, log.clock.now_ms() - began_ms))
+            if (warning := report.all_quarantined(outcome)) is not None:
+                logger.warning("%s", warning)
             telemetry.emit(telemetry.VersionClosed.from_outcomes, plan, proposed, outcome)
         if closed.has_pending_publishes:
             closed = publish(self.opened, closed, outcome, is_own=plan.run_key == self.run_key)

@@ -41,6 +41,17 @@ def test_batch_and_run_are_each_logged_as_one_line_with_counts(
     assert ended.endswith(" s: 1 batch up to version 0, 8 rows read, 6 written to out, 2 quarantined")
 
 
+def test_version_without_any_parsed_record_is_a_warning_with_the_next_command(
+    fixture: PipelineFixture, caplog_at_info: pytest.LogCaptureFixture
+) -> None:
+    for name, line, warns in (("a", "{}", False), ("b", "bad", True)):
+        (fixture.root / "in" / f"{name}.json").write_text(line + "\n")
+        fixture.run(name)
+        found = [record.message for record in caplog_at_info.records if record.levelname == "WARNING"]
+        assert any("none of 1 records could be parsed" in message for message in found) == warns
+        assert any("`streamsem quarantine`" in message for message in found) == warns
+
+
 def test_completed_or_empty_run_is_logged_as_such(
     fixture: PipelineFixture, caplog_at_info: pytest.LogCaptureFixture
 ) -> None:
