@@ -35,6 +35,8 @@ _OF_THE_QUERY = ("0A", "21", "22", "23", "39", "42", "54", "P0")
 _NOT_OF_THE_QUERY = ("KAFKA_", "STATE_STORE", "STATEFUL_")
 """Prefixes of conditions that have such a SQLSTATE although a source or the state is the cause."""
 
+_HEADER = re.compile(r"CSV header does not conform to the schema\..*?\n\s*Schema: ([^\n]*)", re.DOTALL)
+"""Spark also names the header that it found. It is not quoted, because it is a record if the file has no header."""
 _CHANGED_STATE = {
     "STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE": ("storedKeySchema", "newKeySchema"),
     "STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE": ("storedValueSchema", "newValueSchema"),
@@ -200,6 +202,13 @@ def _condition_error(
     if condition.startswith("FAILED_READ_FILE") and is_transient:
         summary = "the store did not respond while Spark read a planned file; nothing became visible"
         return StageError(summary, version=version, file=_path_of(path), condition=condition)
+    expected = next((found[1] for text in texts if (found := _HEADER.search(text))), None)
+    if condition.startswith("FAILED_READ_FILE") and expected is not None:
+        summary = "the first line of a planned CSV file is not the expected header; nothing became visible"
+        return DataError(summary, version=version, file=_path_of(path), expected=expected).advising(
+            "set the option `sep` to the separator of the files; or name the columns of `schema` as the files do, in their order; or remove the option "
+            "`header` if the files have none. Then run again: the version stays open, and the same files are read."
+        )
     if condition.startswith("FAILED_READ_FILE"):
         return DataError(
             "Spark cannot read a planned file with the source's format and schema; nothing became visible",
