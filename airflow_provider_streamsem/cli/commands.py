@@ -438,6 +438,20 @@ def _url(location: str) -> str:
     return location if "://" in location else os.path.abspath(location)
 
 
+def _urls(args: argparse.Namespace) -> list[str]:
+    """
+    Return the URLs of the logs of a command that takes several.
+
+    :raises InvalidError: one is a pipeline
+    """
+    pipelines = [log for log in args.logs if re.search(r"\.toml$|\.py(:[^/]*)?$", log) and not os.path.isdir(log)]
+    if pipelines:
+        raise InvalidError(f"{args.command} takes logs, and no pipelines", given=pipelines).advising(
+            f"name the field `log` of each pipeline: streamsem {args.command} LOG."
+        )
+    return [_url(log) for log in args.logs]
+
+
 def move_log(args: argparse.Namespace) -> CommandResult:
     """Move a log (``streamsem move-log``)."""
     moved = move.move_log(open_commit_log(args.log), open_commit_log(_url(args.to)), already_moved=args.already_moved)
@@ -543,7 +557,7 @@ def _upstream(pipeline: Pipeline, source: ReadsPipeline) -> tuple[dict[str, Any]
 def top(args: argparse.Namespace) -> CommandResult:
     """Show the state of several pipelines (``streamsem top``)."""
     integer("--interval", args.interval, least=1)
-    rows = top_.pipelines([_url(log) for log in args.logs])
+    rows = top_.pipelines(_urls(args))
     return CommandResult(document={"pipelines": rows}, tables=[top_.overview(rows, now_ms=SYSTEM_CLOCK.now_ms())])
 
 
@@ -552,7 +566,7 @@ def ui(args: argparse.Namespace) -> CommandResult:
     from airflow_provider_streamsem.web.server import serve
 
     integer("--port", args.port, least=0, most=65_535)
-    logs = [_url(log) for log in args.logs]
+    logs = _urls(args)
     try:
         with suppress(KeyboardInterrupt):
             serve(logs, port=args.port, shows_records=args.show_records, on_start=_show_address)

@@ -813,6 +813,9 @@ def test_top_shows_a_row_for_each_pipeline_and_the_error_of_a_log_that_cannot_be
     code, out, _ = run(capsys, "top", log, missing)
     assert (code, "██" in out, "there is no log" in out) == (0, True, True)
     assert run(capsys, "top", log, "--interval", "0")[0] == 2
+    for command in ("top", "ui"):
+        code, _, error = run(capsys, command, log, "dags/orders.py:ORDERS")
+        assert (code, "takes logs, and no pipelines" in error) == (2, True)
 
 
 def test_top_in_a_terminal_repeats_until_it_is_interrupted(
