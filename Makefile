@@ -40,7 +40,7 @@ help:  ## list the targets
 .venv/spark.jsa: .venv/ready
 	$(RUN) -m tools.class_archive $@
 
-demo: .venv/spark.jsa  ## run the quickstart DAG on a year of flights, kill it twice, and check every row (2 minutes on two cores)
+demo: .venv/spark.jsa  ## run the quickstart DAG on a year of flights, kill it twice, and check every row (3 minutes on two cores)
 	@$(RUN) -m demo.quickstart
 
 test: .venv/ready  ## lint, types, architecture, and the fast tests; ARGS=tests/connectors/delta runs all tests of a folder that need no servers

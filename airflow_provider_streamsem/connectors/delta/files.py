@@ -108,7 +108,8 @@ def of_entry(entry: Entry, location: str, *, changes: str, committed_ms: int) ->
     if entry.changes_rows and changes == "refuse":
         summary = "a version of the Delta table changes, deletes or restores rows; nothing was written"
         raise SourceChangedError(summary, **facts).advising(
-            'set changes="skip" to ignore such versions. Or set changes="read" in a new pipeline, with delta.enableChangeDataFeed on the table.'
+            'set changes="skip" to ignore such versions. Or set changes="read" in a new pipeline, with delta.enableChangeDataFeed on the table. A table '
+            "into which DeltaSink merges by key cannot have the feed: there, also write the rows to a FilesSink, and read them with PipelineSource."
         )
     if entry.changes_rows and changes == "skip":
         return []
@@ -137,7 +138,8 @@ def check(entry: Entry, pins: Sequence[FilePin], columns: Columns, location: str
             "a version of the Delta table changes rows, and the table has no change data feed; nothing was written"
         )
         raise SourceChangedError(summary, **facts).advising(
-            "set delta.enableChangeDataFeed=true on the table, and start a new pipeline after this version."
+            "set delta.enableChangeDataFeed=true on the table, and start a new pipeline after this version. A table into which DeltaSink merges by key cannot "
+            "have the feed: there, also write the rows to a FilesSink, and read them with PipelineSource."
         )
     mismatched = next((pin.path for pin in pins if has_other_partitions([*pin.partition], columns)), None)
     if mismatched is not None:

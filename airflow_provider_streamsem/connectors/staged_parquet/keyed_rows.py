@@ -133,7 +133,8 @@ def refuse_ambiguous(
     same = "equal keys and equal sequence_by columns" if sequence_by else "equal keys"
     summary = f"the batch has different rows with {same}, and their order is unknown; nothing became visible"
     raise DataError(summary, keys=list(keys), sequence_by=list(sequence_by), repeated_keys=ambiguous).advising(
-        "set sequence_by of the sink to columns that order the rows with equal keys, such as a time or an offset, or return one row per key; then run again. "
+        "set sequence_by of the sink to columns that order the rows with equal keys, such as a time or an offset; then run again. Do not use dropDuplicates "
+        "for this, because it keeps any of the rows. "
         "The transform does not keep the order of the source, or the source has none: the rows of one version of a table or upstream pipeline have no order."
     )
 
