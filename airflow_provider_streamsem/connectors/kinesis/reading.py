@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from airflow_provider_streamsem.connectors.kinesis.aggregated import split
+from airflow_provider_streamsem.connectors.python_worker import keep_import_caches
 
 PAGE_RECORDS = 10_000
 """Maximum number of records of one request, a limit of Kinesis."""
@@ -159,6 +160,7 @@ def batches(client: Any, pin: Mapping[str, Any], aggregation: str) -> Iterator[A
 
     :raises RangeChangedError: records of the range are missing
     """
+    keep_import_caches()
     keys = int(pin["lowest_key"]), int(pin["highest_key"])
     rows: list[tuple[Any, ...]] = []
     size = 0

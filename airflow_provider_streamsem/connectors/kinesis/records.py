@@ -10,6 +10,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
+from airflow_provider_streamsem.connectors import python_worker
 from airflow_provider_streamsem.connectors.kinesis import aggregated, reading
 from airflow_provider_streamsem.connectors.kinesis.pins import ShardPin
 from airflow_provider_streamsem.connectors.parsing.decoders import Decoder
@@ -56,7 +57,7 @@ def read_ranges(
     """
     name = f"kinesis_{secrets.token_hex(8)}"
     # Executors need not have this package.
-    with pickled_by_value([aggregated, reading]):
+    with pickled_by_value([aggregated, python_worker, reading]):
         spark.dataSource.register(_data_source(name, pins, settings, aggregation))
     return spark.read.format(name).load()
 

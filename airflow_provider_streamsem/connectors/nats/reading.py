@@ -16,6 +16,7 @@ from airflow_provider_streamsem.connectors.nats.access import Access
 from airflow_provider_streamsem.connectors.nats.client import Delivered, NatsClient, connected
 from airflow_provider_streamsem.connectors.nats.pins import SequencePin
 from airflow_provider_streamsem.connectors.nats.stream import StreamState, state_of
+from airflow_provider_streamsem.connectors.python_worker import keep_import_caches
 from airflow_provider_streamsem.errors import RecordsMissingError, SourceChangedError, UnavailableError
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class Reading:
 
         :param ids: batches with one column: numbers of parts, from 0
         """
+        keep_import_caches()
         parts = self.parts
         for batch in ids:
             for number in batch.column(0).to_pylist():

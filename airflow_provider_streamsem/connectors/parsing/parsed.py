@@ -41,6 +41,7 @@ from pyspark.sql.types import (
     VarcharType,
 )
 
+from airflow_provider_streamsem.connectors import python_worker
 from airflow_provider_streamsem.connectors.parsing.exact import (
     arrow_columns,
     arrow_json,
@@ -61,7 +62,9 @@ from airflow_provider_streamsem.connectors.pickling import pickled_by_value
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.identifiers import more_than_once, quoted
 
-_MODULES = (arrow_columns, arrow_json, blocks, csv_records, exact_columns, exact_values, json_records, time_formats)
+_MODULES = (
+    arrow_columns, arrow_json, blocks, csv_records, exact_columns, exact_values, json_records, python_worker, time_formats
+)  # fmt: skip
 _SCALARS = (
     BooleanType, ByteType, DateType, DecimalType, DoubleType, FloatType, IntegerType, LongType, ShortType, StringType, TimestampNTZType, TimestampType,
 )  # fmt: skip

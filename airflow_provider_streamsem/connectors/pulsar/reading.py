@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_streamsem.connectors.python_worker import keep_import_caches
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -138,6 +140,7 @@ def batches(
     :param parts: batches with one column: positions in ``pins``
     :param access: the arguments of :func:`client`
     """
+    keep_import_caches()
     for part in parts:
         for position in part.column(0).to_pylist():
             with client(**access) as connected:

@@ -9,6 +9,8 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from airflow_provider_streamsem.connectors.python_worker import keep_import_caches
+
 _BLOCK_BYTES = 1 << 22
 """Maximum size of the texts of a block. One longer text is a block."""
 
@@ -54,6 +56,7 @@ def parsed_batches(
     :param names: names of the new columns: those of the records, and then that of the reasons
     :param masks: name of each mask → numbers of the columns of its bits. The first row of a block has the mask of the block
     """
+    keep_import_caches()
     parser = parser_of()
     for batch in batches:
         at = batch.schema.get_field_index(text)
@@ -89,6 +92,7 @@ def explained_batches(
 
     :param only_bad: whether to yield only the rows of bad texts
     """
+    keep_import_caches()
     parser = parser_of()
     for batch in batches:
         at = batch.schema.get_field_index(text)
