@@ -117,3 +117,21 @@ def test_required_column_and_required_nested_field_are_checked() -> None:
         block = ArrowJson(schema, Settings()).parse(pa.array(texts))
         reasons = [None, "values that do not fit: a", "required values that are missing: id", None]
         assert block.reasons.to_pylist() == reasons
+
+
+@pytest.mark.parametrize("opening", ["[", '{"a":'])
+def test_deep_value_of_a_text_is_kept_and_a_deeper_one_is_bad(opening: str) -> None:
+    """The value is the text of a column, of an element and of a map's value. The record itself is one more level."""
+    closing = {"[": "]"}.get(opening, "}")
+    of_record = {
+        pa.string(): ("", "", lambda value: value),
+        pa.list_(pa.string()): ("[", "]", lambda value: value[0]),
+        pa.map_(pa.string(), pa.string()): ('{"k":', "}", lambda value: value[0][1]),
+    }
+    for kind, (before, after, text_of) in of_record.items():
+        room = 999 - bool(before)
+        deep, deeper = (opening * n + "1" + closing * n for n in (room, room + 1))
+        texts = pa.array([f'{{"x":{before}{value}{after}}}' for value in (deep, deeper, '"1"')])
+        block = ArrowJson(pa.schema([pa.field("x", kind)]), Settings()).parse(texts)
+        assert block.reasons.to_pylist() == [None, "more than 1000 nested objects and arrays", None]
+        assert text_of(block.columns[0][0].as_py()) == deep

@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -83,6 +82,14 @@ class ExactJson:
 
         :param texts: a null has null columns, and is not bad
         """
+        limit = sys.getrecursionlimit()
+        sys.setrecursionlimit(limit + 4 * DEEPEST)
+        try:
+            return self._parsed(texts)
+        finally:
+            sys.setrecursionlimit(limit)
+
+    def _parsed(self, texts: Sequence[str | None]) -> Block:
         records: list[dict[str, Any]] = []
         reasons: list[str | None] = []
         for text in texts:
@@ -118,12 +125,10 @@ class ExactJson:
         strict = text if self._lenient is None else self._lenient.strict(text)
         if _has_half_of_pair(strict):
             raise _BadRecordError("half of a surrogate pair")
+        if strict.count("[") + strict.count("{") > DEEPEST and is_too_deep(strict):
+            raise _BadRecordError(f"more than {DEEPEST} nested objects and arrays")
         try:
-            if strict.count("[") + strict.count("{") < DEEPEST // 4:
-                record = self._decoder.decode(strict)
-            else:
-                with _deep(strict):
-                    record = self._decoder.decode(strict)
+            record = self._decoder.decode(strict)
         except ValueError as error:
             is_longer = isinstance(error, json.JSONDecodeError) and error.msg == "Extra data"
             raise _BadRecordError("text after the JSON object" if is_longer else NO_OBJECT) from None
@@ -156,23 +161,6 @@ def is_too_deep(text: str) -> bool:
             break
         brackets = inner
     return bool(brackets)
-
-
-@contextmanager
-def _deep(text: str) -> Iterator[None]:
-    """
-    Let Python's parser read a text with many brackets.
-
-    :raises _BadRecordError: the text is nested too deep
-    """
-    if is_too_deep(text):
-        raise _BadRecordError(f"more than {DEEPEST} nested objects and arrays")
-    limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(limit + 2 * DEEPEST)
-    try:
-        yield
-    finally:
-        sys.setrecursionlimit(limit)
 
 
 def _refuse(name: str) -> None:
@@ -301,13 +289,13 @@ def _text(value: Any) -> str:
 def _compact(value: Any) -> str:
     if isinstance(value, _Number):
         return value.decode()
+    # Lists, and no generators: a nested call from C code has a lower limit in Python 3.12.
     if isinstance(value, dict):
         pairs = value.pairs if isinstance(value, _Repeated) else value.items()
-        return (
-            "{" + ",".join(f"{json.dumps(name, ensure_ascii=False)}:{_compact(inner)}" for name, inner in pairs) + "}"
-        )
+        members = [f"{json.dumps(name, ensure_ascii=False)}:{_compact(inner)}" for name, inner in pairs]
+        return "{" + ",".join(members) + "}"
     if isinstance(value, list):
-        return "[" + ",".join(map(_compact, value)) + "]"
+        return "[" + ",".join([_compact(inner) for inner in value]) + "]"
     return json.dumps(value, ensure_ascii=False)
 
 
