@@ -245,6 +245,8 @@ Some guarantees have conditions, which are in parentheses. `lag 600` means that 
 seconds late may be lost. [SQL source](../connectors/sql-source.md#delivery-guarantee) explains it, and `unchanged rows`
 and `newest state of a row`. [Deduplication](../reference/deduplication.md) explains `dedup 24 h`,
 and [queues](../connectors/queues.md#dedup-window) explains `queue dedup 24 h`.
+`partly ordered records` means that some records of the source have no order, and the sink depends on it: [Order of
+rows](order.md#rows-of-one-version).
 `late rows dropped` is the condition of a pipeline with state whose `late` is `"drop"`, and [Keep
 state](../how-to/keep-state.md#watermarks-and-late-rows) explains it and `windows closed by clocks`.
 [Tests of the guarantees](guarantee-tests.md) names the tests of each source and sink.

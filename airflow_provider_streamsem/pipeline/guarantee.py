@@ -140,6 +140,9 @@ def _path_label(source: str, sink: str) -> str:
 def _conditions(pipeline: _Pipeline) -> str:
     conditions = [pipeline.source.conditions]
     conditions += [part.conditions for part in (pipeline.dedup, pipeline.state) if part is not None]
+    depends_on_order = any(isinstance(sink, Sequenced) and sink.is_sequenced for sink in pipeline.sinks.values())
+    if depends_on_order and isinstance(pipeline.source, PartlyOrdered):
+        conditions.append("partly ordered records")
     return ", ".join(filter(None, conditions))
 
 
