@@ -1,5 +1,5 @@
 """
-The deduplication settings of a pipeline, and the layout of its deduplication state in files. Engines read and write the files.
+The deduplication settings of a pipeline, and the layout of its deduplication state in files.
 
 The state is a log-structured merge of layers of ids. Each batch adds one layer with the ids that passed. The new layer absorbs the newest layers that are not
 larger than it. So the number of layers stays small. Before an id expires, it is rewritten about log2(ids in the state / ids of a batch) times.

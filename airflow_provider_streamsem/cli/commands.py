@@ -444,7 +444,11 @@ def _urls(args: argparse.Namespace) -> list[str]:
 
     :raises InvalidError: one is a pipeline
     """
-    pipelines = [log for log in args.logs if re.search(r"\.toml$|\.py(:[^/]*)?$", log) and not os.path.isdir(log)]
+    pipelines = [
+        log
+        for log in args.logs
+        if "://" not in log and re.search(r"\.toml$|\.py(:[^/]*)?$", log) and not os.path.isdir(log)
+    ]
     if pipelines:
         raise InvalidError(f"{args.command} takes logs, and no pipelines", given=pipelines).advising(
             f"name the field `log` of each pipeline: streamsem {args.command} LOG."

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from types import ModuleType
 
 
-@contextmanager
-def pickled_by_value(modules: Sequence[ModuleType]) -> Iterator[None]:
+def pickle_by_value(*modules: ModuleType) -> list[ModuleType]:
     """
-    Within the block, pickle the functions and classes of the modules by value instead of by reference.
+    From now on, pickle the functions and classes of the modules by value instead of by reference, because executors need not have this package.
 
-    Modules that were registered before the block stay registered after it.
+    Spark Connect pickles a function when it sends the plan, so the modules of this package stay registered.
+
+    :returns: the modules that were not registered before
     """
     from pyspark import cloudpickle
 
@@ -20,8 +19,12 @@ def pickled_by_value(modules: Sequence[ModuleType]) -> Iterator[None]:
     added = [module for module in modules if module.__name__ not in registered]
     for module in added:
         cloudpickle.register_pickle_by_value(module)
-    try:
-        yield
-    finally:
-        for module in added:
-            cloudpickle.unregister_pickle_by_value(module)
+    return added
+
+
+def pickle_by_reference(*modules: ModuleType) -> None:
+    """Undo :func:`pickle_by_value` for modules that it has registered."""
+    from pyspark import cloudpickle
+
+    for module in modules:
+        cloudpickle.unregister_pickle_by_value(module)

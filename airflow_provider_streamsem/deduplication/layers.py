@@ -7,6 +7,7 @@ missing, the file is read again.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -26,16 +27,23 @@ from airflow_provider_streamsem.errors import StageError
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.entries import Committable, DataFile
 from airflow_provider_streamsem.stores.concurrency import in_threads
-from airflow_provider_streamsem.stores.contract import open_store
+from airflow_provider_streamsem.stores.dataset import open_dataset
 
 logger = telemetry.log_of(__name__)
 
-_ROWS_OF_FILE = 4_000_000
+_ROWS_OF_FILE = 1_000_000
+_FILES_AT_ONCE = 4
+"""Files of a large layer that are read at a time. Each needs about 100 MB of memory."""
 _COPIED_BYTES = 1 << 20
 """Files of at least this size are copied to the local disk. Smaller ones are read for each batch."""
 _MOST_COPIES_BYTES = 4 << 30
 _ROW_BYTES = ID_BYTES + 8
+_DAMAGED = "a file of the deduplication state is damaged; nothing became visible"
 _SCHEMA = pa.schema([(ID, pa.binary(ID_BYTES)), (AT, pa.int64())])
+
+
+class _NotPrivateError(OSError):
+    pass
 
 
 class LayerFiles:
@@ -47,15 +55,17 @@ class LayerFiles:
 
     def __init__(self, log: str) -> None:
         self._dataset = layers_dataset(log)
-        self._store = open_store(self._dataset.location)
+        self._store = open_dataset(self._dataset.location)
 
     def read(self, layers: Iterable[Layer]) -> list[Ids]:
         """
         Return the ids of the files of layers.
 
-        :raises StageError: a file is missing, or has another number of ids than the log
+        :raises StageError: a file is missing or damaged
         """
-        return in_threads(self._ids, [file for layer in layers for file in layer.files])
+        files = [file for layer in layers for file in layer.files]
+        parts = [files[start : start + _FILES_AT_ONCE] for start in range(0, len(files), _FILES_AT_ONCE)]
+        return [ids for part in parts for ids in in_threads(self._ids, part)]
 
     def write(self, ids: Ids, version: int, attempt_id: str) -> Committable:
         """
@@ -84,14 +94,16 @@ class LayerFiles:
         data = self._store.read(file.key)
         if data is None:
             raise StageError("a file of the deduplication state is missing; nothing became visible", file=file.key)
-        ids = _parsed(data)
-        if len(ids) != file.rows:
-            summary = (
-                "a file of the deduplication state has another number of ids than the log says; nothing became visible"
+        try:
+            ids = _parsed(data)
+        except (OSError, ValueError) as error:  # pyarrow's exceptions
+            raise StageError(_DAMAGED, file=file.key) from error
+        if len(data) != file.bytes or len(ids) != file.rows:
+            raise StageError(
+                _DAMAGED, file=file.key, log_bytes=file.bytes, bytes=len(data), log_ids=file.rows, ids=len(ids)
             )
-            raise StageError(summary, file=file.key, log=file.rows, read=len(ids))
         self._copy(file, ids)
-        return ids
+        return self._mapped(file) or ids
 
     def _mapped(self, file: DataFile) -> Ids | None:
         """Map the copy of a file into memory; ``None`` if there is none of its size."""
@@ -103,7 +115,7 @@ class LayerFiles:
                 return None
             numbers = np.memmap(path, np.uint64, "r", shape=(3, file.rows))
             os.utime(path)
-        except OSError:
+        except (OSError, ValueError):  # numpy's exception if another process has truncated the file
             return None
         return Ids(numbers[0], numbers[1], numbers[2].view(np.int64))
 
@@ -114,12 +126,16 @@ class LayerFiles:
         try:
             path = self._path_of_copy(file)
             handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
-            with open(handle, "wb") as copy:
-                for column in (ids.high, ids.low, ids.at_ms):
-                    copy.write(np.ascontiguousarray(column).data)
-                copy.flush()
-                os.fsync(copy.fileno())  # a file of the right size without its content would hide ids
-            os.replace(name, path)
+            try:
+                with open(handle, "wb") as copy:
+                    for column in (ids.high, ids.low, ids.at_ms):
+                        copy.write(np.ascontiguousarray(column).data)
+                    copy.flush()
+                    os.fsync(copy.fileno())  # a file of the right size without its content would hide ids
+                os.replace(name, path)
+            except OSError:
+                os.unlink(name)
+                raise
             _delete_oldest(path)
         except OSError as error:
             logger.warning("no local copy of a file of the deduplication state was written: %s", error.strerror)
@@ -134,14 +150,21 @@ def _parquet(ids: Ids) -> bytes:
     sink = pa.BufferOutputStream()
     table = pa.table([ids.to_arrow(), pa.array(ids.at_ms)], schema=_SCHEMA)
     pyarrow.parquet.write_table(
-        table, sink, compression={ID: "none", AT: "zstd"}, use_dictionary=[AT], write_statistics=False
+        table,
+        sink,
+        compression={ID: "none", AT: "zstd"},
+        use_dictionary=[AT],
+        write_statistics=False,
+        write_page_checksum=True,
     )
     data: bytes = sink.getvalue().to_pybytes()
     return data
 
 
 def _parsed(data: bytes) -> Ids:
-    table = pyarrow.parquet.read_table(pa.BufferReader(data), schema=_SCHEMA).combine_chunks()
+    table = pyarrow.parquet.read_table(
+        pa.BufferReader(data), schema=_SCHEMA, page_checksum_verification=True
+    ).combine_chunks()
     column = table.column(ID).combine_chunks()
     buffer = column.buffers()[1].slice(column.offset * ID_BYTES, len(column) * ID_BYTES) if len(column) else b""
     high, low = halves(buffer)
@@ -154,39 +177,30 @@ def _are_equal(first: Ids, second: Ids) -> bool:
 
 def _delete_oldest(newest: Path) -> None:
     """Delete the copies that were not used for the longest time, if all copies together are too large."""
-    with os.scandir(newest.parent) as entries:
-        found = sorted(((entry.stat(), entry.path) for entry in entries), key=lambda each: -each[0].st_mtime)
+    found = []
+    for path in newest.parent.iterdir():
+        with suppress(OSError):  # another process has deleted it
+            found.append((path.stat(), path))
     total = 0
-    for info, path in found:
+    for info, path in sorted(found, key=lambda each: -each[0].st_mtime):
         total += info.st_size
-        if total > _MOST_COPIES_BYTES and path != str(newest):
-            with suppress(OSError):  # another process has deleted it
-                os.unlink(path)
-
-
-_own_directory: Path | None = None
+        if total > _MOST_COPIES_BYTES and path != newest:
+            with suppress(OSError):
+                path.unlink()
 
 
 def _directory() -> Path:
     """
     Return the directory of the copies, which only this user can write to.
 
-    Another user who can write there could hide ids. So a directory that is not private is not used.
+    Another user who can write there could hide ids. So no copies are used if it is not private.
 
-    :raises OSError: no directory can be created
+    :raises OSError: the directory is not private, or cannot be created
     """
-    global _own_directory
-    if _own_directory is None:
-        path = Path(tempfile.gettempdir()) / f"streamsem-{os.getuid()}"
-        with suppress(OSError):
-            path.mkdir(mode=0o700)
-        _own_directory = path if _is_private(path) else Path(tempfile.mkdtemp(prefix="streamsem-"))
-    return _own_directory
-
-
-def _is_private(path: Path) -> bool:
-    try:
-        info = os.lstat(path)
-    except OSError:
-        return False
-    return stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() and not info.st_mode & 0o077
+    path = Path(tempfile.gettempdir()) / f"streamsem-{os.getuid()}"
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    info = os.lstat(path)
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:
+        raise _NotPrivateError(errno.EPERM, f"{path} is not a directory that only this user can use")
+    return path

@@ -202,7 +202,7 @@ def _condition_error(
     if condition.startswith("FAILED_READ_FILE") and is_transient:
         summary = "the store did not respond while Spark read a planned file; nothing became visible"
         return StageError(summary, version=version, file=_path_of(path), condition=condition)
-    expected = next((found[1] for text in texts if (found := _HEADER.search(text))), None)
+    expected = next((_from_bytes(found[1]) for text in texts if (found := _HEADER.search(text))), None)
     if condition.startswith("FAILED_READ_FILE") and expected is not None:
         summary = "the first line of a planned CSV file is not the expected header; nothing became visible"
         return DataError(summary, version=version, file=_path_of(path), expected=expected).advising(
@@ -239,6 +239,11 @@ def _condition_error(
             summary, version=version, condition=condition, before=parameters.get(stored), now=parameters.get(given)
         ).advising("use the former types, or fork the pipeline without state: streamsem fork --at -1.")
     return None
+
+
+def _from_bytes(header: str) -> str:
+    """Return the text of a header that was read with each byte as a character."""
+    return header.encode("iso-8859-1", errors="replace").decode(errors="replace")
 
 
 def _files(job: Job) -> dict[str, object]:

@@ -61,7 +61,8 @@ def mismatch(texts: Sequence[str], version: int) -> InvalidError | None:
         if "bigger than spark.driver.maxResultSize" in text:
             summary = "the driver collected more rows than spark.driver.maxResultSize allows; nothing became visible"
             return InvalidError(summary, version=version).advising(
-                "remove `collect` or `toPandas` from the transform, or set a higher spark.driver.maxResultSize; then run again."
+                "remove `collect` or `toPandas` from the transform, or set a higher spark.driver.maxResultSize; then run again. With `dedup`, "
+                "the driver gets 28 bytes for each record of a batch: 1 GiB is enough for 38 million."
             )
         if "java.lang.StackOverflowError" in text:
             summary = "the query plan of the transform is too deep for the JVM's stack; nothing became visible"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
-from airflow_provider_streamsem.connectors.pickling import pickled_by_value
+from airflow_provider_streamsem.connectors.pickling import pickle_by_reference, pickle_by_value
 
 _INSTALLED = ("/site-packages/", "/dist-packages/", f"{sys.base_prefix}/lib/", f"{sys.base_prefix}/lib64/")
 
@@ -20,8 +20,11 @@ def by_value() -> Iterator[None]:
     An executor cannot import a DAG file, or a module that only the driver has. Functions of installed packages are pickled by reference, because executors
     import these packages.
     """
-    with pickled_by_value([module for name, module in sorted(sys.modules.items()) if _is_only_here(name, module)]):
+    added = pickle_by_value(*(module for name, module in sorted(sys.modules.items()) if _is_only_here(name, module)))
+    try:
         yield
+    finally:
+        pickle_by_reference(*added)
 
 
 def _is_only_here(name: str, module: ModuleType) -> bool:

@@ -134,7 +134,7 @@ class RowsEngine:
         return rows, bad
 
     def _deduplicated(self, job: Job, log: CommitLog, rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], Json]:
-        """Return the rows that pass, and the deduplication state after the batch. The files of the state are those that Spark would write."""
+        """Return the rows that pass, and the deduplication state after the batch."""
         if job.dedup is None:
             return rows, job.base_state
         from airflow_provider_streamsem.deduplication.batch import DedupBatch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +26,6 @@ def copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Let each file have a copy, in a directory of its own."""
     monkeypatch.setattr(layers, "_COPIED_BYTES", 0)
     monkeypatch.setattr(layers, "_ROWS_OF_FILE", 400)
-    monkeypatch.setattr(layers, "_own_directory", None)
     monkeypatch.setattr(layers.tempfile, "gettempdir", lambda: str(tmp_path))
     return tmp_path / f"streamsem-{os.getuid()}"
 
@@ -49,8 +49,9 @@ def stored(log: Path, ids: Ids) -> Layer:
 
 def counted(log: Path) -> tuple[LayerFiles, CountingStore]:
     files = LayerFiles(str(log))
-    files._store = CountingStore(LocalStore(f"{log}/state"))
-    return files, files._store
+    store = CountingStore(LocalStore(f"{log}/state"))
+    files._store = store  # type: ignore[assignment]
+    return files, store
 
 
 def truncated(copy: Path) -> None:
@@ -84,7 +85,9 @@ def test_copies_of_two_logs_with_equal_keys_are_different(copies: Path, tmp_path
 
 
 @pytest.mark.parametrize("what", ["open to others", "a link", "a file"])
-def test_directory_that_others_can_write_to_is_not_used(copies: Path, tmp_path: Path, what: str) -> None:
+def test_directory_that_others_can_write_to_is_not_used(
+    copies: Path, tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
     if what == "a link":
         (tmp_path / "elsewhere").mkdir(mode=0o700)
         copies.symlink_to(tmp_path / "elsewhere")
@@ -95,8 +98,29 @@ def test_directory_that_others_can_write_to_is_not_used(copies: Path, tmp_path: 
         copies.chmod(0o777)
     ids = ids_of(1)
     assert same(ids, LayerFiles(str(tmp_path / "log")).read([stored(tmp_path / "log", ids)]))
-    assert layers._directory() != copies
     assert what == "a file" or [*copies.iterdir()] == []
+    assert any("no local copy" in message for message in caplog.messages)
+
+
+def test_directory_that_another_user_has_replaced_is_not_used(copies: Path, tmp_path: Path) -> None:
+    ids = ids_of(1)
+    layer = stored(tmp_path / "log", ids)
+    copies.chmod(0o777)
+    for copy in copies.iterdir():
+        copy.write_bytes(bytes(copy.stat().st_size))
+    assert same(ids, LayerFiles(str(tmp_path / "log")).read([layer]))
+
+
+def test_full_disk_leaves_no_part_of_a_copy(copies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(name: str, path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    ids = ids_of(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(layers.os, "replace", full)
+        layer = stored(tmp_path / "log", ids)
+    assert [*copies.iterdir()] == []
+    assert same(ids, LayerFiles(str(tmp_path / "log")).read([layer]))
 
 
 def test_oldest_copies_are_deleted_if_all_are_too_large(
@@ -117,14 +141,19 @@ def stored_layer(log: Path) -> Layer:
     return Layer(newest_ms=9, rows=1_000, files=files)
 
 
-def test_missing_file_and_one_with_other_ids_are_refused(copies: Path, tmp_path: Path) -> None:
+def test_missing_or_damaged_file_is_refused(copies: Path, tmp_path: Path) -> None:
     layer = stored(tmp_path / "log", ids_of(1))
     for copy in copies.iterdir():
         copy.unlink()
-    first, second = (tmp_path / "log" / "state" / layer.files[n].key for n in (0, 2))
-    first.write_bytes(second.read_bytes())
-    with pytest.raises(StageError, match="another number of ids"):
-        LayerFiles(str(tmp_path / "log")).read([layer])
+    first, last = (tmp_path / "log" / "state" / layer.files[n].key for n in (0, 2))
+    data = first.read_bytes()
+    flipped = bytearray(data)
+    flipped[len(data) // 3] ^= 1
+    for damaged in (last.read_bytes(), bytes(flipped), data[:-1], b""):
+        first.write_bytes(damaged)
+        with pytest.raises(StageError, match="is damaged"):
+            LayerFiles(str(tmp_path / "log")).read([layer])
+        assert len([*copies.iterdir()]) <= 2  # no copy of the damaged file
     first.unlink()
     with pytest.raises(StageError, match="is missing"):
         LayerFiles(str(tmp_path / "log")).read([layer])

@@ -22,7 +22,7 @@ _OPENERS = [
         "connectors.files.sink.open_dataset",
         "connectors.staged_parquet.sink.open_dataset",
         "connectors.files.source.open_store",
-        "deduplication.layers.open_store",
+        "deduplication.layers.open_dataset",
         "testing.rows.open_store",
     )
 ]

@@ -15,7 +15,7 @@ from airflow_provider_streamsem.connectors.kinesis import aggregated, reading
 from airflow_provider_streamsem.connectors.kinesis.pins import ShardPin
 from airflow_provider_streamsem.connectors.parsing.decoders import Decoder
 from airflow_provider_streamsem.connectors.parsing.message_records import MessageRecords
-from airflow_provider_streamsem.connectors.pickling import pickled_by_value
+from airflow_provider_streamsem.connectors.pickling import pickle_by_value
 
 COLUMNS = (
     "stream string, shard_id string, sequence_number string, sub_sequence_number long, approximate_arrival_timestamp timestamp, "
@@ -56,9 +56,8 @@ def read_ranges(
     :param aggregation: see ``KinesisSource``
     """
     name = f"kinesis_{secrets.token_hex(8)}"
-    # Executors need not have this package.
-    with pickled_by_value([aggregated, python_worker, reading]):
-        spark.dataSource.register(_data_source(name, pins, settings, aggregation))
+    pickle_by_value(aggregated, python_worker, reading)
+    spark.dataSource.register(_data_source(name, pins, settings, aggregation))
     return spark.read.format(name).load()
 
 

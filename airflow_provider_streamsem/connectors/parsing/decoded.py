@@ -21,7 +21,7 @@ from airflow_provider_streamsem.connectors.parsing import parsed as parsing
 from airflow_provider_streamsem.connectors.parsing import protobuf_messages
 from airflow_provider_streamsem.connectors.parsing.decoders import SCHEMA_ID_BYTES, Avro, Decoder, Json, Protobuf
 from airflow_provider_streamsem.connectors.parsing.registry import SchemaVersion, registry_of, versions_of, warnings
-from airflow_provider_streamsem.connectors.pickling import pickled_by_value
+from airflow_provider_streamsem.connectors.pickling import pickle_by_value
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.extras import install_command
 from airflow_provider_streamsem.identifiers import quoted
@@ -102,12 +102,11 @@ def _protobuf(read: DataFrame, part: str, decoder: Protobuf) -> Decoded:
     column, reason = f"{_DECODED}{part}", f"{_DECODED}{part}_reason"
     row = from_arrow_type(protobuf_messages.row_type(kind), prefer_timestamp_ntz=False)
     schema = StructType([*read.schema.fields, StructField(column, row), StructField(reason, StringType())])
-    # Executors need not have this package.
-    with pickled_by_value([protobuf_messages]):
-        decode_batches = functools.partial(
-            protobuf_messages.with_rows, column=part, descriptors=descriptors, message=decoder.message, has_schema_id=decoder.has_schema_id
-        )  # fmt: skip
-        decoded = read.mapInArrow(decode_batches, schema)
+    pickle_by_value(protobuf_messages)
+    decode_batches = functools.partial(
+        protobuf_messages.with_rows, column=part, descriptors=descriptors, message=decoder.message, has_schema_id=decoder.has_schema_id
+    )  # fmt: skip
+    decoded = read.mapInArrow(decode_batches, schema)
     bad = f"{column}_bad"
     fields = {name: F.col(column)[name] for name in row.names}
     frame = decoded.withColumn(bad, F.col(reason).isNotNull())

@@ -58,7 +58,7 @@ from airflow_provider_streamsem.connectors.parsing.exact.csv_records import Dial
 from airflow_provider_streamsem.connectors.parsing.exact.json_records import LENIENT
 from airflow_provider_streamsem.connectors.parsing.exact.time_formats import TimeFormat
 from airflow_provider_streamsem.connectors.parsing.exact.values import Settings, zone_of
-from airflow_provider_streamsem.connectors.pickling import pickled_by_value
+from airflow_provider_streamsem.connectors.pickling import pickle_by_value
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.identifiers import more_than_once, quoted
 
@@ -244,8 +244,8 @@ class Csv:
 def _in_workers(
     frame: DataFrame, function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: StructType
 ) -> DataFrame:
-    with pickled_by_value(_MODULES):
-        return frame.mapInArrow(function, schema)
+    pickle_by_value(*_MODULES)
+    return frame.mapInArrow(function, schema)
 
 
 def arrow_schema(columns: StructType) -> pa.Schema:

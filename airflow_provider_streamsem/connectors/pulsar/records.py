@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from airflow_provider_streamsem.connectors import python_worker
 from airflow_provider_streamsem.connectors.parsing.decoders import Decoder
 from airflow_provider_streamsem.connectors.parsing.message_records import MessageRecords
-from airflow_provider_streamsem.connectors.pickling import pickled_by_value
+from airflow_provider_streamsem.connectors.pickling import pickle_by_value
 from airflow_provider_streamsem.connectors.pulsar import reading
 from airflow_provider_streamsem.connectors.pulsar.access import Access
 from airflow_provider_streamsem.connectors.pulsar.entries import LedgerPin
@@ -45,7 +45,6 @@ def _read(spark: SparkSession, access: Access, pins: Sequence[LedgerPin]) -> Dat
     if not pins:
         return spark.createDataFrame([], COLUMNS)
     planned = [dataclasses.asdict(pin) for pin in pins]
-    # Executors need not have this package.
-    with pickled_by_value([python_worker, reading]):
-        read = partial(reading.batches, access=access.for_executors(), pins=planned)
-        return spark.range(0, len(pins), 1, len(pins)).mapInArrow(read, COLUMNS)
+    pickle_by_value(python_worker, reading)
+    read = partial(reading.batches, access=access.for_executors(), pins=planned)
+    return spark.range(0, len(pins), 1, len(pins)).mapInArrow(read, COLUMNS)

@@ -12,8 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_provider_streamsem.connectors.python_worker import keep_import_caches
-
 _HELD = "column {!r} has a value that the type {} cannot hold"
 Query = tuple[str, Any]
 """A statement in the driver's form, and its parameters."""
@@ -69,7 +67,6 @@ def reader(
                     cursor.close()
 
     def read_table(numbers: Iterator[Any]) -> Iterator[Any]:
-        keep_import_caches()
         missing = ""
         try:
             import pyarrow  # noqa: F401

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from airflow_provider_streamsem.connectors import python_worker
 from airflow_provider_streamsem.connectors.contract import ParsedRecords
-from airflow_provider_streamsem.connectors.pickling import pickled_by_value
 from airflow_provider_streamsem.connectors.sql import database
 from airflow_provider_streamsem.connectors.sql.column_types import ReadColumn
 from airflow_provider_streamsem.connectors.sql.columns import Target
@@ -104,9 +102,7 @@ def _frame(
         [arrow for _, arrow in types],
         rows_per_batch=_ROWS_PER_BATCH,
     )
-    # Executors need not have this package.
-    with pickled_by_value([python_worker]):
-        frame: Any = spark.range(0, len(queries), 1, len(queries)).mapInArrow(function, schema)
+    frame: Any = spark.range(0, len(queries), 1, len(queries)).mapInArrow(function, schema)
     return frame
 
 

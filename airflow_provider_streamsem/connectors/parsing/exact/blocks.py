@@ -20,7 +20,7 @@ class Block:
     """
     The records of a block of texts.
 
-    :param columns: the columns of the schema. The values of a bad record are null
+    :param columns: the columns of the schema. A bad record may have values
     :param reasons: a column with the reason why a text is not a record; null for a record
     """
 
