@@ -52,11 +52,20 @@ FIELDS = st.text("ab\",;' \té", max_size=5)
 def test_lines_that_a_csv_writer_wrote_are_read_back(rows: list[list[str]], quotes_all: bool) -> None:
     out = io.StringIO()
     csv.writer(out, lineterminator="\n", quoting=csv.QUOTE_ALL if quotes_all else csv.QUOTE_MINIMAL).writerows(rows)
-    schema = pa.schema([("a", pa.string()), ("b", pa.string())])
+    schema = pa.schema([("first", pa.string()), ("second", pa.string())])
     block = ExactCsv(schema, Dialect(), Settings()).parse(pa.array(out.getvalue().split("\n")[:-1]))
     assert block.reasons.null_count == len(rows)
     found = [[*row] for row in zip(*(column.to_pylist() for column in block.columns), strict=True)]
     assert found == [[None if text == "" and not quotes_all else text for text in row] for row in rows]
+
+
+def test_header_that_was_not_declared_and_those_of_joined_files_are_bad() -> None:
+    schema = pa.schema([("id", pa.string()), ("name", pa.string())])
+    lines = pa.array(["id,name", "1,ann", "name,id", "id,name", "id,"])
+    block = ExactCsv(schema, Dialect(), Settings()).parse(lines)
+    assert block.reasons.to_pylist() == ["the names of the columns", None, None, "the names of the columns", None]
+    one = ExactCsv(pa.schema([("id", pa.string())]), Dialect(), Settings()).parse(pa.array(["id"]))
+    assert one.columns[0].to_pylist() == ["id"]
 
 
 @given(lines=st.lists(st.text('ab,"\\ ', max_size=8), min_size=1, max_size=20))

@@ -71,12 +71,15 @@ class ExactCsv:
     """
     Parses blocks of lines. A line is bad unless it has one field for each column, and each field is exactly a value of the type of its column.
 
+    A line with the names of several columns is also bad: the file has a header that was not declared, or is several files in one.
+
     :param schema: the columns. A column that is not nullable is required
     """
 
     def __init__(self, schema: pa.Schema, dialect: Dialect, settings: Settings) -> None:
         self._schema, self._dialect = schema, dialect
         self._conversions = [conversion(column.type, settings) for column in schema]
+        self._header = dialect.separator.join(schema.names) if len(schema) > 1 else None
         if dialect.quote:
             separator, quote = re.escape(dialect.separator), re.escape(dialect.quote)
             quoted = rf"{dialect.before}{quote}{dialect.inside}{quote}{dialect.after}"
@@ -89,6 +92,8 @@ class ExactCsv:
         fields = self._fields(pc.if_else(is_text, texts, pa.scalar(None, pa.string())))
         width = len(self._schema)
         is_whole = pc.fill_null(pc.equal(pc.list_value_length(fields), width), False)
+        if self._header is not None:
+            is_whole = pc.and_(is_whole, pc.fill_null(pc.not_equal(texts, self._header), False))
         rows = pc.indices_nonzero(is_whole)
         columns, reasons = self._columns(fields.filter(is_whole).flatten())
         if len(rows) == len(texts):
@@ -183,6 +188,8 @@ class ExactCsv:
 def _reason(is_decodable: bool, number: int | None, width: int) -> str:
     if not is_decodable:
         return "not UTF-8"
+    if number == width:
+        return "the names of the columns"
     return "a quote inside a field" if number is None else f"number of fields: {number} instead of {width}"
 
 
