@@ -48,6 +48,8 @@ class DedupBatch:
     chain: ChainStates | None = None
     late_duplicates: int = 0
     _passed: Ids = field(default=NO_IDS)
+    _passed_before: Ids = field(default=NO_IDS)
+    """The ids that passed in the newest commit of the chain. They are read once, because that reads several whole states."""
 
     def passing(self, high: Array, low: Array) -> Array:
         """
@@ -56,6 +58,8 @@ class DedupBatch:
         :param high: the first eight bytes of the id of each record
         :param low: the last eight bytes
         """
+        if self.chain is not None and self.dedup.keeps_state:
+            self._passed_before = self._passed_in_chain(self.chain)
         first = first_of_equal(high, low)
         ids = Ids(high[first], low[first], np.full(len(first), self.now_ms, np.int64))
         newest = self._newest_passed_elsewhere(ids)
@@ -78,7 +82,7 @@ class DedupBatch:
 
     def _write_change(self, chain: ChainStates, version: int, attempt_id: str) -> Json:
         """Return the current state with the changes of the reprocessing run: ids that pass now are added, and ids that no longer pass are removed."""
-        before, layers = self._passed_in_chain(chain), stored_layers(chain.current)
+        before, layers = self._passed_before, stored_layers(chain.current)
         added = self._passed.where(~self._passed.are_in(before))
         removed = before.where(~before.are_in(self._passed))
         if not len(removed):
@@ -117,7 +121,7 @@ class DedupBatch:
         if self.chain is None:
             return before
         current = union(self.files.read(stored_layers(self.chain.current)))
-        own = (current.at_ms == self.now_ms) & current.are_in(self._passed_in_chain(self.chain))
+        own = (current.at_ms == self.now_ms) & current.are_in(self._passed_before)
         others = current.where(~own)
         if self.dedup.ttl_s is not None:  # later, an id of the reprocessed version would have expired
             others = others.where(others.at_ms <= self.now_ms + self.dedup.ttl_s * 1000)

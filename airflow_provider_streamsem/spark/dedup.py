@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, BooleanType, DataType, DateType, DecimalType, IntegralType, StringType
 
@@ -31,12 +32,10 @@ class Deduplication:
     """
     Deduplicates the records of one attempt.
 
-    :param session: the session of the attempt
     :param batch: decides which ids pass
     :attr counts: row counts by name, after :meth:`passing`
     """
 
-    session: SparkSession
     batch: DedupBatch
     counts: dict[str, int] = field(default_factory=dict)
 
@@ -52,8 +51,9 @@ class Deduplication:
         found = stored.select(_ID, _ROW).toArrow()
         with_id = found.filter(pc.is_valid(found.column(_ID)))
         rows = with_id.column(_ROW)
-        passes = pa.array(self.batch.passing(*halves(_bytes(with_id.column(_ID)))))
-        dropped = rows.filter(pc.invert(pc.is_in(pa.array(range(len(rows)), pa.int64()), value_set=passes)))
+        is_dropped = np.ones(len(rows), bool)
+        is_dropped[self.batch.passing(*halves(_bytes(with_id.column(_ID))))] = False
+        dropped = rows.filter(pa.array(is_dropped))
         self.counts = {
             "duplicates": len(dropped),
             "late_duplicates": self.batch.late_duplicates,
@@ -61,7 +61,7 @@ class Deduplication:
         }
         passed = stored
         if len(dropped):
-            drop = self.session.createDataFrame(pa.table({_ROW: dropped}))
+            drop = stored.sparkSession.createDataFrame(pa.table({_ROW: dropped}))
             is_small = len(dropped) <= _MAX_BROADCAST_ROWS
             passed = stored.join(F.broadcast(drop) if is_small else drop, _ROW, "left_anti")
         return passed.drop(_ID, _ROW)

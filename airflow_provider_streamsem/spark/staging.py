@@ -232,7 +232,7 @@ class Staging:
             files = LayerFiles(self.log.store.url)
             now_ms = self.job.batch_time_ms
             batch = DedupBatch(self.job.dedup, files, now_ms, self.job.base_state, self.job.chain)
-            self._dedup = Deduplication(self.session, batch)
+            self._dedup = Deduplication(batch)
 
     def _release(self) -> None:
         """Release what the attempt holds in Spark."""
