@@ -83,7 +83,7 @@ def result_of_command(args: argparse.Namespace) -> CommandResult:
     if "://" not in args.target:
         args.target = os.path.abspath(args.target)
     file_and_variable = re.fullmatch(r"(.+\.py):(\w+)", args.target)
-    if file_and_variable is None and re.search(r"\.py(:[^/]*)?$", args.target) and not os.path.isdir(args.target):
+    if file_and_variable is None and _names_python_file(args.target):
         raise InvalidError(
             "a pipeline in a Python file needs the name of its variable; nothing was read", given=args.target
         ).advising(
@@ -109,6 +109,11 @@ def result_of_command(args: argparse.Namespace) -> CommandResult:
     with located(pipeline) as args.pipeline:
         args.log = args.pipeline.log
         return command(args)
+
+
+def _names_python_file(target: str) -> bool:
+    """Return whether a target is a Python file, with or without the name of a variable."""
+    return re.search(r"\.py(:[^/]*)?$", target) is not None and not os.path.isdir(target)
 
 
 def _target_of_run(args: argparse.Namespace) -> str:
@@ -444,11 +449,8 @@ def _urls(args: argparse.Namespace) -> list[str]:
 
     :raises InvalidError: one is a pipeline
     """
-    pipelines = [
-        log
-        for log in args.logs
-        if "://" not in log and re.search(r"\.toml$|\.py(:[^/]*)?$", log) and not os.path.isdir(log)
-    ]
+    paths = [log for log in args.logs if "://" not in log and not os.path.isdir(log)]
+    pipelines = [path for path in paths if path.endswith(".toml") or _names_python_file(path)]
     if pipelines:
         raise InvalidError(f"{args.command} takes logs, and no pipelines", given=pipelines).advising(
             f"name the field `log` of each pipeline: streamsem {args.command} LOG."
