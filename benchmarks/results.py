@@ -85,6 +85,11 @@ class Result:
         return next((g.ratio for g in GOALS if g.includes(self.benchmark, self.case, self.peer)), None)
 
     @property
+    def goal_text(self) -> str:
+        """The goal, and whether the ratio falls short of it; empty if there is none."""
+        return "" if self.goal is None else f"{self.goal:g}{', falls short' * self.falls_short}"
+
+    @property
     def falls_short(self) -> bool:
         """Whether the ratio, with two digits after the point, is greater than its goal."""
         return self.goal is not None and round(self.ratio, 2) > self.goal
@@ -142,7 +147,7 @@ def record(benchmark: str, case: str, times: Mapping[str, Sequence[float]]) -> N
             writer.writerow(dict(zip(COLUMNS, values, strict=True)))
     for result in results():
         if (result.benchmark, result.case) == (benchmark, case):
-            goal = "" if result.goal is None else f" (goal {result.goal:g}{', falls short' * result.falls_short})"
+            goal = f" (goal {result.goal_text})" if result.goal_text else ""
             print(
                 f"{benchmark}: {case}: {result.ms:,.0f} ms, {result.peer} {result.peer_ms:,.0f} ms: {result.ratio:.2f}{goal}",
                 flush=True,

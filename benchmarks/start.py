@@ -27,11 +27,11 @@ import json, sys, time
 began = time.monotonic()
 from pyspark.sql import SparkSession
 imported = time.monotonic()
-master, source, target, schema, format = sys.argv[1:6]
+master, source, target, schema = sys.argv[1:5]
 builder = SparkSession.builder.remote(master) if master.startswith("sc://") else SparkSession.builder.master(master).config("spark.ui.enabled", "false")
 spark = builder.getOrCreate()
 started = time.monotonic()
-spark.read.schema(schema).format(format).load(source).write.mode("append").option("compression", "zstd").parquet(target)
+spark.read.schema(schema).json(source).write.mode("append").option("compression", "zstd").parquet(target)
 print("PHASES", json.dumps({"imports": imported - began, "session": started - imported, "work": time.monotonic() - started}))
 """
 
@@ -41,11 +41,11 @@ began = time.monotonic()
 from airflow_provider_streamsem import FilesSink, FilesSource, Pipeline, SparkEngine, run_batch
 import pyspark.sql
 imported = time.monotonic()
-master, source, target, schema, format = sys.argv[1:6]
+master, source, target, schema = sys.argv[1:5]
 engine = SparkEngine(remote=master) if master.startswith("sc://") else SparkEngine(master=master)
 engine.session()
 started = time.monotonic()
-files = FilesSource(path=source, format=format, schema=schema)
+files = FilesSource(path=source, format="json", schema=schema)
 pipeline = Pipeline(name="start", log=target + "/log", source=files, sinks={"out": FilesSink(target + "/out")})
 result = run_batch(pipeline, run_key="r", engine=engine)
 assert result.status == "committed" and result.counts["written.out"] == result.counts["read"] > 0, result
@@ -54,9 +54,7 @@ print("PHASES", json.dumps({"imports": imported - began, "session": started - im
 SUBJECTS = {results.PROVIDER: PROVIDER, "bare script": BARE}
 
 
-def phases(
-    home: Path, master: str, source: Path, schema: str, format: str = "json"
-) -> dict[str, list[dict[str, float]]]:
+def phases(home: Path, master: str, source: Path, schema: str) -> dict[str, list[dict[str, float]]]:
     """Run both subjects in each round, each in a process of its own. Return subject → phase → seconds, for each round."""
     home.mkdir()
     found: dict[str, list[dict[str, float]]] = {name: [] for name in SUBJECTS}
@@ -64,7 +62,7 @@ def phases(
         for name, code in SUBJECTS.items():
             target = home / f"{name}-{number}"
             process = subprocess.run(
-                [sys.executable, "-c", code, master, str(source), str(target), schema, format],
+                [sys.executable, "-c", code, master, str(source), str(target), schema],
                 capture_output=True,
                 text=True,
                 check=False,

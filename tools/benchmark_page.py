@@ -33,7 +33,16 @@ def _section(name: str, found: Sequence[Result]) -> str:
 def _cells(result: Result) -> list[str]:
     before = "" if result.before is None else f"{result.before:.2f}"
     ms, peer_ms = f"{result.ms:,.0f}", f"{result.peer_ms:,.0f}"
-    return [result.case, ms, result.peer, peer_ms, f"**{result.ratio:.2f}**", _goal(result), before, result.date[:10]]
+    return [
+        result.case,
+        ms,
+        result.peer,
+        peer_ms,
+        f"**{result.ratio:.2f}**",
+        result.goal_text,
+        before,
+        result.date[:10],
+    ]
 
 
 def _goals(found: Sequence[Result]) -> str:
@@ -46,12 +55,6 @@ def _goals(found: Sequence[Result]) -> str:
     header = ["benchmark", "case", "peer", "provider / peer", "goal", "measured"]
     lines = [[r.benchmark, r.case, r.peer, f"{r.ratio:.2f}", f"{r.goal:g}", r.date[:10]] for r in short]
     return f"{text} These fall short:\n\n{_table(header, lines)}"
-
-
-def _goal(result: Result) -> str:
-    if result.goal is None:
-        return ""
-    return f"{result.goal:g}, falls short" if result.falls_short else f"{result.goal:g}"
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
