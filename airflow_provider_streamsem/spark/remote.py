@@ -59,8 +59,7 @@ def cloned(session: SparkSession, settings: Mapping[str, str]) -> Iterator[Spark
     inner: Any = session
     clone: SparkSession = inner.cloneSession()
     _limit_retries(clone)
-    for key, value in settings.items():
-        clone.conf.set(key, value)
+    clone.conf._set_all(dict(settings), silent=False)  # one request
     active = type(inner)._active_session
     before, active.session = getattr(active, "session", None), clone
     try:
@@ -108,16 +107,24 @@ def observe(frame: DataFrame, observation: Observation, *aggregates: Column) -> 
 
 
 def observe_last(frame: DataFrame, observation: Observation, *aggregates: Column, watched: Observation) -> DataFrame:
-    """Attach an observation that counts the rows passed to a writer. The same execution delivers the counts of ``watched``, which is below it in the plan."""
-    inner: Any = frame.observe(observation, *aggregates)
-    return type(inner)(_Collecting(inner._plan, watched), inner._session)
+    """
+    Attach an observation that counts the rows passed to a writer. The same execution delivers the counts of ``watched``, which is below it in the plan.
+
+    ``DataFrame.observe`` of the client would send a request to find out whether the frame is a stream.
+    """
+    inner: Any = frame
+    last: Any = observation
+    last._name, last._result = SYSTEM_CLOCK.new_id(), {}
+    counted = type(inner)(_Collecting(inner._plan, last, aggregates, watched), inner._session)
+    counted._cached_schema = inner._cached_schema
+    return counted
 
 
 class _Collecting(CollectMetrics):  # type: ignore[misc]
     """The top node of a plan. It also receives the counts of an observation below it, which the plan contains by name only."""
 
-    def __init__(self, last: Any, watched: Any) -> None:
-        super().__init__(last._child, last._observation, last._exprs)
+    def __init__(self, child: Any, last: Any, aggregates: Sequence[Column], watched: Any) -> None:
+        super().__init__(child, last, [*aggregates])
         self._watched = watched
 
     @property
@@ -131,10 +138,10 @@ def may_have_run(observation: Observation, session: SparkSession) -> bool:
     return bool(inner._result)
 
 
-def observed(observation: Observation, session: SparkSession, names: Sequence[str]) -> dict[str, int] | None:
+def observed(observation: Observation, session: SparkSession, names: Sequence[str]) -> dict[str, Any] | None:
     """Return the counts of an observation under ``names``; ``None`` if no action has completed the observation."""
     inner: Any = observation
-    return {name: int(inner._result[name]) for name in names if inner._result.get(name) is not None} or None
+    return {name: inner._result[name] for name in names if inner._result.get(name) is not None} or None
 
 
 def keeps_order(frame: DataFrame, records: DataFrame) -> bool:
