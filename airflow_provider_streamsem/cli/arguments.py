@@ -347,7 +347,14 @@ COMMANDS = (
         "doctor-spark",
         "Run small batches on the installed Spark, or on a cluster, and check their counts.",
         "--master 'local[2]'",
-        _SESSION,
+        (
+            *_SESSION,
+            _argument(
+                "--class-archive",
+                metavar="FILE",
+                help="also write an archive of the classes that the batches have loaded, with which drivers start faster",
+            ),
+        ),
         takes_target=False,
     ),
     Command(

@@ -375,7 +375,16 @@ def doctor_spark(args: argparse.Namespace) -> CommandResult:
     """Check the installed Spark (``streamsem doctor-spark``)."""
     from airflow_provider_streamsem.cli import spark_check
 
-    checks = tuple(spark_check.checks(engine_of_arguments(args, None)))
+    if args.class_archive is not None:
+        args.spark_conf = spark_check.with_class_archive(args.spark_conf, args.class_archive)
+    engine = engine_of_arguments(args, None)
+    if args.class_archive is not None and engine.is_remote:
+        raise InvalidError(
+            "a client of Spark Connect cannot write a class archive of the server; nothing was run"
+        ).advising("run this command without --spark-conn-id on the machine of the server.")
+    checks = tuple(spark_check.checks(engine))
+    if args.class_archive is not None:
+        checks = (*checks, spark_check.class_archive(engine, args.class_archive))
     return _result_of_checks("doctor of Spark", {"checks": plain(checks)}, checks)
 
 

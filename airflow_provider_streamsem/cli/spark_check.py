@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,3 +123,31 @@ def _batch(name: str, pipeline: Pipeline, records: str, expected: dict[str, int]
     return Check(
         name=name, passed=counts == expected, observed=", ".join(f"{key} {value}" for key, value in counts.items())
     )
+
+
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+
+
+def with_class_archive(settings: Sequence[str], file: str) -> list[str]:
+    """
+    Return settings with which the JVM writes an archive of its classes when it ends.
+
+    :param settings: Spark settings, each as ``NAME=VALUE``
+    :param file: path of the archive
+    """
+    given = [text.partition("=")[2] for text in settings if text.startswith(f"{_JAVA_OPTIONS}=")]
+    return [
+        *settings,
+        f"{_JAVA_OPTIONS}={' '.join([*given, '-Xlog:disable', f'-XX:ArchiveClassesAtExit={Path(file).absolute()}'])}",
+    ]
+
+
+def class_archive(engine: SparkEngine, file: str) -> Check:
+    """End the session and its JVM, and return whether the JVM has written the archive. A JVM that this process has not started writes none."""
+    from airflow_provider_streamsem.spark import gateway
+
+    gateway.end_jvm(engine.session())
+    path = Path(file)
+    size = path.stat().st_size if path.exists() else 0
+    observed = f"{size:,} bytes in {path}" if size else f"the JVM wrote no {path}"
+    return Check(name="the JVM writes an archive of its classes", passed=size > 0, observed=observed)

@@ -114,6 +114,11 @@ class SparkEngine:
         """Whether the engine supports pipelines with state: the installed Spark does, and the engine does not use Spark Connect."""
         return versions.keeps_state(remote=self._remote is not None)
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether the engine uses Spark Connect, so that the driver's JVM is on a server."""
+        return self._remote is not None
+
     def session(self, needed: Sequence[Package] = ()) -> SparkSession:
         """
         Return the Spark session of this process. If there is none, or if its JVM has ended or its context has stopped, start one.

@@ -53,6 +53,17 @@ def forget_dead_jvm() -> None:
         os.environ.pop(name, None)
 
 
+def end_jvm(session: SparkSession) -> None:
+    """Stop a session, and end the JVM if this process has started it. Returns when the JVM has ended."""
+    jvm_gateway: Any = SparkContext._gateway
+    process = getattr(jvm_gateway, "proc", None)
+    session.stop()
+    if process is not None:
+        process.stdin.close()  # the JVM ends when its standard input is closed
+        process.wait()
+    forget_dead_jvm()
+
+
 def forget_stopped_context() -> None:
     """
     Discard a session whose context has stopped in the JVM, so that the next session has a new context.

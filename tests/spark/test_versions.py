@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_streamsem import DeltaSink, KafkaSource, Limits, extras
+from airflow_provider_streamsem.cli import spark_check
 from airflow_provider_streamsem.cli.main import main
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.pipeline.opening import read_head
@@ -121,3 +122,20 @@ def test_doctor_spark_passes_and_detects_wrong_counts(
     monkeypatch.setattr(gateway, "reads_input_once", lambda frame: True)
     assert main(["doctor-spark"]) == 1
     assert "FAILED" in capsys.readouterr().out
+
+
+def test_class_archive_keeps_the_java_options_of_the_user() -> None:
+    given = ["spark.ui.enabled=false", "spark.driver.extraJavaOptions=-Xss4m -Da=b"]
+    settings = spark_check.with_class_archive(given, "/opt/spark.jsa")
+    assert dict(text.split("=", 1) for text in settings) == {
+        "spark.ui.enabled": "false",
+        "spark.driver.extraJavaOptions": "-Xss4m -Da=b -Xlog:disable -XX:ArchiveClassesAtExit=/opt/spark.jsa",
+    }
+
+
+def test_class_archive_of_a_connect_server_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_REMOTE", "spark-connect://host:15002")
+    assert main(["doctor-spark", "--spark-conn-id", "remote", "--class-archive", "/opt/spark.jsa"]) != 0
+    assert "cannot write a class archive of the server" in capsys.readouterr().err
