@@ -137,7 +137,7 @@ class ConnectPlans:
         """Return the names of operations of a node whose result may differ in the next action."""
         relation = node.native
         name = relation.WhichOneof("rel_type") or "unknown"
-        if node.role == "stored":
+        if node.role in ("stored", "alias"):  # an alias may be an observation, whose aggregates do not change the rows
             return []
         if name == "aggregate" and groups_only and not relation.aggregate.HasField("pivot"):
             return [

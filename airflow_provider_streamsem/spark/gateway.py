@@ -151,7 +151,7 @@ def observe_last(frame: DataFrame, observation: Observation, *aggregates: Column
     return frame.observe(observation, *aggregates)
 
 
-def observed(observation: Observation, session: SparkSession, names: Sequence[str]) -> dict[str, int] | None:
+def observed(observation: Observation, session: SparkSession, names: Sequence[str]) -> dict[str, Any] | None:
     """
     Return the counts of an observation under ``names``; ``None`` if no action has completed the observation.
 
@@ -165,7 +165,7 @@ def observed(observation: Observation, session: SparkSession, names: Sequence[st
     if not inner._jo.future().isCompleted():
         return None
     counts = inner._jo.getAsJava()  # a map and not a Row, because Spark 4.0 offers only the map
-    return {name: int(count) for name in names if (count := counts[name]) is not None} or None
+    return {name: count for name in names if (count := counts[name]) is not None} or None
 
 
 def may_have_run(observation: Observation, session: SparkSession) -> bool:

@@ -193,7 +193,7 @@ class JvmPlans:
     def doubts(self, node: Node, *, groups_only: bool = False) -> list[str]:
         """Return the names of operations of a node whose result may differ in the next action."""
         plan, name = node.native, node.native.nodeName()
-        if node.role == "stored":
+        if node.role in ("stored", "alias"):  # an alias may be an observation, whose aggregates do not change the rows
             return []
         if name == "LogicalRelation":
             relation = plan.relation().getClass().getSimpleName()

@@ -19,9 +19,9 @@ from pyspark.sql.types import StructType
 
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.connectors import observed
 from airflow_provider_streamsem.connectors.columns import types as column_types
 from airflow_provider_streamsem.connectors.contract import Counted, Loaded, LoadedTogether, ParsedRecords, Source
-from airflow_provider_streamsem.connectors.files import absent_columns
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
 from airflow_provider_streamsem.deduplication.batch import DedupBatch
 from airflow_provider_streamsem.deduplication.layers import LayerFiles
@@ -93,8 +93,8 @@ class Inspection(Protocol):
         """Return whether an action may have completed the observation already."""
         ...
 
-    def observed(self, observation: Observation, session: SparkSession, names: Sequence[str]) -> dict[str, int] | None:
-        """Return name → count for those of ``names`` that the observation has; ``None`` if no action has completed the observation."""
+    def observed(self, observation: Observation, session: SparkSession, names: Sequence[str]) -> dict[str, Any] | None:
+        """Return name → value for those of ``names`` that the observation has; ``None`` if no action has completed the observation."""
         ...
 
     def reads_input_once(self, frame: DataFrame) -> bool:
@@ -108,11 +108,6 @@ class Inspection(Protocol):
     def plans(self, session: SparkSession) -> Plans:
         """Return an object that reads and changes the plans of DataFrames."""
         ...
-
-
-def _declared(loaded: Loaded) -> tuple[str, ...]:
-    """Return the columns that may be absent from the records of a source; none if the source does not report them."""
-    return loaded.declared if isinstance(loaded, absent_columns.ReportsAbsentColumns) else ()
 
 
 def _transform_argument(frames: Mapping[str, DataFrame]) -> Any:
@@ -199,7 +194,10 @@ class Staging:
         for item in inputs:
             if isinstance(item.loaded, Counted):
                 item.loaded.check_read(counts[item.name]["read"])
-            self._report_absent_columns(item.loaded, counts[item.name])
+            if isinstance(item.loaded, observed.ObservesRecords):
+                item.loaded.take_observed(
+                    counts[item.name], counts[item.name]["read"] - counts[item.name].get("bad", 0)
+                )
         with telemetry.phase("collect"):
             sinks = {
                 name: sink.collect(self.job.plan.version, self.job.attempt_id, self._accepted[name])
@@ -245,23 +243,15 @@ class Staging:
         is_used = self.inspect.may_have_run(observation, self.session)  # by an action in the transform
         return not is_used and all(self.inspect.reads_input_once(frame) for frame in outputs)
 
-    def _counts_of(self, item: _Input) -> Mapping[str, int]:
-        """Return the counts of a source. If the observation may have counted a record several times, or not at all, count in a separate pass."""
-        names = [*_COUNTS, *absent_columns.names(_declared(item.loaded))]
-        observed = self.inspect.observed(item.observation, self.session, names) if item.counts_once else None
-        return self._count(item.marked, item.aggregates) if observed is None else observed
-
-    def _report_absent_columns(self, loaded: Loaded, counts: Mapping[str, int]) -> None:
+    def _counts_of(self, item: _Input) -> Mapping[str, Any]:
         """
-        Report the columns of the schema that are null in every parsed record of a source.
+        Return the counts of a source, and the facts about its records.
 
-        :raises DataError: the source refuses such batches
+        If the observation may have counted a record several times, or not at all, count in a separate pass.
         """
-        records = counts["read"] - counts.get("bad", 0)
-        if isinstance(loaded, absent_columns.ReportsAbsentColumns) and records:
-            columns = absent_columns.absent(loaded.declared, counts)
-            if columns:
-                loaded.report_absent(columns, records)
+        names = [*_COUNTS, *observed.aggregates(item.loaded)]
+        counts = self.inspect.observed(item.observation, self.session, names) if item.counts_once else None
+        return self._count(item.marked, item.aggregates) if counts is None else counts
 
     def _counts(self, by_source: Mapping[str, Mapping[str, int]], sinks: Mapping[str, Committable]) -> dict[str, int]:
         """
@@ -353,7 +343,7 @@ class Staging:
         aggregates = [F.expr("count(1) AS read")]
         if loaded.bad is not None:
             aggregates.append(F.count_if(loaded.bad).alias("bad"))
-            aggregates += [F.bit_or(name).alias(name) for name in absent_columns.names(_declared(loaded))]
+        aggregates += [column.alias(name) for name, column in observed.aggregates(loaded).items()]
         if self.job.where is not None:
             dropped = ~F.col(_PASSES_WHERE)
             aggregates.append(F.count_if(dropped if loaded.bad is None else ~loaded.bad & dropped).alias("filtered"))
@@ -475,7 +465,7 @@ class Staging:
         counts = self.inspect.observed(passed_to_writer, self.session, ("rows",))
         return None if counts is None else counts["rows"]
 
-    def _count(self, marked: DataFrame, aggregates: list[Column]) -> dict[str, int]:
+    def _count(self, marked: DataFrame, aggregates: list[Column]) -> dict[str, Any]:
         """Count the records in a separate pass, because the transform may not have read each record exactly once."""
         row = marked.agg(*aggregates).first()
         return {} if row is None else row.asDict()

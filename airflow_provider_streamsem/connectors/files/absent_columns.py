@@ -8,30 +8,10 @@ parsed record.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any
 
 _PER_MASK = 60
 """Columns of one mask, which is a ``bigint``."""
-
-
-@runtime_checkable
-class ReportsAbsentColumns(Protocol):
-    """
-    Additional interface of a :class:`airflow_provider_streamsem.connectors.contract.Loaded` with records that may lack a column of the schema.
-
-    :attr declared: the columns of the schema, in a fixed order. The frame of the records has the masks of them, under the names that :func:`names` returns
-    """
-
-    declared: tuple[str, ...]
-
-    def report_absent(self, columns: Sequence[str], records: int) -> None:
-        """
-        Report columns that are null in every parsed record of the batch. Called once for each batch that has such a column.
-
-        :param records: number of parsed records
-        :raises DataError: the source refuses such batches. Nothing became visible
-        """
-        ...
 
 
 def bits(declared: Sequence[str]) -> dict[str, Sequence[str]]:
@@ -44,7 +24,7 @@ def names(declared: Sequence[str]) -> list[str]:
     return [*bits(declared)]
 
 
-def absent(declared: Sequence[str], counts: Mapping[str, int]) -> list[str]:
+def absent(declared: Sequence[str], counts: Mapping[str, Any]) -> list[str]:
     """
     Return the columns whose bit is not set.
 

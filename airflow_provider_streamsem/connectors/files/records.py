@@ -32,6 +32,7 @@ from airflow_provider_streamsem.connectors.files.text_lines import (
 )
 from airflow_provider_streamsem.connectors.parsing import parsed as parsing
 from airflow_provider_streamsem.connectors.parsing.bad_rows import text_of
+from airflow_provider_streamsem.connectors.parsing.exact.blocks import MANY
 from airflow_provider_streamsem.connectors.parsing.message_records import refuse_reserved
 from airflow_provider_streamsem.connectors.parsing.parsed import REASON, Csv, Records
 from airflow_provider_streamsem.errors import DataError
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 logger = telemetry.log_of(__name__)
 
-_TEXT, _BAD = "__streamsem_text", "__streamsem_record_bad"
+_TEXT, _BAD, _CHECKSUMS = "__streamsem_text", "__streamsem_record_bad", "__streamsem_bad_checksums"
 _UTC = ("UTC", "Etc/UTC", "GMT", "Z")
 _WIDE = 100
 """Spark's constraint propagation is disabled for more columns than this."""
@@ -130,7 +131,7 @@ class FileRecords:
     bad: Column | None
     frame: DataFrame
     drop: tuple[str, ...]
-    declared: tuple[str, ...]
+    aggregates: Mapping[str, Column]
 
     def __init__(
         self, spark: SparkSession, source: _Source, pins: Sequence[FilePin], *, in_order: bool = False
@@ -142,7 +143,10 @@ class FileRecords:
         self._schema = None if source.schema is None else parsing.struct(source.schema, "source files")
         self._partitions = self._typed_partitions(pins)
         is_parsed = source.format in ("json", "csv")
-        self.declared = tuple(self._data_columns(self._partitions).names) if is_parsed else ()
+        self._declared = tuple(self._data_columns(self._partitions).names) if is_parsed else ()
+        self.aggregates = {name: F.bit_or(name) for name in absent_columns.names(self._declared)}
+        self.aggregates |= {_CHECKSUMS: parsing.bad_checksums(_CHECKSUMS)} if is_parsed else {}
+        self._bad_checksums = MANY
         self._footers = self._checked_footers(pins)
         self._first = pins[0].path
         self._lines: list[_Lines] = []
@@ -212,12 +216,16 @@ class FileRecords:
             read=rows_read.get(path, 0) if path else read,
         ).advising("run again. If it repeats, run `streamsem doctor-spark`.")
 
-    def report_absent(self, columns: Sequence[str], records: int) -> None:
+    def take_observed(self, values: Mapping[str, Any], records: int) -> None:
         """
-        Report columns of the schema that are null in every JSON or CSV record of the batch.
+        Report columns of the schema that are null in every JSON or CSV record of the batch, and keep the checksums of the bad texts.
 
-        :raises DataError: ``missing_columns`` is ``"refuse"``
+        :raises DataError: there are such columns, and ``missing_columns`` is ``"refuse"``
         """
+        self._bad_checksums = values.get(_CHECKSUMS, MANY)
+        columns = absent_columns.absent(self._declared, values) if records else []
+        if not columns:
+            return
         summary = "columns of the schema are null in every record of the batch"
         if self._source.missing_columns == "refuse":
             raise DataError(
@@ -452,12 +460,12 @@ class FileRecords:
         text = decoded(RAW, self._source.encoding).alias(_TEXT)
         frame = read_lines.frame(with_location=bool(self._positions))
         sent = frame.select(text, *map(F.expr, partitions), *self._line_positions())
-        parsed = read_lines.records.parsed(sent, _TEXT, masks=absent_columns.bits(self.declared))
+        parsed = read_lines.records.parsed(sent, _TEXT, masks=absent_columns.bits(self._declared), checksums=_CHECKSUMS)
         if len(self._columns(group).fields) > _WIDE:
             # Constraint propagation takes seconds for a plan with thousands of columns. The session is a clone that only this attempt uses.
             self._spark.conf.set("spark.sql.constraintPropagation.enabled", "false")
         self.frame, self.bad = parsed.frame, F.expr(parsed.bad)
-        self.drop = (parsed.reason, *absent_columns.names(self.declared))
+        self.drop = (parsed.reason, *self.aggregates)
         self._lines.append(read_lines)
 
     def _read_text(self, group: _Group) -> None:
@@ -476,7 +484,7 @@ class FileRecords:
 
     def bad_records(self) -> Iterator[BadRecord]:
         """
-        Yield the bad records. Reads the same files a second time.
+        Yield the bad records. Reads the lines of the same files a second time, and parses those that may be bad.
 
         :raises DataError: a CSV file has a record with quoted line breaks, of which a line looks like a complete record. Nothing became visible
         """
@@ -490,9 +498,11 @@ class FileRecords:
                 continue
             frame = frame.select(RAW, PATH, START, *([text] if is_decoded else []))
             name = _TEXT if is_decoded else RAW
+            candidates = parsing.among_bad(frame, name, self._bad_checksums)
+            bad = read_lines.records.explained(candidates, name, only_bad=True)
             if read_lines.csv is not None and read_lines.csv.dialect.quote:
-                refuse_lines_inside_records(frame, name, read_lines.csv, read_lines.records)
-            frames.append(read_lines.records.explained(frame, name, only_bad=True))
+                refuse_lines_inside_records(frame, name, bad, read_lines.csv, read_lines.records)
+            frames.append(bad)
         for frame in frames:
             rows = frame.select(PATH, F.col(RAW).cast("binary"), REASON)
             for path, line, reason in rows.toLocalIterator(prefetchPartitions=True):

@@ -80,7 +80,7 @@ class LinesBelowHeaders:
         return frame.select(line, *_location_columns(with_location), *_partition_columns(self._partitions))
 
 
-def refuse_lines_inside_records(frame: DataFrame, text: str, csv: Csv, records: Records) -> None:
+def refuse_lines_inside_records(frame: DataFrame, text: str, bad: DataFrame, csv: Csv, records: Records) -> None:
     """
     Refuse CSV files in which a line inside a record with quoted line breaks looks like a complete record.
 
@@ -89,6 +89,7 @@ def refuse_lines_inside_records(frame: DataFrame, text: str, csv: Csv, records: 
 
     :param frame: lines with the columns :data:`PATH` and :data:`START`
     :param text: name of the column of decoded lines
+    :param bad: the bad lines
     :raises DataError: such a line exists; the error names the file
     """
     from_outside, from_inside = F.col(_OUTSIDE), F.col(_INSIDE)
@@ -97,7 +98,7 @@ def refuse_lines_inside_records(frame: DataFrame, text: str, csv: Csv, records: 
         lines_to_check = explained.select(PATH, START, F.col(REASON).isNotNull().alias(_BAD), text)
         return csv.with_quote_states(lines_to_check, text, (_OUTSIDE, _INSIDE))
 
-    open_lines = with_states(records.explained(frame, text, only_bad=True)).where(from_outside)
+    open_lines = with_states(bad).where(from_outside)
     paths = [path for (path,) in open_lines.select(PATH).distinct().collect()]
     if not paths:
         return

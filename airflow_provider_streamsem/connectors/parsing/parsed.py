@@ -53,7 +53,7 @@ from airflow_provider_streamsem.connectors.parsing.exact import (
 from airflow_provider_streamsem.connectors.parsing.exact import columns as exact_columns
 from airflow_provider_streamsem.connectors.parsing.exact import values as exact_values
 from airflow_provider_streamsem.connectors.parsing.exact.arrow_json import ArrowJson
-from airflow_provider_streamsem.connectors.parsing.exact.blocks import Parser, explained_batches, parsed_batches
+from airflow_provider_streamsem.connectors.parsing.exact.blocks import MANY, Parser, explained_batches, parsed_batches
 from airflow_provider_streamsem.connectors.parsing.exact.csv_records import Dialect, ExactCsv, with_quote_states
 from airflow_provider_streamsem.connectors.parsing.exact.json_records import LENIENT
 from airflow_provider_streamsem.connectors.parsing.exact.time_formats import TimeFormat
@@ -72,6 +72,8 @@ _TIMES = {"dateformat": "date", "timestampformat": "timestamp", "timestampntzfor
 """option → type whose values have its format"""
 REASON = "__streamsem_reason"
 """Name of the column of the reasons, unless the added columns have a prefix."""
+_MANY_CHECKSUMS = 10_000
+"""With more bad texts, a filter by their checksums would make the plan too large."""
 _BLANK = "".join(map(chr, range(0x21)))
 _LOCALE = re.compile(r"[A-Za-z]{2,8}(?:[-_][A-Za-z0-9]{1,8})*")
 
@@ -135,8 +137,9 @@ class Records:
     parser_of: Callable[[], Parser]
 
     def parsed(
-        self, frame: DataFrame, text: str, into: str | None = None, *, masks: Mapping[str, Sequence[str]] | None = None
-    ) -> Parsed:
+        self, frame: DataFrame, text: str, into: str | None = None, *,
+        masks: Mapping[str, Sequence[str]] | None = None, checksums: str | None = None,
+    ) -> Parsed:  # fmt: skip
         """
         Parse texts.
 
@@ -144,6 +147,7 @@ class Records:
         :param into: prefix of the names of the added columns; ``None``: they have the names of the schema, so no other column of the frame may have one
         :param masks: name of each mask to add → the columns of its bits, from the lowest bit. A mask is a ``bigint``, and null in most rows. The bit
             of a column is set in some row if the column is not null in some record
+        :param checksums: name of a column to add, from which :func:`bad_checksums` makes an aggregate; ``None``: no column
         """
         reason = REASON if into is None else f"{into}_reason"
         columns = self.columns.fields
@@ -151,8 +155,11 @@ class Records:
         kept = [field for field in frame.schema.fields if field.name != text]
         added = [StructField(name, nullable(field.dataType)) for name, field in zip(names, columns, strict=False)]
         bits = {mask: [self.columns.names.index(name) for name in of] for mask, of in (masks or {}).items()}
-        parse = partial(parsed_batches, parser_of=self.parser_of, text=text, names=names, masks=bits)
+        parse = partial(
+            parsed_batches, parser_of=self.parser_of, text=text, names=names, masks=bits, checksums=checksums
+        )
         after = [StructField(reason, StringType()), *(StructField(mask, LongType()) for mask in bits)]
+        after += [] if checksums is None else [StructField(checksums, StringType())]
         done = _in_workers(frame, parse, StructType([*added, *kept, *after]))
         return Parsed(done, dict(zip(self.columns.names, map(quoted, names), strict=False)), reason)
 
@@ -165,6 +172,27 @@ class Records:
         """
         explain = partial(explained_batches, parser_of=self.parser_of, text=text, reason=REASON, only_bad=only_bad)
         return _in_workers(frame, explain, StructType([*frame.schema.fields, StructField(REASON, StringType())]))
+
+
+def bad_checksums(name: str) -> Column:
+    """Return the aggregate of the checksums of all bad texts, which :func:`among_bad` needs: a text."""
+    return F.array_join(F.collect_list(name), " ")
+
+
+def among_bad(frame: DataFrame, text: str, checksums: str) -> DataFrame:
+    """
+    Return the rows whose text has the checksum of a bad text: those of all bad texts, and by chance those of others. With many bad texts, return all rows.
+
+    :param text: name of the column of texts
+    :param checksums: the value of the aggregate :func:`bad_checksums`
+    """
+    found = set(checksums.split())
+    if MANY in found or len(found) > _MANY_CHECKSUMS:
+        return frame
+    listed = ", ".join(
+        f"{int(checksum)}L" for checksum in found
+    )  # as one expression, because each call of F.lit takes time
+    return frame.where(f"crc32(CAST({quoted(text)} AS BINARY)) IN ({listed or 'NULL'})")
 
 
 def records_of_json(session: SparkSession, columns: StructType, options: Mapping[str, str]) -> Records:

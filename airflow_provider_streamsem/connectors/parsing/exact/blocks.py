@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,6 +14,9 @@ from airflow_provider_streamsem.connectors.python_worker import keep_import_cach
 
 _BLOCK_BYTES = 1 << 22
 """Maximum size of the texts of a block. One longer text is a block."""
+_CHECKSUMS = 200
+MANY = "*"
+"""Stands for the checksums of a block with more than 200 bad texts."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +51,16 @@ def parsed_batches(
     text: str,
     names: Sequence[str],
     masks: Mapping[str, Sequence[int]],
+    checksums: str | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """
-    Replace the column of texts by the columns of the records, which come first, and those of the reasons and the masks, which come last.
+    Replace the column of texts by the columns of the records, which come first, and those of the reasons, the masks and the checksums, which come last.
 
     :param parser_of: returns the parser
     :param text: name of the column of texts
     :param names: names of the new columns: those of the records, and then that of the reasons
     :param masks: name of each mask → numbers of the columns of its bits. The first row of a block has the mask of the block
+    :param checksums: name of a column of the checksums of the bad texts; ``None``: there is none. The first row of a block has those of the block
     """
     keep_import_caches()
     parser = parser_of()
@@ -63,25 +69,38 @@ def parsed_batches(
         kept = [n for n in range(batch.num_columns) if n != at]
         for start, stop in _blocks(batch.column(at)):
             part = batch.slice(start, stop - start)
-            block = parser.parse(part.column(at).cast(pa.string()))
-            masked = [_mask(block, columns) for columns in masks.values()]
-            columns = [*block.columns, *(part.column(n) for n in kept), block.reasons, *masked]
+            texts = part.column(at).cast(pa.string())
+            block = parser.parse(texts)
+            rows = len(block.reasons)
+            facts = [_in_first_row(_mask(block, columns), rows, pa.int64()) for columns in masks.values()]
+            if checksums is not None:
+                facts.append(_in_first_row(_checksums(texts, block.reasons), rows, pa.string()))
+            columns = [*block.columns, *(part.column(n) for n in kept), block.reasons, *facts]
             kept_names = [batch.schema.names[n] for n in kept]
-            yield pa.RecordBatch.from_arrays(columns, [*names[:-1], *kept_names, names[-1], *masks])
+            names_of_facts = [*masks, *([] if checksums is None else [checksums])]
+            yield pa.RecordBatch.from_arrays(columns, [*names[:-1], *kept_names, names[-1], *names_of_facts])
 
 
-def _mask(block: Block, columns: Sequence[int]) -> pa.Array:
-    rows = len(block.reasons)
+def _in_first_row(fact: int | str | None, rows: int, type: pa.DataType) -> pa.Array:
+    """Return a column with a fact about a block in its first row, and nulls below."""
+    return pa.concat_arrays([pa.array([fact][:rows], type), pa.nulls(max(rows - 1, 0), type)])
+
+
+def _mask(block: Block, columns: Sequence[int]) -> int:
     is_record = block.reasons.is_null()  # a bad record may have values
     mask = 0
     for bit, column in enumerate(columns):
         is_present = pc.any(pc.and_(block.columns[column].is_valid(), is_record), min_count=0)
         mask |= int(is_present.as_py()) << bit
-    return (
-        pa.concat_arrays([pa.array([mask], pa.int64()), pa.nulls(rows - 1, pa.int64())])
-        if rows
-        else pa.nulls(0, pa.int64())
-    )
+    return mask
+
+
+def _checksums(texts: pa.Array, reasons: pa.Array) -> str | None:
+    """Return the CRC-32 of the bytes of each bad text, separated by spaces; :data:`MANY`, or ``None`` if no text is bad."""
+    bad = pc.indices_nonzero(reasons.is_valid())
+    if len(bad) > _CHECKSUMS:
+        return MANY
+    return " ".join(str(zlib.crc32(text)) for text in texts.take(bad).cast(pa.binary()).to_pylist()) or None
 
 
 def explained_batches(
