@@ -108,9 +108,9 @@ def bare(work: Work) -> None:
         work.read(n).write.option("compression", "zstd").mode("append").parquet(f"{work.path}/out")
 
 
-def stream_to_files(work: Work) -> None:
+def stream_to_files(work: Work, transform: Callable[[Any], Any] = lambda messages: messages) -> None:
     """Run Structured Streaming with its file sink."""
-    _drain_stream(work, "parquet", {"compression": "zstd"})
+    _drain_stream(work, "parquet", {"compression": "zstd"}, transform)
 
 
 def stream_to_delta(work: Work) -> None:
@@ -118,9 +118,11 @@ def stream_to_delta(work: Work) -> None:
     _drain_stream(work, "delta", {})
 
 
-def _drain_stream(work: Work, format: str, options: dict[str, str]) -> None:
+def _drain_stream(
+    work: Work, format: str, options: dict[str, str], transform: Callable[[Any], Any] = lambda messages: messages
+) -> None:
     writer = (
-        work.stream()
+        transform(work.stream())
         .writeStream.format(format)
         .options(**options)
         .option("checkpointLocation", f"{work.path}/checkpoint")
@@ -150,8 +152,13 @@ TITLES = {
 """Name in the tables → name in the plots, for the subjects of the plots."""
 
 
-def produce(bootstrap: str, topic: str, rows: int) -> None:
-    """Fill the topic's partitions with equal shares."""
+def padded(n: int) -> bytes:
+    """Return the value of a message of 98 bytes."""
+    return f"value-{n:012d}-{'x' * 80}".encode()
+
+
+def produce(bootstrap: str, topic: str, rows: int, value: Callable[[int], bytes] = padded) -> None:
+    """Fill the topic's partitions with equal shares. ``value`` returns the value of the n-th message."""
     from confluent_kafka import Producer
     from confluent_kafka.admin import AdminClient, NewTopic
 
@@ -161,9 +168,7 @@ def produce(bootstrap: str, topic: str, rows: int) -> None:
     for n in range(rows):
         while True:
             try:
-                producer.produce(
-                    topic, f"value-{n:012d}-{'x' * 80}".encode(), key=str(n).encode(), partition=n % PARTITIONS
-                )
+                producer.produce(topic, value(n), key=str(n).encode(), partition=n % PARTITIONS)
                 break
             except BufferError:
                 producer.poll(0.1)
@@ -173,10 +178,11 @@ def produce(bootstrap: str, topic: str, rows: int) -> None:
 def measure(
     spark: Any, bootstrap: str, location: Callable[[], str], rows: int, *,
     subjects: Mapping[str, Callable[[Work], None]] = SUBJECTS, pipeline: Callable[[Work], Pipeline] = pipeline_of,
+    value: Callable[[int], bytes] = padded,
 ) -> dict[str, list[float]]:  # fmt: skip
     """Return subject → milliseconds per batch in each round but the first. ``pipeline`` returns the pipeline of the provider."""
     topic = f"bench-{rows}-{uuid.uuid4().hex[:6]}"
-    produce(bootstrap, topic, rows * BATCHES)
+    produce(bootstrap, topic, rows * BATCHES, value)
     times: dict[str, list[float]] = {name: [] for name in subjects}
     for turn in range(ROUNDS + 1):
         names = list(subjects)

@@ -34,7 +34,8 @@ def _columns(kind: str, value: Callable[[random.Random], Any]) -> tuple[str, Cal
     return schema, lambda chance, _: {f"c{n}": value(chance) for n in range(COLUMNS)}
 
 
-def _mixed(chance: random.Random, number: int) -> Record:
+def mixed(chance: random.Random, number: int) -> Record:
+    """Return a record of ten columns of several types."""
     return {
         "id": number, "user": f"user{number % 1000}", "amount": round(chance.random() * 1000, 2), "ts": f"2026-01-01T00:00:{number % 60:02d}Z",
         "ok": number % 2 == 0, "qty": number % 7, "price": round(chance.random() * 10, 3), "city": f"city{number % 50}",
@@ -43,7 +44,7 @@ def _mixed(chance: random.Random, number: int) -> Record:
 
 
 def _one_in_hundred_bad(chance: random.Random, number: int) -> Record:
-    record = dict(_mixed(chance, number))
+    record = dict(mixed(chance, number))
     if number % 100 == 0:
         wrong = {"amount": round(chance.random(), 6), "ts": "2026-13-01T00:00:00Z", "qty": "seven", "score": "none"}
         name = [*wrong][number // 100 % len(wrong)]
@@ -69,9 +70,9 @@ JSON: dict[str, tuple[str, Callable[[random.Random, int], Record]]] = {
             ],
         },
     ),
-    "mixed": (MIXED, _mixed),
+    "mixed": (MIXED, mixed),
     "1 % bad": (MIXED, _one_in_hundred_bad),
-    "every record exact": (MIXED, lambda chance, number: {**_mixed(chance, number), "user": number % 1000}),
+    "every record exact": (MIXED, lambda chance, number: {**mixed(chance, number), "user": number % 1000}),
 }
 
 
@@ -134,7 +135,7 @@ def main() -> None:
                 compare(spark, engine, home / f"csv-{name}", schema, title, benchmark="parsing", format="csv")
         title = "JSON, mixed, first batch"
         if chosen in title:
-            write_json(home / "json-first", _mixed, RECORDS)
+            write_json(home / "json-first", mixed, RECORDS)
             first_batch(home / "first", home / "json-first", title)
         title = f"CSV, {_COLUMNS_OF_CSV:,} columns"
         if chosen in title:

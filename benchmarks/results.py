@@ -51,6 +51,7 @@ GOALS = (
     Goal("start", "Spark Connect", "bare script", 1.3),
     Goal("kafka", ".*", "streaming, file sink", 1),
     Goal("kafka", ".*, 50,000 rows", "bare read and write", 1.03),
+    Goal("kafka_json", ".*", "streaming with from_json", 1.1),
     Goal("connect", ".*", "bare read and write", 1.3),
     Goal("delta", ".*", "append with txnAppId", 1),
     Goal("dedup", ".*", "streaming dropDuplicates", 1),
