@@ -7,7 +7,7 @@ import io
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_streamsem.connectors.parsing.exact.columns import ExactColumn
@@ -59,11 +59,37 @@ def test_lines_that_a_csv_writer_wrote_are_read_back(rows: list[list[str]], quot
     assert found == [[None if text == "" and not quotes_all else text for text in row] for row in rows]
 
 
+@settings(max_examples=200, deadline=None)
+@given(
+    data=st.data(),
+    separator=st.sampled_from([",", "\t", "||", "ab", " ", '","']),
+    quote=st.sampled_from(['"', "'"]),
+    escape=st.sampled_from(["", "quote", "\\"]),
+    trims=st.booleans(),
+)
+def test_lines_are_split_as_by_the_grammar(
+    data: st.DataObject, separator: str, quote: str, escape: str, trims: bool
+) -> None:
+    dialect = Dialect(
+        separator=separator, quote=quote, escape=quote if escape == "quote" else escape, trims_leading=trims, trims_trailing=trims
+    )  # fmt: skip
+    pieces = [quote, separator, quote * 2, separator + quote, quote + separator, *"ab| \t\n\\é☃\x00"]
+    line = st.lists(st.sampled_from(pieces), max_size=12).map("".join)
+    lines = data.draw(st.lists(st.none() | line, max_size=20))
+    parser = ExactCsv(pa.schema([("a", pa.string())]), dialect, Settings())
+    expected = [
+        text if text is None else parser._split(text) if quote in text else text.split(separator) for text in lines
+    ]
+    assert parser._fields(pa.array(lines, pa.string())).to_pylist() == expected
+
+
 def test_header_that_was_not_declared_and_those_of_joined_files_are_bad() -> None:
     schema = pa.schema([("id", pa.string()), ("name", pa.string())])
     lines = pa.array(["id,name", "1,ann", "name,id", "id,name", "id,"])
     block = ExactCsv(schema, Dialect(), Settings()).parse(lines)
     assert block.reasons.to_pylist() == ["the names of the columns", None, None, "the names of the columns", None]
+    null = ExactCsv(schema, Dialect(), Settings()).parse(pa.array([None, "1"], pa.string()))
+    assert null.reasons.to_pylist()[0] is None  # a null text is no bad record
     one = ExactCsv(pa.schema([("id", pa.string())]), Dialect(), Settings()).parse(pa.array(["id"]))
     assert one.columns[0].to_pylist() == ["id"]
 

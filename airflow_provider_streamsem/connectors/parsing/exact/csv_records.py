@@ -1,7 +1,8 @@
 """
 Parses CSV lines into columns, according to RFC 4180. Each line is parsed exactly, or refused with a reason. Executors run this module.
 
-Lines without a quote are split by Arrow. Lines with quotes are split one by one, because most parsers accept quotes in any place.
+Arrow splits the lines at each separator. A line with a separator inside quotes, or with a quote in a wrong place, is then split alone. No parser of CSV is
+used, because most of them accept quotes in any place.
 """
 
 from __future__ import annotations
@@ -85,6 +86,7 @@ class ExactCsv:
             quoted = rf"{dialect.before}{quote}{dialect.inside}{quote}{dialect.after}"
             unquoted = rf"(?:(?!{separator})[^{quote}])*" if len(dialect.separator) > 1 else rf"[^{quote}{separator}]*"
             self._field = re.compile(rf"{separator}({quoted}|{unquoted})(?={separator}|\Z)", re.DOTALL)
+            self._quoted = rf"(?s)\A{quoted}\z"
 
     def parse(self, texts: pa.StringArray) -> Block:
         """Parse lines; see :class:`airflow_provider_streamsem.connectors.parsing.exact.blocks.Parser`."""
@@ -99,10 +101,9 @@ class ExactCsv:
         if len(rows) == len(texts):
             return Block(columns, reasons)
         others = pc.indices_nonzero(pc.invert(is_whole))
-        found = zip(
-            is_text.take(others).to_pylist(), pc.list_value_length(fields.take(others)).to_pylist(), strict=True
-        )
-        why = [_reason(is_decodable, number, width) for is_decodable, number in found]
+        facts = (texts.is_valid(), is_text, pc.list_value_length(fields))
+        found = zip(*(fact.take(others).to_pylist() for fact in facts), strict=True)
+        why = [_reason(is_decodable, number, width) if is_given else None for is_given, is_decodable, number in found]
         bad = [*(pa.nulls(len(others), column.type) for column in self._schema), pa.array(why, pa.string())]
         *columns, reasons = in_order([(rows, [*columns, reasons]), (others, bad)])
         return Block(columns, reasons)
@@ -112,14 +113,31 @@ class ExactCsv:
         plain = pc.split_pattern(lines, self._dialect.separator)
         if not self._dialect.quote:
             return plain
-        has_quote = pc.fill_null(pc.match_substring(lines, self._dialect.quote), False)
-        quoted = pc.indices_nonzero(has_quote)
-        if len(quoted) == 0:
+        is_doubtful = self._is_doubtful(lines, plain)
+        doubtful = pc.indices_nonzero(is_doubtful)
+        if len(doubtful) == 0:
             return plain
-        split = pa.array([self._split(line) for line in lines.take(quoted).to_pylist()], plain.type)
-        others = pc.indices_nonzero(pc.invert(has_quote))
-        (fields,) = in_order([(others, [plain.take(others)]), (quoted, [split])])
+        split = pa.array([self._split(line) for line in lines.take(doubtful).to_pylist()], plain.type)
+        others = pc.indices_nonzero(pc.invert(is_doubtful))
+        (fields,) = in_order([(others, [plain.take(others)]), (doubtful, [split])])
         return fields
+
+    def _is_doubtful(self, lines: pa.StringArray, plain: pa.ListArray) -> pa.BooleanArray:
+        """
+        Return whether the fields of a line may be others than the texts between its separators.
+
+        They are these texts if each of them has no quote, or is a whole quoted field.
+        """
+        quote = self._dialect.quote
+        if quote in self._dialect.separator:
+            return pc.fill_null(pc.match_substring(lines, quote), False)
+        texts, rows = plain.flatten(), pc.list_parent_indices(plain)
+        has_quote = pc.match_substring(texts, quote)
+        texts, rows = texts.filter(has_quote), rows.filter(has_quote)
+        cut = rows.filter(pc.invert(pc.match_substring_regex(texts, self._quoted)))
+        if len(cut) == 0:
+            return pa.repeat(pa.scalar(False), len(lines))
+        return pc.is_in(pa.array(range(len(lines)), cut.type), value_set=cut)
 
     def _split(self, line: str) -> list[str] | None:
         separator = self._dialect.separator
@@ -134,14 +152,12 @@ class ExactCsv:
         :returns: the columns of the schema, and that of the reasons
         """
         width = len(self._schema)
-        quote = self._dialect.quote
-        has_quotes = bool(quote) and bool(pc.any(pc.match_substring(fields, quote)).as_py())
         columns = []
         unfit: dict[int, list[str]] = {}
         missing: dict[int, list[str]] = {}
         for n, (column, convert) in enumerate(zip(self._schema, self._conversions, strict=True)):
             own = fields if width == 1 else fields.take(pa.array(range(n, len(fields), width), pa.int64()))
-            texts = self._texts(own, has_quotes=has_quotes, is_text=is_.is_string(column.type))
+            texts = self._texts(own, is_text=is_.is_string(column.type))
             values = self._named(texts, convert(texts))
             columns.append(values)
             if values.null_count != texts.null_count:
@@ -154,7 +170,7 @@ class ExactCsv:
         reasons = [reason_of(unfit.get(row), missing.get(row)) or None for row in range(lines)]
         return columns, pa.array(reasons, pa.string())
 
-    def _texts(self, fields: pa.StringArray, *, has_quotes: bool, is_text: bool) -> pa.StringArray:
+    def _texts(self, fields: pa.StringArray, *, is_text: bool) -> pa.StringArray:
         """Return the texts of fields without quotes; null if the field is empty or has the text that represents null."""
         dialect = self._dialect
         if dialect.space and dialect.trims_leading:
@@ -162,7 +178,8 @@ class ExactCsv:
         if dialect.space and dialect.trims_trailing:
             fields = pc.utf8_rtrim(fields, characters=dialect.space)
         texts = self._without_null(fields)
-        if not has_quotes:
+        is_quoted = pc.starts_with(fields, dialect.quote)
+        if not dialect.quote or not pc.any(is_quoted).as_py():
             return texts
         inside = pc.utf8_slice_codeunits(fields, 1, -1)
         if dialect.escape in ("", dialect.quote):
@@ -172,7 +189,7 @@ class ExactCsv:
             inside = pc.replace_substring_regex(inside, f"{escape}([{quote}{escape}])", r"\1")
         # Only a string can be empty. Writers that quote every field write a missing value as "".
         inside = inside if is_text else self._without_null(inside)
-        return pc.if_else(pc.starts_with(fields, dialect.quote), inside, texts)
+        return pc.if_else(is_quoted, inside, texts)
 
     def _without_null(self, texts: pa.StringArray) -> pa.StringArray:
         is_null = pc.is_in(texts, value_set=pa.array(["", self._dialect.null], pa.string()))
