@@ -384,7 +384,7 @@ def doctor_spark(args: argparse.Namespace) -> CommandResult:
         ).advising("run this command without --spark-conn-id on the machine of the server.")
     checks = tuple(spark_check.checks(engine))
     if args.class_archive is not None:
-        checks = (*checks, spark_check.class_archive(engine, args.class_archive))
+        checks = (*checks, spark_check.class_archive(args.class_archive))
     return _result_of_checks("doctor of Spark", {"checks": plain(checks)}, checks)
 
 

@@ -126,28 +126,36 @@ def _batch(name: str, pipeline: Pipeline, records: str, expected: dict[str, int]
 
 
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+CLASS_ARCHIVE = "the JVM writes an archive of its classes"
+"""Name of the check of :func:`class_archive`."""
 
 
 def with_class_archive(settings: Sequence[str], file: str) -> list[str]:
     """
-    Return settings with which the JVM writes an archive of its classes when it ends.
+    Return settings with which the JVM writes an archive of its classes, under another name, when it ends.
 
     :param settings: Spark settings, each as ``NAME=VALUE``
     :param file: path of the archive
     """
     given = [text.partition("=")[2] for text in settings if text.startswith(f"{_JAVA_OPTIONS}=")]
-    return [
-        *settings,
-        f"{_JAVA_OPTIONS}={' '.join([*given, '-Xlog:disable', f'-XX:ArchiveClassesAtExit={Path(file).absolute()}'])}",
-    ]
+    options = [*given, "-Xlog:disable", f'"-XX:ArchiveClassesAtExit={_new(file)}"']
+    return [*settings, f"{_JAVA_OPTIONS}={' '.join(options)}"]
 
 
-def class_archive(engine: SparkEngine, file: str) -> Check:
-    """End the session and its JVM, and return whether the JVM has written the archive. A JVM that this process has not started writes none."""
+def class_archive(file: str) -> Check:
+    """End the JVM, and return whether it has written the archive. A JVM that this process has not started writes none."""
     from airflow_provider_streamsem.spark import gateway
 
-    gateway.end_jvm(engine.session())
-    path = Path(file)
-    size = path.stat().st_size if path.exists() else 0
-    observed = f"{size:,} bytes in {path}" if size else f"the JVM wrote no {path}"
-    return Check(name="the JVM writes an archive of its classes", passed=size > 0, observed=observed)
+    new = _new(file)
+    new.unlink(missing_ok=True)  # of a command that was killed
+    gateway.end_jvm()
+    is_written = new.exists() and new.stat().st_size > 0
+    if is_written:
+        new.replace(file)
+    observed = f"{Path(file).stat().st_size:,} bytes in {file}" if is_written else f"the JVM wrote no {file}"
+    return Check(name=CLASS_ARCHIVE, passed=is_written, observed=observed)
+
+
+def _new(file: str) -> Path:
+    path = Path(file).absolute()
+    return path.with_name(f"{path.name}.new")

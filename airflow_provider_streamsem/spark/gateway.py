@@ -53,11 +53,13 @@ def forget_dead_jvm() -> None:
         os.environ.pop(name, None)
 
 
-def end_jvm(session: SparkSession) -> None:
-    """Stop a session, and end the JVM if this process has started it. Returns when the JVM has ended."""
+def end_jvm() -> None:
+    """Stop the session of this process, and end the JVM if this process has started it. Returns when the JVM has ended."""
     jvm_gateway: Any = SparkContext._gateway
     process = getattr(jvm_gateway, "proc", None)
-    session.stop()
+    session = SparkSession.getActiveSession()
+    if session is not None:
+        session.stop()
     if process is not None:
         process.stdin.close()  # the JVM ends when its standard input is closed
         process.wait()
