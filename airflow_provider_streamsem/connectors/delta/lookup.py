@@ -92,7 +92,7 @@ class DeltaTable:
         return plain(SnapshotPin(pinned, pinned_files, deleted))
 
     def check_pin(self, pin: Json) -> None:
-        """Check that the table is the pinned one, and that each file of the version exists with its size. Sends one request for each file."""
+        """Check that the table is the pinned one, and that each file of the version exists with its size."""
         snapshot = self._read(pin)
         with checking_pin():
             self._source().check_pins([snapshot.table, *snapshot.files], was_read=False)

@@ -32,7 +32,7 @@ from airflow_provider_streamsem.connectors.files.text_lines import (
 )
 from airflow_provider_streamsem.connectors.parsing import parsed as parsing
 from airflow_provider_streamsem.connectors.parsing.bad_rows import text_of
-from airflow_provider_streamsem.connectors.parsing.exact.blocks import MANY
+from airflow_provider_streamsem.connectors.parsing.exact.blocks import MANY, Checksums
 from airflow_provider_streamsem.connectors.parsing.message_records import refuse_reserved
 from airflow_provider_streamsem.connectors.parsing.parsed import REASON, Csv, Records
 from airflow_provider_streamsem.errors import DataError
@@ -145,7 +145,8 @@ class FileRecords:
         is_parsed = source.format in ("json", "csv")
         self._declared = tuple(self._data_columns(self._partitions).names) if is_parsed else ()
         self.aggregates = {name: F.bit_or(name) for name in absent_columns.names(self._declared)}
-        self.aggregates |= {_CHECKSUMS: parsing.bad_checksums(_CHECKSUMS)} if is_parsed else {}
+        self._checksums = _checksums(sum(pin.bytes for pin in pins)) if is_parsed else None
+        self.aggregates |= {} if self._checksums is None else {_CHECKSUMS: parsing.bad_checksums(_CHECKSUMS)}
         self._bad_checksums = MANY
         self._footers = self._checked_footers(pins)
         self._first = pins[0].path
@@ -222,7 +223,7 @@ class FileRecords:
 
         :raises DataError: there are such columns, and ``missing_columns`` is ``"refuse"``
         """
-        self._bad_checksums = values.get(_CHECKSUMS, MANY)
+        self._bad_checksums = values.get(_CHECKSUMS, MANY)  # no value if the input is large
         columns = absent_columns.absent(self._declared, values) if records else []
         if not columns:
             return
@@ -460,7 +461,9 @@ class FileRecords:
         text = decoded(RAW, self._source.encoding).alias(_TEXT)
         frame = read_lines.frame(with_location=bool(self._positions))
         sent = frame.select(text, *map(F.expr, partitions), *self._line_positions())
-        parsed = read_lines.records.parsed(sent, _TEXT, masks=absent_columns.bits(self._declared), checksums=_CHECKSUMS)
+        parsed = read_lines.records.parsed(
+            sent, _TEXT, masks=absent_columns.bits(self._declared), checksums=self._checksums
+        )
         if len(self._columns(group).fields) > _WIDE:
             # Constraint propagation takes seconds for a plan with thousands of columns. The session is a clone that only this attempt uses.
             self._spark.conf.set("spark.sql.constraintPropagation.enabled", "false")
@@ -509,6 +512,18 @@ class FileRecords:
                 raw, encoding = text_of(bytes(line))
                 error = f"not a {self._source.format} record of the schema: {reason}" if reason else self._error
                 yield BadRecord(location={"path": plain_path(path), "encoding": encoding}, raw=raw, error=error)
+
+
+def _checksums(size: int) -> Checksums | None:
+    """
+    Return the column of the checksums of bad texts; ``None`` for much input.
+
+    Spark's driver joins the checksums of all tasks after each task. A task reads at most 128 MiB by default, so the tasks return about 10,000 checksums.
+
+    :param size: of the files, in bytes
+    """
+    most = min(2_000, 10_000 * (128 << 20) // max(size, 1))
+    return Checksums(_CHECKSUMS, most) if most >= 20 else None
 
 
 def _as_read(field: StructField) -> StructField:

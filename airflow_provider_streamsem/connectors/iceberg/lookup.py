@@ -102,7 +102,7 @@ class IcebergTable:
         return plain(SnapshotPin(name, pinned, pinned_files))
 
     def check_pin(self, pin: Json) -> None:
-        """Check that the table is the pinned one, and that each file of the snapshot exists with its size. Sends one request for each file."""
+        """Check that the table is the pinned one, and that each file of the snapshot exists with its size."""
         snapshot = self._read(pin)
         with checking_pin():
             try:

@@ -53,7 +53,13 @@ from airflow_provider_streamsem.connectors.parsing.exact import (
 from airflow_provider_streamsem.connectors.parsing.exact import columns as exact_columns
 from airflow_provider_streamsem.connectors.parsing.exact import values as exact_values
 from airflow_provider_streamsem.connectors.parsing.exact.arrow_json import ArrowJson
-from airflow_provider_streamsem.connectors.parsing.exact.blocks import MANY, Parser, explained_batches, parsed_batches
+from airflow_provider_streamsem.connectors.parsing.exact.blocks import (
+    MANY,
+    Checksums,
+    Parser,
+    explained_batches,
+    parsed_batches,
+)
 from airflow_provider_streamsem.connectors.parsing.exact.csv_records import Dialect, ExactCsv, with_quote_states
 from airflow_provider_streamsem.connectors.parsing.exact.json_records import LENIENT
 from airflow_provider_streamsem.connectors.parsing.exact.time_formats import TimeFormat
@@ -138,7 +144,7 @@ class Records:
 
     def parsed(
         self, frame: DataFrame, text: str, into: str | None = None, *,
-        masks: Mapping[str, Sequence[str]] | None = None, checksums: str | None = None,
+        masks: Mapping[str, Sequence[str]] | None = None, checksums: Checksums | None = None,
     ) -> Parsed:  # fmt: skip
         """
         Parse texts.
@@ -147,7 +153,7 @@ class Records:
         :param into: prefix of the names of the added columns; ``None``: they have the names of the schema, so no other column of the frame may have one
         :param masks: name of each mask to add → the columns of its bits, from the lowest bit. A mask is a ``bigint``, and null in most rows. The bit
             of a column is set in some row if the column is not null in some record
-        :param checksums: name of a column to add, from which :func:`bad_checksums` makes an aggregate; ``None``: no column
+        :param checksums: a column to add, from which :func:`bad_checksums` makes an aggregate; ``None``: no column
         """
         reason = REASON if into is None else f"{into}_reason"
         columns = self.columns.fields
@@ -159,7 +165,7 @@ class Records:
             parsed_batches, parser_of=self.parser_of, text=text, names=names, masks=bits, checksums=checksums
         )
         after = [StructField(reason, StringType()), *(StructField(mask, LongType()) for mask in bits)]
-        after += [] if checksums is None else [StructField(checksums, StringType())]
+        after += [] if checksums is None else [StructField(checksums.name, StringType())]
         done = _in_workers(frame, parse, StructType([*added, *kept, *after]))
         return Parsed(done, dict(zip(self.columns.names, map(quoted, names), strict=False)), reason)
 
@@ -181,18 +187,20 @@ def bad_checksums(name: str) -> Column:
 
 def among_bad(frame: DataFrame, text: str, checksums: str) -> DataFrame:
     """
-    Return the rows whose text has the checksum of a bad text: those of all bad texts, and by chance those of others. With many bad texts, return all rows.
+    Return the rows whose text has the checksum of a bad text: those of all bad texts, and by chance those of others.
+
+    Return all rows if the checksums are not known, or if they are many.
 
     :param text: name of the column of texts
     :param checksums: the value of the aggregate :func:`bad_checksums`
     """
     found = set(checksums.split())
-    if MANY in found or len(found) > _MANY_CHECKSUMS:
+    if not found or MANY in found or len(found) > _MANY_CHECKSUMS:
         return frame
     listed = ", ".join(
         f"{int(checksum)}L" for checksum in found
     )  # as one expression, because each call of F.lit takes time
-    return frame.where(f"crc32(CAST({quoted(text)} AS BINARY)) IN ({listed or 'NULL'})")
+    return frame.where(f"crc32(CAST({quoted(text)} AS BINARY)) IN ({listed})")
 
 
 def records_of_json(session: SparkSession, columns: StructType, options: Mapping[str, str]) -> Records:

@@ -14,9 +14,21 @@ from airflow_provider_streamsem.connectors.python_worker import keep_import_cach
 
 _BLOCK_BYTES = 1 << 22
 """Maximum size of the texts of a block. One longer text is a block."""
-_CHECKSUMS = 200
 MANY = "*"
-"""Stands for the checksums of a block with more than 200 bad texts."""
+"""Stands for the checksums of a task that has more of them than it may return."""
+
+
+@dataclass(frozen=True)
+class Checksums:
+    """
+    A column of the checksums of bad texts: the CRC-32 of the bytes of each, separated by spaces.
+
+    :param name: name of the column
+    :param most: how many checksums a task may return. For more it returns :data:`MANY`
+    """
+
+    name: str
+    most: int
 
 
 @dataclass(frozen=True)
@@ -51,7 +63,7 @@ def parsed_batches(
     text: str,
     names: Sequence[str],
     masks: Mapping[str, Sequence[int]],
-    checksums: str | None = None,
+    checksums: Checksums | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """
     Replace the column of texts by the columns of the records, which come first, and those of the reasons, the masks and the checksums, which come last.
@@ -60,10 +72,11 @@ def parsed_batches(
     :param text: name of the column of texts
     :param names: names of the new columns: those of the records, and then that of the reasons
     :param masks: name of each mask → numbers of the columns of its bits. The first row of a block has the mask of the block
-    :param checksums: name of a column of the checksums of the bad texts; ``None``: there is none. The first row of a block has those of the block
+    :param checksums: the column of the checksums; ``None``: there is none. The first row of a block has those of the block
     """
     keep_import_caches()
     parser = parser_of()
+    found = 0
     for batch in batches:
         at = batch.schema.get_field_index(text)
         kept = [n for n in range(batch.num_columns) if n != at]
@@ -74,16 +87,19 @@ def parsed_batches(
             rows = len(block.reasons)
             facts = [_in_first_row(_mask(block, columns), rows, pa.int64()) for columns in masks.values()]
             if checksums is not None:
-                facts.append(_in_first_row(_checksums(texts, block.reasons), rows, pa.string()))
+                sums = [] if found > checksums.most else _checksums(texts, block.reasons)
+                found += len(sums)
+                listed = " ".join(sums) if found <= checksums.most else MANY
+                facts.append(_in_first_row(listed if sums else None, rows, pa.string()))
             columns = [*block.columns, *(part.column(n) for n in kept), block.reasons, *facts]
             kept_names = [batch.schema.names[n] for n in kept]
-            names_of_facts = [*masks, *([] if checksums is None else [checksums])]
+            names_of_facts = [*masks, *([] if checksums is None else [checksums.name])]
             yield pa.RecordBatch.from_arrays(columns, [*names[:-1], *kept_names, names[-1], *names_of_facts])
 
 
-def _in_first_row(fact: int | str | None, rows: int, type: pa.DataType) -> pa.Array:
+def _in_first_row(fact: int | str | None, rows: int, kind: pa.DataType) -> pa.Array:
     """Return a column with a fact about a block in its first row, and nulls below."""
-    return pa.concat_arrays([pa.array([fact][:rows], type), pa.nulls(max(rows - 1, 0), type)])
+    return pa.concat_arrays([pa.array([fact][:rows], kind), pa.nulls(max(rows - 1, 0), kind)])
 
 
 def _mask(block: Block, columns: Sequence[int]) -> int:
@@ -95,12 +111,9 @@ def _mask(block: Block, columns: Sequence[int]) -> int:
     return mask
 
 
-def _checksums(texts: pa.Array, reasons: pa.Array) -> str | None:
-    """Return the CRC-32 of the bytes of each bad text, separated by spaces; :data:`MANY`, or ``None`` if no text is bad."""
-    bad = pc.indices_nonzero(reasons.is_valid())
-    if len(bad) > _CHECKSUMS:
-        return MANY
-    return " ".join(str(zlib.crc32(text)) for text in texts.take(bad).cast(pa.binary()).to_pylist()) or None
+def _checksums(texts: pa.StringArray, reasons: pa.StringArray) -> list[str]:
+    """Return the checksum of each bad text."""
+    return [str(zlib.crc32(text)) for text in texts.filter(reasons.is_valid()).cast(pa.binary()).to_pylist()]
 
 
 def explained_batches(
