@@ -49,6 +49,7 @@ def peers_conf() -> dict[str, str]:
     """Return the settings of a local session with the readers and writers of other table formats."""
     return {
         "spark.driver.extraClassPath": f"{install.classpath('spark')}:{install.classpath('peers')}",
+        "spark.driver.extraJavaOptions": "",  # the class archive is of another class path
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     }
