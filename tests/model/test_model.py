@@ -61,6 +61,17 @@ def test_every_mutant_has_a_docstring() -> None:
         assert mutant.protocol.__dict__.get("__doc__"), name
 
 
+def test_pages_have_the_numbers_of_scopes_states_and_mutants() -> None:
+    small, exhaustive, states = len(SMALL), len(EXHAUSTIVE), sum(s.states for s in CONFIGURATIONS.values())
+    readme = Path(__file__).with_name("README.md").read_text()
+    assert (
+        f"in all {small} small and {exhaustive} exhaustive scopes, {states:,} states together. "
+        f"All {len(MUTANTS)} mutants"
+    ) in readme
+    status = (Path(__file__).parents[2] / "docs" / "STATUS.md").read_text()
+    assert f"{small} small scopes and every mutant in `make test`, {exhaustive} exhaustive scopes" in status
+
+
 def test_readme_lists_every_scope_and_every_mutant() -> None:
     text = Path(__file__).with_name("README.md").read_text()
     for name, scope in CONFIGURATIONS.items():
