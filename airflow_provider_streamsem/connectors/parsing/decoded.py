@@ -101,12 +101,13 @@ def _protobuf(read: DataFrame, part: str, decoder: Protobuf) -> Decoded:
     kind, descriptors = _message_type(decoder)
     column, reason = f"{_DECODED}{part}", f"{_DECODED}{part}_reason"
     row = from_arrow_type(protobuf_messages.row_type(kind), prefer_timestamp_ntz=False)
+    read, lists = parsing.without_null_lists(read)
     schema = StructType([*read.schema.fields, StructField(column, row), StructField(reason, StringType())])
     pickle_by_value(protobuf_messages)
     decode_batches = functools.partial(
         protobuf_messages.with_rows, column=part, descriptors=descriptors, message=decoder.message, has_schema_id=decoder.has_schema_id
     )  # fmt: skip
-    decoded = read.mapInArrow(decode_batches, schema)
+    decoded = parsing.with_null_lists(read.mapInArrow(decode_batches, schema), lists)
     bad = f"{column}_bad"
     fields = {name: F.col(column)[name] for name in row.names}
     frame = decoded.withColumn(bad, F.col(reason).isNotNull())
