@@ -52,6 +52,8 @@ GOALS = (
     Goal("kafka", ".*", "streaming, file sink", 1),
     Goal("kafka", ".*, 50,000 rows", "bare read and write", 1.03),
     Goal("kafka_json", ".*", "streaming with from_json", 1.1),
+    Goal("compact", ".*", "Spark, read and write", 1.2),
+    Goal("compact", ".*", "OPTIMIZE", 1),
     Goal("connect", ".*", "bare read and write", 1.3),
     Goal("delta", ".*", "append with txnAppId", 1),
     Goal("dedup", ".*", "streaming dropDuplicates", 1),
