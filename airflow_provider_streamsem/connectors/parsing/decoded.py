@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -35,31 +35,38 @@ class Decoded:
     """
     A decoded column of messages.
 
+    Columns are SQL where it is possible, because each call of pyspark that makes a column takes half a millisecond.
+
     :param frame: the DataFrame to which the columns belong
-    :param record: a struct of the fields; null if the message is null
-    :param fields: name → column
-    :param bad: a boolean column: whether the message cannot be decoded
+    :param record: returns a struct of the fields; null if the message is null
+    :param fields: name → SQL
+    :param bad: SQL of whether the message cannot be decoded
     :param reason: SQL of the reason why a bad message cannot be decoded, without values of the message; empty if it is not known
     """
 
     def __init__(
         self,
         frame: DataFrame,
-        record: Column,
-        fields: Mapping[str, Column],
-        bad: Column,
+        record: Callable[[], Column],
+        fields: Mapping[str, str],
+        bad: str,
         reason: str = "''",
     ) -> None:
         self.frame, self.record, self.fields, self.bad = frame, record, fields, bad
         self._reason = reason
 
-    def why_bad(self, what: str) -> Column:
+    @property
+    def columns(self) -> list[str]:
+        """SQL of the fields, each under its name."""
+        return [f"{value} AS {quoted(name)}" for name, value in self.fields.items()]
+
+    def why_bad(self, what: str) -> str:
         """
-        Return a column with the reason why a bad message cannot be decoded.
+        Return SQL of the reason why a message cannot be decoded; null if it can be.
 
         :param what: what the message is, such as ``value``
         """
-        return F.expr(f"concat_ws(': ', '{what} cannot be decoded', nullif({self._reason}, ''))")
+        return f"CASE WHEN {self.bad} THEN concat_ws(': ', '{what} cannot be decoded', nullif({self._reason}, '')) END"
 
 
 def decode(
@@ -92,9 +99,11 @@ def _json(read: DataFrame, part: str, decoder: Json, *, keeps_data: bool) -> Dec
     frame = read.withColumns({text: content, is_message: data.isNotNull()})
     records = parsing.records_of_json(read.sparkSession, columns, decoder.options)
     parsed = records.parsed(frame if keeps_data else frame.drop(part), text, into=column)
-    fields = {name: F.col(value) for name, value in parsed.values.items()}
-    record = F.when(F.col(is_message), F.struct(*(value.alias(name) for name, value in fields.items())))
-    return Decoded(parsed.frame, record, fields, F.expr(parsed.bad), reason=parsed.reason)
+
+    def record() -> Column:
+        return F.when(F.col(is_message), F.struct(*map(F.expr, parsed.columns)))
+
+    return Decoded(parsed.frame, record, parsed.values, parsed.bad, reason=parsed.reason)
 
 
 def _protobuf(read: DataFrame, part: str, decoder: Protobuf) -> Decoded:
@@ -104,14 +113,13 @@ def _protobuf(read: DataFrame, part: str, decoder: Protobuf) -> Decoded:
     read, lists = parsing.without_null_lists(read)
     schema = StructType([*read.schema.fields, StructField(column, row), StructField(reason, StringType())])
     pickle_by_value(protobuf_messages)
-    decode_batches = functools.partial(
+    decode_batches = partial(
         protobuf_messages.with_rows, column=part, descriptors=descriptors, message=decoder.message, has_schema_id=decoder.has_schema_id
     )  # fmt: skip
     decoded = parsing.with_null_lists(read.mapInArrow(decode_batches, schema), lists)
     bad = f"{column}_bad"
-    fields = {name: F.col(column)[name] for name in row.names}
     frame = decoded.withColumn(bad, F.col(reason).isNotNull())
-    return Decoded(frame, F.col(column), fields, F.col(bad), reason=quoted(reason))
+    return Decoded(frame, partial(F.col, column), _fields(column, row.names), bad, reason=quoted(reason))
 
 
 def _message_type(decoder: Protobuf) -> tuple[Any, bytes]:
@@ -176,8 +184,12 @@ def _avro(read: DataFrame, part: str, decoder: Avro, subjects: Sequence[str]) ->
     )
     marked = wrapped.withColumn(f"{column}_bad", bad).withColumn(f"{column}_reason", F.when(bad, why))
     frame = marked.withColumn(column, record)
-    fields = {name: F.col(column)[name] for name in names}
-    return Decoded(frame, F.col(column), fields, F.col(f"{column}_bad"), reason=quoted(f"{column}_reason"))
+    record = partial(F.col, column)
+    return Decoded(frame, record, _fields(column, names), f"{column}_bad", reason=quoted(f"{column}_reason"))
+
+
+def _fields(column: str, names: Sequence[str]) -> dict[str, str]:
+    return {name: f"{quoted(column)}.{quoted(name)}" for name in names}
 
 
 def _by_schema_id(part: str, versions: Sequence[SchemaVersion], reader: str, word: bytes) -> tuple[Column, Column]:

@@ -13,6 +13,7 @@ from airflow_provider_streamsem.connectors.parsing.bad_rows import bad_rows, tex
 from airflow_provider_streamsem.connectors.parsing.decoded import decode
 from airflow_provider_streamsem.connectors.parsing.decoders import Decoder
 from airflow_provider_streamsem.errors import DataError
+from airflow_provider_streamsem.identifiers import quoted
 
 _DATA, _BAD, _LOCATION, _REASON = (f"__streamsem_{name}" for name in ("data", "bad", "location", "reason"))
 
@@ -55,9 +56,8 @@ class MessageRecords:
         self._read = read.withColumn(_DATA, data)
         decoded = decode(self._read.drop("data"), _DATA, value, subjects=[], keeps_data=False)
         refuse_reserved(decoded.fields, (f"{system}_{name}" for name in own))
-        fields = [column.alias(name) for name, column in decoded.fields.items()]
-        columns = [F.col(name).alias(f"{system}_{name}") for name in own]
-        self.frame = decoded.frame.select(*fields, *columns, F.coalesce(decoded.bad, F.lit(False)).alias(_BAD))
+        columns = [*decoded.columns, *(f"{quoted(name)} AS {quoted(f'{system}_{name}')}" for name in own)]
+        self.frame = decoded.frame.selectExpr(*columns, f"coalesce({decoded.bad}, false) AS {_BAD}")
         self.bad, self.drop = F.col(_BAD), (_BAD,)
 
     def bad_records(self) -> Iterator[BadRecord]:
@@ -65,10 +65,11 @@ class MessageRecords:
         if self._value is None:
             return
         decoded = decode(self._read, _DATA, self._value, subjects=[])
-        is_bad = F.coalesce(decoded.bad, F.lit(False))
-        where = F.struct(*(F.col(name) for name in (*self._located, "data"))).alias(_LOCATION)
-        explained = decoded.frame.select(
-            is_bad.alias(_BAD), where, F.when(is_bad, decoded.why_bad("the data")).alias(_REASON)
+        located = ", ".join(quoted(name) for name in (*self._located, "data"))
+        explained = decoded.frame.selectExpr(
+            f"coalesce({decoded.bad}, false) AS {_BAD}",
+            f"struct({located}) AS {_LOCATION}",
+            f"{decoded.why_bad('the data')} AS {_REASON}",
         )
         selected = [F.col(_LOCATION), F.col(_REASON)]
         for row, reason in bad_rows(explained, F.col(_BAD), selected, reason=_REASON):
