@@ -10,7 +10,14 @@ from airflow_provider_streamsem.connectors.parsing import parsed
 pytestmark = pytest.mark.spark
 
 SCHEMA = "id int, headers array<struct<key: string, value: binary>>, properties map<string, string>, nested array<array<int>>, text string"
-HEADERS = [None, [], [None], [("k", None)], [(None, bytearray(b"\xff\x00"))], [("k", bytearray()), ("k", bytearray(b"v"))]]
+HEADERS = [
+    None,
+    [],
+    [None],
+    [("k", None)],
+    [(None, bytearray(b"\xff\x00"))],
+    [("k", bytearray()), ("k", bytearray(b"v"))],
+]
 PROPERTIES = [None, {}, {"k": None}, {"": "", "é": "v"}]
 NESTED = [None, [], [None], [[]], [[None, 1], None, []]]
 
