@@ -47,6 +47,10 @@ SETTINGS = {
     "spark.sql.legacy.timeParserPolicy": "CORRECTED",
     # With true, Spark reads an empty string in a numeric column as null instead of as a bad record.
     "spark.sql.legacy.json.allowEmptyString.enabled": "false",
+    # With true, Spark replaces ${name} by the value of a setting or by nothing, also in quoted names and in text.
+    "spark.sql.variable.substitute": "false",
+    # With true, an empty array has elements of type string.
+    "spark.sql.legacy.createEmptyCollectionUsingStringType": "false",
     # With true, Spark treats a quoted name as a regular expression, which may match no column or several.
     "spark.sql.parser.quotedRegexColumnNames": "false",
     # With true, Spark reads a column as null if the case of its name differs from that in the schema.

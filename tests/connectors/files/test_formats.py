@@ -642,3 +642,10 @@ def test_delta_partition_date_that_clients_cannot_read_is_refused(location: Loca
     )
     with pytest.raises(DataError, match="years 1 to 9999"):
         location.run(pipeline)
+
+
+def test_names_and_texts_that_look_like_variables_of_spark_are_kept(location: Location, spark: SparkSession) -> None:
+    location.put("day${a}=1/a.json", '{"a${b}": 1, "${env:HOME}": "${x}"}\n{"a${b}": 2, "${env:HOME}": "y"}\n')
+    source = {"format": "json", "schema": "`a${b}` long, `${env:HOME}` string"}
+    location.run(location.pipeline(source=source, where="`a${b}` > 0 AND `${env:HOME}` = '${x}'"))
+    assert location.rows(spark) == [{"a${b}": 1, "${env:HOME}": "${x}", "day${a}": 1}]
