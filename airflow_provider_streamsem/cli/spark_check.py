@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -147,7 +148,7 @@ def class_archive(file: str) -> Check:
     from airflow_provider_streamsem.spark import gateway
 
     new = _new(file)
-    new.unlink(missing_ok=True)  # of a command that was killed
+    new.unlink(missing_ok=True)  # of a process with the same id that was killed
     gateway.end_jvm()
     is_written = new.exists() and new.stat().st_size > 0
     if is_written:
@@ -158,4 +159,4 @@ def class_archive(file: str) -> Check:
 
 def _new(file: str) -> Path:
     path = Path(file).absolute()
-    return path.with_name(f"{path.name}.new")
+    return path.with_name(f"{path.name}.{os.getpid()}")  # another command may write an archive of the same name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -129,7 +130,8 @@ def test_class_archive_keeps_the_java_options_of_the_user() -> None:
     settings = spark_check.with_class_archive(given, "/opt/spark.jsa")
     assert dict(text.split("=", 1) for text in settings) == {
         "spark.ui.enabled": "false",
-        "spark.driver.extraJavaOptions": '-Xss4m -Da=b -Xlog:disable "-XX:ArchiveClassesAtExit=/opt/spark.jsa.new"',
+        "spark.driver.extraJavaOptions": '-Xss4m -Da=b -Xlog:disable "-XX:ArchiveClassesAtExit=/opt/spark.jsa.'
+        f'{os.getpid()}"',
     }
 
 
