@@ -145,7 +145,7 @@ class FileRecords:
         is_parsed = source.format in ("json", "csv")
         self._declared = tuple(self._data_columns(self._partitions).names) if is_parsed else ()
         self.aggregates = {name: F.bit_or(name) for name in absent_columns.names(self._declared)}
-        self._checksums = _checksums(sum(pin.bytes for pin in pins)) if is_parsed else None
+        self._checksums = _checksums(sum(pin.bytes for pin in pins), len(pins)) if is_parsed else None
         self.aggregates |= {} if self._checksums is None else {_CHECKSUMS: parsing.bad_checksums(_CHECKSUMS)}
         self._bad_checksums = MANY
         self._footers = self._checked_footers(pins)
@@ -514,15 +514,16 @@ class FileRecords:
                 yield BadRecord(location={"path": plain_path(path), "encoding": encoding}, raw=raw, error=error)
 
 
-def _checksums(size: int) -> Checksums | None:
+def _checksums(size: int, files: int) -> Checksums | None:
     """
     Return the column of the checksums of bad texts; ``None`` for much input.
 
-    Spark's driver joins the checksums of all tasks after each task. A task reads at most 128 MiB by default, so the tasks return about 10,000 checksums.
+    Spark's driver joins the checksums of all tasks after each task. By default, a task reads 128 MiB of large files, or at least one small file.
 
     :param size: of the files, in bytes
+    :param files: number of files
     """
-    most = min(2_000, 10_000 * (128 << 20) // max(size, 1))
+    most = min(2_000, 10_000 * (128 << 20) // max(size, 1), 200_000 // files)
     return Checksums(_CHECKSUMS, most) if most >= 20 else None
 
 

@@ -79,9 +79,12 @@ def test_task_returns_no_more_checksums_than_it_may() -> None:
         assert ("*" in sums) == (most < 5)
 
 
-@pytest.mark.parametrize(("size", "most"), [(1, 2_000), (1 << 30, 1_250), (1 << 36, None), (0, 2_000)])
-def test_large_input_has_few_checksums_or_none(size: int, most: int | None) -> None:
-    checksums = records._checksums(size)
+@pytest.mark.parametrize(
+    ("size", "files", "most"),
+    [(1, 1, 2_000), (1 << 30, 1, 1_250), (1 << 36, 1, None), (0, 1, 2_000), (1, 1_000, 200), (1, 10_001, None)],
+)
+def test_large_input_has_few_checksums_or_none(size: int, files: int, most: int | None) -> None:
+    checksums = records._checksums(size, files)
     assert (None if checksums is None else checksums.most) == most
 
 
