@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from types import ModuleType
 from typing import Any
@@ -12,11 +12,12 @@ class PickledOnce:
     """
     A function of modules that executors cannot import. It is pickled once in this process, because to pickle modules by value takes 25 ms.
 
-    :param function: the function, or the class. Its modules are registered by :func:`pickle_by_value` before it is pickled
+    :param function: the function, or the class
+    :param modules: the modules that executors cannot import
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
+    def __init__(self, function: Callable[..., Any], modules: Sequence[ModuleType]) -> None:
+        self._function, self._modules = function, modules
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Call the function."""
@@ -26,6 +27,7 @@ class PickledOnce:
     def _pickled(self) -> bytes:
         from pyspark import cloudpickle
 
+        pickle_by_value(*self._modules)
         pickled: bytes = cloudpickle.dumps(self._function)
         return pickled
 

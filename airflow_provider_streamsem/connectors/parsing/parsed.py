@@ -71,8 +71,8 @@ from airflow_provider_streamsem.identifiers import more_than_once, quoted
 _MODULES = (
     arrow_columns, arrow_json, blocks, csv_records, exact_columns, exact_values, json_records, python_worker, time_formats
 )  # fmt: skip
-_PARSED_BATCHES, _EXPLAINED_BATCHES = PickledOnce(parsed_batches), PickledOnce(explained_batches)
-_ARROW_JSON, _EXACT_CSV = PickledOnce(ArrowJson), PickledOnce(ExactCsv)
+_PARSED_BATCHES, _EXPLAINED_BATCHES = PickledOnce(parsed_batches, _MODULES), PickledOnce(explained_batches, _MODULES)
+_ARROW_JSON, _EXACT_CSV = PickledOnce(ArrowJson, _MODULES), PickledOnce(ExactCsv, _MODULES)
 _SCALARS = (
     BooleanType, ByteType, DateType, DecimalType, DoubleType, FloatType, IntegerType, LongType, ShortType, StringType, TimestampNTZType, TimestampType,
 )  # fmt: skip
@@ -375,9 +375,9 @@ def _dialect(options: Mapping[str, str]) -> Dialect:
     separator = "\t" if separator == "\\t" else separator
     quote = options.get("quote", '"')
     escape = options.get("escape", quote)
-    if not separator or len(quote) > 1 or len(escape) > 1 or quote == separator:
+    if not separator or len(quote) > 1 or len(escape) > 1 or quote in (separator, " ", "\t"):
         raise InvalidError(
-            "CSV needs a sep of at least one character, and a quote and an escape of at most one character; quote and sep must differ",
+            "CSV needs a sep of at least one character, and a quote and an escape of at most one character; the quote must not be the sep, a space or a tab",
             given=sorted(options),
         )
     infinite = {"nanvalue": "nan", "positiveinf": "inf", "negativeinf": "-inf"}
