@@ -64,15 +64,13 @@ from airflow_provider_streamsem.connectors.parsing.exact.csv_records import Dial
 from airflow_provider_streamsem.connectors.parsing.exact.json_records import LENIENT
 from airflow_provider_streamsem.connectors.parsing.exact.time_formats import TimeFormat
 from airflow_provider_streamsem.connectors.parsing.exact.values import Settings, zone_of
-from airflow_provider_streamsem.connectors.pickling import PickledOnce, pickle_by_value
+from airflow_provider_streamsem.connectors.pickling import pickle_by_value
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.identifiers import more_than_once, quoted
 
 _MODULES = (
     arrow_columns, arrow_json, blocks, csv_records, exact_columns, exact_values, json_records, python_worker, time_formats
 )  # fmt: skip
-_PARSED_BATCHES, _EXPLAINED_BATCHES = PickledOnce(parsed_batches, _MODULES), PickledOnce(explained_batches, _MODULES)
-_ARROW_JSON, _EXACT_CSV = PickledOnce(ArrowJson, _MODULES), PickledOnce(ExactCsv, _MODULES)
 _SCALARS = (
     BooleanType, ByteType, DateType, DecimalType, DoubleType, FloatType, IntegerType, LongType, ShortType, StringType, TimestampNTZType, TimestampType,
 )  # fmt: skip
@@ -165,7 +163,7 @@ class Records:
         added = [StructField(name, nullable(field.dataType)) for name, field in zip(names, columns, strict=False)]
         bits = {mask: [self.columns.names.index(name) for name in of] for mask, of in (masks or {}).items()}
         parse = partial(
-            _PARSED_BATCHES, parser_of=self.parser_of, text=text, names=names, masks=bits, checksums=checksums
+            parsed_batches, parser_of=self.parser_of, text=text, names=names, masks=bits, checksums=checksums
         )
         after = [StructField(reason, StringType()), *(StructField(mask, LongType()) for mask in bits)]
         after += [] if checksums is None else [StructField(checksums.name, StringType())]
@@ -179,7 +177,7 @@ class Records:
         :param text: name of the column of texts, which the result keeps
         :param only_bad: whether the result has only the rows of bad texts
         """
-        explain = partial(_EXPLAINED_BATCHES, parser_of=self.parser_of, text=text, reason=REASON, only_bad=only_bad)
+        explain = partial(explained_batches, parser_of=self.parser_of, text=text, reason=REASON, only_bad=only_bad)
         return _in_workers(frame, explain, StructType([*frame.schema.fields, StructField(REASON, StringType())]))
 
 
@@ -217,7 +215,7 @@ def records_of_json(session: SparkSession, columns: StructType, options: Mapping
     chosen = {name.lower(): value for name, value in options.items()}
     lenient = frozenset(name for name in LENIENT if chosen.get(name, "false").lower() == "true")
     settings = _settings(session, columns, chosen)
-    return Records(columns, partial(_ARROW_JSON, arrow_schema(columns), settings, lenient))
+    return Records(columns, partial(ArrowJson, arrow_schema(columns), settings, lenient))
 
 
 class Csv:
@@ -271,7 +269,7 @@ class Csv:
     def records(self, session: SparkSession) -> Records:
         """Return how lines become records."""
         settings = _settings(session, self.columns, self._options)
-        return Records(self.columns, partial(_EXACT_CSV, arrow_schema(self.columns), self.dialect, settings))
+        return Records(self.columns, partial(ExactCsv, arrow_schema(self.columns), self.dialect, settings))
 
     def with_quote_states(self, frame: DataFrame, text: str, names: tuple[str, str]) -> DataFrame:
         """Replace the column of lines; see :func:`airflow_provider_streamsem.connectors.parsing.exact.csv_records.with_quote_states`."""
