@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 from airflow_provider_streamsem import read_committed, run_batch
 from airflow_provider_streamsem.cli.main import main
 from tests.architecture.test_pages import blocks
+from tools import class_archive
 
 PAGES = Path(__file__).parents[2] / "docs" / "how-to"
 PIPELINE = """
@@ -172,9 +173,18 @@ def test_commands_of_the_page_on_reprocessing(lake: Path, capsys: pytest.Capture
     assert json.loads(capsys.readouterr().out)["records"] == []
 
 
-def test_command_of_the_page_on_production(lake: Path) -> None:
-    found = commands("production.md", lake)
-    assert [run(command.replace("orders.toml", "PIPELINE.toml")) for command in found] == [0, 0]
+def test_commands_of_the_page_on_production(lake: Path) -> None:
+    *vacuums, archive = commands("production.md", lake)
+    assert [run(command.replace("orders.toml", "PIPELINE.toml")) for command in vacuums] == [0, 0]
+    file = lake / "spark.jsa"
+    program, *arguments = shlex.split(archive.replace("/opt/spark.jsa", str(file)).replace("local[*]", "local[2]"))
+    command = [Path(sys.executable).with_name(program), *arguments]
+    # A JVM that uses an archive does not write one.
+    environment = {**os.environ, "JAVA_TOOL_OPTIONS": class_archive.SHORT_LIVED}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert file.stat().st_size > 1 << 20
+    assert [path.name for path in lake.glob("spark.jsa*")] == ["spark.jsa"]
 
 
 def test_commands_and_code_of_the_page_on_reading(
