@@ -108,7 +108,10 @@ class JvmPlans:
         inner: Any = self.session
         plans = [_analyzed(frame) for frame in frames]
         union = self._object(f"{_CATALYST}.plans.logical.Union").apply(self._seq(plans), False, False)
-        fixed = getattr(inner._jvm, f"{_CATALYST}.optimizer.InlineCTE")(True, False).apply(union)
+        inline = self._object(f"{_CATALYST}.optimizer.InlineCTE")
+        is_newer = tuple(map(int, self.session.version.split(".")[:2])) >= (4, 3)
+        added = [getattr(inline, "apply$default$3")()] if is_newer else []  # an argument that Spark 4.3 has added
+        fixed = getattr(inner._jvm, f"{_CATALYST}.optimizer.InlineCTE")(True, False, *added).apply(union)
         for rule in _CLOCK_RULES:
             fixed = self._object(f"{_CATALYST}.optimizer.{rule}").apply(fixed)
         return [
