@@ -116,7 +116,7 @@ class SparkEngine:
     @property
     def keeps_state(self) -> bool:
         """Whether the engine supports pipelines with state: the installed Spark does, and the engine does not use Spark Connect."""
-        return versions.keeps_state(remote=self._remote is not None)
+        return versions.keeps_state(remote=self.is_remote)
 
     @property
     def is_remote(self) -> bool:
@@ -232,7 +232,7 @@ class SparkEngine:
         :raises StageError: Spark failed, or the task was cancelled
         """
         if job.state_settings is not None:
-            versions.check_state(remote=self._remote is not None)
+            versions.check_state(remote=self.is_remote)
         needed = packages.needed((job.source, *job.lookups.values()), job.sinks, job.dedup, log.store.url)
         try:
             with self._attempt_session(needed, job.attempt_id) as (session, inspect):

@@ -58,7 +58,7 @@ class Decoded:
     @property
     def columns(self) -> list[str]:
         """SQL of the fields, each under its name."""
-        return [f"{value} AS {quoted(name)}" for name, value in self.fields.items()]
+        return parsing.under_names(self.fields)
 
     def why_bad(self, what: str) -> str:
         """

@@ -105,7 +105,12 @@ class Parsed:
     @property
     def columns(self) -> list[str]:
         """SQL of the declared columns, each under its name."""
-        return [f"{value} AS {quoted(name)}" for name, value in self.values.items()]
+        return under_names(self.values)
+
+
+def under_names(values: Mapping[str, str]) -> list[str]:
+    """Return SQL of values, each under its name."""
+    return [f"{value} AS {quoted(name)}" for name, value in values.items()]
 
 
 def struct(ddl: str, where: str) -> StructType:
@@ -198,9 +203,8 @@ def among_bad(frame: DataFrame, text: str, checksums: str) -> DataFrame:
     found = set(checksums.split())
     if not found or MANY in found or len(found) > _MANY_CHECKSUMS:
         return frame
-    listed = ", ".join(
-        f"{int(checksum)}L" for checksum in found
-    )  # as one expression, because each call of F.lit takes time
+    # One text, because each call of F.lit takes time.
+    listed = ", ".join(f"{int(checksum)}L" for checksum in found)
     return frame.where(f"crc32(CAST({quoted(text)} AS BINARY)) IN ({listed})")
 
 
