@@ -44,7 +44,6 @@ def write(path: Path, classpath: str = "") -> None:
     :param classpath: jars that precede those of Spark on the class path (``spark.driver.extraClassPath``)
     :raises subprocess.CalledProcessError: a check of the command failed
     """
-    partial = path.with_name(f"{path.name}.{os.getpid()}")
     conf = {
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
@@ -58,15 +57,17 @@ def write(path: Path, classpath: str = "") -> None:
         "doctor-spark",
         "--json",
         "--master=local[2]",
-        f"--class-archive={partial}",
+        f"--class-archive={path}",
         *settings,
     ]
     process = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
-    if process.returncode and not _lacks_only_the_archive(process.stdout):
+    if process.returncode == 0:
+        return
+    if not _lacks_only_the_archive(process.stdout):
         print(process.stdout[-5000:], process.stderr[-5000:])
         process.check_returncode()
-    partial.touch()
-    partial.replace(path)
+    path.unlink(missing_ok=True)
+    path.touch()
 
 
 def _lacks_only_the_archive(output: str) -> bool:
