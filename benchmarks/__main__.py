@@ -38,6 +38,7 @@ from airflow_provider_streamsem.protocol.entries import (
     Plan,
     RunPointer,
 )
+from airflow_provider_streamsem.protocol.kinds.batch import Batch
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import CountingStore
@@ -101,12 +102,13 @@ def history(root: Path, versions: int, *, whole: int) -> tuple[Pipeline, MemoryS
         objects[keys.plan(version)] = objects[keys.outcome(version)] = b"{}"
     for version in range(max(0, versions - whole), versions):
         plan = Plan(
-            version=version, previous=previous, ranges={"files": (version, version + 1)}, run_key=f"run-{version}", j=0, run_start={"files": version},
-            planned_at_ms=1, spec=codec.sha256(spec), transform="", initial_offsets=None if version else {"files": 0}, nonce=f"p{version}",
+            version=version, work=Batch(), previous=previous, ranges={"files": (version, version + 1)}, run_key=f"run-{version}", j=0,
+            run_start={"files": version}, planned_at_ms=1, spec=codec.sha256(spec), transform="", initial_offsets=None if version else {"files": 0},
+            nonce=f"p{version}",
         )  # fmt: skip
         encoded = codec.encode(plan)
         outcome = Outcome(
-            version=version, result="commit", plan=encoded.sha256, attempt_id="a",
+            version=version, result="commit", work=Batch(), plan=encoded.sha256, attempt_id="a",
             sinks={"out": Committable(format="json", rows=1, files=(DataFile(key=f"data/{version}/a/f.json", bytes=9, rows=1, checksum="x"),))},
             counts={"read": 1, "parsed": 1, "quarantined": 0, "filtered": 0, "written.out": 1}, next={"files": version + 1},
             hint={"newest": newest.i, "bytes_per_row": 10}, spec=codec.sha256(spec), transform="", decided_at_ms=2, nonce=f"o{version}",

@@ -191,24 +191,21 @@ def show(args: argparse.Namespace) -> CommandResult:
     plan, outcome = opened.log.plan(args.version), opened.log.outcome(args.version)
     if plan is None:
         raise InvalidError("the log has no such version", given=args.version, newest_closed=opened.head)
-    receipts = opened.log.receipts(args.version) if outcome is not None and outcome[0].requires_receipts else None
+    receipts = opened.log.receipts(args.version) if outcome is not None and outcome.requires_receipts else None
     document = {
         "version": args.version,
-        "plan": plain(plan[0]),
-        "outcome": None if outcome is None else plain(outcome[0]),
+        "plan": plain(plan),
+        "outcome": None if outcome is None else plain(outcome),
         "receipts": plain(receipts),
     }
-    result = "open" if outcome is None else outcome[0].result
-    rolled_back = plan[0].rolled_back
-    kinds = {"alter": "alter, ", "rewrite": "rewrite, ", "expire": f"expire below {plan[0].expires}, "}
-    kind = kinds.get(plan[0].kind, "") if rolled_back is None else f"rollback to {rolled_back.to}, "
-    lines = [f"version {args.version}: {kind}{result}"]
-    hidden = {"plan": ("pins", "lookups"), "outcome": ("sinks", "schemas", "rewritten"), "receipts": ()}
+    result = "open" if outcome is None else outcome.result
+    lines = [f"version {args.version}: {plan.work.describe()}, {result}"]
+    hidden = {"plan": ("pins", "lookups", "work"), "outcome": ("sinks", "schemas", "work"), "receipts": ()}
     for title, hidden_fields in hidden.items():
         entry = document[title] or {}
         lines += [f"{title}:"] if entry else []
         lines += [f"  {name:<18} {_text(name, value)}" for name, value in entry.items() if name not in hidden_fields]
-    lines += _files_of(outcome[0]) if outcome is not None else []
+    lines += _files_of(outcome) if outcome is not None else []
     return CommandResult(document=document, lines=lines)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 from airflow_provider_streamsem.cli.output import Table, printable, utc
 from airflow_provider_streamsem.protocol.entries import Json
+from airflow_provider_streamsem.protocol.kinds.batch import Batch
 
 _LINES = 6
 """The maximum number of partitions or sinks of a version that the table of ``streamsem log`` shows."""
@@ -67,16 +68,9 @@ def log_table(name: str, rows: list[Json], *, now_ms: int) -> Table:
 
 
 def _result(row: Json) -> str:
-    """Return the result of a version, and the relation of its rows to those of other versions."""
-    if row.get("is_rolled_back"):
-        return f"{row['result']}, rolled back"
-    if row.get("rolls_back_to") is not None:
-        return f"rollback to {row['rolls_back_to']}"
-    if row.get("kind") == "expire":
-        return f"expire below {row['expires']}, {row['result']}"
-    if row.get("kind") in ("alter", "rewrite"):
-        return f"{row['kind']}, {row['result']}"
-    return row["result"] if row.get("replaces") is None else f"{row['result']}, replaces {row['replaces']}"
+    """Return the result of a version, and what it does if it is no batch."""
+    result = row["result"] if row["kind"] == Batch.kind else f"{row['description']}, {row['result']}"
+    return f"{result}, rolled back" if row["is_rolled_back"] else result
 
 
 def _written(row: Json) -> list[str]:

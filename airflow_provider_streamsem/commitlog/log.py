@@ -26,6 +26,7 @@ from airflow_provider_streamsem.protocol.entries import (
     Effects,
     InitialOffsets,
     Json,
+    Kind,
     Moved,
     Outcome,
     PipelineRecord,
@@ -34,6 +35,7 @@ from airflow_provider_streamsem.protocol.entries import (
     RunPointer,
     StagedManifest,
 )
+from airflow_provider_streamsem.protocol.kinds.alter import Alter
 from airflow_provider_streamsem.protocol.machine import (
     Created,
     Creation,
@@ -57,6 +59,7 @@ from airflow_provider_streamsem.stores.contract import Store, UnknownResultError
 from airflow_provider_streamsem.stores.prefix import PrefixStore
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Kind)
 
 
 @dataclass(slots=True)
@@ -287,19 +290,13 @@ class CommitLog:
         """Return the versions up to an outcome that no rollback has removed, as ranges in ascending order; see :func:`procedures.remaining_versions`."""
         return self.perform(procedures.remaining_versions(outcome))
 
-    def alters(self, outcome: Outcome) -> list[Outcome]:
-        """Return the outcomes of all alters up to an outcome, newest first; see :func:`procedures.alters`."""
-        return self.perform(procedures.alters(outcome))
-
-    def rewrites(self, outcome: Outcome, *, after: int = -1) -> list[Outcome]:
-        """Return the outcomes of the rewrites above version ``after`` up to an outcome, newest first; see :func:`procedures.rewrites`."""
-        return self.perform(procedures.rewrites(outcome, after))
+    def commits_of(self, kind: type[K], outcome: Outcome | None, *, after: int = -1) -> list[tuple[int, K]]:
+        """Return version and payload of the commits of a kind above version ``after`` up to an outcome, newest first; see :func:`procedures.commits_of`."""
+        return [] if outcome is None else self.perform(procedures.commits_of(kind, outcome, after))
 
     def removed_at(self, sink: str, outcome: Outcome) -> int:
         """Return the newest alter up to an outcome that removed a sink, or -1. No row of this version or an earlier one is in the sink (W36)."""
-        return next(
-            (each.version for each in self.alters(outcome) if each.altered and sink in each.altered.removed), -1
-        )
+        return next((version for version, alter in self.commits_of(Alter, outcome) if sink in alter.removed), -1)
 
     def reprocessing_runs_after(self, version: int, closed: int) -> list[int]:
         """Return the versions in ``(version, closed]`` that have reprocessed a version up to ``version``; see :func:`procedures.reprocessing_runs_after`."""
@@ -339,7 +336,7 @@ class CommitLog:
         """Store an announcement, and return the stored one, which may be that of another process."""
         return self.perform(announcements.put_announcement(key, announcement))
 
-    def put_plan(self, head: ClosedHead, plan: Plan) -> tuple[Head, bool]:
+    def put_plan(self, head: ClosedHead, plan: Plan) -> procedures.Planned:
         """Create the next plan; see :func:`procedures.put_plan`."""
         return self.perform(procedures.put_plan(head, plan))
 
@@ -416,13 +413,27 @@ class CommitLog:
 
     # --- versions, for readers
 
-    def plan(self, version: int) -> tuple[Plan, str] | None:
-        """Return the plan of a version and the sha256 of its bytes, or ``None`` if it does not exist."""
-        return self.perform(procedures.read_entry(Plan, keys.plan(version)))
+    def plan(self, version: int) -> Plan | None:
+        """Return the plan of a version, or ``None`` if it does not exist."""
+        entry = self.perform(procedures.read_entry(Plan, keys.plan(version)))
+        return None if entry is None else entry[0]
 
-    def outcome(self, version: int) -> tuple[Outcome, str] | None:
-        """Return the outcome of a version and the sha256 of its bytes, or ``None`` if it does not exist."""
+    def outcome(self, version: int) -> Outcome | None:
+        """Return the outcome of a version, or ``None`` if the version is not closed."""
+        entry = self.outcome_and_sha256(version)
+        return None if entry is None else entry[0]
+
+    def outcome_and_sha256(self, version: int) -> tuple[Outcome, str] | None:
+        """Return the outcome of a version and the sha256 of its bytes, or ``None`` if the version is not closed."""
         return self.perform(procedures.read_entry(Outcome, keys.outcome(version)))
+
+    def closed_outcome(self, version: int) -> Outcome:
+        """
+        Return the outcome of a closed version.
+
+        :raises LogDamagedError: it is missing
+        """
+        return self.perform(procedures.closed_outcome(version))
 
     def closed_version(self, version: int) -> tuple[Plan, Outcome]:
         """
@@ -430,10 +441,10 @@ class CommitLog:
 
         :raises LogDamagedError: one of them is missing
         """
-        plan, outcome = self.plan(version), self.outcome(version)
-        if plan is None or outcome is None:
-            raise LogDamagedError("a closed version lacks its plan or its outcome", invariant="I2", version=version)
-        return plan[0], outcome[0]
+        plan = self.plan(version)
+        if plan is None:
+            raise LogDamagedError("a closed version lacks its plan", invariant="I2", version=version)
+        return plan, self.closed_outcome(version)
 
     def closed_head(self) -> int:
         """Return the newest closed version that a listing shows; -1 if there is none."""
@@ -458,7 +469,7 @@ class CommitLog:
         :raises LogDamagedError: an entry is missing or damaged, or a rewrite breaks a rule (I23, I24)
         """
         newest = self.find_head()
-        head, oldest = newest.closed, newest.outcome.oldest_readable or 0 if newest.outcome is not None else 0
+        head, oldest = newest.closed, newest.oldest_readable
         if version is not None and version > head and self.outcome(version) is not None:
             head = version  # The listing lags. A version that a reader has read once must stay readable (I7).
         at = head if version is None else version
@@ -490,7 +501,7 @@ def _refuse_split(view: LogView, since: int, oldest_readable: int) -> None:
     :raises InvalidError: names the versions between which no reader can start
     """
     for rewrite in view.rewrites:
-        commits = rewrite.rewritten.commits
+        commits = rewrite.commits
         if is_bound(rewrite, oldest_readable) and commits[0] <= since < commits[-1]:
             raise InvalidError(
                 "the rows above `since` cannot be read separately: versions up to `since` and later ones were compacted together, and have expired",

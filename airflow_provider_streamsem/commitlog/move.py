@@ -18,6 +18,7 @@ from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import ConflictError, InvalidError, LogDamagedError, LogMovedError
 from airflow_provider_streamsem.protocol import keys, procedures
 from airflow_provider_streamsem.protocol.entries import Moved, PipelineRecord, Plan
+from airflow_provider_streamsem.protocol.kinds.move import Move
 from airflow_provider_streamsem.protocol.view import OpenHead
 from airflow_provider_streamsem.stores.contract import normalised, overlap
 
@@ -161,10 +162,9 @@ def _end_log(old: CommitLog, record: PipelineRecord, target: str) -> int:
             continue
         plan = Plan(
             version=head.closed + 1,
-            kind="move",
+            work=Move(moved_to=target),
             previous=head.outcome_sha,
             ranges={},
-            moved_to=target,
             run_key="move",
             j=0,
             run_start={},

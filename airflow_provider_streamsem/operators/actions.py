@@ -35,6 +35,7 @@ from airflow_provider_streamsem.pipeline.selection import (
 from airflow_provider_streamsem.pipeline.spec import Pipeline, load_pipeline
 from airflow_provider_streamsem.pipeline.vacuum import KEEP_DAYS, MOST_DAYS, vacuum
 from airflow_provider_streamsem.protocol.entries import Outcome, Receipts
+from airflow_provider_streamsem.protocol.kinds.batch import Batch
 from airflow_provider_streamsem.protocol.view import Head, OpenHead
 from airflow_provider_streamsem.readers import descriptions
 from airflow_provider_streamsem.readers.files import CommittedLog, open_log
@@ -238,7 +239,7 @@ def _abort(call: _Call) -> _Description:
     log, version = call.opened.log, call.request.version()
     head = log.newest_head()
     if version is not None and (stored := log.outcome(version)) is not None:
-        return _Description([_aborted(stored[0])])
+        return _Description([_aborted(stored)])
     if not isinstance(head, OpenHead):
         return _Description(["no version is open, so there is nothing to abort"])
     plan = head.plan
@@ -249,7 +250,7 @@ def _abort(call: _Call) -> _Description:
     if call.request.dry_run:
         consequence = (
             "The next run reads the records of its ranges"
-            if plan.kind == "batch"
+            if isinstance(plan.work, Batch)
             else "The offsets and the visible rows do not change"
         )
         lines = [
@@ -301,8 +302,8 @@ def _skip(call: _Call) -> _Description:
 
 
 def _not_published(outcome: Outcome, sink: str) -> str:
-    if outcome.rolled_back is not None:
-        return f"version {outcome.version}: the rows that the rollback removes would stay in {sink}"
+    if sink not in outcome.sinks:
+        return f"version {outcome.version}: the rows that the version removes would stay in {sink}"
     return f"version {outcome.version}: {outcome.sinks[sink].rows} rows for {sink} would not be published"
 
 
@@ -334,7 +335,7 @@ def _vacuum(call: _Call) -> _Description:
 
 def _waits_for(head: Head) -> list[str]:
     """Describe the version that must be closed and published before versions can expire."""
-    if isinstance(head, OpenHead) and head.plan.kind != "expire":
+    if isinstance(head, OpenHead) and head.plan.work.stages:
         return [
             f"version {head.plan.version} is open. Before it is closed, no version can expire, and the action fails"
         ]

@@ -12,8 +12,9 @@ from airflow_provider_streamsem.errors import (
     StageError,
     StreamsemError,
 )
-from airflow_provider_streamsem.pipeline.outcomes import abort_outcome
+from airflow_provider_streamsem.pipeline.versions import abort_outcome, close
 from airflow_provider_streamsem.protocol.entries import Outcome, PipelineRecord, Plan
+from airflow_provider_streamsem.protocol.kinds.reprocess import Reprocess
 from airflow_provider_streamsem.protocol.view import OpenHead
 
 
@@ -39,7 +40,7 @@ def abort(log: CommitLog, record: PipelineRecord, version: int, *, reason: str) 
         ).advising(
             "give the version in `open`. If it is None, no version is open; to skip a pending publish, use `streamsem skip`."
         )
-    return log.decide(head, abort_outcome(log, head, reason=reason, initial_state=record.initial_state))[1]
+    return close(log, head, abort_outcome(log, head, reason=reason, initial_state=record.initial_state))[1]
 
 
 def advise_abort(error: Exception, plan: Plan) -> None:
@@ -55,7 +56,7 @@ def advise_abort(error: Exception, plan: Plan) -> None:
     if isinstance(error, StreamsemError) and (is_of_plan or is_of_attempt) and "abort" not in error.do:
         after = (
             "the rows of the replaced version stay"
-            if plan.kind == "reprocess"
+            if isinstance(plan.work, Reprocess)
             else "the next run plans its records again"
         )
         error.do = f"{error.do} To abort version {plan.version}: `streamsem abort PIPELINE.toml {plan.version} --reason TEXT`; {after}."

@@ -15,10 +15,11 @@ from airflow_provider_streamsem.pipeline.changes import changed_fields
 from airflow_provider_streamsem.pipeline.guarantee import guarantee
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import OpenPipeline, config_digest, find_record
-from airflow_provider_streamsem.pipeline.outcomes import abort_outcome, alter_outcome, outcome_without_records
-from airflow_provider_streamsem.pipeline.publish import publish, publishing_sink
+from airflow_provider_streamsem.pipeline.publish import publishing_sink
 from airflow_provider_streamsem.pipeline.spec import Pipeline
-from airflow_provider_streamsem.protocol.entries import Altered, Committable, Json, Plan
+from airflow_provider_streamsem.pipeline.versions import commit, is_held, plan_of, settle_and_publish
+from airflow_provider_streamsem.protocol.entries import Committable, Json
+from airflow_provider_streamsem.protocol.kinds.alter import Alter
 from airflow_provider_streamsem.protocol.offsets import Offsets
 from airflow_provider_streamsem.protocol.specs import stored_spec
 from airflow_provider_streamsem.protocol.view import ClosedHead, Head, OpenHead
@@ -126,12 +127,12 @@ def alter(
 def _alter(opened: OpenPipeline, alter_from: str | None, moved: frozenset[str], *, dry_run: bool) -> Alteration:
     log, head, aborted = opened.log, opened.head, None
     for _ in range(_TRIES):
-        if isinstance(head, OpenHead) and head.plan.kind == "alter" and not dry_run:
-            head, _ = _close(opened, head)
+        if isinstance(head, OpenHead) and isinstance(head.plan.work, Alter) and not dry_run:
+            head, _ = settle_and_publish(opened, head, "alter")
         assert head.spec is not None  # the log has a version
         before = stored_spec(log.read_spec(head.spec))
         fields = before["immutable_config"]
-        newest_alter = None if head.outcome is None else head.outcome.newest_alter
+        newest_alter = None if head.outcome is None else head.outcome.newest.get(Alter.kind)
         difference = _Difference(opened, head, fields, moved)
         altered = difference.altered()
         result = Alteration(
@@ -157,8 +158,9 @@ def _alter(opened: OpenPipeline, alter_from: str | None, moved: frozenset[str], 
         if dry_run:
             return replace(result, aborted=_aborted_by_alter(head))
         if isinstance(head, OpenHead) or head.has_pending_publishes:
-            head, closed_as_abort = _close(opened, head)
-            aborted = closed_as_abort if aborted is None else aborted
+            head, outcome = settle_and_publish(opened, head, "alter", abort_reason="the pipeline is altered")
+            if outcome is not None and not outcome.committed:
+                aborted = outcome.version
             continue
         head, version = _commit(opened, head, difference, altered)
         if version is not None:
@@ -173,9 +175,7 @@ def _alter(opened: OpenPipeline, alter_from: str | None, moved: frozenset[str], 
     ).advising("pause the DAG of this pipeline, then alter it again.")
 
 
-def _commit(
-    opened: OpenPipeline, head: ClosedHead, difference: _Difference, altered: Altered
-) -> tuple[Head, int | None]:
+def _commit(opened: OpenPipeline, head: ClosedHead, difference: _Difference, altered: Alter) -> tuple[Head, int | None]:
     """
     Plan the alter and commit it.
 
@@ -187,53 +187,11 @@ def _commit(
         claim_dataset(name, sink, log, opened.record, url=opened.pipeline.log, new=is_new)
     difference.check_sinks(head)
     log.put_spec(opened.pipeline.spec_bytes())
-    version = head.closed + 1
-    wanted = Plan(
-        version=version,
-        kind="alter",
-        previous=head.outcome_sha,
-        ranges={},
-        altered=altered,
-        run_key=f"alter:{opened.spec[:_SHOWN]}:{version}",
-        j=0,
-        run_start={},
-        planned_at_ms=log.now_ms(head),
-        spec=opened.spec,
-        transform=opened.pipeline.transform_name,
-        nonce=log.clock.new_id(),
-    )
-    found, _ = log.put_plan(head, wanted)
-    if not isinstance(found, OpenHead) or found.plan != wanted:
-        return found, None
-    closed, outcome = log.decide(found, alter_outcome(log, found))
-    log.write_segments(version, [(outcome, closed.outcome_sha)])
-    return closed, version if outcome.committed else None
-
-
-def _close(opened: OpenPipeline, head: Head) -> tuple[ClosedHead, int | None]:
-    """
-    Close the open version, and publish the newest commit if that is pending (P1).
-
-    :returns: the closed head, and the version if it was closed as an abort by this process
-    :raises ConflictError: a publish is pending for a sink that the new spec does not have
-    """
-    log, aborted = opened.log, None
-    if isinstance(head, OpenHead):
-        _aborted_by_alter(head)
-        proposed = outcome_without_records(opened, head) or abort_outcome(
-            log, head, reason="the pipeline is altered", initial_state=opened.record.initial_state
-        )
-        version = head.plan.version
-        head, outcome = log.decide(head, proposed)
-        log.write_segments(version, [(outcome, head.outcome_sha)])
-        if outcome.nonce == proposed.nonce and not outcome.committed:
-            logger.warning("version %d is closed as an abort, because the pipeline is altered", version)
-            aborted = version
-    if head.has_pending_publishes:  # another process may have published the version since the head was read
-        head = _closed_head(log, head.closed)
-    if head.has_pending_publishes and head.outcome is not None:
-        head = publish(opened, head, head.outcome, is_own=False)
-    return head, aborted
+    run_key = f"alter:{opened.spec[:_SHOWN]}:{head.closed + 1}"
+    transform = opened.pipeline.transform_name
+    plan = plan_of(log, head, altered, run_key=run_key, spec=opened.spec, transform=transform)
+    newest, outcome = commit(log, head, plan)
+    return newest, outcome.version if outcome is not None and outcome.committed else None
 
 
 def _aborted_by_alter(head: Head) -> int | None:
@@ -242,15 +200,9 @@ def _aborted_by_alter(head: Head) -> int | None:
 
     :raises HeldVersionError: the open version is held
     """
-    if isinstance(head, OpenHead) and head.plan.held:
+    if isinstance(head, OpenHead) and is_held(head.plan):
         raise HeldVersionError("the open version is held; nothing was altered", version=head.plan.version)
-    return head.plan.version if isinstance(head, OpenHead) and head.plan.kind in ("batch", "reprocess") else None
-
-
-def _closed_head(log: CommitLog, version: int) -> ClosedHead:
-    head = log.read_head(version)
-    assert isinstance(head, ClosedHead)  # the version was closed before
-    return head
+    return head.plan.version if isinstance(head, OpenHead) and head.plan.work.has_rows else None
 
 
 class _Difference:
@@ -266,7 +218,7 @@ class _Difference:
         self.changes: list[Change] = []
         self.added: set[str] = set()
 
-    def altered(self) -> Altered | None:
+    def altered(self) -> Alter | None:
         """
         Return the changes as the plan records them; ``None`` if the immutable fields are equal.
 
@@ -290,7 +242,7 @@ class _Difference:
                 "`moved` names sinks that the log does not have or whose location is unchanged; nothing was altered",
                 given=unmoved,
             ).advising("remove them from `moved`.")
-        return Altered(offsets=self._source(), state=tuple(sorted(self._state())), removed=tuple(sorted(self._sinks())))
+        return Alter(offsets=self._source(), state=tuple(sorted(self._state())), removed=tuple(sorted(self._sinks())))
 
     def _is_movable(self, name: str) -> bool:
         """Return whether only the path of a files sink differs."""

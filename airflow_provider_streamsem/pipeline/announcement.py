@@ -113,27 +113,22 @@ def commits_of_others(log: CommitLog, versions: Sequence[int], run_key: str) -> 
     """
     Return the commits of other runs among the newest :data:`LISTED` of these closed versions, in ascending order.
 
-    Rewrites and expiries are not counted: they change no rows.
+    Versions that change no rows are not counted, such as rewrites.
 
     :param versions: closed versions in ascending order
     :param run_key: the run whose own commits are left out
     """
     newest, older = versions[-LISTED:], versions[:-LISTED]
     closed = [log.closed_version(version) for version in newest]
-    not_counted = sum(not _may_have_rows(outcome) for _, outcome in closed)
+    not_counted = sum(not plan.work.is_announced for plan, _ in closed)
     for version in reversed(older):
         if not not_counted:
             break
         plan, outcome = log.closed_version(version)
         closed.insert(0, (plan, outcome))
-        not_counted -= _may_have_rows(outcome)
+        not_counted -= plan.work.is_announced
     return [
         (plan, outcome)
         for plan, outcome in closed
-        if outcome.committed and _may_have_rows(outcome) and plan.run_key != run_key
+        if outcome.committed and plan.work.is_announced and plan.run_key != run_key
     ]
-
-
-def _may_have_rows(outcome: Outcome) -> bool:
-    """Return whether an outcome may change rows: it is neither that of a rewrite nor that of an expiry."""
-    return outcome.rewritten is None and outcome.expires is None

@@ -82,16 +82,15 @@ def warn_of_open_version(log: CommitLog, plan: Plan, spec: Json, *, run_key: str
     logger.warning(message, plan.version, by, ", ".join(changed_fields(stored, spec)))
 
 
-def _newest_staged(log: CommitLog, outcome: Outcome | None) -> Outcome | None:
-    """Return the outcome, or the newest one before it that is not of a rollback. A rollback uses no spec, so the spec in its plan says nothing."""
-    while outcome is not None and outcome.rolled_back is not None:
-        outcome = _outcome(log, outcome.version - 1)
+def _newest_processed(log: CommitLog, outcome: Outcome | None) -> Outcome | None:
+    """Return the outcome, or the newest one before it that is an abort or was processed with the spec in its plan."""
+    while outcome is not None and outcome.work is not None and not outcome.work.uses_spec:
+        outcome = _before(log, outcome)
     return outcome
 
 
-def _outcome(log: CommitLog, version: int) -> Outcome | None:
-    entry = log.outcome(version) if version >= 0 else None
-    return None if entry is None else entry[0]
+def _before(log: CommitLog, outcome: Outcome) -> Outcome | None:
+    return log.closed_outcome(outcome.version - 1) if outcome.version else None
 
 
 def log_spec_change(log: CommitLog, before: Head, plan: Plan, spec: Json) -> None:
@@ -101,7 +100,7 @@ def log_spec_change(log: CommitLog, before: Head, plan: Plan, spec: Json) -> Non
     :param before: the head that the plan follows
     :param spec: the spec of ``plan``, as :meth:`Pipeline.to_json` returns it
     """
-    last = _newest_staged(log, before.outcome)
+    last = _newest_processed(log, before.outcome)
     if last is None or last.spec == plan.spec:
         return
     stored = read_json(log.read_spec(last.spec), keys.spec(last.spec))
@@ -113,8 +112,8 @@ def log_spec_change(log: CommitLog, before: Head, plan: Plan, spec: Json) -> Non
         f"version {plan.version} is planned with another spec than version {last.version}: {', '.join(names)}{values}"
     )
     last_plan = log.plan(last.version)
-    earlier = _newest_staged(log, _outcome(log, last.version - 1))
-    theirs, ours = _airflow_parts(last_plan[0].run_key) if last_plan else None, _airflow_parts(plan.run_key)
+    earlier = _newest_processed(log, _before(log, last))
+    theirs, ours = _airflow_parts(last_plan.run_key) if last_plan else None, _airflow_parts(plan.run_key)
     if last_plan and theirs and ours and theirs[:2] != ours[:2]:
         message = (
             "two tasks run one pipeline with different specs: version %d by %s, version %d by %s. %s. "
@@ -123,7 +122,7 @@ def log_spec_change(log: CommitLog, before: Head, plan: Plan, spec: Json) -> Non
         logger.warning(
             message,
             last.version,
-            describe_run(last_plan[0].run_key),
+            describe_run(last_plan.run_key),
             plan.version,
             describe_run(plan.run_key),
             what_changed,
@@ -133,7 +132,7 @@ def log_spec_change(log: CommitLog, before: Head, plan: Plan, spec: Json) -> Non
             "the spec is the same as that of version %d, but differs from that of the version in between. Two processes may run this pipeline with different "
             "specs: version %d by %s, version %d by %s. %s. Do: use one spec in both processes, or one pipeline each."
         )
-        last_run_key = last_plan[0].run_key if last_plan else ""
+        last_run_key = last_plan.run_key if last_plan else ""
         logger.warning(
             message,
             earlier.version,

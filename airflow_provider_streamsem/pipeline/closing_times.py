@@ -18,7 +18,7 @@ def first_closed_after(log: CommitLog, decided_ms: int, begin: int, end: int) ->
 
     def is_after(version: int) -> bool:
         outcome = log.outcome(version)
-        return outcome is None or outcome[0].decided_at_ms > decided_ms
+        return outcome is None or outcome.decided_at_ms > decided_ms
 
     return bisect_left(range(end), True, lo=min(begin, end), key=is_after)
 
@@ -41,7 +41,7 @@ def newest_closed_until(log: CommitLog, until_ms: int) -> int:
             "no version was closed by this time, except those that were rolled back; nothing was written",
             log=log.store.url,
             given=iso_time(until_ms),
-            version_0_closed_at=iso_time(first[0].decided_at_ms) if first else None,
+            version_0_closed_at=iso_time(first.decided_at_ms) if first else None,
         ).advising("give a later time.")
     return version
 
@@ -49,4 +49,4 @@ def newest_closed_until(log: CommitLog, until_ms: int) -> int:
 def remaining_versions(log: CommitLog, closed: int) -> list[range]:
     """Return the versions up to ``closed`` that no rollback has removed, as ranges in ascending order."""
     newest = log.outcome(closed) if closed >= 0 else None
-    return [] if newest is None else log.remaining_versions(newest[0])
+    return [] if newest is None else log.remaining_versions(newest)

@@ -27,16 +27,21 @@ from airflow_provider_streamsem.pipeline.opening import (
     open_pipeline,
     read_head,
 )
-from airflow_provider_streamsem.pipeline.outcomes import abort_outcome, staged_rewrite_outcome
 from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.pipeline.versions import (
+    abort_outcome,
+    close,
+    commit_outcome,
+    is_held,
+    plan_maintenance,
+)
 from airflow_provider_streamsem.protocol.entries import (
     DataFile,
-    Plan,
     Quarantine,
-    Rewritten,
     SegmentFile,
     StagedManifest,
 )
+from airflow_provider_streamsem.protocol.kinds.rewrite import Rewrite
 from airflow_provider_streamsem.protocol.view import ClosedHead, LogView, OpenHead
 
 logger = telemetry.log_of(__name__)
@@ -47,11 +52,10 @@ MAX_BYTES = 4 * 2**30
 """The default of ``max_bytes``."""
 LEAST_BYTES = 65_536
 """The smallest value of both."""
-_REMOVING = ("reprocess", "rollback")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rewrite:
+class Compacted:
     """
     A committed rewrite, or in a dry run a possible one.
 
@@ -87,7 +91,7 @@ def compact(
     dry_run: bool = False,
     engine: Engine | None = None,
     log: CommitLog | None = None,
-) -> list[Rewrite]:
+) -> list[Compacted]:
     """
     Rewrite the rows of many small files into fewer, larger files. No row changes, appears or disappears.
 
@@ -139,10 +143,10 @@ def compact(
     return [done for name in names for done in _Compaction(opened, name, sizes, engine).run()]
 
 
-def _possible(pipeline: Pipeline, log: CommitLog, names: Sequence[str], sizes: _Sizes) -> list[Rewrite]:
+def _possible(pipeline: Pipeline, log: CommitLog, names: Sequence[str], sizes: _Sizes) -> list[Compacted]:
     """Return the possible rewrites of files sinks."""
     head = read_head(pipeline, log)
-    view, oldest = log.view(version=head.closed), 0 if head.outcome is None else head.outcome.oldest_readable or 0
+    view, oldest = log.view(version=head.closed), head.oldest_readable
     return [
         _rewrite(name, _commits(view, name, chosen), chosen)
         for name in names
@@ -184,7 +188,7 @@ def _table(pipeline: Pipeline, name: str) -> CompactsTable | None:
 
 def _compact_table(
     pipeline: Pipeline, log: CommitLog, name: str, table: CompactsTable, sizes: _Sizes, *, dry_run: bool
-) -> list[Rewrite]:
+) -> list[Compacted]:
     """Compact the table of a sink. The log gets no version."""
     if dry_run:
         read_head(pipeline, log)  # checks that the log has the immutable fields of the pipeline
@@ -198,7 +202,7 @@ def _compact_table(
         before_commit=lambda: _refuse_removal(log),
     )
     rewrites = [
-        Rewrite(
+        Compacted(
             sink=name,
             version=None,
             commits=None,
@@ -233,10 +237,12 @@ def _refuse_removal(log: CommitLog) -> None:
         plan = log.closed_version(head.closed)[0]
     else:
         return
-    if plan.held and isinstance(head, OpenHead):
+    if is_held(plan) and isinstance(head, OpenHead):
         raise HeldVersionError("the open version is held; the table was not compacted", version=plan.version)
-    if plan.kind in _REMOVING:
-        summary = "a reprocessing run or rollback is not published yet, and must remove files from tables; the table was not compacted"
+    if plan.work.hidden.commits or plan.work.hidden.after is not None:
+        summary = (
+            f"a {plan.work.name} is not published yet, and must remove files from tables; the table was not compacted"
+        )
         raise OpenVersionError(summary, version=plan.version)
 
 
@@ -265,7 +271,7 @@ class _Sizes:
         A rewrite has either commits that have all expired, or others (W45).
         """
         visible, partition_by = view.sink(name), _files_sink(pipeline, name).partition_by
-        last = {each.version: each.rewritten.commits[-1] for each in view.rewrites if each.rewritten.sink == name}
+        last = {each.version: each.commits[-1] for each in view.rewrites if each.sink == name}
         by_version: dict[int, list[SegmentFile]] = defaultdict(list)
         for file in visible:
             by_version[file.version].append(file)
@@ -324,13 +330,13 @@ def _bytes(files: Sequence[SegmentFile]) -> int:
 
 def _commits(view: LogView, name: str, chosen: Sequence[SegmentFile]) -> tuple[int, ...]:
     """Return the commits whose rows are in some visible files. A file of a rewrite has the rows of several commits."""
-    rewritten = {each.version: each.rewritten.commits for each in view.rewrites if each.rewritten.sink == name}
+    rewritten = {each.version: each.commits for each in view.rewrites if each.sink == name}
     versions = {file.version for file in chosen}
     return tuple(sorted({commit for version in versions for commit in rewritten.get(version, (version,))}))
 
 
-def _rewrite(name: str, commits: Sequence[int], chosen: Sequence[SegmentFile]) -> Rewrite:
-    return Rewrite(
+def _rewrite(name: str, commits: Sequence[int], chosen: Sequence[SegmentFile]) -> Compacted:
+    return Compacted(
         sink=name,
         version=None,
         commits=len(commits),
@@ -347,15 +353,15 @@ class _Compaction:
         self._opened, self._log, self._name, self._sizes, self._engine = opened, opened.log, name, sizes, engine
         self._sink = replace(_files_sink(opened.pipeline, name), target_file_bytes=sizes.target)
 
-    def run(self) -> Iterator[Rewrite]:
+    def run(self) -> Iterator[Compacted]:
         """Yield each rewrite after it was committed."""
         done: set[int] = set()  # the commits that this compaction has rewritten, so that it ends
         while True:
-            head = idle_head(self._opened, "rewrite", closes=("rewrite", "expire"))
+            head = idle_head(self._opened, "rewrite", closes_staged=True)
             if head.outcome is None:
                 return
-            view, oldest = self._log.view(version=head.closed), head.outcome.oldest_readable or 0
-            possible = self._sizes.choose(self._opened.pipeline, self._name, view, oldest)
+            view = self._log.view(version=head.closed)
+            possible = self._sizes.choose(self._opened.pipeline, self._name, view, head.oldest_readable)
             with_commits = ((_commits(view, self._name, files), files) for files in possible)
             commits, chosen = next(
                 ((commits, files) for commits, files in with_commits if not done & {*commits}), ((), [])
@@ -365,15 +371,18 @@ class _Compaction:
             done |= {*commits}
             yield self._commit(head, _rewrite(self._name, commits, chosen), commits, [file.file for file in chosen])
 
-    def _commit(self, head: ClosedHead, wanted: Rewrite, commits: tuple[int, ...], files: list[DataFile]) -> Rewrite:
+    def _commit(
+        self, head: ClosedHead, wanted: Compacted, commits: tuple[int, ...], files: list[DataFile]
+    ) -> Compacted:
         """Plan one rewrite, stage it, and commit it."""
-        log, plan = self._log, self._plan(head, commits, rows=wanted.rows)
-        stored, _ = log.put_plan(head, plan)
-        if not isinstance(stored, OpenHead) or stored.plan != plan:
+        log, work = self._log, Rewrite(sink=self._name, commits=commits, rows=wanted.rows)
+        plan = plan_maintenance(log, head, work, run_key=f"rewrite:{self._name}")
+        stored = log.put_plan(head, plan).own
+        if stored is None:
             raise _lost_error(plan.version)
         logger.info("version %d: rewriting %d files of sink %s", plan.version, len(files), self._name)
         try:
-            manifest = self._stage(stored, files)
+            manifest = self._stage(stored, work, files)
         except Exception as error:
             # If another process has closed the version, vacuum may have deleted files and caused the error. The attempt has lost (W21).
             if isinstance(log.read_head(plan.version), ClosedHead):
@@ -381,11 +390,10 @@ class _Compaction:
             if isinstance(error, StreamsemError):
                 self._abort(stored, error)
             raise
-        closed, outcome = log.decide(stored, staged_rewrite_outcome(log, stored, manifest))
-        log.write_segments(outcome.version, [(outcome, closed.outcome_sha)])
-        if outcome.rewritten is None or outcome.rewritten.output is None:
+        _, outcome = close(log, stored, commit_outcome(log, stored, manifest))
+        if not outcome.rewrites:
             raise _lost_error(plan.version)
-        output = outcome.rewritten.output
+        output = outcome.rewrites[0].output
         new_bytes = sum(file.bytes for file in output.files)
         logger.info(
             "version %d: %d rows of %d commits moved from %d files (%d bytes) into %d (%d bytes); their number and hash are equal",
@@ -399,36 +407,16 @@ class _Compaction:
         )
         return replace(wanted, version=plan.version, new_files=len(output.files), new_bytes=new_bytes)
 
-    def _plan(self, head: ClosedHead, commits: tuple[int, ...], *, rows: int) -> Plan:
-        log, version = self._log, head.closed + 1
-        assert head.outcome is not None  # there are commits to rewrite
-        return Plan(
-            version=version,
-            kind="rewrite",
-            previous=head.outcome_sha,
-            ranges={},
-            rewritten=Rewritten(sink=self._name, commits=commits, rows=rows),
-            run_key=f"rewrite:{self._name}:{version}:{log.clock.new_id()}",
-            j=0,
-            run_start={},
-            planned_at_ms=log.now_ms(head),
-            # Not the spec of this pipeline: a rewrite runs no transform, and its task may have a pipeline without one.
-            spec=head.outcome.spec,
-            transform=head.outcome.transform,
-            nonce=log.clock.new_id(),
-        )
-
-    def _stage(self, head: OpenHead, files: list[DataFile]) -> StagedManifest:
+    def _stage(self, head: OpenHead, work: Rewrite, files: list[DataFile]) -> StagedManifest:
         """
         Write the new files, compare their rows with those of the old ones, and store the manifest (W18, W41).
 
         :raises DataError: the rows differ
         """
         log, plan = self._log, head.plan
-        assert plan.rewritten is not None
         attempt_id, started_ms = log.clock.new_id(), log.clock.now_ms()
         # The columns of the newest of these commits. A later version may have columns that a rollback removes.
-        schema = log.closed_version(plan.rewritten.commits[-1])[1].schemas[self._name]
+        schema = log.closed_outcome(work.commits[-1]).schemas[self._name]
         job = RewriteJob(sink=self._sink, files=files, schema=schema, version=plan.version, attempt_id=attempt_id)
         with telemetry.phase("stage", version=plan.version, attempt_id=attempt_id):
             result = self._engine.rewrite(job, log)
@@ -463,7 +451,7 @@ class _Compaction:
         try:
             reason = f"the rewrite could not be staged: {type(error).__name__}: {error.summary}"
             initial_state = self._opened.record.initial_state
-            self._log.decide(head, abort_outcome(self._log, head, reason=reason, initial_state=initial_state))
+            close(self._log, head, abort_outcome(self._log, head, reason=reason, initial_state=initial_state))
         except StreamsemError as failure:
             logger.warning("the rewrite stays open until the next run: %s", failure)
 

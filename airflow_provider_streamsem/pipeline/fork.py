@@ -185,20 +185,20 @@ def _fork_position(
     if first is None:
         raise InvalidError("the log has no version, so nothing can be forked; nothing was written", log=old.store.url)
     outcome = old.outcome(version) if version >= 0 else None
-    state = None if from_ms is not None else record.initial_state if outcome is None else outcome[0].state
-    spec = outcome[0].spec if outcome is not None else first[0].spec if from_ms is None else old.find_head().spec
-    before = forked_config(old.config_of(spec or first[0].spec), state)
+    state = None if from_ms is not None else record.initial_state if outcome is None else outcome.state
+    spec = outcome.spec if outcome is not None else first.spec if from_ms is None else old.find_head().spec
+    before = forked_config(old.config_of(spec or first.spec), state)
     config = forked_config(pipeline.immutable_config(), state)
     _check_config(before, config, pipeline)
     operators = operator_state(state)
     _check_partitions(operators, pipeline)
-    offsets: Offsets = first[0].initial_offsets or {}
+    offsets: Offsets = first.initial_offsets or {}
     hint = None if record.fork is None else record.fork.hint
     if from_ms is not None:
         section = old.of_source(pipeline.source.immutable_config())
         offsets, hint = offsets_for_time(pipeline.source, section, from_ms), None
     elif outcome is not None:
-        offsets, hint = advance(offsets, outcome[0].next), outcome[0].hint
+        offsets, hint = advance(offsets, outcome.next), outcome.hint
     return Fork(
         log=old.store.url,
         pipeline_uuid=record.pipeline_uuid,

@@ -41,7 +41,7 @@ def _named(log: CommitLog, newest: Outcome, oldest: int) -> set[Attempt]:
     kept = log.remaining_versions(newest)
     rollbacks = [versions.start for versions in kept[1:] if versions.start >= oldest]
     outcomes = [log.outcome(version) for version in (oldest - 1, *rollbacks)]
-    return {attempt for outcome in outcomes if outcome is not None for attempt in _attempts(outcome[0].state)}
+    return {attempt for outcome in outcomes if outcome is not None for attempt in _attempts(outcome.state)}
 
 
 def _attempts(state: Json) -> set[Attempt]:

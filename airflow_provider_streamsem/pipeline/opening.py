@@ -20,6 +20,7 @@ from airflow_provider_streamsem.pipeline.changes import changed_fields, describe
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol.codec import canonical, sha256
 from airflow_provider_streamsem.protocol.entries import FORK, PUBLISH, Fork, InitialOffsets, Json, PipelineRecord
+from airflow_provider_streamsem.protocol.kinds.alter import Alter
 from airflow_provider_streamsem.protocol.offsets import Offsets
 from airflow_provider_streamsem.protocol.view import ClosedHead, Head
 from airflow_provider_streamsem.stores.contract import open_store
@@ -180,7 +181,7 @@ def check_immutable_config(pipeline: Pipeline, log: CommitLog, stored: str, *, v
             given=now,
             config=config_digest(before, _newest_alter(log, version))[:12],
             version=version,
-            planned_by="" if plan is None else describe_run(plan[0].run_key),
+            planned_by="" if plan is None else describe_run(plan.run_key),
         ).advising(
             "if the change is intended, see what it means with `streamsem alter PIPELINE.toml --dry-run` (a pipeline in a Python file: "
             "`streamsem alter dags/orders.py:ORDERS --dry-run`), then run the command without --dry-run, or set "
@@ -200,7 +201,7 @@ def config_digest(immutable_config: Json, newest_alter: int | None) -> str:
 
 def _newest_alter(log: CommitLog, version: int) -> int | None:
     outcome = log.outcome(version)
-    return None if outcome is None else outcome[0].newest_alter
+    return None if outcome is None else outcome.newest.get(Alter.kind)
 
 
 def forked_config(immutable_config: Mapping[str, Json], state: Json) -> dict[str, Json]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.clock import iso_time
@@ -17,9 +17,12 @@ from airflow_provider_streamsem.pipeline.corrections import before_version, outd
 from airflow_provider_streamsem.pipeline.lookups import pin_lookups
 from airflow_provider_streamsem.pipeline.opening import OpenPipeline
 from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.pipeline.versions import plan_of
 from airflow_provider_streamsem.protocol import offsets
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import Outcome, Plan
+from airflow_provider_streamsem.protocol.kinds.batch import Batch
+from airflow_provider_streamsem.protocol.kinds.rollback import Rollback
 from airflow_provider_streamsem.protocol.offsets import Gaps, Offsets, Ranges
 from airflow_provider_streamsem.protocol.procedures import Ready
 from airflow_provider_streamsem.protocol.view import Head, add_counts, remains
@@ -91,27 +94,23 @@ def plan_batch(
     if batch.ranges and ready.j == 0 and may_wait(limits, batch.rows, since_ms=since_ms, now_ms=planned_at_ms):
         logger.info("%s", report.waiting(batch.rows, limits))
         return None
-    return Plan(
-        version=ready.head.closed + 1,
-        previous=ready.head.outcome_sha,
+    transform = opened.pipeline.transform_name
+    plan = plan_of(opened.log, ready.head, Batch(), run_key=run_key, j=ready.j, spec=opened.spec, transform=transform)
+    return replace(
+        plan,
         initial_offsets=start if last is None else None,
         ranges=batch.ranges,
         gaps=batch.gaps,
         pins=plain(batch.pins, sparse=True),
         lookups=pin_lookups(opened.pipeline, planned_at_ms),
         hint=batch.hint,
-        run_key=run_key,
-        j=ready.j,
         target=target,
         run_counts=_run_counts(opened, ready),
         run_start=_run_start(ready, target, batch.ranges),
         planned_at_ms=planned_at_ms,
         planning_ms=max(0, clock.now_ms() - began_ms),
         lag=lag,
-        spec=opened.spec,
-        transform=opened.pipeline.transform_name,
         watermark_ms=watermark_ms,
-        nonce=clock.new_id(),
     )
 
 
@@ -163,7 +162,7 @@ def _run_counts(opened: OpenPipeline, ready: Ready) -> dict[str, int]:
         return {}
     plan, outcome = ready.before
     newest = ready.head.outcome
-    if newest is not None and newest.newest_rollback is not None and newest.newest_rollback > plan.version:
+    if newest is not None and newest.newest.get(Rollback.kind, -1) > plan.version:
         return _visible_counts(opened.log, plan.run_key, newest)
     return add_counts(plan.run_counts, outcome.counts) if outcome.committed else dict(plan.run_counts)
 
@@ -176,7 +175,7 @@ def visible_commits(log: CommitLog, run_key: str, newest: Outcome) -> list[Outco
     """
     kept = log.remaining_versions(newest)
     stored = [log.outcome(version) for version in log.run_versions(run_key) if remains(version, kept)]
-    return [outcome[0] for outcome in stored if outcome is not None and outcome[0].committed]
+    return [outcome for outcome in stored if outcome is not None and outcome.committed]
 
 
 def _visible_counts(log: CommitLog, run_key: str, newest: Outcome) -> dict[str, int]:

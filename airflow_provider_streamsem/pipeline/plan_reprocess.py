@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from airflow_provider_streamsem import state_files, telemetry
 from airflow_provider_streamsem.connectors.contract import Compacting, Source
@@ -10,14 +11,17 @@ from airflow_provider_streamsem.errors import InvalidError, SourceChangedError, 
 from airflow_provider_streamsem.pipeline.corrections import before_version, is_outdated, repinned
 from airflow_provider_streamsem.pipeline.lookups import check_lookups, pin_lookups
 from airflow_provider_streamsem.pipeline.opening import OpenPipeline
-from airflow_provider_streamsem.pipeline.outcomes import abort_outcome
 from airflow_provider_streamsem.pipeline.publish import (
     current_output,
     publishing_sink,
 )
 from airflow_provider_streamsem.pipeline.spec import Pipeline
-from airflow_provider_streamsem.protocol import invariants, offsets
-from airflow_provider_streamsem.protocol.entries import Outcome, Plan, Replaced
+from airflow_provider_streamsem.pipeline.versions import abort_outcome, close, plan_of
+from airflow_provider_streamsem.protocol import offsets
+from airflow_provider_streamsem.protocol.entries import Outcome, Plan
+from airflow_provider_streamsem.protocol.kinds.alter import Alter
+from airflow_provider_streamsem.protocol.kinds.reprocess import Reprocess
+from airflow_provider_streamsem.protocol.kinds.rewrite import Rewrite
 from airflow_provider_streamsem.protocol.procedures import Ready
 from airflow_provider_streamsem.protocol.view import Head, OpenHead, is_bound
 
@@ -54,9 +58,13 @@ def abort_reprocessing(opened: OpenPipeline, run_key: str, reason: str) -> None:
     log = opened.log
     try:
         head = log.newest_head()
-        is_own = isinstance(head, OpenHead) and head.plan.kind == "reprocess" and head.plan.run_key == run_key
-        if isinstance(head, OpenHead) and is_own and not (head.plan.held and log.find_staged(head)):
-            log.decide(head, abort_outcome(log, head, reason=reason, initial_state=opened.record.initial_state))
+        if (
+            isinstance(head, OpenHead)
+            and isinstance(head.plan.work, Reprocess)
+            and head.plan.run_key == run_key
+            and not (head.plan.work.held and log.find_staged(head))
+        ):
+            close(log, head, abort_outcome(log, head, reason=reason, initial_state=opened.record.initial_state))
     except StreamsemError as failure:
         logger.warning("the version of the reprocessing run stays open: %s", failure)
 
@@ -70,32 +78,24 @@ def plan_reprocess(
     :param current_lookups: whether the run reads the current rows of the lookups
     :param held: whether the version stays open until it is committed or aborted on request (W39)
     """
-    clock = opened.log.clock
-    planned_at_ms = opened.log.now_ms(ready.head)
     current = current_commit(opened, ready.head, version)
     replaced, outcome = opened.log.closed_version(current)
     newest = ready.head.outcome
     assert newest is not None  # a version is committed
-    reprocessed = Plan(
-        version=ready.head.closed + 1,
-        kind="reprocess",
-        previous=ready.head.outcome_sha,
+    work = Reprocess(replaces=current, counts=outcome.counts, held=held)
+    transform = opened.pipeline.transform_name
+    plan = plan_of(opened.log, ready.head, work, run_key=run_key, j=ready.j, spec=opened.spec, transform=transform)
+    planned_lookups = {} if current_lookups else replaced.lookups
+    reprocessed = replace(
+        plan,
         ranges=replaced.ranges,
         gaps=replaced.gaps,
         pins=repinned(opened, replaced),
-        lookups=pin_lookups(opened.pipeline, planned_at_ms, planned={} if current_lookups else replaced.lookups),
-        replaces=Replaced(version=current, counts=outcome.counts),
-        held=held,
-        run_key=run_key,
-        j=ready.j,
+        lookups=pin_lookups(opened.pipeline, plan.planned_at_ms, planned=planned_lookups),
         run_start=offsets.starts(replaced.ranges),
-        planned_at_ms=planned_at_ms,
-        spec=opened.spec,
-        transform=opened.pipeline.transform_name,
         watermark_ms=replaced.watermark_ms,
-        nonce=clock.new_id(),
     )
-    invariants.check_i20(reprocessed, replaced, outcome)
+    work.check_replaced(reprocessed, replaced, outcome)
     source = opened.pipeline.source
     pins = [*source.read_pins(reprocessed.pins)]
     if opened.pipeline.state is not None and is_outdated(opened, replaced):
@@ -135,11 +135,11 @@ def _refuse_bound(opened: OpenPipeline, current: int, newest: Outcome) -> None:
 
     :raises InvalidError: names the rewrite
     """
-    oldest = newest.oldest_readable or 0
-    if current >= oldest or newest.newest_rewrite is None:
+    oldest = newest.oldest_readable
+    if current >= oldest or Rewrite.kind not in newest.newest:
         return
     for rewrite in opened.log.view(version=newest.version).rewrites:
-        if current in rewrite.rewritten.commits and is_bound(rewrite, oldest):
+        if current in rewrite.commits and is_bound(rewrite, oldest):
             raise InvalidError(
                 "the version has expired: vacuum may have deleted its own files, and a compaction has stored its rows together with those of other versions; "
                 "nothing was written",
@@ -155,7 +155,7 @@ def _refuse_expired_ids(opened: OpenPipeline, current: int, newest: Outcome) -> 
 
     :raises InvalidError: names the oldest version that can be reprocessed
     """
-    oldest, dedup = newest.oldest_readable or 0, opened.pipeline.dedup
+    oldest, dedup = newest.oldest_readable, opened.pipeline.dedup
     if dedup is None or not dedup.keeps_state or not oldest:
         return
     root = opened.log.find_root(current)
@@ -175,9 +175,8 @@ def _refuse_other_state(opened: OpenPipeline, outcome: Outcome, newest: Outcome)
     """
     now = opened.pipeline.immutable_config()
     before = now if outcome.spec == opened.spec else opened.log.config_of(outcome.spec)
-    root = outcome.version if newest.newest_alter is None else opened.log.find_root(outcome.version)
-    alters = [each for each in opened.log.alters(newest) if each.version > root]
-    dropped = {name for each in alters if each.altered is not None for name in each.altered.state}
+    root = opened.log.find_root(outcome.version) if Alter.kind in newest.newest else outcome.version
+    dropped = {name for _, alter in opened.log.commits_of(Alter, newest, after=root) for name in alter.state}
     if altered := [field for field in ("dedup", "state") if before.get(field) != now.get(field)] or sorted(dropped):
         raise InvalidError(
             "the pipeline was altered after the version, so its records cannot be reprocessed with the present deduplication or state; nothing was written",
@@ -195,8 +194,7 @@ def _refuse_deleted_state(opened: OpenPipeline, current: int) -> None:
     if opened.pipeline.state is None:
         return
     root = opened.log.find_root(current)
-    before = opened.log.outcome(root - 1) if root > 0 else None
-    state = opened.record.initial_state if before is None else before[0].state
+    state = opened.log.closed_outcome(root - 1).state if root > 0 else opened.record.initial_state
     if not state_files.is_loadable(opened.log.store, state):
         raise InvalidError(
             "files of the state before this version are missing or were changed, for example because vacuum deleted them; nothing was written",
@@ -212,11 +210,11 @@ def current_commit(opened: OpenPipeline, head: Head, version: int) -> int:
     :raises InvalidError: the version is not closed, was aborted, is a rollback, an alter, a rewrite or an expiry, or was rolled back
     """
     outcome = opened.log.outcome(version) if version <= head.closed else None
-    if outcome is None or not outcome[0].committed or _kind_without_rows(outcome[0]):
+    if outcome is None or not outcome.has_rows:
         raise InvalidError(
             "only a committed batch can be reprocessed; nothing was written",
             given=version,
-            result=_described(outcome),
+            result="not closed" if outcome is None else "abort" if outcome.work is None else outcome.work.name,
             newest_closed=head.closed,
         )
     current = opened.log.find_current(version, head)
@@ -227,24 +225,6 @@ def current_commit(opened: OpenPipeline, head: Head, version: int) -> int:
     return current
 
 
-def _described(outcome: tuple[Outcome, str] | None) -> str:
-    """Return why a version cannot be reprocessed."""
-    if outcome is None:
-        return "not closed"
-    return _kind_without_rows(outcome[0]) or outcome[0].result
-
-
-def _kind_without_rows(outcome: Outcome) -> str:
-    """Return the kind of a commit that has no rows of its own; ``""`` for any other outcome."""
-    kinds = {
-        "rollback": outcome.rolled_back,
-        "alter": outcome.altered,
-        "rewrite": outcome.rewritten,
-        "expiry": outcome.expires,
-    }
-    return next((kind for kind, found in kinds.items() if found is not None), "")
-
-
 def check_record_count(sources: Mapping[str, Source], plan: Plan, counts: Mapping[str, int]) -> None:
     """
     Refuse a reprocessing run that has read fewer records of a compacting source than the version that it replaces.
@@ -253,11 +233,11 @@ def check_record_count(sources: Mapping[str, Source], plan: Plan, counts: Mappin
 
     :raises SourceChangedError: the attempt has read fewer records. Nothing became visible
     """
-    if plan.replaces is None:
+    if not isinstance(plan.work, Reprocess):
         return
     for name, source in sources.items():
         count = f"read.{name}" if name else "read"
-        before, read = plan.replaces.counts.get(count, 0), counts.get(count, 0)
+        before, read = plan.work.counts.get(count, 0), counts.get(count, 0)
         if isinstance(source, Compacting) and read < before:
             summary = (
                 "the source has fewer records than the replaced version read: records were deleted, or the isolation level changed; "
@@ -265,7 +245,7 @@ def check_record_count(sources: Mapping[str, Source], plan: Plan, counts: Mappin
             )
             source_field = {"source": name} if name else {}
             raise SourceChangedError(
-                summary, version=plan.replaces.version, **source_field, read=before, found=read
+                summary, version=plan.work.replaces, **source_field, read=before, found=read
             ).advising(
                 "abort the open version: the rows of the replaced version stay. To replace them, restore the records of the source first."
             )

@@ -14,7 +14,7 @@ from airflow_provider_streamsem.arguments import text, text_list
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.columns.recorded import fields
 from airflow_provider_streamsem.connectors.contract import PublishingSink, SinkCommit
-from airflow_provider_streamsem.errors import ConflictError, InvalidError, LogDamagedError, MarkerConflictError
+from airflow_provider_streamsem.errors import ConflictError, InvalidError, MarkerConflictError
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import OpenPipeline, open_pipeline
 from airflow_provider_streamsem.pipeline.spec import Pipeline
@@ -173,20 +173,20 @@ def batch_of(opened: OpenPipeline, outcome: Outcome, outcome_sha: str, name: str
     :param outcome_sha: sha256 of the bytes of ``outcome``
     :param name: name of the sink
     """
-    log, back = opened.log, outcome.rolled_back
-    if back is None:
+    log, back_to = opened.log, outcome.hidden.after
+    if back_to is None:
         root, current_rows = _chain(log, outcome, name, log.removed_at(name, outcome))
         replaced = {} if current_rows is None else {root: current_rows}
     else:
-        newest = _outcome(log, outcome.version - 1)
-        root, replaced = outcome.version, rows_after(log, back.to, newest, [name])[name]
+        newest = log.closed_outcome(outcome.version - 1)
+        root, replaced = outcome.version, rows_after(log, back_to, newest, [name])[name]
     return SinkCommit(
         pipeline_uuid=opened.record.pipeline_uuid,
         sink=name,
         version=outcome.version,
         outcome=outcome_sha,
-        committable=outcome.sinks[name] if back is None else Committable(format="parquet", rows=0),
-        schema=_checked_schema((outcome if back is None else newest).schemas.get(name, "")),
+        committable=outcome.sinks[name] if back_to is None else Committable(format="parquet", rows=0),
+        schema=_checked_schema((outcome if back_to is None else newest).schemas.get(name, "")),
         root=root,
         replaced=replaced,
         expected_marker=outcome.markers.get(name),
@@ -208,9 +208,9 @@ def rows_after(log: CommitLog, to: int, newest: Outcome, names: Sequence[str]) -
     for version in chain(*log.remaining_versions(newest)):
         if version <= to:
             continue
-        outcome = _outcome(log, version)
+        outcome = log.closed_outcome(version)
         replaced = outcome.replaces
-        roots[version] = version if replaced is None else roots.get(replaced.version, replaced.version)
+        roots[version] = version if replaced is None else roots.get(replaced, replaced)
         applied = _applied_to(log, outcome) if outcome.committed and outcome.publish else ()
         for name in found.keys() & applied & outcome.sinks.keys():
             found[name][roots[version]] = outcome.sinks[name]
@@ -225,7 +225,7 @@ def current_output(log: CommitLog, version: int, name: str, newest: Outcome) -> 
 
     :param newest: the newest outcome of the log
     """
-    outcome, removed_at = _outcome(log, version), log.removed_at(name, newest)
+    outcome, removed_at = log.closed_outcome(version), log.removed_at(name, newest)
     rows = _applied(log, outcome, name) if version > removed_at else None
     return rows or _chain(log, outcome, name, removed_at)[1]
 
@@ -240,21 +240,10 @@ def _chain(log: CommitLog, outcome: Outcome, name: str, removed_at: int) -> tupl
     """
     current_rows = None
     while outcome.replaces is not None:
-        outcome = _outcome(log, outcome.replaces.version)
+        outcome = log.closed_outcome(outcome.replaces)
         if outcome.version > removed_at:
             current_rows = current_rows or _applied(log, outcome, name)
     return outcome.version, current_rows
-
-
-def _outcome(log: CommitLog, version: int) -> Outcome:
-    outcome = log.outcome(version)
-    if outcome is None:
-        raise LogDamagedError(
-            "a version has no outcome, although a reprocessing run or a rollback refers to it",
-            invariant="I2",
-            version=version,
-        )
-    return outcome[0]
 
 
 def _applied(log: CommitLog, outcome: Outcome, name: str) -> Committable | None:
@@ -301,7 +290,7 @@ def refuse_conflicts(pipeline: Pipeline, log: CommitLog, pipeline_uuid: str) -> 
     """
     for name in pipeline.sinks_outside_log:
         marker = publishing_sink(pipeline, name).marker(pipeline_uuid, name)
-        stored = None if marker is None else log.outcome(marker.version)
+        stored = None if marker is None else log.outcome_and_sha256(marker.version)
         if marker is not None and (stored is None or not marker.is_of(marker.version, stored[1])):
             summary = "the sink's marker names a commit that this log does not have; nothing was deleted"
             raise MarkerConflictError(summary, sink=name, marker=marker.version, pipeline_uuid=pipeline_uuid)

@@ -9,6 +9,7 @@ from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.pipeline import changes
 from airflow_provider_streamsem.pipeline.result import RunResult
 from airflow_provider_streamsem.protocol.entries import Outcome, Plan
+from airflow_provider_streamsem.protocol.kinds.batch import Batch
 from airflow_provider_streamsem.protocol.offsets import Ranges
 
 _PARTITIONS = 6
@@ -46,16 +47,8 @@ def resumed(plan: Plan, run_key: str) -> str:
 
 
 def _work(plan: Plan) -> str:
-    if plan.replaces is not None:
-        return f"reprocessing of version {plan.replaces.version}"
-    if plan.rolled_back is not None:
-        return f"rollback to version {plan.rolled_back.to}"
-    if plan.kind == "alter":
-        return "alter"
-    if plan.expires is not None:
-        return f"expiry of the versions below {plan.expires}"
-    if plan.rewritten is not None:
-        return f"rewrite of {len(plan.rewritten.commits)} commits of sink {plan.rewritten.sink}"
+    if not isinstance(plan.work, Batch):
+        return plan.work.describe()
     if plan.watermark_ms is not None:
         return f"no records, watermark {iso_time(plan.watermark_ms)}"
     return _ranges(plan.ranges)
@@ -63,14 +56,9 @@ def _work(plan: Plan) -> str:
 
 def closed(outcome: Outcome, ms: int) -> str:
     """Format an outcome. Example: ``version 12 committed in 4.2 s: 5,001 rows read, 4,990 written to orders, 3 filtered, 8 quarantined``."""
-    if not outcome.committed:
+    if outcome.work is None:
         return f"version {outcome.version} aborted: {outcome.reason}"
-    done = "the pipeline is altered" if outcome.altered is not None else format_counts(outcome.counts)
-    if outcome.expires is not None:
-        done = f"the versions below {outcome.expires} have expired"
-    if outcome.rewritten is not None and outcome.rewritten.output is not None:
-        files = len(outcome.rewritten.output.files)
-        done = f"the rows of {len(outcome.rewritten.commits)} commits of sink {outcome.rewritten.sink} are in {files} files"
+    done = format_counts(outcome.counts) if outcome.has_rows else outcome.work.describe()
     return f"version {outcome.version} committed in {ms / 1000:.1f} s: {done}"
 
 

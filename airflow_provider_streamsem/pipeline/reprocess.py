@@ -99,7 +99,7 @@ def kept_versions(pipeline: Pipeline, log: CommitLog, version: int) -> range | N
     :returns: the versions between the two, possibly none; ``None`` if the pipeline has no state, or the version is no committed reprocessing run
     """
     outcome = None if pipeline.state is None else log.outcome(version)
-    if outcome is None or outcome[0].replaces is None:
+    if outcome is None or outcome.replaces is None:
         return None
     return range(log.find_root(version) + 1, version)
 
@@ -165,7 +165,7 @@ def reprocess_run(
 def _visible_batches(log: CommitLog, run_key: str, head: Head) -> list[int]:
     """Return the committed batches of a run that were not rolled back, in ascending order."""
     commits = [] if head.outcome is None else visible_commits(log, run_key, head.outcome)
-    return [outcome.version for outcome in commits if outcome.rolled_back is None]
+    return [outcome.version for outcome in commits if outcome.has_rows]
 
 
 def _is_complete(log: CommitLog, run_key: str) -> bool:

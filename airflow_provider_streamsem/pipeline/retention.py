@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import OpenVersionError
 from airflow_provider_streamsem.pipeline.closing_times import first_closed_after
 from airflow_provider_streamsem.pipeline.idle import idle_head
 from airflow_provider_streamsem.pipeline.opening import OpenPipeline
-from airflow_provider_streamsem.pipeline.outcomes import expiry_outcome
-from airflow_provider_streamsem.protocol.entries import Outcome, Plan, SegmentRewrite
-from airflow_provider_streamsem.protocol.view import ClosedHead, Head, OpenHead
-
-logger = telemetry.log_of(__name__)
+from airflow_provider_streamsem.pipeline.versions import commit, plan_maintenance
+from airflow_provider_streamsem.protocol.entries import Outcome, SegmentRewrite
+from airflow_provider_streamsem.protocol.kinds.expire import Expire
+from airflow_provider_streamsem.protocol.kinds.rewrite import Rewrite
+from airflow_provider_streamsem.protocol.view import Head
 
 _DAY_MS = 86_400_000
 
@@ -36,7 +35,7 @@ def compute_oldest_readable(log: CommitLog, head: Head, *, keep_versions: int | 
     if keep_versions is None:
         return 0
     closed = head.closed
-    while closed > 0 and log.closed_version(closed)[1].expires is not None:
+    while closed > 0 and isinstance(log.closed_outcome(closed).work, Expire):
         closed -= 1
     newest_then = first_closed_after(log, log.clock.now_ms() - keep_days * _DAY_MS, 0, closed + 1) - 1
     return min(newest_then, closed + 1 - keep_versions)
@@ -53,39 +52,15 @@ def expire(opened: OpenPipeline, oldest: int) -> Outcome:
     :raises ConflictError: the log has other immutable fields than the pipeline
     """
     log = opened.log
-    head = idle_head(opened, "expiry", closes=("expire",))
-    if head.outcome is not None and oldest <= (head.outcome.oldest_readable or 0):
+    head = idle_head(opened, "expiry", closes_staged=False)
+    if head.outcome is not None and oldest <= head.oldest_readable:
         return head.outcome
-    plan = _plan(opened, head, oldest)
-    stored, _ = log.put_plan(head, plan)
-    if not isinstance(stored, OpenHead) or stored.plan != plan:
-        summary = "another writer created the next version, so no version has expired"
-        raise OpenVersionError(summary, version=plan.version)
-    closed, outcome = log.decide(stored, expiry_outcome(log, stored))
-    log.write_segments(outcome.version, [(outcome, closed.outcome_sha)])
-    if outcome.expires is None:
-        raise OpenVersionError("the expiry was aborted, so no version has expired", version=plan.version)
-    logger.info("version %d: the versions below %d have expired", outcome.version, oldest)
+    _, outcome = commit(log, head, plan_maintenance(log, head, Expire(oldest=oldest), run_key="expire"))
+    if outcome is None or not outcome.committed:
+        what = "another writer created the next version" if outcome is None else "the expiry was aborted"
+        summary = f"{what}, so no version has expired"
+        raise OpenVersionError(summary, version=head.closed + 1)
     return outcome
-
-
-def _plan(opened: OpenPipeline, head: ClosedHead, oldest: int) -> Plan:
-    log, version = opened.log, head.closed + 1
-    assert head.outcome is not None  # there are versions that expire
-    return Plan(
-        version=version,
-        kind="expire",
-        previous=head.outcome_sha,
-        ranges={},
-        expires=oldest,
-        run_key=f"expire:{version}:{log.clock.new_id()}",
-        j=0,
-        run_start={},
-        planned_at_ms=log.now_ms(head),
-        spec=head.outcome.spec,
-        transform=head.outcome.transform,
-        nonce=log.clock.new_id(),
-    )
 
 
 def new_rewrites(log: CommitLog, newest: Outcome, begin: int, end: int) -> list[SegmentRewrite]:
@@ -95,7 +70,7 @@ def new_rewrites(log: CommitLog, newest: Outcome, begin: int, end: int) -> list[
     :param newest: the newest outcome
     :raises LogDamagedError: a rewrite breaks a rule, so it does not show where the rows are (I23, I24)
     """
-    if newest.newest_rewrite is None or end <= begin:
+    if Rewrite.kind not in newest.newest or end <= begin:
         return []
     found = log.view(version=newest.version, outcomes_from=begin).rewrites
     return [rewrite for rewrite in found if begin < rewrite.version <= end]
@@ -116,14 +91,14 @@ def unneeded_attempts(
         return
     for outcome in _superseded_commits(log, begin, oldest):
         yield outcome, None
-    if newest.newest_rewrite is None:
+    if Rewrite.kind not in newest.newest:
         return
     yield from _superseded_rewrites(log, newest, begin, oldest)
     # If a later rewrite has the rows of a rewrite, readers of the versions between the two still need either the files of the commits or of the first rewrite.
     # So the files of the commits are unneeded when the later rewrite is not above ``oldest`` either.
     for rewrite in rewrites:
-        for commit in rewrite.rewritten.commits:
-            yield log.closed_version(commit)[1], rewrite.rewritten.sink
+        for version in rewrite.commits:
+            yield log.closed_outcome(version), rewrite.sink
 
 
 def _superseded_commits(log: CommitLog, begin: int, end: int) -> Iterator[Outcome]:
@@ -135,21 +110,20 @@ def _superseded_commits(log: CommitLog, begin: int, end: int) -> Iterator[Outcom
     found: set[int] = set()
     for version in range(begin, end + 1):
         outcome = log.outcome(version)
-        if outcome is None or not outcome[0].committed:
+        if outcome is None:
             continue
-        replaced = [] if outcome[0].replaces is None else [outcome[0].replaces.version]
-        if outcome[0].rolled_back is not None:
-            replaced += range(outcome[0].rolled_back.to + 1, version)
-        for number in sorted({*replaced} - found):
+        hidden = outcome.hidden
+        removed = range(version if hidden.after is None else hidden.after + 1, version)
+        for number in sorted({*hidden.commits, *removed} - found):
             found.add(number)
             commit = log.outcome(number)
-            if commit is not None and commit[0].committed and commit[0].rewritten is None:
-                yield commit[0]
+            if commit is not None and commit.committed and not commit.rewrites:
+                yield commit
 
 
 def _superseded_rewrites(log: CommitLog, newest: Outcome, begin: int, end: int) -> Iterator[tuple[Outcome, None]]:
     """Yield the rewrites that do not apply at version ``end``, unless they did not apply at ``begin`` already. They apply at no later version (R8)."""
     before, now = ({each.version for each in log.view(version=version).rewrites} for version in (begin, end))
-    later = {rewrite.version for rewrite in log.rewrites(newest, after=begin) if rewrite.version <= end}
+    later = {version for version, _ in log.commits_of(Rewrite, newest, after=begin) if version <= end}
     for version in sorted((before | later) - now):
-        yield log.closed_version(version)[1], None
+        yield log.closed_outcome(version), None

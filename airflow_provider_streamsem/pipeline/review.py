@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from types import NoneType
 
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.arguments import integer
@@ -13,6 +14,7 @@ from airflow_provider_streamsem.engine import Engine
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import OpenPipeline, open_pipeline
+from airflow_provider_streamsem.pipeline.plan import Corrections
 from airflow_provider_streamsem.pipeline.plan_reprocess import (
     abort_reprocessing,
     current_commit,
@@ -23,7 +25,9 @@ from airflow_provider_streamsem.pipeline.publish import publish
 from airflow_provider_streamsem.pipeline.result import RunResult, run_result
 from airflow_provider_streamsem.pipeline.run import Planning, Run
 from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.pipeline.versions import is_held
 from airflow_provider_streamsem.protocol.entries import Plan, StagedManifest
+from airflow_provider_streamsem.protocol.kinds.reprocess import Reprocess
 from airflow_provider_streamsem.protocol.procedures import OpenVersion, PendingPublish, Position, Ready, RunComplete
 from airflow_provider_streamsem.protocol.view import OpenHead, without_pending
 
@@ -63,40 +67,40 @@ class _HeldRun(Run):
         :raises InvalidError: a reprocessing run is open, whose rows nobody has reviewed
         """
         position: Position = self.opened.log.locate(self.run_key, self.opened.head)
-        fresh = False
         while not isinstance(position, RunComplete):
             self._check_immutable_config(position)
             if isinstance(position, OpenVersion):
                 plan = position.head.plan
-                if plan.held and plan.replaces is not None and plan.replaces.version == replaced:
-                    return plan, self._staged_attempt(position.head, fresh=fresh)
-                if plan.kind == "reprocess" and not plan.held:
+                reprocess = plan.work if isinstance(plan.work, Reprocess) else None
+                if reprocess is not None and reprocess.held and reprocess.replaces == replaced:
+                    return plan, self._staged_attempt(position.head)
+                if reprocess is not None and not reprocess.held:
                     raise InvalidError(
                         "a reprocessing run is open, and closing it would make its rows visible without a review; nothing was staged",
                         version=plan.version,
                     ).advising(
                         f"run the pipeline to complete it, or `streamsem abort PIPELINE.toml {plan.version} --reason TEXT`; then stage again."
                     )
-                position = self.close_version(position.head, fresh=False)
+                position = self.close_version(position.head)
             elif isinstance(position, PendingPublish):
                 head = publish(self.opened, position.head, position.outcome, is_own=False)
                 position = self.opened.log.locate(self.run_key, head)
             else:
                 self.opened.pipeline.load_transform()
                 step = self._plan(position, plan_next)
-                assert isinstance(step, tuple)  # a reprocessing run always plans
-                position, fresh = step
+                assert not isinstance(step, (Corrections, NoneType))  # a reprocessing run always plans
+                position = step
         raise InvalidError("another process has closed the held version in the meantime; nothing is staged")
 
-    def _staged_attempt(self, head: OpenHead, *, fresh: bool) -> StagedManifest:
+    def _staged_attempt(self, head: OpenHead) -> StagedManifest:
         """
         Return the complete attempt of a held version, or stage one.
 
         :raises InvalidError: the attempt was staged with another spec
         """
-        staged = None if fresh else self._adopt(head)
+        staged = self._adopt(head)
         if staged is None:
-            return self._stage(head, fresh=fresh)
+            return self._stage(head)
         how_to_stage_again = (
             f"to stage it again, run `streamsem abort PIPELINE.toml {staged.version} --reason TEXT` first."
         )
@@ -151,11 +155,10 @@ def stage_reprocessing(
     if not isinstance(opened.log.read_head(plan.version), OpenHead):
         summary = "another process has committed or aborted the held version in the meantime; nothing is staged"
         raise InvalidError(summary, version=plan.version).advising("stage the version again.")
-    assert plan.replaces is not None  # the plan of a reprocessing run
     return Held(
         version=plan.version,
         attempt_id=manifest.attempt_id,
-        replaces=plan.replaces.version,
+        replaces=current,
         counts=manifest.counts,
     )
 
@@ -177,18 +180,17 @@ def commit_held(
     integer("version", version, least=0)
     opened = open_pipeline(pipeline, log or open_commit_log(pipeline.log))
     opened = replace(opened, head=opened.log.confirm_head(opened.head))
-    planned = opened.log.plan(version)
-    plan = None if planned is None else planned[0]
-    if plan is None or not plan.held or plan.replaces is None:
+    plan = opened.log.plan(version)
+    if plan is None or not isinstance(plan.work, Reprocess) or not plan.work.held:
         raise InvalidError("the version is not held; nothing was committed", given=version).advising(_STAGE)
     head = opened.head
     is_newest = version == (head.plan.version if isinstance(head, OpenHead) else head.closed)
     manifest = staged_attempt(opened.log, version, attempt_id) if is_newest and isinstance(head, OpenHead) else None
-    run = Run(opened, plan.run_key, announces=False, reprocesses=plan.replaces.version, reviewed_attempt=manifest)
+    run = Run(opened, plan.run_key, announces=False, reprocesses=plan.work.replaces, reviewed_attempt=manifest)
     # A later version may be open or not published. It is not closed, because this call starts no Spark.
     result = run.complete(_refuse_new_plan) if is_newest else _earlier_result(opened, plan)
     wanted = attempt_id if manifest is None else manifest.attempt_id
-    _, outcome = opened.log.closed_version(version)
+    outcome = opened.log.closed_outcome(version)
     if wanted not in (None, outcome.attempt_id):
         raise InvalidError(
             "another attempt of the held version is committed already", given=wanted, committed=outcome.attempt_id
@@ -220,7 +222,7 @@ def staged_attempt(log: CommitLog, version: int, attempt_id: str | None = None) 
     :raises InvalidError: the version is not held; or it has no such attempt, or several and none is given
     """
     head = log.newest_head()
-    if not isinstance(head, OpenHead) or head.plan.version != version or not head.plan.held:
+    if not isinstance(head, OpenHead) or head.plan.version != version or not is_held(head.plan):
         open_version = head.plan.version if isinstance(head, OpenHead) else None
         raise InvalidError("the version is not held", given=version, open=open_version).advising(_STAGE)
     found = {manifest.attempt_id: manifest for manifest in log.find_staged(head)}

@@ -18,12 +18,14 @@ from airflow_provider_streamsem.pipeline.opening import (
     find_record,
     open_pipeline,
 )
-from airflow_provider_streamsem.pipeline.outcomes import outcome_without_records, restored_outcome
-from airflow_provider_streamsem.pipeline.publish import publish, publishing_sink, rows_after
+from airflow_provider_streamsem.pipeline.publish import publishing_sink, rows_after
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.pipeline.vacuum import oldest_kept
+from airflow_provider_streamsem.pipeline.versions import commit, plan_of, settle_and_publish
 from airflow_provider_streamsem.protocol import offsets
-from airflow_provider_streamsem.protocol.entries import Marker, Outcome, Plan, RolledBack
+from airflow_provider_streamsem.protocol.entries import Kind, Marker, Outcome, Plan
+from airflow_provider_streamsem.protocol.kinds.alter import Alter
+from airflow_provider_streamsem.protocol.kinds.rollback import Rollback as RollbackVersion
 from airflow_provider_streamsem.protocol.offsets import Offsets
 from airflow_provider_streamsem.protocol.procedures import OpenVersion, PendingPublish, Ready, RunComplete
 from airflow_provider_streamsem.protocol.view import (
@@ -117,8 +119,10 @@ def _roll_back(opened: OpenPipeline, to: int, run_key: str | None, *, by_time: b
     """
     log, head = opened.log, opened.head
     for _ in range(_TRIES):
-        head, has_completed = _completed(opened, log.confirm_head(head))
-        if has_completed and run_key is None:
+        head = log.confirm_head(head)
+        was_unfinished = isinstance(head, OpenHead) or head.has_pending_publishes
+        head, _ = settle_and_publish(opened, head, "rollback")
+        if was_unfinished and run_key is None:
             plan, outcome = log.closed_version(head.closed)
             if plan.run_key == _default_key(to, plan.version - 1):  # an earlier call of this request has planned it
                 return _result(log, plan, outcome)
@@ -129,7 +133,7 @@ def _roll_back(opened: OpenPipeline, to: int, run_key: str | None, *, by_time: b
         if isinstance(position, (OpenVersion, PendingPublish)):  # another process has planned since the head was read
             head = position.head
             continue
-        if position.before is not None and position.before[0].kind != "rollback":
+        if position.before is not None and not isinstance(position.before[0].work, RollbackVersion):
             raise _other_run_error(position.before[0])
         if position.head.spec is not None:
             check_immutable_config(opened.pipeline, log, position.head.spec, version=position.head.closed)
@@ -137,12 +141,11 @@ def _roll_back(opened: OpenPipeline, to: int, run_key: str | None, *, by_time: b
         if wanted is None:
             return Rollback(log=log.store.url, version=None, to=to, offsets=position.head.next, counts={})
         _warn_of_expired_ids(opened, wanted)
-        found, _ = log.put_plan(position.head, wanted)
-        if isinstance(found, OpenHead) and found.plan == wanted:
-            _completed(opened, found)
-            return _result(log, *log.closed_version(wanted.version))
-        head = found
-        if _newest_kind(log, found) != "rollback":
+        head, committed = commit(log, position.head, wanted)
+        if committed is not None:
+            settle_and_publish(opened, head, "rollback")
+            return _result(log, wanted, committed)
+        if not isinstance(_newest_work(log, head), RollbackVersion):
             break
     raise _concurrent_version_error(to, head)
 
@@ -158,12 +161,9 @@ def _default_key(to: int, closed: int) -> str:
     return f"rollback:{to}:{closed}"
 
 
-def _newest_kind(log: CommitLog, head: Head) -> str:
-    """Return the kind of the newest version: of the open one, or of the newest closed one."""
-    if isinstance(head, OpenHead):
-        return head.plan.kind
-    plan = log.plan(head.closed)
-    return "" if plan is None else plan[0].kind
+def _newest_work(log: CommitLog, head: Head) -> Kind:
+    """Return what the newest version does: the open one, or the newest closed one."""
+    return head.plan.work if isinstance(head, OpenHead) else log.closed_version(head.closed)[0].work
 
 
 def _other_run_error(plan: Plan) -> InvalidError:
@@ -179,17 +179,18 @@ def _check_request(plan: Plan, to: int, *, by_time: bool) -> None:
     :param by_time: whether the version was found by a time. It may then differ from that of the first call, because versions were closed since
     :raises InvalidError: the rollback returns to another version
     """
-    if plan.rolled_back is not None and plan.rolled_back.to != to and not by_time:
+    if isinstance(plan.work, RollbackVersion) and plan.work.to != to and not by_time:
         raise InvalidError(
             "the run key belongs to a rollback to another version; nothing was rolled back",
             run_key=plan.run_key,
             given=to,
-            rolled_back_to=plan.rolled_back.to,
+            rolled_back_to=plan.work.to,
         ).advising("give each rollback a key of its own.")
 
 
 def _result(log: CommitLog, plan: Plan, outcome: Outcome) -> Rollback:
-    if plan.rolled_back is None:
+    work = plan.work
+    if not isinstance(work, RollbackVersion):
         raise _other_run_error(plan)
     if not outcome.committed:
         raise ConflictError(
@@ -198,29 +199,10 @@ def _result(log: CommitLog, plan: Plan, outcome: Outcome) -> Rollback:
     return Rollback(
         log=log.store.url,
         version=plan.version,
-        to=plan.rolled_back.to,
+        to=work.to,
         offsets=outcome.next,
-        counts=plan.rolled_back.counts,
+        counts=work.counts,
     )
-
-
-def _completed(opened: OpenPipeline, head: Head) -> tuple[ClosedHead, bool]:
-    """
-    Commit an open rollback or expiry, close an open rewrite, and publish the newest commit if that is pending (P1). Any process may do this.
-
-    :returns: the closed head, and whether there was anything to do
-    :raises InvalidError: the open version is a batch, a reprocessing run or an alter
-    """
-    log, is_open = opened.log, isinstance(head, OpenHead)
-    if isinstance(head, OpenHead):
-        proposed = _outcome_of(opened, head)
-        head, outcome = log.decide(head, proposed)
-        log.write_segments(outcome.version, [(outcome, head.outcome_sha)])
-    if not head.has_pending_publishes:
-        return head, is_open
-    _, outcome = log.closed_version(head.closed)
-    # Only HTTP sinks have claims of a run, and they cannot remove rows.
-    return publish(opened, head, outcome, is_own=False), True
 
 
 def _refuse_sinks(pipeline: Pipeline, position: str) -> None:
@@ -230,28 +212,6 @@ def _refuse_sinks(pipeline: Pipeline, position: str) -> None:
         ).advising(
             f"write a pipeline file with a new log and new tables, then run: streamsem fork NEW.toml LOG {position}."
         )
-
-
-def _outcome_of(opened: OpenPipeline, head: OpenHead) -> Outcome:
-    """
-    Build the outcome of an open version that a rollback closes.
-
-    :raises InvalidError: the open version is a batch, a reprocessing run or an alter
-    """
-    if head.plan.kind == "alter":
-        summary = "an alter is not complete yet; nothing was rolled back"
-        raise InvalidError(summary, version=head.plan.version).advising(
-            "run the pipeline, or repeat `streamsem alter`; then roll back again."
-        )
-    proposed = outcome_without_records(opened, head)
-    if proposed is None:
-        raise InvalidError(
-            "a version is open, so its batch may still be committed; nothing was rolled back", version=head.plan.version
-        ).advising(
-            "pause the DAG, then run the pipeline, or abort the version with "
-            f"`streamsem abort PIPELINE.toml {head.plan.version} --reason TEXT`; then roll back again."
-        )
-    return proposed
 
 
 def _plan(opened: OpenPipeline, ready: Ready, to: int, run_key: str | None) -> Plan | None:
@@ -273,44 +233,32 @@ def _plan(opened: OpenPipeline, ready: Ready, to: int, run_key: str | None) -> P
         raise InvalidError(
             "the version was rolled back already, so the pipeline cannot return to it; this command changed nothing",
             given=to,
-            newest_rollback=head.outcome.newest_rollback,
+            newest_rollback=head.outcome.newest.get(RollbackVersion.kind),
             newest_kept_before=newest_kept_before(to, kept),
         ).advising("give a version that `streamsem log` does not show as rolled back, such as `newest_kept_before`.")
     _refuse_expired(head.outcome, to)
-    if head.outcome.newest_alter is not None and to < head.outcome.newest_alter:
+    newest_alter = head.outcome.newest.get(Alter.kind, -1)
+    if to < newest_alter:
         raise InvalidError(
             "the pipeline was altered after the version, and a rollback does not restore another spec; nothing was rolled back",
             given=to,
-            altered=head.outcome.newest_alter,
-        ).advising(
-            f"roll back to version {head.outcome.newest_alter} or a newer one, or fork the pipeline at version {to}."
-        )
+            altered=newest_alter,
+        ).advising(f"roll back to version {newest_alter} or a newer one, or fork the pipeline at version {to}.")
     if run_key is None and not _is_changed(log, kept, to):
         return None
     _refuse_reprocessed(log, to, head.closed)
-    restored = found[0]
+    restored = found
     _refuse_deleted_state(opened, head, restored)
     counts = subtract_counts(log.view(version=head.closed).counts, log.view(version=to).counts)
     published = _published_after(opened, head, head.outcome, to)
-    return Plan(
-        version=head.closed + 1,
-        kind="rollback",
-        previous=head.outcome_sha,
-        ranges={},
-        rolled_back=RolledBack(
-            to=to,
-            next={partition: offsets.position(restored.next, partition) for partition in head.next},
-            counts={name: count for name, count in counts.items() if count},
-            publish=published,
-        ),
-        run_key=run_key or _default_key(to, head.closed),
-        j=ready.j,
-        run_start={},
-        planned_at_ms=log.now_ms(head),
-        spec=opened.spec,
-        transform=restored.transform,
-        nonce=log.clock.new_id(),
+    work = RollbackVersion(
+        to=to,
+        next={partition: offsets.position(restored.next, partition) for partition in head.next},
+        counts={name: count for name, count in counts.items() if count},
+        publish=published,
     )
+    key = run_key or _default_key(to, head.closed)
+    return plan_of(log, head, work, run_key=key, j=ready.j, spec=opened.spec, transform=restored.transform)
 
 
 def _published_after(opened: OpenPipeline, head: ClosedHead, newest: Outcome, to: int) -> tuple[str, ...]:
@@ -359,14 +307,7 @@ def _is_changed(log: CommitLog, kept: list[range], to: int) -> bool:
         for version in reversed(versions):
             if version <= to:
                 return False
-            found = log.outcome(version)
-            is_change = (
-                found is not None
-                and found[0].rolled_back is None
-                and found[0].rewritten is None
-                and found[0].expires is None
-            )
-            if found is not None and found[0].committed and is_change:
+            if log.closed_outcome(version).has_rows:
                 return True
     return False
 
@@ -389,7 +330,9 @@ def _refuse_reprocessed(log: CommitLog, to: int, closed: int) -> None:
 
 
 def _warn_of_expired_ids(opened: OpenPipeline, plan: Plan) -> None:
-    if dedup.has_only_expired_ids(opened.pipeline.dedup, restored_outcome(opened.log, plan).state, plan.planned_at_ms):
+    assert plan.work.based_on is not None  # the plan of a rollback
+    state = opened.log.closed_outcome(plan.work.based_on).state
+    if dedup.has_only_expired_ids(opened.pipeline.dedup, state, plan.planned_at_ms):
         message = "every id in the restored deduplication state has expired by dedup.ttl_s, so records that were dropped as duplicates may be written"
         logger.warning(message)
 
@@ -400,7 +343,7 @@ def _refuse_expired(newest: Outcome, to: int) -> None:
 
     :raises InvalidError: names the oldest readable version
     """
-    if to < (newest.oldest_readable or 0):
+    if to < newest.oldest_readable:
         raise InvalidError(
             "the version has expired, so vacuum may have deleted its files; nothing was rolled back",
             given=to,

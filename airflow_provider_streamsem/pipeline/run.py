@@ -41,7 +41,6 @@ from airflow_provider_streamsem.pipeline.opening import (
     claim_datasets,
     open_pipeline,
 )
-from airflow_provider_streamsem.pipeline.outcomes import abort_outcome, committed_outcome, outcome_without_records
 from airflow_provider_streamsem.pipeline.plan import Corrections, plan_batch
 from airflow_provider_streamsem.pipeline.plan_reprocess import (
     abort_reprocessing,
@@ -52,8 +51,19 @@ from airflow_provider_streamsem.pipeline.plan_reprocess import (
 from airflow_provider_streamsem.pipeline.publish import publish
 from airflow_provider_streamsem.pipeline.result import RunResult, empty_result, run_result
 from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.pipeline.versions import (
+    abort_outcome,
+    close,
+    commit_outcome,
+    has_all_files,
+    is_held,
+    outcome_without_records,
+)
 from airflow_provider_streamsem.protocol import invariants
 from airflow_provider_streamsem.protocol.entries import Json, Outcome, Plan, StagedManifest
+from airflow_provider_streamsem.protocol.kinds.alter import Alter
+from airflow_provider_streamsem.protocol.kinds.batch import Batch
+from airflow_provider_streamsem.protocol.kinds.reprocess import Reprocess
 from airflow_provider_streamsem.protocol.procedures import (
     OpenVersion,
     PendingPublish,
@@ -64,7 +74,6 @@ from airflow_provider_streamsem.protocol.procedures import (
 )
 from airflow_provider_streamsem.protocol.view import ClosedHead, OpenHead
 from airflow_provider_streamsem.spark import schema
-from airflow_provider_streamsem.state import watermark_after
 
 logger = telemetry.log_of(__name__)
 
@@ -191,7 +200,6 @@ class Run:
         position: Position = self.opened.log.locate(self.run_key, self.opened.head)
         resumed = isinstance(position, RunComplete)
         while not isinstance(position, RunComplete):
-            fresh = False
             self._check_immutable_config(position)
             if isinstance(position, Ready):
                 self.opened.pipeline.load_transform()  # fail on an import error before anything is written
@@ -201,13 +209,13 @@ class Run:
                 if isinstance(step, Corrections):
                     position = self._correct(step, position.head)
                     continue
-                position, fresh = step
+                position = step
                 self._check_immutable_config(position)
             if isinstance(position, OpenVersion):
-                position = self.close_version(position.head, fresh=fresh)
+                position = self.close_version(position.head)
             elif isinstance(position, PendingPublish):
                 plan = self.opened.log.plan(position.head.closed)
-                is_own = plan is not None and plan[0].run_key == self.run_key
+                is_own = plan is not None and plan.run_key == self.run_key
                 head = publish(self.opened, position.head, position.outcome, is_own=is_own)
                 position = self.opened.log.locate(self.run_key, head)
         self._check_request(position.plan)
@@ -222,7 +230,7 @@ class Run:
         :raises ConflictError: the immutable fields differ
         """
         head = position.head
-        is_altering = isinstance(head, OpenHead) and head.plan.kind == "alter"
+        is_altering = isinstance(head, OpenHead) and isinstance(head.plan.work, Alter)
         stored = None if is_altering or isinstance(position, PendingPublish) else head.binding_spec
         if stored is not None and stored not in self._checked:
             check_immutable_config(self.opened.pipeline, self.opened.log, stored, version=max(head.closed, 0))
@@ -235,17 +243,17 @@ class Run:
         :raises InvalidError: the run key belongs to a run of another kind, or of another version. The versions of that run stay committed
         """
         log, requested = self.opened.log, self.reprocesses
-        if plan.replaces is None or requested is None:
-            is_same = plan.kind == "batch" and requested is None
-        else:
+        if isinstance(plan.work, Reprocess) and requested is not None:
             exists = log.outcome(requested) is not None
-            is_same = exists and log.find_root(plan.replaces.version) == log.find_root(requested)
+            is_same = exists and log.find_root(plan.work.replaces) == log.find_root(requested)
+        else:
+            is_same = isinstance(plan.work, Batch) and requested is None
         if not is_same:
             raise InvalidError(
                 "the run key belongs to another run of this pipeline; this call wrote nothing",
                 run_key=self.run_key,
                 version=plan.version,
-                kind=plan.kind,
+                kind=plan.work.kind,
             ).advising("use another run key.")
 
     def plan_only(self, plan_next: Planning) -> RunResult | None:
@@ -262,19 +270,18 @@ class Run:
                 return empty_result(self.opened, position.head, self.run_key)
             if isinstance(step, Corrections):
                 return None
-            position, _ = step
-        if isinstance(position, OpenVersion) and position.head.plan.held:
+            position = step
+        if isinstance(position, OpenVersion) and is_held(position.head.plan):
             raise _held_error(position.head.plan)
         if not isinstance(position, RunComplete):
             return None
         return run_result(self.opened, position, self.run_key, resumed=True)
 
-    def _plan(self, ready: Ready, plan_next: Planning) -> tuple[Position, bool] | Corrections | None:
+    def _plan(self, ready: Ready, plan_next: Planning) -> Position | Corrections | None:
         """
         Plan the next version and store the plan.
 
-        :returns: the run's new position, and whether this process created the plan for certain (W17); :class:`Corrections` if versions must be reprocessed
-            first; ``None`` if there is nothing to plan
+        :returns: the run's new position; :class:`Corrections` if versions must be reprocessed first; ``None`` if there is nothing to plan
         """
         with telemetry.phase("plan", version=ready.head.closed + 1):
             plan = plan_next(ready)
@@ -283,17 +290,16 @@ class Run:
             log, pipeline = self.opened.log, self.opened.pipeline
             if plan.version == 0:
                 claim_datasets(pipeline, log, self.opened.record, new=True)
-            head, fresh = log.put_plan(ready.head, plan)
-            own = head if isinstance(head, OpenHead) and head.plan == plan else None
-            if own is not None:
+            planned = log.put_plan(ready.head, plan)
+            if planned.own is not None:
                 logger.info("%s", report.planned(plan))
                 changes.log_spec_change(log, ready.head, plan, pipeline.to_json())
-        if own is None:
-            if plan.version == 0:  # Plan(0) of the other run has fixed the immutable fields
-                assert head.spec is not None  # version 0 is planned
-                check_and_store_spec(pipeline, log, head.spec, version=0)
-            return self.opened.log.locate(self.run_key, head), False  # lost the create: re-read the log (W12)
-        return OpenVersion(head=own), fresh
+        if planned.own is not None:
+            return OpenVersion(head=planned.own)
+        if plan.version == 0:  # Plan(0) of the other run has fixed the immutable fields
+            assert planned.head.spec is not None  # version 0 is planned
+            check_and_store_spec(pipeline, log, planned.head.spec, version=0)
+        return log.locate(self.run_key, planned.head)  # lost the create: re-read the log (W12)
 
     def _correct(self, corrections: Corrections, head: ClosedHead) -> Position:
         """
@@ -312,40 +318,29 @@ class Run:
             run_reprocessing(opened, version, run_key, self.engine, announces=False)
         return self.opened.log.locate(self.run_key, self.opened.log.confirm_head(head))
 
-    def close_version(self, head: OpenHead, *, fresh: bool) -> Position:
-        """
-        Commit or abort the open version, even if another run planned it, and publish the commit. Returns the new position of this run.
-
-        :param fresh: whether this process has just created the plan for certain, so that no other process can have staged an attempt (W17)
-        """
+    def close_version(self, head: OpenHead) -> Position:
+        """Commit or abort the open version, even if another run planned it, and publish the commit. Returns the new position of this run."""
         plan, log = head.plan, self.opened.log
-        began_ms = log.clock.now_ms()
         telemetry.emit(telemetry.Planned.from_plan, plan)
-        if not fresh:
+        if not head.is_new:
             logger.info("%s", report.resumed(plan, self.run_key))
-        if plan.spec != self.opened.spec and plan.kind not in ("alter", "rewrite", "expire"):
+        if plan.spec != self.opened.spec and plan.work.has_rows:
             changes.warn_of_open_version(log, plan, self.opened.pipeline.to_json(), run_key=self.run_key)
-        proposed = self._propose(head, plan, fresh=fresh)
+        proposed = self._propose(head, plan)
         if isinstance(proposed, ClosedHead):
             return log.locate(self.run_key, proposed)
-        with telemetry.phase("commit", version=plan.version, attempt_id=proposed.attempt_id or ""):
-            closed, outcome = log.decide(head, proposed)
-            logger.info("%s", report.closed(outcome, log.clock.now_ms() - began_ms))
-            if (warning := report.all_quarantined(outcome)) is not None:
-                logger.warning("%s", warning)
-            telemetry.emit(telemetry.VersionClosed.from_outcomes, plan, proposed, outcome)
+        closed, outcome = close(log, head, proposed)
         if closed.has_pending_publishes:
             closed = publish(self.opened, closed, outcome, is_own=plan.run_key == self.run_key)
-        log.write_segments(plan.version, [(outcome, closed.outcome_sha)])
         if plan.run_key != self.run_key:
             return log.locate(self.run_key, closed)
         return position_after(closed, plan, outcome)
 
-    def _propose(self, head: OpenHead, plan: Plan, *, fresh: bool) -> Outcome | ClosedHead:
+    def _propose(self, head: OpenHead, plan: Plan) -> Outcome | ClosedHead:
         """Build the outcome that this process proposes for the open version, or return the closed head as :meth:`_adopt_or_stage` does."""
-        if plan.held:
+        if is_held(plan):
             return self._outcome_of_held(head, plan)
-        return outcome_without_records(self.opened, head) or self._adopt_or_stage(head, plan, fresh=fresh)
+        return outcome_without_records(self.opened, head) or self._adopt_or_stage(head, plan)
 
     def _outcome_of_held(self, head: OpenHead, plan: Plan) -> Outcome:
         """
@@ -366,15 +361,15 @@ class Run:
             )
         return self._outcome(head, plan, self.reviewed_attempt)
 
-    def _adopt_or_stage(self, head: OpenHead, plan: Plan, *, fresh: bool) -> Outcome | ClosedHead:
+    def _adopt_or_stage(self, head: OpenHead, plan: Plan) -> Outcome | ClosedHead:
         """
         Stage or adopt an attempt, and build the outcome that this process proposes for the version.
 
         Returns the closed head instead if another process has closed the version in the meantime.
         """
-        staged = None if fresh else self._adopt(head)
+        staged = self._adopt(head)
         try:
-            staged = staged or self._stage(head, fresh=fresh)
+            staged = staged or self._stage(head)
         except UnavailableError:
             raise
         except Exception as error:
@@ -383,18 +378,18 @@ class Run:
             current_head = self.opened.log.read_head(plan.version)
             if isinstance(current_head, ClosedHead):
                 return current_head
-            reason = self._reason_to_abort(head, plan, error, fresh=fresh)
+            reason = self._reason_to_abort(head, plan, error)
             # Another attempt may have staged the records before they changed.
             staged = None if reason is None and not isinstance(error, SourceChangedError) else self._adopt(head)
             if staged is None and reason is not None:
                 return self._abort_outcome(head, plan, reason)
             if staged is None:
-                if not fresh:
+                if not head.is_new:
                     advise_abort(error, plan)
                 raise
         return self._outcome(head, plan, staged)
 
-    def _reason_to_abort(self, head: OpenHead, plan: Plan, error: Exception, *, fresh: bool) -> StreamsemError | None:
+    def _reason_to_abort(self, head: OpenHead, plan: Plan, error: Exception) -> StreamsemError | None:
         """
         Return the error if the version is closed as an abort because of it (W22), else ``None``.
 
@@ -405,9 +400,9 @@ class Run:
         """
         if not isinstance(error, StreamsemError) or error.retryable:
             return None
-        if plan.kind == "reprocess":
+        if isinstance(plan.work, Reprocess):
             return error if plan.run_key != self.run_key else None
-        follows_abort = fresh and head.outcome is not None and not head.outcome.committed
+        follows_abort = head.is_new and head.outcome is not None and not head.outcome.committed
         is_gap = isinstance(error, RecordsMissingError) and self.opened.pipeline.on_data_loss == "record_gap"
         return error if (is_gap or isinstance(error, LookupChangedError)) and not follows_abort else None
 
@@ -423,7 +418,7 @@ class Run:
 
         An attempt is complete if it has staged all sinks of this pipeline, and every file exists with the recorded size and checksum.
         """
-        for manifest in self.opened.log.find_staged(head):
+        for manifest in () if head.is_new else self.opened.log.find_staged(head):
             if self._is_complete(manifest):
                 logger.info("version %d: adopting the staged attempt %s", manifest.version, manifest.attempt_id)
                 telemetry.emit(telemetry.Adopted, version=manifest.version, attempt_id=manifest.attempt_id)
@@ -431,20 +426,19 @@ class Run:
         return None
 
     def _is_complete(self, manifest: StagedManifest) -> bool:
-        sinks = self.opened.pipeline.sinks
         return (
-            set(manifest.sinks) == set(sinks)
-            and all(sinks[name].is_complete(c) for name, c in manifest.sinks.items())
+            {*manifest.sinks} == {*self.opened.pipeline.sinks}
+            and has_all_files(self.opened.pipeline, manifest)
             and dedup.is_complete(self.opened.pipeline.log, manifest.state)
             and state_files.is_complete(self.opened.log.store, manifest.state)
         )
 
-    def _stage(self, head: OpenHead, *, fresh: bool) -> StagedManifest:
+    def _stage(self, head: OpenHead) -> StagedManifest:
         """Stage a new attempt, and return its manifest."""
         attempt_id = self.opened.log.clock.new_id()
         logger.info("version %d: staging", head.plan.version)
         with telemetry.phase("stage", version=head.plan.version, attempt_id=attempt_id):
-            if not fresh:  # the planner has not just inspected the pinned items
+            if not head.is_new:  # the planner has not just inspected the pinned items
                 source = self.opened.pipeline.source
                 source.check_pins(source.read_pins(head.plan.pins), was_read=False)
                 check_lookups(self.opened.pipeline, head.plan)
@@ -485,12 +479,13 @@ class Run:
         """
         pipeline = self.opened.pipeline
         state, batch_time_ms = self._base_state(head, plan)
-        if plan.replaces is not None and not state_files.is_loadable(self.opened.log.store, state):
+        reprocess = plan.work if isinstance(plan.work, Reprocess) else None
+        if reprocess is not None and not state_files.is_loadable(self.opened.log.store, state):
             raise SourceChangedError(
                 "files of the state before the version are missing or were changed, for example because vacuum deleted them; nothing became visible",
-                version=plan.replaces.version,
+                version=reprocess.replaces,
             ).advising("restore the files below `state` in the log, or fork the pipeline before this version.")
-        if plan.replaces is None:
+        if reprocess is None:
             state_files.check_base(self.opened.log.store, state, plan.version)
         return Job(
             source=pipeline.source,
@@ -506,7 +501,7 @@ class Run:
             dedup=pipeline.dedup,
             base_state=state,
             batch_time_ms=batch_time_ms,
-            chain=self._chain_states(head, plan),
+            chain=None if reprocess is None else self._chain_states(head, plan, reprocess),
             state_settings=pipeline.state,
             lookups=pipeline.lookups,
         )
@@ -538,30 +533,28 @@ class Run:
         Return the state before the batch, of the deduplication and of the operators, and ``planned_at_ms`` of its plan. For reprocessing, both are of the batch
         at the root of the chain.
         """
-        if plan.replaces is None:
+        if not isinstance(plan.work, Reprocess):
             return self._current_state(head), plan.planned_at_ms
-        root = self.opened.log.find_root(plan.replaces.version)
-        first = self.opened.log.plan(root)
-        return self._state_before(root), (first[0] if first else plan).planned_at_ms
+        root = self.opened.log.find_root(plan.work.replaces)
+        return self._state_before(root), (self.opened.log.plan(root) or plan).planned_at_ms
 
-    def _chain_states(self, head: OpenHead, plan: Plan) -> dedup.ChainStates | None:
+    def _chain_states(self, head: OpenHead, plan: Plan, reprocess: Reprocess) -> dedup.ChainStates | None:
         """For reprocessing with deduplication across batches: the states of the chain's commits and of the log's head (W27)."""
         settings = self.opened.pipeline.dedup
-        if plan.replaces is None or settings is None or not settings.keeps_state:
+        if settings is None or not settings.keeps_state:
             return None
         commits: list[tuple[Json, Json]] = []
-        version: int | None = plan.replaces.version
+        version: int | None = reprocess.replaces
         while version is not None:
-            _, outcome = self.opened.log.closed_version(version)
+            outcome = self.opened.log.closed_outcome(version)
             commits.append((self._state_before(version), outcome.state))
-            version = None if outcome.replaces is None else outcome.replaces.version
+            version = outcome.replaces
         return dedup.ChainStates(
             current=self._current_state(head), commits=tuple(reversed(commits)), planned_ms=plan.planned_at_ms
         )
 
     def _state_before(self, version: int) -> Json:
-        outcome = None if version == 0 else self.opened.log.outcome(version - 1)
-        return self.opened.record.initial_state if outcome is None else outcome[0].state
+        return self.opened.log.closed_outcome(version - 1).state if version else self.opened.record.initial_state
 
     def _current_state(self, head: OpenHead) -> Json:
         return self.opened.record.initial_state if head.outcome is None else head.outcome.state
@@ -575,38 +568,18 @@ class Run:
 
         :raises StageError: a snapshot that the attempt has written is not in the log. Executors may see another disk or S3 endpoint under the log's URL
         """
-        if job.plan.replaces is None:
+        if not isinstance(job.plan.work, Reprocess):
             return state_files.with_digests(self.opened.log.store, produced.state)
         is_changed = job.chain is not None and job.state_settings is None
         return produced.state if is_changed else self._current_state(head)
 
     def _outcome(self, head: OpenHead, plan: Plan, staged: StagedManifest) -> Outcome:
-        return replace(
-            committed_outcome(self.opened.log, head),
-            plan=staged.plan,
-            attempt_id=staged.attempt_id,
-            sinks=staged.sinks,
-            schemas=staged.schemas,
-            quarantine=staged.quarantine,
-            gaps=plan.gaps,
-            counts=staged.counts
-            if not plan.gaps
-            else {**staged.counts, "gaps": count_gaps(self.opened.pipeline.source, plan.gaps)},
-            replaces=plan.replaces,
-            hint=self._hint(head, plan, staged),
-            publish=staged.publish,
-            state=staged.state,
-            watermark_ms=watermark_after(staged.state),
-            spec=staged.spec,
-            transform=staged.transform,
-            staged_ms=staged.staged_ms,
-        )
-
-    def _hint(self, head: OpenHead, plan: Plan, staged: StagedManifest) -> Json:
-        if plan.kind == "reprocess":  # reprocessing does not move the source (W26)
-            return head.hint
-        source = self.opened.pipeline.source
-        return source.next_hint(plan.hint, source.read_pins(plan.pins), staged.counts)
+        source, outcome = self.opened.pipeline.source, commit_outcome(self.opened.log, head, staged)
+        if plan.gaps:
+            outcome = replace(outcome, counts={**staged.counts, "gaps": count_gaps(source, plan.gaps)})
+        if isinstance(plan.work, Reprocess):  # reprocessing does not move the source (W26)
+            return outcome
+        return replace(outcome, hint=source.next_hint(plan.hint, source.read_pins(plan.pins), staged.counts))
 
 
 def _held_error(plan: Plan) -> HeldVersionError:

@@ -17,6 +17,7 @@ from airflow_provider_streamsem.pipeline.plan_reprocess import check_state, refu
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol.entries import Outcome, Plan
 from airflow_provider_streamsem.protocol.keys import N
+from airflow_provider_streamsem.protocol.kinds.batch import Batch
 from airflow_provider_streamsem.protocol.offsets import Ranges
 from airflow_provider_streamsem.protocol.view import Head, add_counts
 
@@ -122,7 +123,7 @@ def _selected(log: CommitLog, head: Head, selection: Selection) -> Iterator[tupl
         if not any(lowest <= version <= highest for lowest, highest in spans):
             continue
         plan, outcome = log.closed_version(version)
-        if plan.kind == "batch" and outcome.committed and _overlaps(plan.ranges, selection.offsets):
+        if isinstance(plan.work, Batch) and outcome.committed and _overlaps(plan.ranges, selection.offsets):
             yield plan, outcome
 
 

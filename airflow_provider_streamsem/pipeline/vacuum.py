@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import chain, islice
+from itertools import islice
 
 from airflow_provider_streamsem import state_files, telemetry
 from airflow_provider_streamsem.arguments import integer
@@ -29,7 +29,8 @@ from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import canonical
 from airflow_provider_streamsem.protocol.entries import Outcome, PipelineRecord, SegmentRewrite
-from airflow_provider_streamsem.protocol.view import Head, remains
+from airflow_provider_streamsem.protocol.kinds.alter import Alter
+from airflow_provider_streamsem.protocol.view import Head
 from airflow_provider_streamsem.state import FIELD as OPERATORS
 from airflow_provider_streamsem.state import operator_state
 from airflow_provider_streamsem.stores.contract import ObjectStat
@@ -128,7 +129,7 @@ def vacuum(
         _record_inspected(log, _first_late(log, inspected_from, _end(head)))
     wanted = retention.compute_oldest_readable(log, head, keep_versions=keep_versions, keep_days=keep_days)
     oldest = _delete_expired(pipeline, head, locations, wanted, deletion, all_versions=all_versions)
-    return deletion.result(_oldest_readable(head.outcome), oldest)
+    return deletion.result(head.oldest_readable, oldest)
 
 
 def _existing_record(pipeline: Pipeline, log: CommitLog) -> PipelineRecord:
@@ -228,7 +229,7 @@ def _delete_expired(
     """
     log, newest = deletion.log, head.outcome
     assert newest is not None  # a version is closed
-    oldest = _oldest_readable(newest)
+    oldest = newest.oldest_readable
     if wanted <= 0 and oldest == 0:
         return 0
     begin = 0 if all_versions else log.newest_note(keys.EXPIRED, head.closed)
@@ -238,18 +239,13 @@ def _delete_expired(
         if not deletion.is_dry_run:
             # A rewrite may have been committed since the head was read, so judge by the outcome of the expiry.
             newest = retention.expire(open_pipeline(pipeline, log), wanted)
-            oldest = _oldest_readable(newest)
+            oldest = newest.oldest_readable
     for name, sink, version, attempt_id in _expired_attempts(pipeline, log, newest, sinks, begin, oldest):
         deletion.attempt(name, sink, version, attempt_id)
     inspected = max(wanted, oldest)
     if inspected > begin and not deletion.is_dry_run:
         log.write_note(keys.EXPIRED, inspected)
     return oldest
-
-
-def _oldest_readable(newest: Outcome | None) -> int:
-    """Return the oldest version that can be read; 0 if no version has expired."""
-    return 0 if newest is None else newest.oldest_readable or 0
 
 
 def _expired_attempts(
@@ -285,8 +281,8 @@ def _check_files(rewrite: SegmentRewrite, sinks: Mapping[str, Sink]) -> None:
 
     :raises LogDamagedError: a file is missing, or its size or checksum differs
     """
-    sink, output = sinks.get(rewrite.rewritten.sink), rewrite.rewritten.output
-    if sink is not None and output is not None and not sink.is_complete(output):
+    sink = sinks.get(rewrite.sink)
+    if sink is not None and not sink.is_complete(rewrite.output):
         summary = (
             "files of a compaction are missing or were changed; the files of the compacted commits were not deleted"
         )
@@ -358,7 +354,7 @@ def _unneeded_state(pipeline: Pipeline, log: CommitLog, record: PipelineRecord, 
         state = record.initial_state
     else:
         outcome = log.outcome(first or 0)
-        state = None if outcome is None else outcome[0].state
+        state = None if outcome is None else outcome.state
     oldest = operator_state(state)
     # Without stateful operators, each attempt uses a new root directory. A later state with operators then has another root, so no file can be judged by this
     # one.
@@ -373,15 +369,14 @@ def _unneeded_state(pipeline: Pipeline, log: CommitLog, record: PipelineRecord, 
 
 def _is_state_dropped_after(log: CommitLog, version: int) -> bool:
     """Return whether an alter above a version has dropped the operators' state."""
-    newest = log.newest_head().outcome
-    alters = [] if newest is None else log.alters(newest)
-    return any(each.version > version and each.altered and OPERATORS in each.altered.state for each in alters)
+    alters = log.commits_of(Alter, log.newest_head().outcome, after=version)
+    return any(OPERATORS in alter.state for _, alter in alters)
 
 
 def oldest_kept(log: CommitLog, closed: int, keep_versions: int) -> int | None:
     """
-    Return the version whose state is the oldest that vacuum keeps: ``keep_versions`` before the newest. Versions that a rollback removed, and rewrites, do not
-    count.
+    Return the version whose state is the oldest that vacuum keeps: ``keep_versions`` before the newest. Only commits with rows count, and no version that a
+    rollback removed.
 
     The result is at least what it was before each rollback, because an earlier vacuum may have deleted states up to there. A version that was rolled back
     since then is never the result: it was not the oldest at that time, because ``keep_versions`` was higher, and newer states do not build on its state.
@@ -393,16 +388,14 @@ def oldest_kept(log: CommitLog, closed: int, keep_versions: int) -> int | None:
     heads, found = [closed], {closed}  # the newest version now, and before each rollback
     for head in heads:
         newest = log.outcome(head)
-        kept = [] if newest is None else log.remaining_versions(newest[0])
-        rewrites = {rewrite.version for rewrite in log.rewrites(newest[0])} if newest is not None else set()
+        kept = [] if newest is None else log.remaining_versions(newest)
         remaining = remaining or kept
         before = {versions[0] - 1 for versions in kept[1:]} - found
         heads += before
         found |= before
-        at = sum(map(len, kept)) - sum(remains(version, kept) for version in rewrites) - 1 - keep_versions
-        if at >= 0:
-            counted = (version for version in chain.from_iterable(kept) if version not in rewrites)
-            oldest.append(next(islice(counted, at, None)))
+        versions = (version for versions in reversed(kept) for version in reversed(versions))
+        counted = (version for version in versions if log.closed_outcome(version).has_rows)
+        oldest += islice(counted, keep_versions, keep_versions + 1)
     return max((version for version in oldest if any(version in versions for versions in remaining)), default=None)
 
 
@@ -474,7 +467,7 @@ class _LostAttempts:
 
     def __call__(self, attempt_id: str) -> bool:
         outcome = self._outcome()
-        return bool(attempt_id) and outcome is not None and outcome[0].attempt_id != attempt_id
+        return bool(attempt_id) and outcome is not None and outcome.attempt_id != attempt_id
 
 
 def attempts_of(log: CommitLog, sinks: Mapping[str, Sink], version: int) -> set[str]:

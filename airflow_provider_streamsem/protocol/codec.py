@@ -18,7 +18,8 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from airflow_provider_streamsem.errors import LogDamagedError, NewerFormatError
 from airflow_provider_streamsem.protocol import keys
-from airflow_provider_streamsem.protocol.entries import FORMAT, Entry, Json
+from airflow_provider_streamsem.protocol.entries import FORMAT, Entry, Json, Kind
+from airflow_provider_streamsem.protocol.kinds.registry import KINDS
 
 SPILL_BYTES = 65_536
 MAX_NESTING = 64
@@ -120,7 +121,8 @@ def plain(value: object, *, sparse: bool = False) -> Json:
     if isinstance(value, (str, int)):
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {
+        tag = {"kind": value.kind} if isinstance(value, Kind) else {}
+        return tag | {
             f.name: plain(getattr(value, f.name), sparse=sparse)
             for f in dataclasses.fields(value)
             if not (sparse and _is_omitted(value, f))
@@ -341,6 +343,13 @@ def _value(hint: Any, value: Json, where: str) -> Any:
             return tuple(_value(a, item, where) for a, item in zip(args, value, strict=True))
     if isinstance(origin, type) and issubclass(origin, Mapping) and isinstance(value, dict):
         return {str(k): _value(args[1], item, f"{where}.{k}") for k, item in value.items()}
+    if hint is Kind and isinstance(value, dict):
+        kind = value.get("kind")
+        if not isinstance(kind, str) or kind not in KINDS:
+            raise NewerFormatError(
+                "an entry contains a value that this release does not know", where=where, found=kind, reads=[*KINDS]
+            )
+        return build(KINDS[kind], value, where)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return build(hint, value, where)
     raise LogDamagedError("a field has a type or value that the protocol does not allow", invariant="I1", where=where)

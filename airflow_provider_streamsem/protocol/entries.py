@@ -139,57 +139,143 @@ class Quarantine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replaced:
-    """The visible commit whose rows a reprocessing run replaces. ``counts`` are the row counts of that commit. Totals over the log subtract them."""
+class Hidden:
+    """
+    The rows of earlier versions that a version, or a segment, hides from readers of its version and of later ones (R4).
 
-    version: int
-    counts: Mapping[str, int]
+    :param commits: versions whose rows are hidden, in ascending order
+    :param after: the rows of all versions above this one are hidden; ``None`` hides none
+    :param sinks: sinks whose rows are hidden
+    """
+
+    commits: tuple[int, ...] = ()
+    after: int | None = None
+    sinks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolledBack:
+class Kind:
     """
-    The position to which a rollback returns. The rows of all versions between ``to`` and the rollback, both exclusive, are no longer visible.
+    What a version does. There is one subclass for each kind of version, in :mod:`airflow_provider_streamsem.protocol.kinds`.
 
-    ``next`` are the offsets after version ``to``, with every partition that the log has now. ``counts`` are the row counts that the versions in between added
-    to the totals. Totals over the log subtract them. ``publish`` are the sinks outside the log that have rows of these versions. Publishing the rollback
-    removes the rows from them.
-    """
-
-    to: int
-    next: Offsets
-    counts: Mapping[str, int]
-    publish: tuple[str, ...] = field(default=(), metadata=SPARSE)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Altered:
-    """
-    What an alter changes besides the spec.
-
-    ``offsets`` are the offsets at which partitions start that the log does not have yet. ``state`` are the fields of the state that the next version starts
-    without. ``removed`` are the sinks that the pipeline no longer has, and those whose dataset or table was replaced by another one. Their rows of all versions
-    up to the alter are no longer visible through the log.
+    An instance is the payload of a plan, and of the outcome that commits it. The methods of this class describe a version that has no rows, hides no rows, and
+    changes neither offsets, columns, state nor markers. A subclass overrides what its versions do.
     """
 
-    offsets: Offsets = field(default_factory=dict)
-    state: tuple[str, ...] = ()
-    removed: tuple[str, ...] = ()
+    kind: ClassVar[str]
+    """The name of the kind in the log."""
+    name: ClassVar[str]
+    """The name of a version of this kind in messages."""
+    label: ClassVar[str]
+    """The text and the color with which the web view shows a committed version."""
+    color: ClassVar[str]
+    invariant: ClassVar[str]
+    """The id of the invariants of this kind."""
+    has_rows: ClassVar[bool] = False
+    """Whether the version reads records and writes their rows. Only such commits can be reprocessed, and only they count for ``state.keep_versions``."""
+    stages: ClassVar[bool] = False
+    """Whether an attempt writes files. If not, the outcome follows from the plan, so any process can commit the version."""
+    is_announced: ClassVar[bool] = True
+    """Whether the result of a run announces the commit, because it may change which rows are visible. A rollback also undoes such commits only."""
+    uses_spec: ClassVar[bool] = False
+    """Whether the version is processed with the spec in its plan."""
+    is_chained: ClassVar[bool] = False
+    """Whether each outcome names the newest commit of this kind."""
 
+    @property
+    def based_on(self) -> int | None:
+        """The version whose columns and state the commit has; ``None``: those of the version before it."""
+        return None
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rewritten:
-    """
-    A rewrite of one sink: the commits whose rows it stores in new files.
+    @property
+    def publish(self) -> tuple[str, ...]:
+        """The sinks outside the log from which publishing the commit removes rows."""
+        return ()
 
-    ``commits`` are versions in ascending order, and ``rows`` is the number of rows that their files have in total. ``output`` are the new files, with the same
-    rows. It is ``None`` in a plan, and in the plan's outcome it is set.
-    """
+    @property
+    def removed_counts(self) -> Mapping[str, int]:
+        """The row counts that the commit subtracts from the totals."""
+        return {}
 
-    sink: str
-    commits: tuple[int, ...]
-    rows: int
-    output: Committable | None = field(default=None, metadata=SPARSE)
+    @property
+    def hidden(self) -> Hidden:
+        """The rows that the commit hides."""
+        return Hidden()
+
+    def rewrites(self, version: int) -> tuple[SegmentRewrite, ...]:
+        """Return the rewrites that the commit adds. ``version`` is its version."""
+        return ()
+
+    def newest(self, version: int) -> int | None:
+        """Return the value of this kind in :attr:`Outcome.newest` after the commit; ``None``: the commit changes none."""
+        return version if self.is_chained else None
+
+    def next_offsets(self, plan: Plan, *, committed: bool) -> Offsets:
+        """Return the offsets that the outcome sets, by partition."""
+        return {}
+
+    def state_after(self, state: Json) -> Json:
+        """Return the state of the commit. ``state`` is that of the version on which it is based."""
+        return state
+
+    def schemas_after(self, schemas: Mapping[str, str]) -> Mapping[str, str]:
+        """Return sink → the columns of the commit. ``schemas`` are those of the version on which it is based."""
+        return schemas
+
+    def markers_after(self, markers: Mapping[str, Marker]) -> Mapping[str, Marker]:
+        """Return the markers of the commit. ``markers`` are those before it."""
+        return markers
+
+    def staged(self, manifest: StagedManifest) -> Kind:
+        """Return the payload of the outcome that commits an attempt."""
+        return self
+
+    def describe(self) -> str:
+        """Return what the version does, in a few words."""
+        return self.name
+
+    def is_outcome_of(self, planned: Kind) -> bool:
+        """Return whether a commit with this payload follows from a plan with the payload ``planned``."""
+        return self == planned
+
+    def check_plan(self, plan: Plan, *, before: Outcome | None, next: Offsets) -> None:
+        """
+        Check the invariants of a plan.
+
+        :param before: the outcome before the plan
+        :param next: the offsets before the plan
+        """
+        if not self.has_rows and (plan.ranges or plan.gaps):
+            raise self.damaged(f"the plan of a version of kind `{self.kind}` has ranges or gaps", plan.version)
+
+    def check_outcome(self, outcome: Outcome) -> None:
+        """Check the invariants of a commit that need no other entry. Readers follow references between versions, so these must name earlier versions."""
+        if not self.has_rows and (outcome.sinks or outcome.counts or outcome.publish != self.publish):
+            summary = (
+                f"an outcome of kind `{self.kind}` has output or counts, or publishes to other sinks than its plan"
+            )
+            raise self.damaged(summary, outcome.version)
+
+    def check_commit(self, plan: Plan, outcome: Outcome, *, before: Outcome | None) -> None:
+        """
+        Check the invariants of a commit with its plan.
+
+        :param before: the outcome before the plan
+        """
+        if not self.is_outcome_of(plan.work):
+            raise plan.work.damaged("an outcome has another payload than its plan", plan.version)
+        if self.has_rows or self.based_on is not None or before is None:
+            return
+        state, schemas = self.state_after(before.state), self.schemas_after(before.schemas)
+        if outcome.state != state or dict(outcome.schemas) != dict(schemas) or outcome.spec != plan.spec:
+            summary = (
+                f"the spec, the columns or the state of an outcome of kind `{self.kind}` do not follow from its plan"
+            )
+            raise self.damaged(summary, plan.version)
+
+    def damaged(self, summary: str, version: int, **fields: object) -> LogDamagedError:
+        """Return the error for a version that breaks an invariant of this kind."""
+        return LogDamagedError(summary, invariant=self.invariant, version=version, **fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +283,7 @@ class Plan:
     """
     Plan(n): the work of version n. The planner creates it before any executor reads a row.
 
-    A plan of kind ``move`` ends the log. The log continues at ``moved_to``, and no entry follows here.
+    ``work`` says what the version does.
     """
 
     entry: ClassVar[str] = "plan"
@@ -207,25 +293,14 @@ class Plan:
         "ranges",
         "initial_offsets",
         "hint",
-        "rolled_back",
-        "altered",
-        "rewritten",
+        "work",
     )
     version: int
-    kind: Literal["batch", "reprocess", "rollback", "alter", "rewrite", "expire", "move"] = "batch"
+    work: Kind
     previous: str
     initial_offsets: Offsets | None = field(default=None, metadata=SPARSE)
     ranges: Ranges
     gaps: Gaps = field(default_factory=dict)
-    replaces: Replaced | None = field(default=None, metadata=SPARSE)
-    held: bool = field(default=False, metadata=SPARSE)
-    """Whether the version of a reprocessing run stays open until it is committed or aborted on request (W39)."""
-    rolled_back: RolledBack | None = field(default=None, metadata=SPARSE)
-    altered: Altered | None = field(default=None, metadata=SPARSE)
-    rewritten: Rewritten | None = field(default=None, metadata=SPARSE)
-    expires: int | None = field(default=None, metadata=SPARSE)
-    """Of a plan of kind ``expire``: the versions below this one expire (W43)."""
-    moved_to: str = field(default="", metadata=SPARSE)
     pins: Json = None
     lookups: Mapping[str, Json] = field(default_factory=dict, metadata=SPARSE)
     hint: Json = field(default=None, metadata=SPARSE)
@@ -276,31 +351,28 @@ class Marker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Outcome(n): version n was committed or aborted. The version is closed from the moment at which this single object exists."""
+    """
+    Outcome(n): version n was committed or aborted. The version is closed from the moment at which this single object exists.
+
+    ``work`` is what the commit does. It is ``None`` exactly if the version was aborted.
+    """
 
     entry: ClassVar[str] = "outcome"
-    spillable: ClassVar[tuple[str, ...]] = ("sinks", "schemas", "hint", "state", "rolled_back", "altered", "rewritten")
+    spillable: ClassVar[tuple[str, ...]] = ("sinks", "schemas", "hint", "state", "work")
     version: int
     result: Literal["commit", "abort"]
+    work: Kind | None = field(default=None, metadata=SPARSE)
     plan: str
     attempt_id: str | None
     sinks: Mapping[str, Committable] = field(default_factory=dict)
     schemas: Mapping[str, str] = field(default_factory=dict)
     quarantine: Quarantine = field(default_factory=Quarantine)
     gaps: Gaps = field(default_factory=dict)
-    replaces: Replaced | None = field(default=None, metadata=SPARSE)
-    rolled_back: RolledBack | None = field(default=None, metadata=SPARSE)
-    newest_rollback: int | None = field(default=None, metadata=SPARSE)
-    """The newest committed rollback up to and including this version. Readers follow it to find the versions that are not rolled back."""
-    altered: Altered | None = field(default=None, metadata=SPARSE)
-    newest_alter: int | None = field(default=None, metadata=SPARSE)
-    """The newest committed alter up to and including this version. Readers follow it to find the sinks that a version wrote."""
-    rewritten: Rewritten | None = field(default=None, metadata=SPARSE)
-    newest_rewrite: int | None = field(default=None, metadata=SPARSE)
-    """The newest committed rewrite up to and including this version. Vacuum follows it to find the rewrites whose files no reader needs."""
-    expires: int | None = field(default=None, metadata=SPARSE)
-    oldest_readable: int | None = field(default=None, metadata=SPARSE)
-    """The oldest readable version according to the newest committed expiry up to and including this version; ``None`` if no version has expired."""
+    newest: Mapping[str, int] = field(default_factory=dict, metadata=SPARSE)
+    """
+    Kind → the version of its newest commit up to and including this version, for ``rollback``, ``alter`` and ``rewrite``. ``expire`` → the oldest readable
+    version. A kind without a commit is absent. Readers follow these references to find the earlier commits.
+    """
     counts: Mapping[str, int] = field(default_factory=dict)
     next: Offsets
     hint: Json = None
@@ -319,38 +391,17 @@ class Outcome:
     nonce: str
 
     def __post_init__(self) -> None:
-        if self.rolled_back is None and not {*self.publish} <= {*self.sinks}:
+        if (self.work is None) != (self.result == "abort"):
+            raise LogDamagedError("an abort has a payload, or a commit has none", invariant="I2", version=self.version)
+        if (self.work is None or self.work.has_rows) and not {*self.publish} <= {*self.sinks}:
             raise LogDamagedError(
                 "an outcome requires publishing to sinks for which it has no output",
                 invariant="I18",
                 version=self.version,
             )
-        # Readers follow chains of reprocessing runs backwards. With a reference to a later version, they would not terminate.
-        if self.replaces is not None and self.replaces.version >= self.version:
-            raise LogDamagedError(
-                "an outcome replaces a version that is not earlier", invariant="I20", version=self.version
-            )
-        if self.rolled_back is not None and not 0 <= self.rolled_back.to < self.version:
-            raise LogDamagedError(
-                "an outcome rolls back to a version that is not earlier", invariant="I21", version=self.version
-            )
-        if self.rolled_back is not None and (self.publish != self.rolled_back.publish or self.sinks):
-            raise LogDamagedError(
-                "a rollback has output, or requires publishing to other sinks than its plan",
-                invariant="I21",
-                version=self.version,
-            )
-        if self.altered is not None and (self.sinks or self.publish):
-            raise LogDamagedError("an alter has output", invariant="I22", version=self.version)
-        if self.rewritten is not None and (self.sinks or self.publish or self.counts):
-            raise LogDamagedError(
-                "the outcome of a rewrite has `sinks`, `publish` or `counts`", invariant="I23", version=self.version
-            )
-        if self.expires is not None and (self.sinks or self.publish or self.counts):
-            raise LogDamagedError(
-                "the outcome of an expiry has `sinks`, `publish` or `counts`", invariant="I24", version=self.version
-            )
-        if self.oldest_readable is not None and not 0 < self.oldest_readable < self.version:
+        if self.work is not None:
+            self.work.check_outcome(self)
+        if "expire" in self.newest and not 0 < self.oldest_readable < self.version:
             raise LogDamagedError(
                 "the oldest readable version of an outcome is not an earlier version",
                 invariant="I24",
@@ -361,6 +412,36 @@ class Outcome:
     def committed(self) -> bool:
         """Whether the outcome makes the output of the version visible."""
         return self.result == "commit"
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether the outcome commits the rows of a batch or of a reprocessing run."""
+        return self.work is not None and self.work.has_rows
+
+    @property
+    def is_announced(self) -> bool:
+        """Whether the outcome is a commit that may change which rows are visible."""
+        return self.work is not None and self.work.is_announced
+
+    @property
+    def hidden(self) -> Hidden:
+        """The rows of earlier versions that the outcome hides."""
+        return Hidden() if self.work is None else self.work.hidden
+
+    @property
+    def replaces(self) -> int | None:
+        """The commit whose rows the outcome of a reprocessing run replaces; ``None`` for any other outcome."""
+        return self.hidden.commits[0] if self.hidden.commits else None
+
+    @property
+    def rewrites(self) -> tuple[SegmentRewrite, ...]:
+        """The rewrite that the outcome commits, if it is one."""
+        return () if self.work is None else self.work.rewrites(self.version)
+
+    @property
+    def oldest_readable(self) -> int:
+        """The oldest readable version; 0 if no version has expired."""
+        return self.newest.get("expire", 0)
 
     @property
     def requires_receipts(self) -> bool:
@@ -505,10 +586,26 @@ class SegmentFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentRewrite:
-    """A committed rewrite and its version."""
+    """
+    A committed rewrite.
+
+    :param version: its version
+    :param sink: the sink whose files it rewrites
+    :param commits: the versions whose rows it stores in new files, in ascending order
+    :param rows: number of these rows
+    :param output: the new files, with the same rows
+    """
 
     version: int
-    rewritten: Rewritten
+    sink: str
+    commits: tuple[int, ...]
+    rows: int
+    output: Committable
+
+    @property
+    def named(self) -> set[tuple[str, int]]:
+        """Sink and version of each commit that it rewrites."""
+        return {(self.sink, commit) for commit in self.commits}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -520,10 +617,7 @@ class Segment:
     segments of level k-1. If a reprocessing run has replaced a version, all values are those after the replacement:
 
     * ``files`` are the files that are still visible after the last of these versions.
-    * ``replaced`` are the versions *before* the first of these versions whose files reprocessing runs have replaced.
-    * ``rolled_back_to``: the files of versions above it and *before* the first of these versions are no longer visible. ``None`` if no rollback among these
-      versions returned to an earlier version than the first.
-    * ``removed_sinks``: the files of these sinks *before* the first of these versions are no longer visible, because alters have removed the sinks.
+    * ``hidden`` are the rows of versions *before* the first of these versions that these versions hide.
     * ``rewrites`` are the rewrites among these versions, also those that no longer apply. ``files`` has the files of the commits, not those of the rewrites.
     * ``counts`` are the counts of the commits minus the counts of the commits that they replaced.
     * ``last`` is the sha256 of the newest folded outcome, and ``next`` its offsets.
@@ -540,9 +634,7 @@ class Segment:
     aborts: int
     counts: Mapping[str, int]
     files: tuple[SegmentFile, ...] = ()
-    replaced: tuple[int, ...] = field(default=(), metadata=SPARSE)
-    rolled_back_to: int | None = field(default=None, metadata=SPARSE)
-    removed_sinks: tuple[str, ...] = field(default=(), metadata=SPARSE)
+    hidden: Hidden = field(default_factory=Hidden, metadata=SPARSE)
     rewrites: tuple[SegmentRewrite, ...] = field(default=(), metadata=SPARSE)
     children: tuple[str, ...] = ()
 

@@ -8,24 +8,20 @@ checks the objects whose bytes are a function of their key. I7, I8 and I10 to I1
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from typing import Literal
 
 from airflow_provider_streamsem.errors import DataError, LogDamagedError, StageError
 from airflow_provider_streamsem.protocol import offsets
 from airflow_provider_streamsem.protocol.entries import (
-    Altered,
     Committable,
     DataFile,
-    Json,
     Marker,
     Outcome,
     Plan,
     Receipts,
-    Rewritten,
     RunPointer,
     Segment,
 )
+from airflow_provider_streamsem.protocol.kinds.registry import KINDS
 from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges
 
 
@@ -75,12 +71,11 @@ def check_i3_outcome(outcome: Outcome, *, plan_sha: str) -> None:
         )
 
 
-def check_i4(plan: Plan, *, closed: int, next: Offsets) -> None:
+def check_i4(plan: Plan, *, closed: int) -> None:
     """
-    Check that a plan follows the newest closed version (I4, I20). The ranges of a batch must start at ``next``.
+    Check that a plan follows the newest closed version.
 
     :param closed: the newest closed version; -1 if there is none
-    :param next: the ``next`` offsets of the newest outcome; for version 0 the initial offsets
     """
     if plan.version != closed + 1:
         raise LogDamagedError(
@@ -89,45 +84,30 @@ def check_i4(plan: Plan, *, closed: int, next: Offsets) -> None:
             version=plan.version,
             expected=closed + 1,
         )
-    if (plan.kind == "reprocess") != (plan.replaces is not None) or (plan.replaces and plan.replaces.version > closed):
-        raise LogDamagedError(
-            "a plan of kind `reprocess`, and no other plan, must replace an earlier version",
-            invariant="I20",
-            version=plan.version,
-        )
-    if plan.kind != "batch":
-        return
-    if plan.watermark_ms is not None and plan.ranges:
-        raise LogDamagedError(
-            "a plan has both ranges and a watermark; only a no-data batch, which has no ranges, may set a watermark",
-            invariant="I4",
-            version=plan.version,
-        )
-    for partition, (start, end) in plan.ranges.items():
-        if start != offsets.position(next, partition) or end <= start:
-            raise LogDamagedError(
-                "a plan's range does not start where the last outcome ended, or is empty",
-                invariant="I4",
-                version=plan.version,
-                partition=partition,
-                range=(start, end),
-                next=offsets.position(next, partition),
-            )
 
 
-def check_carried(plan: Plan, outcome: Outcome) -> None:
+def check_commit(plan: Plan, outcome: Outcome, *, before: Outcome | None) -> None:
     """
-    Check that a commit has the ``gaps`` and ``replaces`` of its plan, and that an abort has none (I5, I20).
+    Check what an outcome does (I20 to I24), that it names the newest commit of each kind, and that it has the gaps of its plan; an abort has none (I5).
 
     The gaps of a partition must be in ascending order, must not overlap, and must be inside the partition's range.
+
+    :param before: the outcome before the plan
     """
-    if outcome.replaces != (plan.replaces if outcome.committed else None):
+    if outcome.work is not None:
+        outcome.work.check_commit(plan, outcome, before=before)
+    expected = newest_after(plan, before=before, committed=outcome.committed)
+    if dict(outcome.newest) != expected:
+        # The kind whose reference is wrong; that of the plan first, because a fault of the plan is the most probable one.
+        names = [plan.work.kind, *sorted({*outcome.newest, *expected})]
+        wrong = next(name for name in names if outcome.newest.get(name) != expected.get(name))
         raise LogDamagedError(
-            "an outcome replaces another version than its plan", invariant="I20", version=plan.version
-        )
-    if outcome.rolled_back != (plan.rolled_back if outcome.committed else None):
-        raise LogDamagedError(
-            "an outcome rolls back to another position than its plan", invariant="I21", version=plan.version
+            "an outcome does not name the newest commit of a kind, or the oldest readable version",
+            invariant=KINDS[wrong].invariant if wrong in KINDS else "I20",
+            version=plan.version,
+            kind=wrong,
+            newest=outcome.newest.get(wrong),
+            expected=expected.get(wrong),
         )
     if dict(outcome.gaps) != (dict(plan.gaps) if outcome.committed else {}):
         raise LogDamagedError("an outcome declares other gaps than its plan", invariant="I5", version=plan.version)
@@ -142,6 +122,18 @@ def check_carried(plan: Plan, outcome: Outcome) -> None:
             start = last
 
 
+def newest_after(plan: Plan, *, before: Outcome | None, committed: bool) -> dict[str, int]:
+    """
+    Return the field ``newest`` of the outcome of a plan. Writers compute it with this function, and :func:`check_commit` checks it with it.
+
+    :param before: the outcome before the plan
+    :param committed: whether the outcome is a commit
+    """
+    found = {} if before is None else dict(before.newest)
+    value = plan.work.newest(plan.version) if committed else None
+    return found if value is None else {**found, plan.work.kind: value}
+
+
 def next_after(plan: Plan, *, before: Offsets, committed: bool) -> dict[str, int]:
     """
     Return the ``next`` offsets of the outcome of a plan. Writers compute them with this function, and :func:`check_next` checks them with it.
@@ -149,13 +141,7 @@ def next_after(plan: Plan, *, before: Offsets, committed: bool) -> dict[str, int
     :param before: the ``next`` offsets before the plan
     :param committed: whether the outcome is a commit
     """
-    if plan.rolled_back is not None and committed:
-        return offsets.advance(before, plan.rolled_back.next)
-    if plan.altered is not None and committed:
-        return offsets.advance(before, plan.altered.offsets)
-    if plan.kind != "batch":
-        return offsets.advance(before, {})
-    return offsets.advance(before, offsets.ends(plan.ranges) if committed else offsets.starts(plan.ranges))
+    return offsets.advance(before, plan.work.next_offsets(plan, committed=committed))
 
 
 def check_next(plan: Plan, outcome: Outcome, *, before: Offsets) -> None:
@@ -309,8 +295,8 @@ def check_i15(outcome: Outcome, *, before: Mapping[str, Marker]) -> None:
 
     :param before: markers of the newest earlier receipts
     """
-    before = altered_markers(before, outcome.altered)
-    if dict(outcome.markers) != before:
+    before = before if outcome.work is None else outcome.work.markers_after(before)
+    if dict(outcome.markers) != dict(before):
         raise LogDamagedError(
             "an outcome carries other markers than the receipts before it",
             invariant="I15",
@@ -363,275 +349,6 @@ def check_i18(receipts: Receipts, outcome: Outcome, *, outcome_sha: str) -> None
             sinks=sorted(receipts.sinks),
             named=list(outcome.publish),
         )
-
-
-def check_i20(plan: Plan, replaced: Plan, outcome: Outcome) -> None:
-    """Check that a reprocessing run has the ranges, gaps and watermark of the commit that it replaces, and records the counts of that commit."""
-    same = (plan.ranges, plan.gaps, plan.watermark_ms) == (replaced.ranges, replaced.gaps, replaced.watermark_ms)
-    if plan.replaces is None or not (same and outcome.committed and plan.replaces.counts == outcome.counts):
-        raise LogDamagedError(
-            "a reprocessing run does not match the commit that it replaces",
-            invariant="I20",
-            version=plan.version,
-            replaces=replaced.version,
-        )
-
-
-def check_i21_plan(plan: Plan, *, next: Offsets) -> None:
-    """
-    Check that a plan of kind ``rollback``, and no other plan, names a position, which is at or below the offsets of the head in every partition (I21).
-
-    :param next: the ``next`` offsets before the plan
-    """
-    found = plan.rolled_back
-    if (plan.kind == "rollback") != (found is not None):
-        raise LogDamagedError(
-            "a plan of kind `rollback`, and no other plan, must name a position", invariant="I21", version=plan.version
-        )
-    if found is None:
-        return
-    is_earlier = 0 <= found.to < plan.version and set(found.next) == set(next) and offsets.reached(next, found.next)
-    if not is_earlier or plan.ranges or plan.gaps:
-        raise LogDamagedError(
-            "a rollback has ranges, or a position that is not before it",
-            invariant="I21",
-            version=plan.version,
-            to=found.to,
-        )
-
-
-def check_i21(plan: Plan, outcome: Outcome | None, restored: Outcome, *, counts: Mapping[str, int]) -> None:
-    """
-    Check a rollback against the version to which it returns.
-
-    :param outcome: the outcome of the rollback; ``None`` if it is open
-    :param restored: the outcome of the version to which it returns
-    :param counts: the counts that the versions in between added to the totals
-    """
-    found = plan.rolled_back
-    expected = (
-        {} if found is None else {partition: offsets.position(restored.next, partition) for partition in found.next}
-    )
-    has_state = outcome is None or not outcome.committed or outcome.state == restored.state
-    if found is None or not (found.next == expected and has_state and dict(found.counts) == dict(counts)):
-        raise LogDamagedError(
-            "a rollback does not match the version to which it returns",
-            invariant="I21",
-            version=plan.version,
-            to=restored.version,
-        )
-
-
-def newest(
-    kind: Literal["rollback", "alter", "rewrite"], plan: Plan, *, before: Outcome | None, committed: bool
-) -> int | None:
-    """
-    Return the field ``newest_rollback``, ``newest_alter`` or ``newest_rewrite`` of the outcome of a plan.
-
-    :param before: the outcome before the plan
-    :param committed: whether the outcome is a commit
-    """
-    if plan.kind == kind and committed:
-        return plan.version
-    found: int | None = None if before is None else getattr(before, f"newest_{kind}")
-    return found
-
-
-def check_newest_rollback(plan: Plan, outcome: Outcome, *, before: Outcome | None) -> None:
-    """Check that an outcome names the newest rollback (I21)."""
-    expected = newest("rollback", plan, before=before, committed=outcome.committed)
-    if outcome.newest_rollback != expected:
-        raise LogDamagedError(
-            "an outcome does not name the newest rollback",
-            invariant="I21",
-            version=plan.version,
-            newest_rollback=outcome.newest_rollback,
-            expected=expected,
-        )
-
-
-def check_i22_plan(plan: Plan, *, next: Offsets) -> None:
-    """
-    Check that a plan of kind ``alter``, and no other plan, names changes, that it has no ranges, and that its offsets are those of new partitions (I22).
-
-    :param next: the ``next`` offsets before the plan
-    """
-    found = plan.altered
-    if (plan.kind == "alter") != (found is not None):
-        raise LogDamagedError(
-            "a plan of kind `alter`, and no other plan, must name changes", invariant="I22", version=plan.version
-        )
-    if found is None:
-        return
-    if plan.ranges or plan.gaps or plan.version == 0 or found.offsets.keys() & next.keys():
-        raise LogDamagedError(
-            "an alter has ranges, is the first version, or moves the offset of a partition that the log has",
-            invariant="I22",
-            version=plan.version,
-        )
-
-
-def check_i22(plan: Plan, outcome: Outcome, *, before: Outcome | None) -> None:
-    """
-    Check that an outcome names the newest alter. A commit of an alter has the spec, the state and the columns that follow from its plan (I22).
-
-    :param before: the outcome before the plan
-    """
-    expected = newest("alter", plan, before=before, committed=outcome.committed)
-    altered = plan.altered if outcome.committed else None
-    is_same = (outcome.altered, outcome.newest_alter) == (altered, expected)
-    if altered is not None and before is not None:
-        is_same &= (
-            outcome.spec == plan.spec
-            and outcome.state == altered_state(before.state, altered)
-            and dict(outcome.schemas) == altered_schemas(before.schemas, altered)
-        )
-    if not is_same:
-        raise LogDamagedError(
-            "an outcome does not name the newest alter, or does not follow from the plan of an alter",
-            invariant="I22",
-            version=plan.version,
-            newest_alter=outcome.newest_alter,
-            expected=expected,
-        )
-
-
-def altered_state(state: Json, altered: Altered) -> Json:
-    """Return a state without the fields that an alter drops; ``None`` if no field is left."""
-    kept = {name: part for name, part in (state or {}).items() if name not in altered.state}
-    return kept or None
-
-
-def altered_schemas(schemas: Mapping[str, str], altered: Altered) -> dict[str, str]:
-    """Return the columns of the sinks that an alter does not remove."""
-    return {name: schema for name, schema in schemas.items() if name not in altered.removed}
-
-
-def altered_markers(markers: Mapping[str, Marker], altered: Altered | None) -> dict[str, Marker]:
-    """Return the markers after an alter: those of the sinks that it does not remove. ``altered`` is ``None`` for any other outcome."""
-    return {name: marker for name, marker in markers.items() if altered is None or name not in altered.removed}
-
-
-def names_earlier_commits(rewritten: Rewritten, version: int) -> bool:
-    """Return whether a rewrite names versions before its own, each once and in ascending order (I23)."""
-    commits = rewritten.commits
-    return bool(commits) and [*commits] == sorted({*commits}) and commits[0] >= 0 and commits[-1] < version
-
-
-def has_its_rows(rewritten: Rewritten) -> bool:
-    """Return whether a committed rewrite has files with as many rows as it names (I23)."""
-    output = rewritten.output
-    return output is not None and rewritten.rows == output.rows == sum(file.rows for file in output.files)
-
-
-def check_i23_plan(plan: Plan) -> None:
-    """Check that a plan of kind ``rewrite``, and no other plan, names earlier commits in ascending order, and that it has no ranges (I23)."""
-    found = plan.rewritten
-    if (plan.kind == "rewrite") != (found is not None):
-        raise LogDamagedError(
-            "a plan of kind `rewrite`, and no other plan, must name the commits that it rewrites",
-            invariant="I23",
-            version=plan.version,
-        )
-    if found is None:
-        return
-    if not names_earlier_commits(found, plan.version) or found.output is not None or plan.ranges or plan.gaps:
-        raise LogDamagedError(
-            "the plan of a rewrite has ranges, gaps or output, or its `commits` are empty, not in ascending order, or not before it",
-            invariant="I23",
-            version=plan.version,
-        )
-
-
-def check_i23(plan: Plan, outcome: Outcome, *, before: Outcome | None) -> None:
-    """
-    Check that an outcome names the newest rewrite. A commit of a rewrite has the planned number of rows, and changes nothing but the files (I23).
-
-    :param before: the outcome before the plan
-    """
-    expected = newest("rewrite", plan, before=before, committed=outcome.committed)
-    if outcome.newest_rewrite != expected:
-        raise LogDamagedError(
-            "an outcome does not name the newest rewrite",
-            invariant="I23",
-            version=plan.version,
-            newest_rewrite=outcome.newest_rewrite,
-            expected=expected,
-        )
-    planned, found = plan.rewritten if outcome.committed else None, outcome.rewritten
-    is_same = (planned is None) == (found is None)
-    if planned is not None and found is not None and before is not None:
-        is_same &= (
-            found == replace(planned, output=found.output)
-            and has_its_rows(found)
-            and outcome.state == before.state
-            and dict(outcome.schemas) == dict(before.schemas)
-        )
-    if not is_same:
-        raise LogDamagedError(
-            "the outcome of a rewrite has another number of rows than its plan, or it changes the columns or the state",
-            invariant="I23",
-            version=plan.version,
-        )
-
-
-def check_i24_plan(plan: Plan, *, before: Outcome | None) -> None:
-    """
-    Check that a plan of kind ``expire``, and no other plan, raises the oldest readable version, and that it has no ranges (I24).
-
-    :param before: the outcome before the plan
-    """
-    found = plan.expires
-    if (plan.kind == "expire") != (found is not None):
-        raise LogDamagedError(
-            "a plan of kind `expire`, and no other plan, must name a version below which versions expire",
-            invariant="I24",
-            version=plan.version,
-        )
-    if found is None:
-        return
-    reached = 0 if before is None else before.oldest_readable or 0
-    if plan.ranges or plan.gaps or not reached < found < plan.version:
-        raise LogDamagedError(
-            "the plan of an expiry has ranges or gaps, or its oldest readable version does not increase, or is not an earlier version",
-            invariant="I24",
-            version=plan.version,
-            expires=found,
-            before=reached,
-        )
-
-
-def check_i24(plan: Plan, outcome: Outcome, *, before: Outcome | None) -> None:
-    """
-    Check that an outcome names the oldest readable version. A commit of an expiry changes nothing else (I24).
-
-    :param before: the outcome before the plan
-    """
-    expected = oldest_readable(plan, before=before, committed=outcome.committed)
-    is_same = outcome.oldest_readable == expected
-    is_same &= outcome.expires == (plan.expires if outcome.committed else None)
-    if outcome.expires is not None and before is not None:
-        is_same &= outcome.state == before.state and dict(outcome.schemas) == dict(before.schemas)
-    if not is_same:
-        raise LogDamagedError(
-            "an outcome does not name the oldest readable version, or an expiry changes the columns or the state",
-            invariant="I24",
-            version=plan.version,
-            oldest_readable=outcome.oldest_readable,
-            expected=expected,
-        )
-
-
-def oldest_readable(plan: Plan, *, before: Outcome | None, committed: bool) -> int | None:
-    """
-    Return the field ``oldest_readable`` of the outcome of a plan.
-
-    :param before: the outcome before the plan
-    :param committed: whether the outcome is a commit
-    """
-    if plan.kind == "expire" and committed:
-        return plan.expires
-    return None if before is None else before.oldest_readable
 
 
 def check_i19(plan: Plan) -> None:

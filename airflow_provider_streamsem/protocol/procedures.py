@@ -17,6 +17,7 @@ from airflow_provider_streamsem.protocol.entries import (
     Claim,
     Effects,
     Entry,
+    Kind,
     Outcome,
     Plan,
     Receipts,
@@ -24,6 +25,7 @@ from airflow_provider_streamsem.protocol.entries import (
     Segment,
     StagedManifest,
 )
+from airflow_provider_streamsem.protocol.kinds.rollback import Rollback
 from airflow_provider_streamsem.protocol.machine import (
     RECOVERY,
     Creation,
@@ -37,6 +39,7 @@ from airflow_provider_streamsem.protocol.offsets import Offsets
 from airflow_provider_streamsem.protocol.view import ClosedHead, Head, OpenHead, remains
 
 E = TypeVar("E", bound=Entry)
+K = TypeVar("K", bound=Kind)
 HEAD_KEYS = 4
 
 
@@ -226,10 +229,11 @@ def position_after(head: ClosedHead, plan: Plan, outcome: Outcome) -> RunComplet
 def _outcome_of(head: Head, version: int) -> Procedure[Outcome]:
     if head.outcome is not None and head.closed == version:
         return head.outcome
-    return (yield from _stored_outcome(version))
+    return (yield from closed_outcome(version))
 
 
-def _stored_outcome(version: int) -> Procedure[Outcome]:
+def closed_outcome(version: int) -> Procedure[Outcome]:
+    """Return the outcome of a closed version."""
     outcome = yield from read_entry(Outcome, keys.outcome(version))
     if outcome is None:
         raise LogDamagedError("a version below a closed one has no outcome", invariant="I2", version=version)
@@ -266,12 +270,23 @@ def run_versions(run_key: str) -> Procedure[list[int]]:
     return versions
 
 
-def put_plan(head: ClosedHead, plan: Plan) -> Procedure[tuple[Head, bool]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
     """
-    Create Plan(head.closed + 1).
+    Result of the create of a plan.
 
-    :returns: the resulting head, and whether the store reported to this process that it created the plan (W13, W17). If another writer's plan exists, the
-        head is at that plan, or at its outcome if that exists already
+    :param own: the head with the plan; ``None`` if another writer's plan exists
+    :param head: the newest head: the same, or that at the other writer's plan, or at its outcome if that exists already
+    """
+
+    own: OpenHead | None
+    head: Head
+
+
+def put_plan(head: ClosedHead, plan: Plan) -> Procedure[Planned]:
+    """
+    Create Plan(head.closed + 1) (W13).
+
     :raises LogMovedError: the winning plan moved the log
     """
     invariants.check_i19(plan)
@@ -279,13 +294,14 @@ def put_plan(head: ClosedHead, plan: Plan) -> Procedure[tuple[Head, bool]]:
     key = keys.plan(plan.version)
     written = yield from create_entry(key, plan)
     if written.mine:
-        return head.with_plan(plan, codec.sha256(written.data)), written.first
+        own = head.with_plan(plan, codec.sha256(written.data), is_new=written.first)
+        return Planned(own=own, head=own)
     winner = yield from read_spilled(Plan, key, written.data)
     head.with_plan(*winner)
     newest = yield from read_head(plan.version)
     if newest is None:
         raise LogDamagedError("a plan that was read before is missing", invariant="I1", key=key)
-    return newest, False
+    return Planned(own=None, head=newest)
 
 
 def remaining_versions(outcome: Outcome) -> Procedure[list[range]]:
@@ -296,53 +312,40 @@ def remaining_versions(outcome: Outcome) -> Procedure[list[range]]:
     """
     found: list[range] = []
     last = outcome
-    while last.newest_rollback is not None:
-        rollback = yield from _stored_outcome(last.newest_rollback)
-        if rollback.rolled_back is None:
-            what = "`newest_rollback` names a version that is not a rollback"
-            raise LogDamagedError(what, invariant="I21", version=last.version, newest_rollback=rollback.version)
-        found.append(range(rollback.version, last.version + 1))
-        last = yield from _stored_outcome(rollback.rolled_back.to)
+    while (rollback := (yield from _newest_of(Rollback, last, after=-1))) is not None:
+        version, work = rollback
+        found.append(range(version, last.version + 1))
+        last = yield from closed_outcome(work.to)
     return [range(last.version + 1), *reversed(found)]
 
 
-def alters(outcome: Outcome) -> Procedure[list[Outcome]]:
+def commits_of(kind: type[K], outcome: Outcome, after: int) -> Procedure[list[tuple[int, K]]]:
     """
-    Return the outcomes of all alters up to ``outcome``, newest first (I22).
+    Return the commits of a kind up to ``outcome``, newest first: version and payload. A rollback does not remove alters and rewrites (I22, R8).
 
+    :param kind: a kind whose commits are chained
     :param outcome: the newest outcome to consider
-    """
-    return _chain(outcome, "newest_alter", "altered", after=-1, invariant="I22")
-
-
-def rewrites(outcome: Outcome, after: int) -> Procedure[list[Outcome]]:
-    """
-    Return the outcomes of all rewrites up to ``outcome``, newest first (I23). A rollback does not remove rewrites (R8).
-
-    :param outcome: the newest outcome to consider
-    :param after: only rewrites above this version
-    """
-    return _chain(outcome, "newest_rewrite", "rewritten", after=after, invariant="I23")
-
-
-def _chain(outcome: Outcome, newest: str, part: str, *, after: int, invariant: str) -> Procedure[list[Outcome]]:
-    """
-    Return the outcomes that a field of the outcomes names one after another, newest first.
-
-    :param newest: the field, which names the newest of them up to its outcome
-    :param part: the field that each of them has
     :param after: only versions above this one
     """
-    found: list[Outcome] = []
+    found: list[tuple[int, K]] = []
     last = outcome
-    while (version := getattr(last, newest)) is not None and version > after:
-        named = yield from _stored_outcome(version)
-        if getattr(named, part) is None:
-            what = f"`{newest}` names a version without `{part}`"
-            raise LogDamagedError(what, invariant=invariant, version=last.version, **{newest: version})
-        found.append(named)
-        last = yield from _stored_outcome(version - 1)
+    while (commit := (yield from _newest_of(kind, last, after=after))) is not None:
+        found.append(commit)
+        last = yield from closed_outcome(commit[0] - 1)
     return found
+
+
+def _newest_of(kind: type[K], outcome: Outcome, *, after: int) -> Procedure[tuple[int, K] | None]:
+    """Return the newest commit of a kind up to ``outcome`` and above version ``after``: version and payload. ``None`` if there is none."""
+    version = outcome.newest.get(kind.kind, -1)
+    if version <= after:
+        return None
+    named = yield from closed_outcome(version)
+    if not isinstance(named.work, kind):
+        summary = "an outcome names a version as the newest commit of a kind, but the version is no such commit"
+        fields = {"version": outcome.version, "kind": kind.kind, "newest": version}
+        raise LogDamagedError(summary, invariant=kind.invariant, **fields)
+    return version, named.work
 
 
 def find_current(version: int, head: Head) -> Procedure[int | None]:
@@ -351,7 +354,7 @@ def find_current(version: int, head: Head) -> Procedure[int | None]:
 
     This is the newest reprocessing run in the chain that starts with ``version``, or ``version`` itself.
     """
-    if head.outcome is not None and head.outcome.newest_rollback is not None:
+    if head.outcome is not None and Rollback.kind in head.outcome.newest:
         kept = yield from remaining_versions(head.outcome)
         if not remains(version, kept):
             return None
@@ -359,11 +362,11 @@ def find_current(version: int, head: Head) -> Procedure[int | None]:
     while at <= head.closed:
         if at % SEGMENT_WIDTH == 0 and at + SEGMENT_WIDTH <= head.closed + 1:
             segment = yield from read_entry(Segment, keys.segment(1, at // SEGMENT_WIDTH))
-            if segment is not None and current not in segment[0].replaced:
+            if segment is not None and current not in segment[0].hidden.commits:
                 at += SEGMENT_WIDTH
                 continue
         outcome = yield from _outcome_of(head, at)
-        if outcome.replaces is not None and outcome.replaces.version == current:
+        if outcome.replaces == current:
             current = at
         at += 1
     return current
@@ -380,11 +383,11 @@ def reprocessing_runs_after(version: int, closed: int) -> Procedure[list[int]]:
     while at <= closed:
         if at % SEGMENT_WIDTH == 0 and at + SEGMENT_WIDTH <= closed + 1:
             segment = yield from read_entry(Segment, keys.segment(1, at // SEGMENT_WIDTH))
-            if segment is not None and not any(replaced <= version for replaced in segment[0].replaced):
+            if segment is not None and not any(replaced <= version for replaced in segment[0].hidden.commits):
                 at += SEGMENT_WIDTH
                 continue
-        outcome = yield from _stored_outcome(at)
-        if outcome.replaces is not None and outcome.replaces.version <= version:
+        outcome = yield from closed_outcome(at)
+        if outcome.replaces is not None and outcome.replaces <= version:
             found.append(at)
         at += 1
     return found
@@ -400,7 +403,7 @@ def find_root(version: int) -> Procedure[int]:
             )
         if outcome[0].replaces is None:
             return version
-        version = outcome[0].replaces.version
+        version = outcome[0].replaces
 
 
 def find_staged(head: OpenHead) -> Procedure[list[StagedManifest]]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from airflow_provider_streamsem.protocol import offsets
 from airflow_provider_streamsem.protocol.codec import encode
-from airflow_provider_streamsem.protocol.entries import SEGMENT_WIDTH, Outcome, Segment, SegmentRewrite
+from airflow_provider_streamsem.protocol.entries import SEGMENT_WIDTH, Hidden, Outcome, Segment
 from airflow_provider_streamsem.protocol.view import add_counts, hidden_sinks, net_counts, not_visible, visible
 
 
@@ -31,8 +31,6 @@ def level_1(index: int, outcomes: Sequence[Outcome], last: str) -> Segment:
         counts = add_counts(counts, net_counts(outcome))
     commits = sum(o.committed for o in outcomes)
     hidden, hidden_in = not_visible(outcomes), hidden_sinks(outcomes)
-    replaced = {o.replaces.version for o in outcomes if o.replaces is not None}
-    oldest = min((o.rolled_back.to for o in outcomes if o.rolled_back is not None), default=index * SEGMENT_WIDTH)
     return Segment(
         level=1,
         index=index,
@@ -48,12 +46,19 @@ def level_1(index: int, outcomes: Sequence[Outcome], last: str) -> Segment:
             for file in visible(o)
             if file.sink not in hidden_in[o.version]
         ),
-        replaced=tuple(sorted(version for version in replaced if version < index * SEGMENT_WIDTH)),
-        rolled_back_to=oldest if oldest < index * SEGMENT_WIDTH - 1 else None,
-        removed_sinks=tuple(sorted({name for o in outcomes if o.altered is not None for name in o.altered.removed})),
-        rewrites=tuple(
-            SegmentRewrite(version=o.version, rewritten=o.rewritten) for o in outcomes if o.rewritten is not None
-        ),
+        hidden=_hidden(index * SEGMENT_WIDTH, outcomes),
+        rewrites=tuple(rewrite for o in outcomes for rewrite in o.rewrites),
+    )
+
+
+def _hidden(first: int, outcomes: Sequence[Outcome]) -> Hidden:
+    """Return what the outcomes hide of the versions before ``first``."""
+    hidden = [o.hidden for o in outcomes]
+    after = min((each.after for each in hidden if each.after is not None), default=first)
+    return Hidden(
+        commits=tuple(sorted({commit for each in hidden for commit in each.commits if commit < first})),
+        after=after if after < first - 1 else None,
+        sinks=tuple(sorted({sink for each in hidden for sink in each.sinks})),
     )
 
 

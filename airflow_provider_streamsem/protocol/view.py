@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from airflow_provider_streamsem.errors import LogDamagedError, LogMovedError
+from airflow_provider_streamsem.errors import LogDamagedError
 from airflow_provider_streamsem.protocol import invariants, offsets
 from airflow_provider_streamsem.protocol.entries import (
     SEGMENT_WIDTH,
     Committable,
+    Hidden,
     Json,
     Marker,
     Outcome,
@@ -20,6 +21,8 @@ from airflow_provider_streamsem.protocol.entries import (
     SegmentFile,
     SegmentRewrite,
 )
+from airflow_provider_streamsem.protocol.kinds.move import Move
+from airflow_provider_streamsem.protocol.kinds.rewrite import has_its_rows, names_earlier_commits
 from airflow_provider_streamsem.protocol.offsets import Offsets
 
 
@@ -70,28 +73,29 @@ class ClosedHead:
         return None if self.outcome is None else self.outcome.spec
 
     @property
+    def oldest_readable(self) -> int:
+        """The oldest readable version; 0 if no version has expired."""
+        return 0 if self.outcome is None else self.outcome.oldest_readable
+
+    @property
     def binding_spec(self) -> str | None:
         """sha256 of the spec whose immutable fields a writer must have (W35); ``None`` before the first version."""
         return self.spec
 
-    def with_plan(self, plan: Plan, sha256: str) -> OpenHead:
+    def with_plan(self, plan: Plan, sha256: str, *, is_new: bool = False) -> OpenHead:
         """
-        Return the head after Plan(closed + 1) was stored. Checks I2, I3, I4, I20, I21, I22, I23 and I24.
+        Return the head after Plan(closed + 1) was stored. Checks I2, I3, I4 and the invariants of the plan's kind.
 
+        :param is_new: as in :class:`OpenHead`
         :raises LogMovedError: the plan is of kind ``move``
         """
-        if plan.kind == "move":
-            summary = "the log was moved to another location"
-            raise LogMovedError(summary, moved_to=plan.moved_to, version=plan.version)
-        initial_offsets = self.initial_offsets if plan.initial_offsets is None else plan.initial_offsets
-        invariants.check_i2_receipts(plan, has_pending_publishes=self.has_pending_publishes)
-        invariants.check_i3_plan(plan, after=self.outcome_sha)
-        invariants.check_i4(plan, closed=self.closed, next=self.next if self.outcome is not None else initial_offsets)
-        invariants.check_i21_plan(plan, next=self.next)
-        invariants.check_i22_plan(plan, next=self.next)
-        invariants.check_i23_plan(plan)
-        invariants.check_i24_plan(plan, before=self.outcome)
-        return OpenHead(before=replace(self, initial_offsets=initial_offsets), plan=plan, plan_sha=sha256)
+        before = self if plan.initial_offsets is None else replace(self, initial_offsets=plan.initial_offsets)
+        if not isinstance(plan.work, Move):
+            invariants.check_i2_receipts(plan, has_pending_publishes=self.has_pending_publishes)
+            invariants.check_i3_plan(plan, after=self.outcome_sha)
+            invariants.check_i4(plan, closed=self.closed)
+        plan.work.check_plan(plan, before=self.outcome, next=before.next)
+        return OpenHead(before=before, plan=plan, plan_sha=sha256, is_new=is_new)
 
     def with_receipts(self, receipts: Receipts) -> ClosedHead:
         """Return the head after the receipts of its newest commit were stored. Checks I15 and I18."""
@@ -104,11 +108,17 @@ class ClosedHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenHead:
-    """The head of a log whose newest version has a plan and no outcome. ``before`` is the head before this plan; its versions are closed and published."""
+    """
+    The head of a log whose newest version has a plan and no outcome.
+
+    :param before: the head before this plan; its versions are closed and published
+    :param is_new: whether the store reported to this process that it created the plan. If so, no other process can have staged an attempt before (W17)
+    """
 
     before: ClosedHead
     plan: Plan
     plan_sha: str
+    is_new: bool = field(default=False, compare=False)
 
     @property
     def outcome(self) -> Outcome | None:
@@ -146,21 +156,22 @@ class OpenHead:
         return self.before.spec or self.plan.spec
 
     @property
+    def oldest_readable(self) -> int:
+        """The oldest readable version; 0 if no version has expired."""
+        return self.before.oldest_readable
+
+    @property
     def binding_spec(self) -> str:
         """sha256 of the spec whose immutable fields a writer must have (W35)."""
         return self.plan.spec
 
     def with_outcome(self, outcome: Outcome, sha256: str) -> ClosedHead:
-        """Return the head after the outcome of the open plan was stored. Checks I2, I3, I4, I5, I14, I15, I20 to I24."""
+        """Return the head after the outcome of the open plan was stored. Checks I2, I3, I4, I5, I14, I15 and the invariants of the plan's kind."""
         before = self.before
         invariants.check_i2(self.plan, outcome)
         invariants.check_i3_outcome(outcome, plan_sha=self.plan_sha)
-        invariants.check_carried(self.plan, outcome)
+        invariants.check_commit(self.plan, outcome, before=before.outcome)
         invariants.check_next(self.plan, outcome, before=self.next)
-        invariants.check_newest_rollback(self.plan, outcome, before=before.outcome)
-        invariants.check_i22(self.plan, outcome, before=before.outcome)
-        invariants.check_i23(self.plan, outcome, before=before.outcome)
-        invariants.check_i24(self.plan, outcome, before=before.outcome)
         invariants.check_i14(outcome)
         invariants.check_i15(outcome, before=before.markers)
         return ClosedHead(
@@ -220,8 +231,7 @@ def visible(outcome: Outcome) -> list[SegmentFile]:
 
 def stored_output(outcome: Outcome) -> Mapping[str, Committable]:
     """Return sink → the files that the attempt of an outcome wrote: the rows of a batch, or the rows of other commits that a rewrite stores again."""
-    rewritten = outcome.rewritten
-    return outcome.sinks if rewritten is None or rewritten.output is None else {rewritten.sink: rewritten.output}
+    return {**outcome.sinks, **{rewrite.sink: rewrite.output for rewrite in outcome.rewrites}}
 
 
 def not_visible(outcomes: Iterable[Outcome]) -> set[int]:
@@ -231,7 +241,7 @@ def not_visible(outcomes: Iterable[Outcome]) -> set[int]:
     :param outcomes: in ascending order of versions
     """
     outcomes = list(outcomes)
-    replaced = {outcome.replaces.version for outcome in outcomes if outcome.replaces is not None}
+    replaced = {commit for outcome in outcomes for commit in outcome.hidden.commits}
     return replaced | removed_by_rollbacks(outcomes)
 
 
@@ -246,7 +256,7 @@ def hidden_sinks(outcomes: Iterable[Outcome]) -> dict[int, set[str]]:
     removed: set[str] = set()
     for outcome in reversed(outcomes):
         hidden[outcome.version] = set(removed)
-        removed |= {*outcome.altered.removed} if outcome.altered is not None else set()
+        removed |= {*outcome.hidden.sinks}
     return hidden
 
 
@@ -259,8 +269,8 @@ def removed_by_rollbacks(outcomes: Iterable[Outcome]) -> set[int]:
     earlier: list[int] = []
     removed: set[int] = set()
     for outcome in outcomes:
-        if outcome.rolled_back is not None:
-            removed |= {version for version in earlier if version > outcome.rolled_back.to}
+        if (after := outcome.hidden.after) is not None:
+            removed |= {version for version in earlier if version > after}
         earlier.append(outcome.version)
     return removed
 
@@ -277,10 +287,7 @@ def newest_kept_before(version: int, kept: Iterable[range]) -> int:
 
 def net_counts(outcome: Outcome) -> dict[str, int]:
     """Return the counts that an outcome adds to the totals: its own counts minus those of the commits that it replaces or rolls back."""
-    if not outcome.committed:
-        return {}
-    removed = outcome.replaces or outcome.rolled_back
-    return subtract_counts(outcome.counts, {} if removed is None else removed.counts)
+    return {} if outcome.work is None else subtract_counts(outcome.counts, outcome.work.removed_counts)
 
 
 def add_counts(total: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
@@ -313,20 +320,13 @@ class VisibleFiles:
 
     def add(self, part: Part) -> None:
         """Continue with the next part. Does not check it; see :meth:`faults`."""
-        if isinstance(part, Segment):
-            self._remove(part.replaced, part.rolled_back_to, part.removed_sinks)
-            for file in part.files:
-                if file.version > self._since:
-                    self.files.setdefault(file.version, []).append(file)
-            self._apply(part.rewrites)
-            return
-        replaced = () if part.replaces is None else (part.replaces.version,)
-        rolled_back_to = None if part.rolled_back is None else part.rolled_back.to
-        self._remove(replaced, rolled_back_to, () if part.altered is None else part.altered.removed)
-        if part.version > self._since:
-            self.files[part.version] = visible(part)
-        if part.rewritten is not None:
-            self._apply([SegmentRewrite(version=part.version, rewritten=part.rewritten)])
+        if part.hidden != Hidden():
+            self.files = _remaining(self.files, part.hidden)
+            self.rewrites = [each for each in self.rewrites if self._are_visible(each)]
+        for file in part.files if isinstance(part, Segment) else visible(part):
+            if file.version > self._since:
+                self.files.setdefault(file.version, []).append(file)
+        self._apply(part.rewrites)
 
     def faults(self, part: Part) -> Iterator[tuple[str, str]]:
         """
@@ -345,14 +345,12 @@ class VisibleFiles:
                 later._apply([rewrite])
 
     def _faults_of_outcome(self, outcome: Outcome) -> Iterator[tuple[str, str]]:
-        oldest = outcome.oldest_readable or 0
-        replaced = -1 if outcome.replaces is None else outcome.replaces.version
-        if outcome.rewritten is not None:
-            rewrite = SegmentRewrite(version=outcome.version, rewritten=outcome.rewritten)
+        oldest, hidden = outcome.oldest_readable, outcome.hidden
+        for rewrite in outcome.rewrites:
             yield from self._faults_of(rewrite, oldest, is_exact=True)
-        elif outcome.rolled_back is not None and outcome.rolled_back.to < oldest:
+        if hidden.after is not None and hidden.after < oldest:
             yield "I24", "a rollback returns to an expired version"
-        elif any(replaced in each.rewritten.commits and is_bound(each, oldest) for each in self.rewrites):
+        if any({*hidden.commits} & {*each.commits} and is_bound(each, oldest) for each in self.rewrites):
             yield "I24", "a reprocessing run replaces a commit of a bound rewrite"
 
     def _faults_of(self, rewrite: SegmentRewrite, oldest: int, *, is_exact: bool) -> Iterator[tuple[str, str]]:
@@ -362,55 +360,42 @@ class VisibleFiles:
         :param oldest: the oldest readable version
         :param is_exact: whether :attr:`files` are those that were visible before it
         """
-        rewritten, named = rewrite.rewritten, _named(rewrite)
-        if not (invariants.names_earlier_commits(rewritten, rewrite.version) and invariants.has_its_rows(rewritten)):
+        if not (names_earlier_commits(rewrite, rewrite.version) and has_its_rows(rewrite)):
             yield (
                 "I23",
                 "a rewrite names no earlier commits in ascending order, or its files have another number of rows",
             )
             return
-        are_known = rewritten.commits[0] > self._since and (is_exact or self._are_visible(rewrite))
-        files = [file for at in rewritten.commits for file in self.files.get(at, ()) if file.sink == rewritten.sink]
+        are_known = rewrite.commits[0] > self._since and (is_exact or self._are_visible(rewrite))
+        files = [file for at in rewrite.commits for file in self.files.get(at, ()) if file.sink == rewrite.sink]
         rows = sum(file.file.rows for file in files)
-        if are_known and (not self._are_visible(rewrite) or rows != rewritten.rows):
+        if are_known and (not self._are_visible(rewrite) or rows != rewrite.rows):
             yield "I23", "a rewrite names rows that are not visible before it, or has another number of rows"
-        bound = [each for each in self.rewrites if _named(each) & named and is_bound(each, oldest)]
-        if bound and rewritten.commits[-1] >= oldest:
+        bound = [each for each in self.rewrites if each.named & rewrite.named and is_bound(each, oldest)]
+        if bound and rewrite.commits[-1] >= oldest:
             yield "I24", "a rewrite names commits of a bound rewrite, and commits that have not expired"
-        if not all(_named(each) <= named for each in bound):
+        if not all(each.named <= rewrite.named for each in bound):
             yield "I24", "a rewrite names some commits of a bound rewrite, and not all of them"
 
     def with_rewrites(self, rewrites: Sequence[SegmentRewrite]) -> tuple[SegmentFile, ...]:
         """Return the files in order of versions, with those of some rewrites that apply in place of those of the commits that were rewritten."""
         kept = {version: [*found] for version, found in self.files.items()}
-        for rewritten, version in ((each.rewritten, each.version) for each in rewrites):
-            for commit in rewritten.commits:
-                kept[commit] = [file for file in kept[commit] if file.sink != rewritten.sink]
-            output = () if rewritten.output is None else rewritten.output.files
-            new = [SegmentFile(version=version, sink=rewritten.sink, file=file) for file in output]
-            kept.setdefault(version, []).extend(new)
+        for rewrite in rewrites:
+            for commit in rewrite.commits:
+                kept[commit] = [file for file in kept[commit] if file.sink != rewrite.sink]
+            new = [SegmentFile(version=rewrite.version, sink=rewrite.sink, file=file) for file in rewrite.output.files]
+            kept.setdefault(rewrite.version, []).extend(new)
         return tuple(file for _, found in sorted(kept.items()) for file in found)
-
-    def _remove(self, replaced: Sequence[int], rolled_back_to: int | None, removed: Sequence[str]) -> None:
-        """Remove the files that are no longer visible; see :func:`_remaining`."""
-        if replaced or rolled_back_to is not None or removed:
-            self.files = _remaining(self.files, replaced, rolled_back_to, removed)
-            self.rewrites = [each for each in self.rewrites if self._are_visible(each)]
 
     def _apply(self, rewrites: Sequence[SegmentRewrite]) -> None:
         """Add rewrites. One that names a commit of an earlier one takes its place."""
         for rewrite in rewrites:
-            self.rewrites = [each for each in self.rewrites if not _named(each) & _named(rewrite)]
+            self.rewrites = [each for each in self.rewrites if not each.named & rewrite.named]
             if self._are_visible(rewrite):
                 self.rewrites.append(rewrite)
 
     def _are_visible(self, rewrite: SegmentRewrite) -> bool:
-        sink, commits = rewrite.rewritten.sink, rewrite.rewritten.commits
-        return all(any(file.sink == sink for file in self.files.get(commit, ())) for commit in commits)
-
-
-def _named(rewrite: SegmentRewrite) -> set[tuple[str, int]]:
-    return {(rewrite.rewritten.sink, commit) for commit in rewrite.rewritten.commits}
+        return all(any(file.sink == rewrite.sink for file in self.files.get(commit, ())) for commit in rewrite.commits)
 
 
 def fold(
@@ -470,21 +455,13 @@ def is_bound(rewrite: SegmentRewrite, oldest_readable: int) -> bool:
     :param rewrite: a rewrite that applies
     :param oldest_readable: the oldest readable version of the log
     """
-    return rewrite.rewritten.commits[-1] < oldest_readable
+    return rewrite.commits[-1] < oldest_readable
 
 
-def _remaining(
-    files: dict[int, list[SegmentFile]], replaced: Sequence[int], rolled_back_to: int | None, removed: Sequence[str]
-) -> dict[int, list[SegmentFile]]:
-    """
-    Return the files that stay visible (R4).
-
-    :param replaced: the versions that are reprocessed
-    :param rolled_back_to: the version to which a rollback returns
-    :param removed: the sinks that an alter removes
-    """
+def _remaining(files: dict[int, list[SegmentFile]], hidden: Hidden) -> dict[int, list[SegmentFile]]:
+    """Return the files that stay visible (R4)."""
     return {
-        version: [file for file in found if file.sink not in removed]
+        version: [file for file in found if file.sink not in hidden.sinks]
         for version, found in files.items()
-        if version not in replaced and (rolled_back_to is None or version <= rolled_back_to)
+        if version not in hidden.commits and (hidden.after is None or version <= hidden.after)
     }

@@ -124,9 +124,9 @@ class BatchCommitted:
         stored = log.outcome(version)
         if stored is None:
             return CheckResult(met=False, observed={"version": version})
-        if not stored[0].committed:
+        if not stored.committed:
             summary = "the version was closed by an abort and will never be committed; a later version reads its range"
-            raise InvalidError(summary, log=log.store.url, version=version, reason=stored[0].reason).advising(
+            raise InvalidError(summary, log=log.store.url, version=version, reason=stored.reason).advising(
                 "wait for a later version, or for offsets."
             )
         newest = log.newest_head().outcome  # the listing may lag behind the version
@@ -135,7 +135,7 @@ class BatchCommitted:
             raise InvalidError(summary, log=log.store.url, version=version).advising(
                 "wait for a later version, or for offsets."
             )
-        return CheckResult(met=True, observed=_outcome_facts(stored[0]))
+        return CheckResult(met=True, observed=_outcome_facts(stored))
 
     @staticmethod
     def _of_run(log: CommitLog, head: Head, run_key: str) -> CheckResult:

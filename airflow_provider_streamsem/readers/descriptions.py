@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from airflow_provider_streamsem.pipeline import report
 from airflow_provider_streamsem.pipeline.alter import Alteration
-from airflow_provider_streamsem.pipeline.compact import Rewrite
+from airflow_provider_streamsem.pipeline.compact import Compacted
 from airflow_provider_streamsem.pipeline.selection import BlastRadius
 from airflow_provider_streamsem.pipeline.vacuum import Vacuumed
 from airflow_provider_streamsem.readers.verify import Verdict
@@ -77,7 +77,7 @@ def _label(label: str | None) -> str:
     return "none" if label is None else label.replace("_", "-")
 
 
-def rewrite(result: Rewrite) -> str:
+def rewrite(result: Compacted) -> str:
     """Describe a rewrite of files, or a possible one."""
     commits = "" if result.commits is None else f" of {result.commits} commits"
     before = f"{result.files} files{commits} in sink {result.sink}, {result.rows} rows, {result.bytes} bytes"

@@ -125,8 +125,8 @@ def diff(
             log=log.log.store.url,
             rows=counts.get(sign, 0),
             columns=tuple(name for name in rows[sign].columns if name not in shared),
-            next={} if outcome is None else outcome[0].next,
-            watermark_ms=None if outcome is None else outcome[0].watermark_ms,
+            next={} if outcome is None else outcome.next,
+            watermark_ms=None if outcome is None else outcome.watermark_ms,
         )
 
     return Difference(
@@ -179,7 +179,7 @@ def _rows_since(spark: SparkSession, log: CommittedLog, sink: str | None, since:
     """Return the rows of the batches above a version. A reprocessing run counts as the batch that it replaced."""
     name = sink_of(log, sink)
     files = log.files(version=version, since=since, sink=name, with_rewrites=False)
-    rewritten = {each.version: each.rewritten.commits for each in log.view(version=version, since=since).rewrites}
+    rewritten = {each.version: each.commits for each in log.view(version=version, since=since).rewrites}
     commits = {at: rewritten.get(at, (at,)) for at in {file.version for file in files}}
     is_after = {at: {log.log.find_root(commit) > since for commit in found} for at, found in commits.items()}
     if mixed := sorted(at for at, found in is_after.items() if len(found) > 1):

@@ -67,7 +67,7 @@ def diff_state(
 
 def _operators(log: CommittedLog, version: int) -> tuple[Operator, ...]:
     outcome = log.log.outcome(version)
-    state = None if outcome is None else operator_state(outcome[0].state)
+    state = None if outcome is None else operator_state(outcome.state)
     return () if state is None else state.operators
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from airflow_provider_streamsem.protocol.entries import Outcome, SegmentFile
+from airflow_provider_streamsem.protocol.kinds.rewrite import Rewrite
 from airflow_provider_streamsem.protocol.view import fold
 from airflow_provider_streamsem.readers.history import History
 
@@ -34,19 +35,18 @@ def _first_changed(history: History, older: Outcome, later: Sequence[Outcome]) -
     If a commit of a rewrite changes its visibility, the rewrite may cease to apply. Then the files of all its commits become visible again, so they count as
     changed.
     """
-    if any(outcome.altered is not None and outcome.altered.removed for outcome in later):
+    if any(outcome.hidden.sinks for outcome in later):
         return 0  # the files of these sinks
     changed: set[int] = set()
     kept = older.version  # the newest version that no rollback removed
     for outcome in later:
-        changed |= set() if outcome.replaces is None else {outcome.replaces.version}
-        changed |= set() if outcome.rewritten is None else {*outcome.rewritten.commits}
-        kept = kept if outcome.rolled_back is None else min(kept, outcome.rolled_back.to)
+        changed |= {*outcome.hidden.commits} | {commit for each in outcome.rewrites for commit in each.commits}
+        kept = kept if outcome.hidden.after is None else min(kept, outcome.hidden.after)
     oldest = min(changed | {kept + 1})
     touched = [
-        rewrite.rewritten.commits
-        for rewrite in history.opened.log.rewrites(older, after=oldest)
-        if rewrite.rewritten is not None and any(c > kept or c in changed for c in rewrite.rewritten.commits)
+        rewrite.commits
+        for _, rewrite in history.opened.log.commits_of(Rewrite, older, after=oldest)
+        if any(commit > kept or commit in changed for commit in rewrite.commits)
     ]
     return min([oldest, *(commits[0] for commits in touched)])
 

@@ -279,7 +279,7 @@ class CommittedLog:
         :param version: as of this version; default: the newest closed one
         """
         stored = self.log.outcome(self.head if version is None else version) if self.head >= 0 else None
-        return None if stored is None else stored[0].schemas.get(sink)
+        return None if stored is None else stored.schemas.get(sink)
 
     def quarantined(self, *, version: int | None = None, since: int | None = None) -> Iterator[dict[str, Any]]:
         """
@@ -298,7 +298,7 @@ class CommittedLog:
         """
         at = self.view(version=version, since=since).version
         stored = [self.log.outcome(number) for number in range(0 if since is None else since + 1, at + 1)]
-        outcomes = [entry[0] for entry in stored if entry is not None]
+        outcomes = [outcome for outcome in stored if outcome is not None]
         hidden = not_visible(outcomes)
         for outcome in outcomes:
             records = () if outcome.version in hidden else self.quarantined_of(outcome)
@@ -344,9 +344,8 @@ class CommittedLog:
         plan, outcome = self.log.plan(number), self.log.outcome(number)
         if plan is None:
             return None
-        receipts = self.log.receipts(number) if outcome is not None and outcome[0].requires_receipts else None
-        closed = None if outcome is None else outcome[0]
-        return Version(version=number, plan=plan[0], outcome=closed, receipts=receipts)
+        receipts = self.log.receipts(number) if outcome is not None and outcome.requires_receipts else None
+        return Version(version=number, plan=plan, outcome=outcome, receipts=receipts)
 
 
 def _committed(file: SegmentFile, dataset: Sink) -> CommittedFile:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_streamsem.connectors.data_files.read import read_files
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.pipeline.review import staged_attempt
+from airflow_provider_streamsem.protocol.kinds.reprocess import Reprocess
 from airflow_provider_streamsem.readers.diff import different_rows, shared_columns
 from airflow_provider_streamsem.readers.files import CommittedFile, CommittedLog, sink_of
 
@@ -49,10 +50,10 @@ def diff_held(
     """
     name = sink_of(opened, sink)
     manifest = staged_attempt(opened.log, version, attempt_id)
-    planned = opened.log.plan(version)
-    assert planned is not None  # the version is open
-    assert planned[0].replaces is not None  # a held version is that of a reprocessing run
-    replaces = planned[0].replaces.version
+    plan = opened.log.plan(version)
+    assert plan is not None  # the version is open
+    assert isinstance(plan.work, Reprocess)  # the version is held
+    replaces = plan.work.replaces
     visible = [file for file in opened.files(sink=name, with_rewrites=False) if file.version == replaces]
     before = opened.schema(name, version=replaces)
     rows = {

@@ -10,8 +10,10 @@ from typing import Any
 
 from airflow_provider_streamsem.errors import LogDamagedError
 from airflow_provider_streamsem.pipeline.changes import changed_fields
+from airflow_provider_streamsem.pipeline.versions import is_held
 from airflow_provider_streamsem.protocol import keys
-from airflow_provider_streamsem.protocol.entries import SEGMENT_WIDTH, Json, Outcome, Receipts, Segment
+from airflow_provider_streamsem.protocol.entries import SEGMENT_WIDTH, Json, Kind, Outcome, Receipts, Segment
+from airflow_provider_streamsem.protocol.kinds.registry import KINDS
 from airflow_provider_streamsem.protocol.offsets import Gaps, Ranges
 from airflow_provider_streamsem.protocol.procedures import read_entry
 from airflow_provider_streamsem.protocol.specs import stored_spec
@@ -34,13 +36,13 @@ class VersionSummary:
     """
     A version without its files, pins and state.
 
-    :param kind: ``batch``, ``reprocess``, ``rollback``, ``alter``, ``rewrite`` or ``expire``
+    :param kind: the name of the kind in the log, such as ``batch``
+    :param description: what the version does, in a few words
     :param result: ``open``, ``held``, ``commit`` or ``abort``; or ``publishing`` for a commit whose receipts are not stored yet
     :param replaces: the version whose rows a reprocessing run replaces
     :param replaced_by: the reprocessing run that has replaced the rows of the version, if it was read
     :param rolls_back_to: the version to which a rollback returns
     :param is_rolled_back: whether a later rollback has removed the rows of the version
-    :param expires: of an expiry: the oldest version that can be read after it. The versions below this one expire
     :param is_expired: whether the version has expired, so that it cannot be read or rolled back to
     :param ranges: partition → start offset (inclusive) and end offset (exclusive)
     :param gaps: partition → ranges of records that the source has lost
@@ -64,12 +66,12 @@ class VersionSummary:
 
     version: int
     kind: str
+    description: str
     result: str
     replaces: int | None
     replaced_by: int | None
     rolls_back_to: int | None
     is_rolled_back: bool
-    expires: int | None
     is_expired: bool
     ranges: Ranges
     gaps: Gaps
@@ -90,6 +92,11 @@ class VersionSummary:
     run_key: str
     reason: str
     changed: tuple[str, ...]
+
+    @property
+    def of_kind(self) -> type[Kind]:
+        """The class of the kind, which says what all its versions have in common."""
+        return KINDS[self.kind]
 
     @property
     def most_rows(self) -> int:
@@ -145,7 +152,7 @@ class VersionCache:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """The summary of a version as far as other versions do not change it, and the digest of its spec."""
+    """The summary of a version as far as other versions do not change it and the digest of its spec."""
 
     summary: VersionSummary
     spec: str
@@ -176,7 +183,7 @@ class History:
         with working():
             head = self.opened.log.find_head()
             newest, outcome = head.plan.version if isinstance(head, OpenHead) else head.closed, head.outcome
-            removed, oldest = self.opened.rolled_back(outcome), _oldest_readable(outcome)
+            removed, oldest = self.opened.rolled_back(outcome), head.oldest_readable
         end = newest + 1 if before is None else min(before, newest + 1)
         numbers = range(end - 1, max(-1, end - 1 - limit - _EXTRA), -1)
         rows = [row for row in in_threads(self._row, numbers) if row is not None]
@@ -189,8 +196,8 @@ class History:
         if row is None:
             return None
         with working():
-            outcome = self.opened.log.find_head().outcome
-            removed, oldest = self.opened.rolled_back(outcome), _oldest_readable(outcome)
+            head = self.opened.log.find_head()
+            removed, oldest = self.opened.rolled_back(head.outcome), head.oldest_readable
         return self._completed(row, [each for each in earlier if each is not None], removed, oldest)
 
     def versions(self, numbers: Sequence[int]) -> list[Version]:
@@ -211,8 +218,8 @@ class History:
             version = replace(found, plan=replace(found.plan, pins=None))
             if _is_final(version):
                 self.cache.put(key, version)
-                if version.outcome is not None and version.outcome.committed and version.outcome.replaces is not None:
-                    self.cache.put((self._id, "replaced", version.outcome.replaces.version), number)
+                for commit in () if version.outcome is None else version.outcome.hidden.commits:
+                    self.cache.put((self._id, "replaced", commit), number)
         return version
 
     def _row(self, number: int) -> _Row | None:
@@ -281,7 +288,7 @@ class History:
         return replace(
             summary,
             replaced_by=self.cache.get((self._id, "replaced", summary.version)),
-            is_rolled_back=_is_rolled_back(summary, removed),
+            is_rolled_back=summary.of_kind.is_announced and any(summary.version in versions for versions in removed),
             is_expired=summary.version < oldest_readable,
             changed=changed,
         )
@@ -290,11 +297,10 @@ class History:
         """
         Return the spec fields in which a version differs from the newest of the earlier versions.
 
-        Rollbacks and expiries are ignored, because they run no transform. So a change is shown at the first batch that uses it.
+        Versions that were not processed with the spec in their plan are ignored. So a change is shown at the first batch that uses it.
         """
-        ignored = ("rollback", "expire")
-        specs = [each.spec for each in (row, *earlier) if each.summary.kind not in ignored][:2]
-        if row.summary.kind in ignored or len({*specs}) < 2:
+        specs = [each.spec for each in (row, *earlier) if each.summary.of_kind.uses_spec][:2]
+        if not row.summary.of_kind.uses_spec or len({*specs}) < 2:
             return ()
         return tuple(changed_fields(self.spec(specs[1]), self.spec(specs[0])))
 
@@ -304,23 +310,23 @@ def _summary(version: Version) -> VersionSummary:
     plan, outcome, receipts = version.plan, version.outcome, version.receipts
     output = {} if outcome is None else stored_output(outcome)
     files = [file for sink in output.values() for file in sink.files]
-    rewritten = None if outcome is None else outcome.rewritten
+    work = plan.work
     return VersionSummary(
         version=version.version,
-        kind=plan.kind,
+        kind=work.kind,
+        description=work.describe(),
         result=_result(version),
-        replaces=None if plan.replaces is None else plan.replaces.version,
+        replaces=next(iter(work.hidden.commits), None),
         replaced_by=None,
-        rolls_back_to=None if plan.rolled_back is None else plan.rolled_back.to,
+        rolls_back_to=work.hidden.after,
         is_rolled_back=False,
-        expires=plan.expires,
         is_expired=False,
         ranges=plan.ranges,
         gaps=plan.gaps if outcome is None else outcome.gaps,
         files=len(files),
         bytes=sum(file.bytes for file in files),
         counts={} if outcome is None else outcome.counts,
-        rewritten={} if rewritten is None else {rewritten.sink: rewritten.rows},
+        rewritten={} if outcome is None else {rewrite.sink: rewrite.rows for rewrite in outcome.rewrites},
         watermark_ms=None if outcome is None else outcome.watermark_ms,
         planned_at_ms=plan.planned_at_ms,
         decided_at_ms=None if outcome is None else outcome.decided_at_ms,
@@ -347,23 +353,10 @@ def _is_final(version: Version) -> bool:
     return outcome is not None and (version.receipts is not None or not outcome.requires_receipts)
 
 
-def _oldest_readable(newest: Outcome | None) -> int:
-    return 0 if newest is None else newest.oldest_readable or 0
-
-
-def _is_rolled_back(summary: VersionSummary, removed: Sequence[range]) -> bool:
-    """
-    Return whether a rollback has removed the rows of a version.
-
-    A rewrite adds no rows, and may apply after a rollback to an earlier version. An expiry adds none either, and no rollback undoes it.
-    """
-    return summary.kind not in ("rewrite", "expire") and any(summary.version in versions for versions in removed)
-
-
 def _result(version: Version) -> str:
     """Return the result of a version; see :class:`VersionSummary`."""
     if version.outcome is None:
-        return "held" if version.plan.held else "open"
+        return "held" if is_held(version.plan) else "open"
     return "publishing" if version.outcome.requires_receipts and version.receipts is None else version.outcome.result
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from airflow_provider_streamsem.protocol.entries import Rewritten, SegmentFile
+from airflow_provider_streamsem.protocol.entries import SegmentFile
+from airflow_provider_streamsem.protocol.kinds.rewrite import Rewrite
 from airflow_provider_streamsem.protocol.view import fold
 from airflow_provider_streamsem.readers.history import History
 
 
-def files_before(history: History, version: int, rewritten: Rewritten) -> list[SegmentFile]:
+def files_before(history: History, version: int, rewrite: Rewrite) -> list[SegmentFile]:
     """
     Return the files that had the rows of a rewrite before it: those of its commits, and those of earlier rewrites that had rows of these commits.
 
@@ -15,7 +16,7 @@ def files_before(history: History, version: int, rewritten: Rewritten) -> list[S
 
     :param version: the version of the rewrite
     """
-    first, commits = rewritten.commits[0], {*rewritten.commits}
+    first, commits = rewrite.commits[0], {*rewrite.commits}
     view = fold(history.parts(range(first, version)), initial_offsets={}, first=first)
-    earlier = {each.version for each in view.rewrites if commits.issuperset(each.rewritten.commits)}
-    return [file for file in view.sink(rewritten.sink) if file.version in commits | earlier]
+    earlier = {each.version for each in view.rewrites if commits.issuperset(each.commits)}
+    return [file for file in view.sink(rewrite.sink) if file.version in commits | earlier]

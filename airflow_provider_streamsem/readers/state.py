@@ -63,7 +63,7 @@ def read_state(
     opened = open_log(log) if isinstance(log, str) else log
     at = opened.head if version is None else version
     outcome = opened.log.outcome(at)
-    stored = None if outcome is None else outcome[0].state
+    stored = None if outcome is None else outcome.state
     state = operator_state(stored)
     if state is None:
         summary = (

@@ -36,6 +36,11 @@ from airflow_provider_streamsem.protocol.entries import (
     RunPointer,
     Segment,
 )
+from airflow_provider_streamsem.protocol.kinds.alter import Alter
+from airflow_provider_streamsem.protocol.kinds.batch import Batch
+from airflow_provider_streamsem.protocol.kinds.move import Move
+from airflow_provider_streamsem.protocol.kinds.reprocess import Reprocess
+from airflow_provider_streamsem.protocol.kinds.rollback import Rollback
 from airflow_provider_streamsem.protocol.offsets import Ranges
 from airflow_provider_streamsem.protocol.view import (
     ClosedHead,
@@ -202,13 +207,13 @@ class _Verification:
             faults = [*visible.faults(outcome)]
             for invariant, what in faults:
                 self._report(invariant, what, version=outcome.version)
-            if faults and outcome.rewritten is not None:
+            if faults and outcome.rewrites:
                 self._wrong_rewrites.add(outcome.version)
             visible.add(self._without_wrong(outcome))
 
     def _without_wrong(self, outcome: Outcome) -> Outcome:
         """Return the outcome, without its rewrite if that breaks a rule. Readers refuse such a log, so the checks of files ignore the rewrite."""
-        return replace(outcome, rewritten=None) if outcome.version in self._wrong_rewrites else outcome
+        return replace(outcome, result="abort", work=None) if outcome.version in self._wrong_rewrites else outcome
 
     def _try(self, check: Callable[[], T], *, version: int | None = None, do: str = "") -> T | None:
         """Return the result of a check. If the check raises an error, record it as a violation, with what to do, and return ``None``."""
@@ -243,7 +248,7 @@ class _Verification:
             if version == 0 and plan is not None:
                 initial_offsets = dict(plan[0].initial_offsets or {})
                 head = ClosedHead(initial_offsets=initial_offsets)
-            if plan is not None and plan[0].kind == "move":
+            if plan is not None and isinstance(plan[0].work, Move):
                 head.with_plan(*plan)  # raises if the log was moved
             outcome = self._entry(Outcome, keys.outcome(version), version)
             if plan is None:
@@ -255,24 +260,21 @@ class _Verification:
             if plan is not None:
                 self._version(head, plan, outcome)
                 self._immutable_config(plan[0], head, None if outcome is None else outcome[0])
-            if plan is not None and plan[0].rolled_back is not None:
-                self._rollback(plan[0], None if outcome is None else outcome[0], outcomes)
+            if plan is not None and isinstance(plan[0].work, Rollback):
+                self._rollback(version, plan[0].work, None if outcome is None else outcome[0], outcomes)
             if plan is not None and outcome is not None and outcome[0].committed:
-                if plan[0].altered is not None:
-                    initial_offsets |= plan[0].altered.offsets
-                elif plan[0].rolled_back is not None:
-                    to = plan[0].rolled_back.to
+                work, to = plan[0].work, plan[0].work.hidden.after
+                if isinstance(work, Alter):
+                    initial_offsets |= work.offsets
+                if isinstance(work, Reprocess):
+                    self._reprocess(plan[0], work, visible)
+                if to is not None:
                     ranges = {at: found for at, found in ranges.items() if at <= to}
                     visible = {at for at in visible if at <= to}
-                elif plan[0].kind in ("rewrite", "expire"):
-                    pass  # adds no ranges, and hides no rows
-                elif plan[0].replaces is None:
+                visible -= {*work.hidden.commits}
+                visible |= {version} if work.has_rows else set()
+                if isinstance(work, Batch):
                     ranges[version] = plan[0].ranges
-                    visible.add(version)
-                else:
-                    self._reprocess(plan[0], visible)
-                    visible.discard(plan[0].replaces.version)
-                    visible.add(version)
             if outcome is not None:
                 head = ClosedHead(outcome=outcome[0], outcome_sha=outcome[1], markers=outcome[0].markers)
                 outcomes.append(outcome)
@@ -341,19 +343,18 @@ class _Verification:
 
     def _needs_marker(self, by_version: Mapping[int, Outcome], outcome: Outcome, name: str) -> bool:
         """Return whether a version adds rows to a sink, or removes rows that an earlier version has published to it (P2, P3, P10)."""
-        if outcome.rolled_back is not None or outcome.sinks[name].files:
+        if name not in outcome.sinks or outcome.sinks[name].files:
             return True
-        while outcome.replaces is not None and outcome.replaces.version in by_version:
-            receipts = self._published.get(outcome.replaces.version)
-            outcome = by_version[outcome.replaces.version]
+        while outcome.replaces is not None and outcome.replaces in by_version:
+            receipts = self._published.get(outcome.replaces)
+            outcome = by_version[outcome.replaces]
             if receipts is not None and name in receipts.sinks and receipts.sinks[name].result == "applied":
                 return name in outcome.sinks and bool(outcome.sinks[name].files)
         return False
 
-    def _reprocess(self, reprocessed: Plan, visible: set[int]) -> None:
+    def _reprocess(self, reprocessed: Plan, work: Reprocess, visible: set[int]) -> None:
         """Check a reprocessing run against the commit that it replaces (I20)."""
-        assert reprocessed.replaces is not None
-        replaced = reprocessed.replaces.version
+        replaced = work.replaces
         plan = self._entry(Plan, keys.plan(replaced), replaced)
         outcome = self._entry(Outcome, keys.outcome(replaced), replaced)
         if replaced not in visible:
@@ -361,32 +362,30 @@ class _Verification:
                 "I20", "a reprocessing run replaces a version that is not visible", version=reprocessed.version
             )
         elif plan is not None and outcome is not None:
-            self._try(partial(invariants.check_i20, reprocessed, plan[0], outcome[0]), version=reprocessed.version)
+            self._try(partial(work.check_replaced, reprocessed, plan[0], outcome[0]), version=reprocessed.version)
 
-    def _rollback(self, plan: Plan, outcome: Outcome | None, before: list[tuple[Outcome, str]]) -> None:
+    def _rollback(
+        self, version: int, work: Rollback, outcome: Outcome | None, before: list[tuple[Outcome, str]]
+    ) -> None:
         """Check a rollback against the version to which it returns (I21)."""
-        assert plan.rolled_back is not None
-        to = plan.rolled_back.to
+        to = work.to
         outcomes = [found for found, _ in before]
         kept = {found.version: found for found in outcomes}
-        for version in removed_by_rollbacks(outcomes):
-            kept.pop(version, None)
+        for removed in removed_by_rollbacks(outcomes):
+            kept.pop(removed, None)
         counts: Mapping[str, int] = {}
         for found in outcomes:
             counts = add_counts(counts, net_counts(found) if found.version > to else {})
         if to not in kept:
-            self._report(
-                "I21", "a rollback returns to a version that was rolled back or does not exist", version=plan.version
-            )
+            what = "a rollback returns to a version that was rolled back or does not exist"
+            self._report("I21", what, version=version)
             return
-        check = partial(
-            invariants.check_i21, plan, outcome, kept[to], counts={name: n for name, n in counts.items() if n}
-        )
-        self._try(check, version=plan.version)
+        changed = {name: n for name, n in counts.items() if n}
+        self._try(partial(work.check_restored, version, outcome, kept[to], counts=changed), version=version)
         published = self._published_after(to, kept)
-        if {*plan.rolled_back.publish} != published:
-            what = f"the rollback to version {to} names the sinks {[*plan.rolled_back.publish]}, but {sorted(published)} have rows of the versions after {to}"
-            self._report("I21", what, version=plan.version)
+        if {*work.publish} != published:
+            what = f"the rollback to version {to} names the sinks {[*work.publish]}, but {sorted(published)} have rows of the versions after {to}"
+            self._report("I21", what, version=version)
 
     def _published_after(self, to: int, kept: Mapping[int, Outcome]) -> set[str]:
         """
@@ -398,8 +397,8 @@ class _Verification:
         found: set[str] = set()
         for version in sorted((version for version in kept if version > to), reverse=True):
             root, receipts = kept[version], self._published.get(version)
-            while root.replaces is not None and root.replaces.version in kept:
-                root = kept[root.replaces.version]
+            while root.replaces is not None and root.replaces in kept:
+                root = kept[root.replaces]
             for name, receipt in {} if receipts is None else receipts.sinks.items():
                 output = kept[version].sinks.get(name)
                 if receipt.result == "applied" and output is not None and (root.version, name) not in counted:
@@ -426,7 +425,7 @@ class _Verification:
 
     def _immutable_config(self, plan: Plan, head: ClosedHead, outcome: Outcome | None) -> None:
         """Check that a plan has the immutable fields of the outcome before it, unless it is an alter, and that a commit has those of its plan (I22)."""
-        specs = [] if plan.kind == "alter" or head.spec is None else [(head.spec, plan.spec)]
+        specs = [] if isinstance(plan.work, Alter) or head.spec is None else [(head.spec, plan.spec)]
         specs += [] if outcome is None or not outcome.committed else [(plan.spec, outcome.spec)]
         for before, now in specs:
             configs = [self._config_of(spec, plan.version) for spec in (before, now)] if before != now else [None]
@@ -503,11 +502,9 @@ class _Verification:
         visible = [
             outcome for outcome in outcomes if outcome.version not in removed and outcome.version >= (first or 0)
         ]
-        newest = visible[-1 - kept :]
+        newest = visible if kept else visible[-1:]
         states: list[tuple[int | None, Json]] = [(outcome.version, outcome.state) for outcome in newest]
-        if (
-            first is None and len(newest) <= kept
-        ):  # version 0 of a fork can be reprocessed, which needs the inherited state
+        if first is None and (kept or not newest):  # version 0 of a fork can be reprocessed with the inherited state
             states.insert(0, (None, self.opened.record.initial_state))
         values = [state for _, state in states]
         for index in self._try(partial(state_files.unloadable, self.opened.log.store, values)) or []:
@@ -556,14 +553,14 @@ class _Verification:
 
     def _needed_files(self, outcomes: Sequence[Outcome]) -> _NeededFiles:
         """Find the files that readers of the newest version need, and those that readers of any readable version need (V8)."""
-        oldest = (outcomes[-1].oldest_readable or 0) if outcomes else 0
+        oldest = outcomes[-1].oldest_readable if outcomes else 0
         parts = [outcomes, [outcome for outcome in outcomes if outcome.version <= oldest]]
         views = [VisibleFiles() for _ in parts]
         for part, view in zip(parts, views, strict=True):
             for outcome in part:
                 view.add(outcome)
         now, then = ({(file.version, file.sink) for file in view.with_rewrites(view.rewrites)} for view in views)
-        rewritten = {(at, each.rewritten.sink) for each in views[0].rewrites for at in each.rewritten.commits}
+        rewritten = {(at, each.sink) for each in views[0].rewrites for at in each.commits}
         return _NeededFiles(oldest, now, then, rewritten)
 
     def _rewritten_files(
@@ -580,16 +577,14 @@ class _Verification:
         :returns: sink and key of each file of a rewrite
         """
         named: set[tuple[str, str]] = set()
-        for outcome in outcomes:
-            output = outcome.rewritten.output if outcome.rewritten is not None else None
-            if outcome.rewritten is None or output is None:
-                continue
-            name, version, commits = outcome.rewritten.sink, outcome.version, outcome.rewritten.commits
+        attempts = {outcome.version: outcome.attempt_id for outcome in outcomes}
+        for rewrite in (rewrite for outcome in outcomes for rewrite in outcome.rewrites):
+            name, version, commits, output = rewrite.sink, rewrite.version, rewrite.commits, rewrite.output
             named |= {(name, file.key) for file in output.files}
             if name not in sinks or name in hidden_in[version]:
                 continue
             for file in output.files:
-                if f"/{outcome.attempt_id}/" not in file.key:
+                if f"/{attempts[version]}/" not in file.key:
                     what = "a rewrite names a file outside the directory of its attempt"
                     self._report("I8", what, version=version, key=file.key)
                 elif files.is_needed(version, name):

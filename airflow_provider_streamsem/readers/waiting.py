@@ -16,6 +16,7 @@ from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import invariants, offsets
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import Json, Plan
+from airflow_provider_streamsem.protocol.kinds.batch import Batch
 from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges
 from airflow_provider_streamsem.protocol.view import Head, OpenHead
 from airflow_provider_streamsem.stores.contract import open_store
@@ -126,7 +127,7 @@ def waiting(pipeline: Pipeline, *, clock: Clock = SYSTEM_CLOCK) -> Waiting:
     times += [] if head.outcome is None else [head.outcome.decided_at_ms]
     since_ms = max(times, default=None)
     # The hint in an open plan describes the source at `planned_ends`. The hint in the outcome before it describes an earlier state.
-    hint = head.plan.hint if isinstance(head, OpenHead) and head.plan.kind == "batch" else head.hint
+    hint = head.plan.hint if isinstance(head, OpenHead) and isinstance(head.plan.work, Batch) else head.hint
     end = dry.planner.poll(hint)
     batch = dry.planner.slice(planned_ends, end, limits, hint, on_data_loss=pipeline.on_data_loss)
     rows = 0 if batch is None else batch.rows
@@ -153,8 +154,7 @@ def waiting(pipeline: Pipeline, *, clock: Clock = SYSTEM_CLOCK) -> Waiting:
 
 def _newest_plan(dry: DryRun) -> Plan | None:
     """Return the plan of the newest closed version, or ``None``. Between two batches of a drain, only this plan has the drain's target."""
-    stored = None if dry.head.outcome is None else dry.log.plan(dry.head.closed)
-    return None if stored is None else stored[0]
+    return None if dry.head.outcome is None else dry.log.plan(dry.head.closed)
 
 
 def _planned_ends(head: Head, newest: Plan | None) -> Offsets:

@@ -10,9 +10,11 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby, islice
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, model_validator
 
-from airflow_provider_streamsem.protocol.entries import Altered, Receipts, Rewritten, SegmentFile
+from airflow_provider_streamsem.protocol.entries import Kind, Receipts, SegmentFile
+from airflow_provider_streamsem.protocol.kinds.alter import Alter
+from airflow_provider_streamsem.protocol.kinds.rewrite import Rewrite as RewriteVersion
 from airflow_provider_streamsem.protocol.offsets import Gaps, Ranges
 from airflow_provider_streamsem.readers.history import VersionSummary
 from airflow_provider_streamsem.state import OperatorState
@@ -35,17 +37,34 @@ class OffsetRange(BaseModel):
     gaps: list[Gap]
 
 
+class KindRow(BaseModel):
+    """What all versions of a kind have in common; see :class:`airflow_provider_streamsem.protocol.entries.Kind`."""
+
+    label: str
+    color: str
+    has_rows: bool
+    stages: bool
+    uses_spec: bool
+    is_announced: bool
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_class(cls, kind: type[Kind]) -> dict[str, object]:
+        return {name: getattr(kind, name) for name in cls.model_fields}
+
+
 class VersionRow(BaseModel, from_attributes=True):
     """A version in the batch grid and the timeline; see :class:`airflow_provider_streamsem.readers.history.VersionSummary`."""
 
     version: int
     kind: str
+    of_kind: KindRow
+    description: str
     result: str
     replaces: int | None
     replaced_by: int | None
     rolls_back_to: int | None
     is_rolled_back: bool
-    expires: int | None
     is_expired: bool
     has_gaps: bool
     partitions: int
@@ -321,15 +340,13 @@ def sinks_of(summary: VersionSummary, receipts: Receipts | None) -> list[SinkSta
     ]
 
 
-def rewrite_of(rewritten: Rewritten | None, old: Sequence[SegmentFile] | None, *, most: int) -> Rewrite | None:
+def rewrite_of(rewritten: RewriteVersion, old: Sequence[SegmentFile] | None, *, most: int) -> Rewrite:
     """
     Return the document of a rewrite.
 
     :param old: the files that had the rows before; ``None`` if they are not known
     :param most: maximum number of ranges
     """
-    if rewritten is None:
-        return None
     return Rewrite(
         sink=rewritten.sink,
         commits=len(rewritten.commits),
@@ -347,12 +364,12 @@ def _consecutive(versions: Sequence[int]) -> Iterator[VersionRange]:
         yield VersionRange(first=first, last=later[-1] if later else first)
 
 
-def alteration_of(altered: Altered | None) -> Alteration | None:
-    """Return the document of what an alter changes."""
-    if altered is None:
+def alteration_of(work: Kind) -> Alteration | None:
+    """Return the document of what an alter changes; ``None`` for any other version."""
+    if not isinstance(work, Alter):
         return None
-    offsets = {partition: str(offset) for partition, offset in sorted(altered.offsets.items())}
-    return Alteration(removed=sorted(altered.removed), state=sorted(altered.state), partitions=offsets)
+    offsets = {partition: str(offset) for partition, offset in sorted(work.offsets.items())}
+    return Alteration(removed=sorted(work.removed), state=sorted(work.state), partitions=offsets)
 
 
 def state_of(state: OperatorState | None) -> list[StateRow]:

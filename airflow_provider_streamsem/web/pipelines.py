@@ -17,7 +17,7 @@ from airflow_provider_streamsem.pipeline.changes import changed_fields, dag_id
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import StagedManifest
-from airflow_provider_streamsem.protocol.invariants import check_i23_plan
+from airflow_provider_streamsem.protocol.kinds.rewrite import Rewrite as RewriteVersion
 from airflow_provider_streamsem.protocol.procedures import read_entry
 from airflow_provider_streamsem.protocol.view import stored_output
 from airflow_provider_streamsem.readers.file_changes import file_changes
@@ -197,7 +197,7 @@ class LoggedPipeline:
             guarantee=guarantee,
             conditions=conditions,
             newest=[VersionRow.model_validate(summary) for summary in newest],
-            oldest_readable=None if outcome is None else outcome.oldest_readable,
+            oldest_readable=None if outcome is None else outcome.oldest_readable or None,
             rows_per_minute=rows_per_minute(newest),
             now_ms=self._opened.log.clock.now_ms(),
         )
@@ -248,9 +248,9 @@ class LoggedPipeline:
             conditions=conditions,
             quarantined=0 if outcome is None else outcome.quarantine.rows,
             schemas={} if outcome is None else dict(outcome.schemas),
-            removed={} if outcome is None or outcome.rolled_back is None else dict(outcome.rolled_back.counts),
+            removed={} if outcome is None or outcome.hidden.after is None else dict(version.plan.work.removed_counts),
             rewrite=self._rewrite(version),
-            alteration=alteration_of(version.plan.altered),
+            alteration=alteration_of(version.plan.work),
         )
 
     def _rewrite(self, version: Version) -> Rewrite | None:
@@ -259,10 +259,10 @@ class LoggedPipeline:
 
         While the version is open, they are not counted, because the page refreshes it.
         """
-        rewritten = version.plan.rewritten
-        if rewritten is None:
+        rewritten = version.plan.work
+        if not isinstance(rewritten, RewriteVersion):
             return None
-        check_i23_plan(version.plan)
+        rewritten.check_plan(version.plan, before=None, next={})
         is_counted = version.outcome is not None and version.version - rewritten.commits[0] <= _REWRITTEN
         old = files_before(self.history, version.version, rewritten) if is_counted else None
         return rewrite_of(rewritten, old, most=_RANGES)

@@ -222,14 +222,14 @@ def test_vacuum_names_the_versions_that_expire(fixture: PipelineFixture, capsys:
     ]
     assert run(capsys, "vacuum", toml)[1].splitlines()[1:] == ["oldest readable version: 2"]
     listed = json.loads(run(capsys, "log", log, "--json")[1])["versions"]
-    assert [(row["version"], row["expires"], row["is_expired"]) for row in listed] == [
-        (3, 2, False),
-        (2, None, False),
-        (1, None, True),
-        (0, None, True),
+    assert [(row["version"], row["description"], row["is_expired"]) for row in listed] == [
+        (3, "expiry of the versions below 2", False),
+        (2, "reprocessing of version 1", False),
+        (1, "reprocessing of version 0", True),
+        (0, "batch", True),
     ]
     table = run(capsys, "log", log)[1]
-    assert "expire below 2, commit" in table
+    assert "expiry of the versions below 2, commit" in table
     assert "commit, expired" in table
     assert run(capsys, "show", log, "3")[1].startswith("version 3: expire below 2, commit\n")
     assert json.loads(run(capsys, "top", log, "--json")[1])["pipelines"][0]["version"] == 3
@@ -595,7 +595,7 @@ def test_log_never_truncates_a_number_and_lists_hidden_columns(
     ranges = {f"a.topic.with.a.long.name-{n}": [5_000_001, 10_000_000_002] for n in range(3)}
     counts = {"read": 5_001_234, "written.out": 5_001_233, "filtered": 0, "quarantined": 1}
     row = {
-        "version": 123_456, "result": "publishing", "ranges": ranges, "files": 7, "counts": counts, "attempts": 1, "duration_ms": 61_000, "run_key": "r",
+        "version": 123_456, "kind": "batch", "is_rolled_back": False, "result": "publishing", "ranges": ranges, "files": 7, "counts": counts, "attempts": 1, "duration_ms": 61_000, "run_key": "r",
         "planned_at_ms": 0, "decided_at_ms": 0, "sinks": {"out": "waiting"}, "reason": "", "changed": ["where", "limits.rows"],
     }  # fmt: skip
     table = log_table("world", [row], now_ms=7_200_000)
@@ -649,7 +649,7 @@ def test_show_prints_values_as_json(fixture: PipelineFixture, capsys: pytest.Cap
     _, stored, _ = run(capsys, "show", str(fixture.root / "log"), "0", "--json")
     _, out, _ = run(capsys, "show", str(fixture.root / "log"), "0")
     for name, value in json.loads(stored)["outcome"].items():
-        if isinstance(value, dict) and name not in ("sinks", "schemas"):
+        if isinstance(value, dict) and name not in ("sinks", "schemas", "work"):
             assert f"{name:<18} {json.dumps(value)}" in out
 
 
@@ -658,6 +658,8 @@ def test_log_shows_the_sink_with_a_pending_publish(
 ) -> None:
     row = {
         "version": 0,
+        "kind": "batch",
+        "is_rolled_back": False,
         "result": "publishing",
         "decided_at_ms": 0,
         "ranges": {},
@@ -750,8 +752,8 @@ def test_rollback_removes_later_versions_and_log_shows_it(
     rows = json.loads(run(capsys, "log", log, "--json")[1])["versions"]
     assert (rows[0]["rolls_back_to"], rows[1]["is_rolled_back"], rows[-1]["is_rolled_back"]) == (0, True, False)
     shown = run(capsys, "log", log)[1]
-    assert "rollback to 0" in shown
-    assert run(capsys, "show", log, str(head + 1))[1].startswith(f"version {head + 1}: rollback to 0, commit\n")
+    assert "rollback to version 0" in shown
+    assert run(capsys, "show", log, str(head + 1))[1].startswith(f"version {head + 1}: rollback to version 0, commit\n")
     assert "commit, rolled back" in shown
     run_batch(fixture.pipeline(limits=Limits(max_files=7)), run_key="changed", log=fixture.log(), engine=RowsEngine())
     rows = json.loads(run(capsys, "log", log, "--json")[1])["versions"]

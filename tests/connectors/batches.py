@@ -71,9 +71,9 @@ def staged(sink: Any, table: pyarrow.Table, version: int = 0, *, schema: str, ro
 def committed_batch(fixture: PipelineFixture, pipeline: Pipeline, name: str, version: int) -> SinkCommit:
     """Return the batch that a sink has to publish for a committed version of a fixture's log."""
     opened = open_pipeline(pipeline, fixture.log())
-    stored = opened.log.outcome(version)
+    stored = opened.log.outcome_and_sha256(version)
     assert stored is not None
-    return batch_of(opened, stored[0], stored[1], name)
+    return batch_of(opened, *stored, name)
 
 
 def check_that_commits_of_other_logs_are_refused(sink: Any, published: SinkCommit, next: SinkCommit) -> None:

@@ -114,7 +114,7 @@ def test_table_keeps_the_last_change_of_each_row_in_a_feed_that_sparks_package_r
     run_batch(pipeline, run_key="first")
     plan = open_log(pipeline.log).log.plan(0)
     assert plan is not None
-    assert '"reader":"delta"' in json.dumps(plan[0].pins, separators=(",", ":"))
+    assert '"reader":"delta"' in json.dumps(plan.pins, separators=(",", ":"))
     rows = {row.k: (row["_change_type"], row.v) for row in spark.read.format("delta").load(kept).collect()}
     expected = {k: ("update_postimage", 3) if k % 2 == 0 else ("insert", 0) for k in range(9)}
     assert rows == {**expected, 4: ("delete", 3)}

@@ -212,7 +212,7 @@ def test_large_partition_is_read_by_several_tasks_over_the_planned_range(topics:
     of_tasks = lambda frame: frame.withColumn("task", F.spark_partition_id())  # noqa: E731
     topics.run(topics.pipeline("a", source={"options": {option: value}}, transform=of_tasks), "r")
     assert topics.rows('count(*), count(DISTINCT task), count(DISTINCT "offset")') == [(1_000, 10, 1_000)]
-    plan, _ = open_log(str(topics.location / "log")).log.plan(0) or (None, None)
+    plan = open_log(str(topics.location / "log")).log.plan(0)
     assert plan is not None
     assert [*plan.ranges.values()] == [(0, 1_000)]
 

@@ -187,7 +187,7 @@ def test_manifest_names_exactly_the_files_of_the_committed_attempt(
         run_batch(pipeline(lake, arrivals, transform=fails_once), run_key="a")
     assert run_batch(pipeline(lake, arrivals, transform=fails_once), run_key="a").counts["written.out"] == 100
     named = {file.path for file in open_log(f"{lake}/log").files()}
-    winner = f"/{open_log(f'{lake}/log').log.outcome(0)[0].attempt_id}/"  # type: ignore[index]
+    winner = f"/{open_log(f'{lake}/log').log.outcome(0).attempt_id}/"  # type: ignore[union-attr]
     assert named == {f"s3://lake/{key}" for key in keys(f"{lake}/out/data") if winner in key and not key.endswith("/")}
     assert verify(f"{lake}/log").violations == []
 

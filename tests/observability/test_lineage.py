@@ -59,7 +59,7 @@ def test_finished_run_names_its_datasets_with_statistics_and_batches(
     }  # fmt: skip
     facet = sent["run"]["facets"]["streamsem_batches"]
     assert (facet["pipeline"], facet["status"]) == ("world", "committed")
-    stored = [disk_fixture.log().outcome(version)[0] for version in (0, 1)]  # type: ignore[index]
+    stored = [disk_fixture.log().outcome(version) for version in (0, 1)]  # type: ignore[union-attr]
     assert [(b["version"], b["ranges"], b["result"], b["attemptId"], b["counts"]) for b in facet["batches"]] == [
         (o.version, ranges, "commit", o.attempt_id, dict(o.counts))
         for o, ranges in zip(stored, ({"files": [0, 2]}, {"files": [2, 3]}), strict=True)

@@ -194,7 +194,7 @@ def test_phases_are_spans_nested_under_the_task_span(fixture: PipelineFixture, s
         ("streamsem.collect", "streamsem.stage"), ("streamsem.commit", "streamsem.run"),
     }  # fmt: skip
     commit = next(span for span in finished if span.name == "streamsem.commit")
-    outcome, _ = fixture.log().outcome(0) or pytest.fail("no outcome")
+    outcome = fixture.log().outcome(0) or pytest.fail("no outcome")
     assert dict(commit.attributes) == {
         "streamsem.pipeline": "world", "streamsem.run_key": "a", "streamsem.version": 0, "streamsem.attempt_id": outcome.attempt_id,
         "streamsem.result": "commit", "streamsem.lost": False,

@@ -73,7 +73,7 @@ def test_version_closed_event_matches_the_stored_outcome(fixture: PipelineFixtur
     fixture.arrive(2, bad_lines=1)
     emitted = events_of_run(fixture, "a")
     (decided,) = of(VersionClosed, emitted)
-    stored, _ = fixture.log().outcome(0) or pytest.fail("no outcome")
+    stored = fixture.log().outcome(0) or pytest.fail("no outcome")
     assert (decided.mine, decided.lost, decided.result) == (True, False, "commit")
     assert decided.attempt_id == stored.attempt_id
     assert decided.counts == stored.counts == of(Staged, emitted)[0].counts
@@ -154,7 +154,8 @@ def test_outcome_of_another_process_is_emitted_as_lost(fixture: PipelineFixture)
     emitted: list[Any] = []
     with listening(emitted.append):
         fixture.run("a", store=BeforeOutcome(fixture.store, abort_version))
-    lost, won = of(VersionClosed, emitted)
+    aborted, lost, won = of(VersionClosed, emitted)
+    assert (aborted.version, aborted.result, aborted.mine) == (0, "abort", True)
     assert (lost.version, lost.result, lost.mine, lost.lost, dict(lost.outputs)) == (0, "abort", False, True, {})
     assert (won.version, won.result, won.mine, won.lost) == (1, "commit", True, False)
     fixture.check()
@@ -283,7 +284,7 @@ def test_log_records_have_the_run_fields_as_attributes(
         fixture.run("a")
     planned, _, committed = (record for record in caplog.records if record.getMessage().startswith("version 0"))
     assert (planned.pipeline, planned.version) == ("world", 0)  # type: ignore[attr-defined]
-    assert committed.attempt_id == fixture.log().outcome(0)[0].attempt_id  # type: ignore[attr-defined, index]
+    assert committed.attempt_id == fixture.log().outcome(0).attempt_id  # type: ignore[attr-defined, union-attr]
     assert not hasattr(planned, "attempt_id")
 
 

@@ -79,7 +79,7 @@ def test_reprocessing_replaces_only_the_versions_of_the_preview(fixture: Publish
     fixture.run("more")
     done = confirmed(fixture, found)
     assert [line.split(":")[0] for line in done["lines"]] == ["version 0", "version 1", "version 2"]
-    assert [version.plan.kind for version in fixture.opened().versions(limit=4)] == ["reprocess"] * 3 + ["batch"]
+    assert [version.plan.work.kind for version in fixture.opened().versions(limit=4)] == ["reprocess"] * 3 + ["batch"]
     fixture.check()
 
 

@@ -355,7 +355,7 @@ def test_task_with_a_changed_spec_fails_without_a_retry_until_it_alters_the_log(
     for run_id in ("b", "c"):
         operator(fixture, pipeline=changed, alter_from=found[1]).execute(context(run_id))
         fixture.arrive(1)
-    kinds = [version.plan.kind for version in fixture.opened().versions(newest_first=False)]
+    kinds = [version.plan.work.kind for version in fixture.opened().versions(newest_first=False)]
     assert kinds == ["batch", "alter", "batch", "batch"]
     with pytest.raises(AirflowFailException):
         operator(fixture).execute(context("d"))
@@ -419,7 +419,7 @@ def test_decorated_function_is_the_transform_and_gets_its_keyword_arguments(
     task = decorated(clean, fixture.pipeline(), least=4)
     assert task.execute(context())["counts"]["written.out"] == 2
     assert received == [4]
-    (outcome, _) = open_log(str(fixture.root / "log")).log.outcome(0) or pytest.fail("no outcome")
+    outcome = open_log(str(fixture.root / "log")).log.outcome(0) or pytest.fail("no outcome")
     assert outcome.transform.endswith("clean")
 
 

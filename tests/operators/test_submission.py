@@ -110,7 +110,7 @@ def test_driver_without_progress_is_declared_lost_and_the_retry_may_submit_anoth
 ) -> None:
     assert plan_run(pipeline, run_key="r") is None
     condition = of_text(to_text(DriverWait(pipeline=pipeline, run_key="r", patience_s=60)))
-    planned_ms = open_log(pipeline.log).log.plan(0)[0].planned_at_ms  # type: ignore[index]
+    planned_ms = open_log(pipeline.log).log.plan(0).planned_at_ms  # type: ignore[union-attr]
     assert not condition.check(clock=ManualClock(now_ms=planned_ms + 59_000)).met
     finding = condition.check(clock=ManualClock(now_ms=planned_ms + 61_000))
     assert (finding.met, finding.observed["stalled"]) == (True, True)

@@ -24,7 +24,7 @@ from airflow_provider_streamsem.errors import (
     StageError,
     StreamsemError,
 )
-from airflow_provider_streamsem.pipeline.compact import Rewrite
+from airflow_provider_streamsem.pipeline.compact import Compacted
 from airflow_provider_streamsem.pipeline.review import stage_reprocessing
 from airflow_provider_streamsem.pipeline.vacuum import oldest_kept, vacuum
 from airflow_provider_streamsem.protocol.view import OpenHead
@@ -55,7 +55,7 @@ def prepared(root: Path, **arguments: Any) -> PipelineFixture:
     return fixture
 
 
-def compacted(fixture: PipelineFixture, *, store: Store | None = None, **named: Any) -> list[Rewrite]:
+def compacted(fixture: PipelineFixture, *, store: Store | None = None, **named: Any) -> list[Compacted]:
     arguments: dict[str, Any] = {"engine": RowsEngine(), "target_file_bytes": TARGET, **named}
     return compact(arguments.pop("pipeline", None) or fixture.pipeline(), log=fixture.log(store), **arguments)
 
@@ -543,7 +543,7 @@ def test_writer_that_finds_an_open_unstaged_rewrite_aborts_it(fixture: PipelineF
     WRITERS[writer](fixture)
     outcome = fixture.log().outcome(4)
     assert outcome is not None
-    assert (outcome[0].result, outcome[0].rewritten) == ("abort", None)
+    assert (outcome.result, outcome.rewrites) == ("abort", ())
     assert rows(fixture) == Counter(range(15 if writer == "run" else 12))
     assert fixture.opened().head >= 5 or writer in ("held version", "rollback")
 
@@ -556,7 +556,7 @@ def test_writer_that_finds_an_open_staged_rewrite_commits_it(fixture: PipelineFi
     WRITERS[writer](fixture)
     outcome = fixture.log().outcome(4)
     assert outcome is not None
-    assert outcome[0].rewritten is not None
+    assert outcome.rewrites
     fixture.ran = _altered(fixture) if writer == "alter" else None
     assert fixture.verdict().violations == []
 
@@ -620,7 +620,7 @@ def test_other_process_at_any_request_of_a_compaction(tmp_path: Path, other: str
 @pytest.mark.slow
 @pytest.mark.parametrize("other", OTHERS)
 def test_compaction_at_any_request_of_another_process(tmp_path: Path, other: str) -> None:
-    at, is_done, committed, start = 0, False, list[Rewrite](), PreparedFixture(prepared(tmp_path))
+    at, is_done, committed, start = 0, False, list[Compacted](), PreparedFixture(prepared(tmp_path))
     while not is_done:
         fixture = start.restore()
         if other == "vacuum":

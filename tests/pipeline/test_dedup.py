@@ -296,9 +296,7 @@ def test_layers_are_few_and_each_id_is_written_a_logarithmic_number_of_times(fix
     for version in range(outcome.version + 1):
         found = opened.log.outcome(version)
         assert found is not None
-        layers_of_version = [
-            layer for layer in found[0].state["dedup"] if f"data/{version}/" in layer["files"][0]["key"]
-        ]
+        layers_of_version = [layer for layer in found.state["dedup"] if f"data/{version}/" in layer["files"][0]["key"]]
         written += sum(layer["rows"] for layer in layers_of_version)
     assert written <= 64 * 3 * 6
     fixture.check()

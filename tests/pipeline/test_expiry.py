@@ -62,7 +62,7 @@ def stored(fixture: PipelineFixture) -> set[int]:
 
 def oldest_readable(fixture: PipelineFixture) -> int | None:
     head = fixture.log().newest_head()
-    return None if head.outcome is None else head.outcome.oldest_readable
+    return head.oldest_readable or None
 
 
 @pytest.mark.parametrize(("kept", "left"), [(1, {4, 5}), (2, {4, 5}), (3, {0, 1, 2, 3, 4, 5}), (9, {0, 1, 2, 3, 4, 5})])
@@ -408,5 +408,5 @@ def test_rewrite_and_expiry_have_the_spec_of_the_newest_batch(fixture: PipelineF
         log=CommitLog(fixture.store, ManualClock(NOW_MS + 30 * DAY_MS)),
     )
     plans = [plan for version in (4, 5, 6) if (plan := log.plan(version)) is not None]
-    assert [plan.kind for plan, _ in plans] == ["rewrite", "batch", "expire"]
-    assert len({plan.spec for plan, _ in plans}) == 1
+    assert [plan.work.kind for plan in plans] == ["rewrite", "batch", "expire"]
+    assert len({plan.spec for plan in plans}) == 1

@@ -18,7 +18,8 @@ from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import LogDamagedError, StreamsemError
 from airflow_provider_streamsem.pipeline.vacuum import vacuum
 from airflow_provider_streamsem.protocol import codec, keys
-from airflow_provider_streamsem.protocol.entries import Outcome, Rewritten
+from airflow_provider_streamsem.protocol.entries import Outcome
+from airflow_provider_streamsem.protocol.kinds.rewrite import Rewrite
 from airflow_provider_streamsem.testing.clock import ManualClock
 from tests.pipeline.test_compact import compacted, prepared
 from tests.pipeline_fixture import PipelineFixture, PreparedFixture
@@ -35,15 +36,17 @@ def compacted_fixture(tmp_path_factory: pytest.TempPathFactory) -> PreparedFixtu
     return PreparedFixture(fixture)
 
 
-def forge(fixture: PipelineFixture, change: Callable[[Rewritten], Rewritten]) -> Rewritten:
+def forge(fixture: PipelineFixture, change: Callable[[Rewrite], Rewrite]) -> Rewrite:
     """Replace the entry of the rewrite. Returns what it says now."""
     found = fixture.log().outcome(REWRITE)
     assert found is not None
-    assert found[0].rewritten is not None
-    outcome: Outcome = replace(found[0], rewritten=change(found[0].rewritten))
-    fixture.store._objects[keys.outcome(REWRITE)] = codec.encode(outcome).data  # type: ignore[attr-defined]
-    assert outcome.rewritten is not None
-    return outcome.rewritten
+    assert isinstance(found.work, Rewrite)
+    work = change(found.work)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Rewrite, "check_outcome", lambda self, outcome: None)
+        forged: Outcome = replace(found, work=work)
+    fixture.store._objects[keys.outcome(REWRITE)] = codec.encode(forged).data  # type: ignore[attr-defined]
+    return work
 
 
 def stored_ids(fixture: PipelineFixture) -> set[int]:
@@ -65,7 +68,7 @@ def vacuumed(fixture: PipelineFixture) -> None:
     vacuum(fixture.pipeline(), keep_versions=1, keep_days=0, log=log)
 
 
-FORGED: dict[str, Callable[[Rewritten], Rewritten]] = {
+FORGED: dict[str, Callable[[Rewrite], Rewrite]] = {
     "no output": lambda found: replace(found, output=None),
     "other rows": lambda found: replace(found, rows=found.rows + 1),
     "other rows, as in the output": lambda found: replace(
@@ -135,7 +138,7 @@ def test_vacuum_loses_no_row_whatever_a_rewrite_says(
     fixture = compacted_fixture.restore()
     before = stored_ids(fixture)
 
-    def change(found: Rewritten) -> Rewritten:
+    def change(found: Rewrite) -> Rewrite:
         output = found.output if has_output else None
         return replace(
             found,

@@ -133,7 +133,7 @@ def test_fork_at_a_time_starts_after_the_newest_version_closed_before_it(tmp_pat
     forking = ForkFixture(tmp_path)
     outcome = forking.original.log().outcome(1)
     assert outcome is not None
-    log, at = forking.original.log(), outcome[0].decided_at_ms
+    log, at = forking.original.log(), outcome.decided_at_ms
     with pytest.raises(InvalidError, match="no version was closed by this time"):
         fork(forking.pipeline(), log, until_ms=at - 10**6, log=forking.log())
     other = new_memory_store()
@@ -388,7 +388,7 @@ def test_partition_columns_of_a_fork_keep_the_types_that_the_original_recorded(t
         forked.original.run("later", drain=True, pipeline=forked.original.pipeline(**forked.changes)),
     ):
         assert result.counts["duplicates"] == 1
-    (plan, _) = forked.log().plan(0) or (None, "")
+    plan = forked.log().plan(0)
     assert plan is not None
     assert plan.hint["partition_columns"] == {"p": "string"}
 

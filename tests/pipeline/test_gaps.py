@@ -53,7 +53,7 @@ def test_missing_planned_file_stops_the_run_or_becomes_a_gap_of_a_new_plan(
     assert fixture.opened().head == -1
     result = fixture.run("a", drain=drain, pipeline=fixture.pipeline(on_data_loss="record_gap"))
     assert result.counts["read"] == (6 if drain else 3)
-    aborted, outcome = (fixture.opened().log.outcome(n)[0] for n in (0, 1))  # type: ignore[index]
+    aborted, outcome = (fixture.opened().log.outcome(n) for n in (0, 1))  # type: ignore[union-attr]
     assert (aborted.result, outcome.gaps) == ("abort", {"files": ((0, 1),)})
     assert "00000.json" in aborted.reason
     fixture.run("rest", drain=True)

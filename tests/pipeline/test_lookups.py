@@ -128,8 +128,8 @@ def test_batch_whose_planned_rows_were_changed_is_planned_again_with_the_current
     aborted, committed = open_commit_log(spec.log).outcome(0), open_commit_log(spec.log).outcome(1)
     assert aborted is not None
     assert committed is not None
-    assert (aborted[0].committed, "planned file" in aborted[0].reason) == (False, True)
-    assert (names(spark, tmp_path), committed[0].gaps) == ({1: "Bo"}, {})
+    assert (aborted.committed, "planned file" in aborted.reason) == (False, True)
+    assert (names(spark, tmp_path), committed.gaps) == ({1: "Bo"}, {})
 
 
 def test_rows_that_change_while_each_attempt_reads_them_fail_the_run(tmp_path: Path, customers: FilesTable) -> None:
@@ -143,7 +143,7 @@ def test_rows_that_change_while_each_attempt_reads_them_fail_the_run(tmp_path: P
         run_batch(pipeline(tmp_path, customers, transform=changes_them), run_key="first")
     aborted = open_commit_log(str(tmp_path / "log")).outcome(0)
     assert aborted is not None
-    assert not aborted[0].committed
+    assert not aborted.committed
     assert open_commit_log(str(tmp_path / "log")).outcome(1) is None
 
 

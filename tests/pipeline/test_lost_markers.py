@@ -40,7 +40,7 @@ def markers(fixture: PublishingFixture, version: int) -> tuple[dict[str, int], d
     log = fixture.log()
     outcome, receipts = log.outcome(version), log.receipts(version)
     assert outcome is not None
-    return versions(outcome[0].markers), None if receipts is None else versions(receipts.markers)
+    return versions(outcome.markers), None if receipts is None else versions(receipts.markers)
 
 
 def versions(markers: Mapping[str, Marker]) -> dict[str, int]:

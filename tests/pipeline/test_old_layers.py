@@ -34,7 +34,7 @@ def needed_attempts(fixture: RepeatingFixture, first: int) -> set[tuple[int, str
     """Return the attempts whose ids the states from a version on name."""
     opened = fixture.opened()
     outcomes = [opened.log.outcome(version) for version in range(first, opened.head + 1)]
-    files = [f for each in outcomes if each for layer in stored_layers(each[0].state) for f in layer.files]
+    files = [f for each in outcomes if each for layer in stored_layers(each.state) for f in layer.files]
     return {attempt for file in files if (attempt := keys.attempt_of_data(file.key)) is not None}
 
 

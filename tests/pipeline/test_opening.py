@@ -74,7 +74,7 @@ def test_spec_with_changed_mutable_fields_is_accepted_and_recorded(fixture: Pipe
     fixture.arrive(1)
     changed = fixture.pipeline(limits=Limits(max_files=7))
     fixture.run("b", pipeline=changed)
-    assert fixture.opened().log.outcome(1)[0].spec == changed.spec_sha256  # type: ignore[index]
+    assert fixture.opened().log.outcome(1).spec == changed.spec_sha256  # type: ignore[union-attr]
     assert json.loads(fixture.opened().log.read_spec(changed.spec_sha256))["limits"]["max_files"] == 7
 
 
@@ -166,7 +166,7 @@ def test_first_run_with_a_source_fixes_its_initial_offsets(
     fixture.run("a", pipeline=other)
     plan = fixture.log().plan(0)
     assert plan is not None
-    assert plan[0].initial_offsets == {"files": 0, "latest": 11}
+    assert plan.initial_offsets == {"files": 0, "latest": 11}
     assert fixture.opened().log.find_head().next == {"files": 1, "latest": 11}
 
 

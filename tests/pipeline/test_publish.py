@@ -164,7 +164,7 @@ def test_cleared_run_is_reprocessed_although_another_run_has_an_open_version(
     result = reprocess_run(fixture.pipeline(), run_key="old", request="clear", engine=RowsEngine(), log=fixture.log())
     reprocessed = fixture.opened().log.plan(result.version)
     assert reprocessed is not None
-    assert (reprocessed[0].kind, reprocessed[0].replaces and reprocessed[0].replaces.version) == ("reprocess", 0)
+    assert (reprocessed.work.kind, reprocessed.work.hidden.commits) == ("reprocess", (0,))
     fixture.run("rest", drain=True)
     fixture.check()
 
@@ -187,8 +187,8 @@ def test_batch_without_rows_keeps_the_columns_of_earlier_batches(fixture: Publis
     fixture.run("first")
     fixture.run("second", pipeline=fixture.pipeline(transform=lambda rows: []))
     outcomes = [fixture.log().outcome(version) for version in (0, 1)]
-    columns = [found[0].schemas["table"] for found in outcomes if found is not None]
-    assert [found[0].sinks["table"].rows for found in outcomes if found is not None] == [6, 0]
+    columns = [found.schemas["table"] for found in outcomes if found is not None]
+    assert [found.sinks["table"].rows for found in outcomes if found is not None] == [6, 0]
     assert columns[0] == columns[1]
     assert '"id"' in columns[0]
 
@@ -242,7 +242,7 @@ def test_plan_after_a_commit_without_receipts_is_refused(fixture: PublishingFixt
     assert stored is not None
     assert head.has_pending_publishes
     with pytest.raises(LogDamagedError, match="I2"):
-        log.put_plan(head, replace(stored[0], version=1, previous=head.outcome_sha, initial_offsets=None))
+        log.put_plan(head, replace(stored, version=1, previous=head.outcome_sha, initial_offsets=None))
     assert log.plan(1) is None
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from airflow_provider_streamsem import Limits
 from airflow_provider_streamsem.pipeline import report
-from airflow_provider_streamsem.protocol.entries import Replaced
+from airflow_provider_streamsem.protocol.kinds.reprocess import Reprocess
 from tests.pipeline_fixture import PipelineFixture
 from tests.protocol import samples
 
@@ -102,7 +102,7 @@ def test_messages_for_many_partitions_reprocessing_runs_and_aborts() -> None:
     ranges = {f"t-{n}": (0, n) for n in range(9)}
     assert report.planned(samples.plan(ranges=ranges)).endswith("t-5 [0, 5), and 3 more partitions")
     assert report.planned(samples.plan(ranges={})) == "version 0 planned: no offsets"
-    reprocessed = samples.plan(4, kind="reprocess", replaces=Replaced(version=2, counts={}))
+    reprocessed = samples.plan(4, work=Reprocess(replaces=2, counts={}))
     assert report.planned(reprocessed) == "version 4 planned: reprocessing of version 2"
     late = samples.outcome(samples.plan(3), counts={"read": 3, "written.hours": 0, "late": 1})
     assert report.closed(late, 100) == "version 3 committed in 0.1 s: 3 rows read, 0 written to hours, 1 late"

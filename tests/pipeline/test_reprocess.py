@@ -81,8 +81,7 @@ def test_reprocessing_of_a_reprocessed_version_replaces_the_newest_reprocessing(
         result = fixture.run(f"fix {n}", reprocessed=1)
         outcome = fixture.log().outcome(result.version)
         assert outcome is not None
-        assert outcome[0].replaces is not None
-        assert outcome[0].replaces.version == expected
+        assert outcome.replaces == expected
     assert [file.version for file in fixture.opened().files()] == [0, 2, 5]
     assert fixture.verdict().violations == []
 
@@ -342,7 +341,7 @@ def test_reprocessing_runs_give_the_same_files_with_and_without_segments(tmp_pat
     counts = fixture.opened().view().counts
     assert fixture.verdict().violations == []
     chain = [fixture.log().outcome(v) for v in range(head + 1)]
-    assert [o[0].version for o in chain if o is not None and o[0].replaces is not None] == [20, 131, 182, 213, 229]
+    assert [o.version for o in chain if o is not None and o.replaces is not None] == [20, 131, 182, 213, 229]
     segments = [stat.key for stat in fixture.store.list("segments/")]
     assert len(segments) == 2
     for key in segments:

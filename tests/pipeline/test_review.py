@@ -141,7 +141,7 @@ def test_no_other_writer_closes_a_held_version(fixture: PublishingFixture, write
 
 def test_rollback_and_a_submitted_run_do_not_close_a_held_version(fixture: PublishingFixture) -> None:
     staged(fixture)
-    with pytest.raises(InvalidError, match="a version is open"):
+    with pytest.raises(HeldVersionError, match="no rollback was planned"):
         rollback(fixture.pipeline(), 1, log=fixture.log())
     with pytest.raises(HeldVersionError):
         plan_run(fixture.pipeline(), run_key="submitted", log=fixture.log())

@@ -82,7 +82,7 @@ def test_version_whose_rows_a_reprocessing_run_has_removed_has_none_to_remove(fi
     assert result.version == 5
     outcome = fixture.log().outcome(5)
     assert outcome is not None
-    assert outcome[0].publish == ()
+    assert outcome.publish == ()
     assert fixture.rows("audit") == ids_of(3)
     continue_and_check(fixture)
 
@@ -103,7 +103,7 @@ def test_table_without_rows_of_the_versions_is_not_changed(tmp_path: Path) -> No
     roll_back(fixture, 0)
     outcome = fixture.log().outcome(2)
     assert outcome is not None
-    assert outcome[0].publish == ("audit",)
+    assert outcome.publish == ("audit",)
     assert fixture.rows("audit") == fixture.rows("table") == ids_of(1)
     continue_and_check(fixture)
 

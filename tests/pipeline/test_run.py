@@ -224,7 +224,7 @@ def test_zombie_that_continues_after_an_abort_commits_nothing_of_the_aborted_ver
     engine = RowsEngine(abort_concurrently)
     result = fixture.run("a", engine=engine)
     assert (result.version, engine.staged) == (1, 2)
-    assert fixture.opened().log.outcome(0)[0].result == "abort"  # type: ignore[index]
+    assert fixture.opened().log.outcome(0).result == "abort"  # type: ignore[union-attr]
     fixture.check()
 
 
@@ -260,7 +260,7 @@ def test_quarantined_records_are_stored_with_their_commit(fixture: PipelineFixtu
     fixture.arrive(2, bad_lines=2)
     result = fixture.run("a")
     assert (result.counts["read"], result.counts["parsed"], result.counts["quarantined"]) == (10, 6, 4)
-    (key,) = fixture.opened().log.outcome(0)[0].quarantine.keys  # type: ignore[index]
+    (key,) = fixture.opened().log.outcome(0).quarantine.keys  # type: ignore[union-attr]
     data = fixture.log().read(key)
     assert data is not None
     assert data.count(b"{not json") == 4

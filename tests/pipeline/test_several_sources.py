@@ -113,8 +113,8 @@ def test_each_source_has_its_own_ranges_and_may_have_no_new_records(spark: Spark
     assert rows(spark, tmp_path) == [("order", 1), ("order", 2), ("order", 3), ("payment", 1), ("payment", 2)]
     newest = open_log(str(tmp_path / "log")).log.outcome(2)
     assert newest is not None
-    assert dict(newest[0].next) == {"orders/files": 2, "payments/files": 2}
-    assert (newest[0].counts["read"], newest[0].counts["read.orders"], newest[0].counts["read.payments"]) == (1, 1, 0)
+    assert dict(newest.next) == {"orders/files": 2, "payments/files": 2}
+    assert (newest.counts["read"], newest.counts["read.orders"], newest.counts["read.payments"]) == (1, 1, 0)
     assert verify(str(tmp_path / "log")).violations == []
 
 
@@ -125,7 +125,7 @@ def run(root: Path, key: str, **changes: Any) -> None:
 def plan_of(root: Path, version: int) -> Any:
     plan = open_log(str(root / "log")).log.plan(version)
     assert plan is not None
-    return plan[0]
+    return plan
 
 
 def test_drain_reads_all_sources_up_to_their_ends(spark: SparkSession, tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_gap_of_one_source_is_recorded_under_its_name_and_the_other_source_is_re
     assert caught.value.fields["source"] == "payments"
     result = run_batch(pipeline(tmp_path, on_data_loss="record_gap"), run_key="gap", drain=True)
     log = open_log(str(tmp_path / "log")).log
-    aborted, recorded = (log.outcome(version)[0] for version in (0, 1))  # type: ignore[index]
+    aborted, recorded = (log.outcome(version) for version in (0, 1))  # type: ignore[union-attr]
     assert aborted.result == "abort"
     assert "payments" in aborted.reason
     assert recorded.gaps == {"payments/files": ((0, 1),)}

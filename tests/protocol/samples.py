@@ -6,11 +6,12 @@ from typing import Any
 
 from airflow_provider_streamsem.protocol.codec import encode, sha256
 from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Outcome, Plan, Quarantine, StagedManifest
+from airflow_provider_streamsem.protocol.kinds.batch import Batch
 
 
 def plan(version: int = 0, **changes: Any) -> Plan:
     values: dict[str, Any] = {
-        "version": version, "previous": "", "ranges": {"files": (version, version + 1)}, "pins": [{"path": "a.json", "bytes": 3, "identity": "mtime:1"}], "run_key": f"run-{version}",
+        "version": version, "work": Batch(), "previous": "", "ranges": {"files": (version, version + 1)}, "pins": [{"path": "a.json", "bytes": 3, "identity": "mtime:1"}], "run_key": f"run-{version}",
         "j": 0, "run_start": {"files": version}, "planned_at_ms": 1, "spec": "s", "transform": "m:f", "nonce": f"plan-{version}",
     }  # fmt: skip
     return Plan(**{**values, **changes})
@@ -25,13 +26,13 @@ def file(version: int = 0, **changes: Any) -> DataFile:
 
 def outcome(of: Plan, **changes: Any) -> Outcome:
     values: dict[str, Any] = {
-        "version": of.version, "result": "commit", "plan": encode(of).sha256, "attempt_id": "a",
+        "version": of.version, "result": "commit", "work": of.work, "plan": encode(of).sha256, "attempt_id": "a",
         "sinks": {"out": Committable(format="parquet", rows=2, files=(file(of.version),))}, "schemas": {"out": "{}"}, "quarantine": Quarantine(),
         "counts": {"read": 2, "parsed": 2, "quarantined": 0, "filtered": 0, "written.out": 2}, "next": {"files": of.version + 1},
         "spec": "s", "transform": "m:f", "decided_at_ms": 2, "nonce": f"outcome-{of.version}",
     }  # fmt: skip
     if changes.get("result") == "abort":
-        values |= {"attempt_id": None, "sinks": {}, "counts": {}, "next": {"files": of.version}}
+        values |= {"work": None, "attempt_id": None, "sinks": {}, "counts": {}, "next": {"files": of.version}}
     return Outcome(**{**values, **changes})
 
 

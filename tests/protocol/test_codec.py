@@ -105,7 +105,8 @@ def test_R2_unknown_fields_are_ignored() -> None:
 
 
 @pytest.mark.parametrize(("cls", "entry", "change"), [
-    (Plan, samples.plan(), {"kind": "gap"}),
+    (Plan, samples.plan(), {"work": {"kind": "gap"}}),
+    (Plan, samples.plan(), {"work": {"kind": ["batch"]}}),
     (Outcome, samples.outcome(samples.plan()), {"result": "perhaps"}),
 ])  # fmt: skip
 def test_R2_unknown_kinds_and_results_are_refused(cls: Any, entry: Any, change: dict[str, str]) -> None:

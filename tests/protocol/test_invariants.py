@@ -12,7 +12,6 @@ from airflow_provider_streamsem.errors import DataError, LogDamagedError, LogMov
 from airflow_provider_streamsem.protocol import announcements, invariants, keys, procedures
 from airflow_provider_streamsem.protocol.codec import encode, lines
 from airflow_provider_streamsem.protocol.entries import (
-    Altered,
     Claim,
     Committable,
     Effects,
@@ -21,12 +20,16 @@ from airflow_provider_streamsem.protocol.entries import (
     Plan,
     Receipt,
     Receipts,
-    Replaced,
-    Rewritten,
-    RolledBack,
     RunPointer,
     StagedManifest,
 )
+from airflow_provider_streamsem.protocol.kinds.alter import Alter
+from airflow_provider_streamsem.protocol.kinds.batch import Batch
+from airflow_provider_streamsem.protocol.kinds.expire import Expire
+from airflow_provider_streamsem.protocol.kinds.move import Move
+from airflow_provider_streamsem.protocol.kinds.reprocess import Reprocess
+from airflow_provider_streamsem.protocol.kinds.rewrite import Rewrite
+from airflow_provider_streamsem.protocol.kinds.rollback import Rollback
 from airflow_provider_streamsem.protocol.machine import Created, Exists, Found, Listed, Missing
 from airflow_provider_streamsem.protocol.view import ClosedHead
 from airflow_provider_streamsem.stores.memory import MemoryStore
@@ -218,8 +221,8 @@ def test_closed_version_below_the_head_without_outcome_is_damage() -> None:
 def test_W12_writer_that_lost_the_plan_returns_the_head_of_the_winner() -> None:
     mine, theirs = samples.plan(nonce="mine"), samples.plan(nonce="theirs")
     outcome = samples.outcome(theirs)
-    head, fresh = drive(procedures.put_plan(EMPTY, mine), Exists(), found(theirs), found(outcome))  # type: ignore[misc]
-    assert (fresh, head.outcome) == (False, outcome)
+    planned = drive(procedures.put_plan(EMPTY, mine), Exists(), found(theirs), found(outcome))
+    assert (planned.own, planned.head.outcome) == (None, outcome)  # type: ignore[attr-defined]
     with raises_damage("I1"):  # type: ignore[attr-defined]
         drive(procedures.put_plan(EMPTY, mine), Exists(), found(theirs), Missing(), Missing())
 
@@ -254,74 +257,71 @@ def test_W4_spilled_fields_are_created_before_the_entry_and_read_with_it() -> No
     assert drive(procedures.read_entry(StagedManifest, "k"), Missing()) is None
 
 
-REPROCESS = samples.plan(
-    1,
-    kind="reprocess",
-    ranges=PLAN.ranges,
-    previous="sha",
-    replaces=Replaced(version=0, counts=samples.outcome(PLAN).counts),
-)
+REPLACES = Reprocess(replaces=0, counts=samples.outcome(PLAN).counts)
+REPROCESS = samples.plan(1, work=REPLACES, ranges=PLAN.ranges, previous="sha")
 
 
-def test_I20_reprocess_that_replaces_no_earlier_version_and_batch_that_replaces_one_are_refused() -> None:
+@pytest.mark.parametrize("replaced", [-1, 1, 2])
+def test_I20_reprocess_that_replaces_no_earlier_version_is_refused(replaced: int) -> None:
     assert CLOSED.with_plan(REPROCESS, "sha").next == CLOSED.next
-    future = Replaced(version=1, counts={})
-    for changes in ({"replaces": None}, {"replaces": future}, {"kind": "batch"}):
-        with raises_damage("I20"):  # type: ignore[attr-defined]
-            CLOSED.with_plan(dataclasses.replace(REPROCESS, **changes), "sha")
+    work = dataclasses.replace(REPLACES, replaces=replaced)
+    with raises_damage("I20"):  # type: ignore[attr-defined]
+        CLOSED.with_plan(dataclasses.replace(REPROCESS, work=work), "sha")
+    with raises_damage("I20"):  # type: ignore[attr-defined]
+        samples.outcome(REPROCESS, work=work)
 
 
 def test_I20_reprocess_with_other_ranges_gaps_or_counts_than_the_replaced_commit_is_refused() -> None:
     commit = samples.outcome(PLAN)
-    invariants.check_i20(REPROCESS, PLAN, commit)
-    for reprocess, plan, outcome in (
-        (REPROCESS, samples.plan(ranges={"files": (0, 2)}), commit),
-        (REPROCESS, samples.plan(gaps={"files": ((0, 1),)}), commit),
-        (REPROCESS, PLAN, samples.outcome(PLAN, result="abort")),
-        (dataclasses.replace(REPROCESS, replaces=Replaced(version=0, counts={})), PLAN, commit),
-        (dataclasses.replace(REPROCESS, replaces=None), PLAN, commit),
+    REPLACES.check_replaced(REPROCESS, PLAN, commit)
+    for work, plan, outcome in (
+        (REPLACES, samples.plan(ranges={"files": (0, 2)}), commit),
+        (REPLACES, samples.plan(gaps={"files": ((0, 1),)}), commit),
+        (REPLACES, PLAN, samples.outcome(PLAN, result="abort")),
+        (dataclasses.replace(REPLACES, counts={}), PLAN, commit),
     ):
         with raises_damage("I20"):  # type: ignore[attr-defined]
-            invariants.check_i20(reprocess, plan, outcome)
+            work.check_replaced(REPROCESS, plan, outcome)
 
 
 def test_I20_commit_must_replace_the_version_of_its_plan_and_an_abort_none() -> None:
     opened = CLOSED.with_plan(REPROCESS, encode(REPROCESS).sha256)
     unchanged = {"files": 1}
-    assert (
-        opened.with_outcome(samples.outcome(REPROCESS, replaces=REPROCESS.replaces, next=unchanged), "sha").next
-        == unchanged
-    )
+    assert opened.with_outcome(samples.outcome(REPROCESS, next=unchanged), "sha").next == unchanged
     assert opened.with_outcome(samples.outcome(REPROCESS, result="abort", next=unchanged), "sha").next == unchanged
-    for changes in ({}, {"result": "abort", "replaces": REPROCESS.replaces}):
+    for work in (Batch(), dataclasses.replace(REPLACES, counts={})):
         with raises_damage("I20"):  # type: ignore[attr-defined]
-            opened.with_outcome(samples.outcome(REPROCESS, next=unchanged, **changes), "sha")
+            opened.with_outcome(samples.outcome(REPROCESS, next=unchanged, work=work), "sha")
     with raises_damage("I4"):  # type: ignore[attr-defined]
-        opened.with_outcome(samples.outcome(REPROCESS, replaces=REPROCESS.replaces, next={"files": 2}), "sha")
+        opened.with_outcome(samples.outcome(REPROCESS, next={"files": 2}), "sha")
+
+
+def test_I2_commit_without_a_payload_and_abort_with_one_are_refused() -> None:
+    for changes in ({"work": None}, {"result": "abort", "work": Batch()}):
+        with raises_damage("I2"):  # type: ignore[attr-defined]
+            samples.outcome(PLAN, **changes)
 
 
 AT_3 = ClosedHead(outcome=samples.outcome(samples.plan(3), next={"a": 4, "b": 1}), outcome_sha="sha")
-BACK = RolledBack(to=1, next={"a": 2, "b": 0}, counts={"read": 4})
-ROLLBACK = samples.plan(4, kind="rollback", ranges={}, previous="sha", rolled_back=BACK)
+BACK = Rollback(to=1, next={"a": 2, "b": 0}, counts={"read": 4})
+ROLLBACK = samples.plan(4, work=BACK, ranges={}, previous="sha")
 OUTPUT = Committable(format="json", rows=0)
 RESTORED = samples.outcome(samples.plan(1), next={"a": 2}, state={"dedup": 1})
 
 
 def rolled_back(**changes: Any) -> Outcome:
     empty = {"attempt_id": None, "sinks": {}, "counts": {}}
-    given = {"next": BACK.next, "rolled_back": BACK, "newest_rollback": 4, "state": RESTORED.state}
+    given = {"next": BACK.next, "newest": {"rollback": 4}, "state": RESTORED.state}
     return samples.outcome(ROLLBACK, **{**empty, **given, **changes})
 
 
 def test_I21_rollback_without_an_earlier_position_or_with_ranges_is_refused() -> None:
     assert AT_3.with_plan(ROLLBACK, "sha").next == AT_3.next
     for changes in (
-        {"rolled_back": None},
-        {"kind": "batch"},
         {"ranges": {"a": (4, 5)}},
-        {"rolled_back": RolledBack(to=4, next=BACK.next, counts={})},
-        {"rolled_back": RolledBack(to=1, next={"a": 2}, counts={})},
-        {"rolled_back": RolledBack(to=1, next={"a": 5, "b": 0}, counts={})},
+        {"work": dataclasses.replace(BACK, to=4)},
+        {"work": dataclasses.replace(BACK, next={"a": 2})},
+        {"work": dataclasses.replace(BACK, next={"a": 5, "b": 0})},
     ):
         with raises_damage("I21"):  # type: ignore[attr-defined]
             AT_3.with_plan(dataclasses.replace(ROLLBACK, **changes), "sha")
@@ -330,21 +330,22 @@ def test_I21_rollback_without_an_earlier_position_or_with_ranges_is_refused() ->
 def test_I21_outcome_must_have_the_position_of_its_plan_and_name_the_newest_rollback() -> None:
     opened = AT_3.with_plan(ROLLBACK, encode(ROLLBACK).sha256)
     assert opened.with_outcome(rolled_back(), "sha").next == BACK.next
-    abort = {"result": "abort", "rolled_back": None, "newest_rollback": None, "next": AT_3.next}
+    abort = {"result": "abort", "work": None, "newest": {}, "next": AT_3.next}
     assert opened.with_outcome(rolled_back(**abort), "sha").next == AT_3.next
-    for changes in ({"rolled_back": None}, {"newest_rollback": None}, {**abort, "rolled_back": BACK}):
+    other = dataclasses.replace(BACK, to=2)
+    for changes in ({"work": other}, {"newest": {}}, {"newest": {"rollback": 3}}, {**abort, "newest": {"rollback": 4}}):
         with raises_damage("I21"):  # type: ignore[attr-defined]
             opened.with_outcome(rolled_back(**changes), "sha")
     with raises_damage("I4"):  # type: ignore[attr-defined]
         opened.with_outcome(rolled_back(next=AT_3.next), "sha")
     with raises_damage("I21"):  # type: ignore[attr-defined]
-        rolled_back(rolled_back=RolledBack(to=4, next={}, counts={}))
+        rolled_back(work=dataclasses.replace(BACK, to=4))
     later = samples.plan(5, previous="sha", ranges={"a": (2, 3)})
     head = ClosedHead(outcome=rolled_back(), outcome_sha="sha").with_plan(later, encode(later).sha256)
-    commit = samples.outcome(later, next={"a": 3, "b": 0}, newest_rollback=4)
+    commit = samples.outcome(later, next={"a": 3, "b": 0}, newest={"rollback": 4})
     assert head.with_outcome(commit, "sha").next == {"a": 3, "b": 0}
     with raises_damage("I21"):  # type: ignore[attr-defined]
-        head.with_outcome(dataclasses.replace(commit, newest_rollback=None), "sha")
+        head.with_outcome(dataclasses.replace(commit, newest={}), "sha")
 
 
 @pytest.mark.parametrize(
@@ -352,24 +353,23 @@ def test_I21_outcome_must_have_the_position_of_its_plan_and_name_the_newest_roll
 )
 def test_I21_rollback_has_no_output_and_publishes_to_the_sinks_of_its_plan(change: dict[str, Any]) -> None:
     back = dataclasses.replace(BACK, publish=("audit",))
-    assert rolled_back(rolled_back=back, publish=("audit",)).requires_receipts
+    assert rolled_back(work=back, publish=("audit",)).requires_receipts
     with raises_damage("I21"):  # type: ignore[attr-defined]
-        rolled_back(rolled_back=back, **change)
+        rolled_back(work=back, **change)
 
 
 def test_I21_rollback_must_have_the_offsets_the_state_and_the_counts_of_the_version_to_which_it_returns() -> None:
     counts = {"read": 4}
-    invariants.check_i21(ROLLBACK, rolled_back(), RESTORED, counts=counts)
-    invariants.check_i21(ROLLBACK, None, RESTORED, counts=counts)
-    invariants.check_i21(ROLLBACK, rolled_back(result="abort", state=None), RESTORED, counts=counts)
-    for plan, outcome, restored, expected in (
-        (ROLLBACK, rolled_back(state=None), RESTORED, counts),
-        (ROLLBACK, None, dataclasses.replace(RESTORED, next={"a": 3}), counts),
-        (ROLLBACK, None, RESTORED, {}),
-        (PLAN, None, RESTORED, counts),
+    BACK.check_restored(4, rolled_back(), RESTORED, counts=counts)
+    BACK.check_restored(4, None, RESTORED, counts=counts)
+    BACK.check_restored(4, rolled_back(result="abort", work=None, state=None), RESTORED, counts=counts)
+    for outcome, restored, expected in (
+        (rolled_back(state=None), RESTORED, counts),
+        (None, dataclasses.replace(RESTORED, next={"a": 3}), counts),
+        (None, RESTORED, {}),
     ):
         with raises_damage("I21"):  # type: ignore[attr-defined]
-            invariants.check_i21(plan, outcome, restored, counts=expected)
+            BACK.check_restored(4, outcome, restored, counts=expected)
 
 
 BEFORE = samples.outcome(
@@ -380,8 +380,8 @@ BEFORE = samples.outcome(
     markers={"old": Marker(version=1, outcome="x"), "table": Marker(version=2, outcome="y")},
 )
 AT_ALTER = ClosedHead(outcome=BEFORE, outcome_sha="sha", markers=BEFORE.markers)
-CHANGES = Altered(offsets={"c": 7}, state=("spark",), removed=("old",))
-ALTER = samples.plan(4, kind="alter", ranges={}, previous="sha", altered=CHANGES, spec="new")
+CHANGES = Alter(offsets={"c": 7}, state=("spark",), removed=("old",))
+ALTER = samples.plan(4, work=CHANGES, ranges={}, previous="sha", spec="new")
 
 
 def altered(**changes: Any) -> Outcome:
@@ -390,8 +390,7 @@ def altered(**changes: Any) -> Outcome:
         "sinks": {},
         "counts": {},
         "next": {"a": 4, "b": 1, "c": 7},
-        "altered": CHANGES,
-        "newest_alter": 4,
+        "newest": {"alter": 4},
         "state": {"dedup": 1},
         "schemas": {"out": "{}"},
         "markers": {"table": Marker(version=2, outcome="y")},
@@ -403,10 +402,8 @@ def altered(**changes: Any) -> Outcome:
 def test_I22_alter_without_changes_with_ranges_or_with_an_offset_of_a_known_partition_is_refused() -> None:
     assert AT_ALTER.with_plan(ALTER, "sha").next == BEFORE.next
     for changes in (
-        {"altered": None},
-        {"kind": "batch"},
         {"ranges": {"a": (4, 5)}},
-        {"altered": Altered(offsets={"b": 1})},
+        {"work": Alter(offsets={"b": 1})},
     ):
         with raises_damage("I22"):  # type: ignore[attr-defined]
             AT_ALTER.with_plan(dataclasses.replace(ALTER, **changes), "sha")
@@ -418,12 +415,12 @@ def test_I22_outcome_of_an_alter_follows_from_its_plan_and_the_outcome_before() 
     opened = AT_ALTER.with_plan(ALTER, encode(ALTER).sha256)
     assert opened.with_outcome(altered(), "sha").next == {"a": 4, "b": 1, "c": 7}
     unchanged = {name: getattr(BEFORE, name) for name in ("next", "state", "schemas", "markers", "spec")}
-    abort = {"result": "abort", "altered": None, "newest_alter": None, **unchanged}
+    abort = {"result": "abort", "work": None, "newest": {}, **unchanged}
     assert opened.with_outcome(altered(**abort), "sha").next == BEFORE.next
     for changes in (
-        {"altered": None},
-        {"newest_alter": None},
-        {**abort, "altered": CHANGES},
+        {"work": Alter()},
+        {"newest": {}},
+        {**abort, "newest": {"alter": 4}},
         {"spec": "s"},
         {"state": BEFORE.state},
         {"schemas": BEFORE.schemas},
@@ -442,14 +439,14 @@ def test_I22_versions_after_an_alter_name_it() -> None:
     later = samples.plan(5, previous="sha", ranges={"a": (4, 5)})
     head = ClosedHead(outcome=altered(), outcome_sha="sha", markers=altered().markers)
     opened = head.with_plan(later, encode(later).sha256)
-    commit = samples.outcome(later, next={"a": 5, "b": 1, "c": 7}, newest_alter=4, markers=head.markers)
+    commit = samples.outcome(later, next={"a": 5, "b": 1, "c": 7}, newest={"alter": 4}, markers=head.markers)
     assert opened.with_outcome(commit, "sha").closed == 5
     with raises_damage("I22"):  # type: ignore[attr-defined]
-        opened.with_outcome(dataclasses.replace(commit, newest_alter=None), "sha")
+        opened.with_outcome(dataclasses.replace(commit, newest={}), "sha")
 
 
-REWRITTEN = Rewritten(sink="out", commits=(1, 3), rows=4)
-REWRITE = samples.plan(4, kind="rewrite", ranges={}, previous="sha", rewritten=REWRITTEN)
+REWRITTEN = Rewrite(sink="out", commits=(1, 3), rows=4)
+REWRITE = samples.plan(4, work=REWRITTEN, ranges={}, previous="sha")
 NEW_FILES = Committable(format="parquet", rows=4, files=(samples.file(4, rows=4),))
 
 
@@ -458,8 +455,8 @@ def rewritten(**changes: Any) -> Outcome:
         "sinks": {},
         "counts": {},
         "next": BEFORE.next,
-        "rewritten": dataclasses.replace(REWRITTEN, output=NEW_FILES),
-        "newest_rewrite": 4,
+        "work": dataclasses.replace(REWRITTEN, output=NEW_FILES),
+        "newest": {"rewrite": 4},
         "state": BEFORE.state,
         "schemas": BEFORE.schemas,
         "markers": BEFORE.markers,
@@ -470,15 +467,13 @@ def rewritten(**changes: Any) -> Outcome:
 def test_I23_rewrite_without_commits_with_ranges_or_of_later_commits_is_refused() -> None:
     assert AT_ALTER.with_plan(REWRITE, "sha").next == BEFORE.next
     for changes in (
-        {"rewritten": None},
-        {"kind": "batch"},
         {"ranges": {"a": (4, 5)}},
-        {"rewritten": dataclasses.replace(REWRITTEN, commits=())},
-        {"rewritten": dataclasses.replace(REWRITTEN, commits=(3, 1))},
-        {"rewritten": dataclasses.replace(REWRITTEN, commits=(1, 1))},
-        {"rewritten": dataclasses.replace(REWRITTEN, commits=(1, 4))},
-        {"rewritten": dataclasses.replace(REWRITTEN, commits=(-1, 3))},
-        {"rewritten": dataclasses.replace(REWRITTEN, output=NEW_FILES)},
+        {"work": dataclasses.replace(REWRITTEN, commits=())},
+        {"work": dataclasses.replace(REWRITTEN, commits=(3, 1))},
+        {"work": dataclasses.replace(REWRITTEN, commits=(1, 1))},
+        {"work": dataclasses.replace(REWRITTEN, commits=(1, 4))},
+        {"work": dataclasses.replace(REWRITTEN, commits=(-1, 3))},
+        {"work": dataclasses.replace(REWRITTEN, output=NEW_FILES)},
     ):
         with raises_damage("I23"):  # type: ignore[attr-defined]
             AT_ALTER.with_plan(dataclasses.replace(REWRITE, **changes), "sha")
@@ -488,19 +483,17 @@ def test_I23_outcome_of_a_rewrite_has_the_planned_rows_and_changes_nothing_else(
     opened = AT_ALTER.with_plan(REWRITE, encode(REWRITE).sha256)
     closed = opened.with_outcome(rewritten(), "sha")
     assert (closed.next, closed.markers) == (BEFORE.next, BEFORE.markers)
-    abort = {"result": "abort", "rewritten": None, "newest_rewrite": None}
+    abort = {"result": "abort", "work": None, "newest": {}}
     assert opened.with_outcome(rewritten(**abort), "sha").next == BEFORE.next
     fewer = Committable(format="parquet", rows=3, files=(samples.file(4, rows=3),))
     unequal = Committable(format="parquet", rows=4, files=(samples.file(4, rows=3),))
     for changes in (
-        {"rewritten": None},
-        {"newest_rewrite": None},
-        {**abort, "newest_rewrite": 4},
-        {**abort, "rewritten": dataclasses.replace(REWRITTEN, output=NEW_FILES)},
-        {"rewritten": REWRITTEN},
-        {"rewritten": dataclasses.replace(REWRITTEN, output=fewer)},
-        {"rewritten": dataclasses.replace(REWRITTEN, output=unequal)},
-        {"rewritten": dataclasses.replace(REWRITTEN, commits=(1, 2), output=NEW_FILES)},
+        {"newest": {}},
+        {**abort, "newest": {"rewrite": 4}},
+        {"work": REWRITTEN},
+        {"work": dataclasses.replace(REWRITTEN, output=fewer)},
+        {"work": dataclasses.replace(REWRITTEN, output=unequal)},
+        {"work": dataclasses.replace(REWRITTEN, commits=(1, 2), output=NEW_FILES)},
         {"state": None},
         {"schemas": {}},
     ):
@@ -516,16 +509,16 @@ def test_I23_versions_after_a_rewrite_name_it() -> None:
     later = samples.plan(5, previous="sha", ranges={"a": (4, 5)})
     head = ClosedHead(outcome=rewritten(), outcome_sha="sha", markers=BEFORE.markers)
     opened = head.with_plan(later, encode(later).sha256)
-    commit = samples.outcome(later, next={"a": 5, "b": 1}, newest_rewrite=4, markers=head.markers)
+    commit = samples.outcome(later, next={"a": 5, "b": 1}, newest={"rewrite": 4}, markers=head.markers)
     assert opened.with_outcome(commit, "sha").closed == 5
     with raises_damage("I23"):  # type: ignore[attr-defined]
-        opened.with_outcome(dataclasses.replace(commit, newest_rewrite=None), "sha")
-    broken = dataclasses.replace(commit, newest_rewrite=3)
+        opened.with_outcome(dataclasses.replace(commit, newest={}), "sha")
+    broken = dataclasses.replace(commit, newest={"rewrite": 3})
     with pytest.raises(LogDamagedError, match="I23"):
-        CommitLog(stored_outcome(BEFORE)).rewrites(broken)
+        CommitLog(stored_outcome(BEFORE)).commits_of(Rewrite, broken)
 
 
-EXPIRY = samples.plan(4, kind="expire", ranges={}, previous="sha", expires=2)
+EXPIRY = samples.plan(4, work=Expire(oldest=2), ranges={}, previous="sha")
 
 
 def expired(**changes: Any) -> Outcome:
@@ -534,8 +527,7 @@ def expired(**changes: Any) -> Outcome:
         "sinks": {},
         "counts": {},
         "next": BEFORE.next,
-        "expires": 2,
-        "oldest_readable": 2,
+        "newest": {"expire": 2},
         "state": BEFORE.state,
         "schemas": BEFORE.schemas,
         "markers": BEFORE.markers,
@@ -546,17 +538,16 @@ def expired(**changes: Any) -> Outcome:
 def test_I24_expiry_with_ranges_or_of_the_wrong_versions_is_refused() -> None:
     assert AT_ALTER.with_plan(EXPIRY, "sha").next == BEFORE.next
     for changes in (
-        {"expires": None},
-        {"kind": "batch"},
         {"ranges": {"a": (4, 5)}},
-        {"expires": 0},
-        {"expires": 4},
+        {"work": Expire(oldest=0)},
+        {"work": Expire(oldest=4)},
     ):
         with raises_damage("I24"):  # type: ignore[attr-defined]
             AT_ALTER.with_plan(dataclasses.replace(EXPIRY, **changes), "sha")
-    earlier = dataclasses.replace(BEFORE, oldest_readable=2)
+    earlier = dataclasses.replace(BEFORE, newest={"expire": 2})
     head = dataclasses.replace(AT_ALTER, outcome=earlier)
-    assert head.with_plan(dataclasses.replace(EXPIRY, expires=3), "sha").plan.expires == 3
+    later = dataclasses.replace(EXPIRY, work=Expire(oldest=3))
+    assert head.with_plan(later, "sha").plan == later
     with raises_damage("I24"):  # type: ignore[attr-defined]
         head.with_plan(EXPIRY, "sha")
 
@@ -565,15 +556,13 @@ def test_I24_outcome_of_an_expiry_changes_only_the_oldest_readable_version() -> 
     opened = AT_ALTER.with_plan(EXPIRY, encode(EXPIRY).sha256)
     closed = opened.with_outcome(expired(), "sha")
     assert (closed.next, closed.markers) == (BEFORE.next, BEFORE.markers)
-    abort = {"result": "abort", "expires": None, "oldest_readable": None}
+    abort = {"result": "abort", "work": None, "newest": {}}
     assert opened.with_outcome(expired(**abort), "sha").next == BEFORE.next
     for changes in (
-        {"expires": None},
-        {"oldest_readable": None},
-        {"oldest_readable": 3},
-        {"expires": 3, "oldest_readable": 3},
-        {**abort, "oldest_readable": 2},
-        {**abort, "expires": 2},
+        {"newest": {}},
+        {"newest": {"expire": 3}},
+        {"work": Expire(oldest=3), "newest": {"expire": 3}},
+        {**abort, "newest": {"expire": 2}},
         {"state": None},
         {"schemas": {}},
     ):
@@ -581,7 +570,7 @@ def test_I24_outcome_of_an_expiry_changes_only_the_oldest_readable_version() -> 
             opened.with_outcome(expired(**changes), "sha")
     with raises_damage("I4"):  # type: ignore[attr-defined]
         opened.with_outcome(expired(next={"a": 5, "b": 1}), "sha")
-    for changes in ({"sinks": {"out": OUTPUT}}, {"oldest_readable": 4}, {"oldest_readable": 0}):
+    for changes in ({"sinks": {"out": OUTPUT}}, {"newest": {"expire": 4}}, {"newest": {"expire": 0}}):
         with raises_damage("I24"):  # type: ignore[attr-defined]
             expired(**changes)
 
@@ -590,11 +579,11 @@ def test_I24_versions_after_an_expiry_name_the_oldest_readable_version() -> None
     later = samples.plan(5, previous="sha", ranges={"a": (4, 5)})
     head = ClosedHead(outcome=expired(), outcome_sha="sha", markers=BEFORE.markers)
     opened = head.with_plan(later, encode(later).sha256)
-    commit = samples.outcome(later, next={"a": 5, "b": 1}, oldest_readable=2, markers=head.markers)
+    commit = samples.outcome(later, next={"a": 5, "b": 1}, newest={"expire": 2}, markers=head.markers)
     assert opened.with_outcome(commit, "sha").closed == 5
-    for wrong in (None, 3):
+    for wrong in ({}, {"expire": 3}):
         with raises_damage("I24"):  # type: ignore[attr-defined]
-            opened.with_outcome(dataclasses.replace(commit, oldest_readable=wrong), "sha")
+            opened.with_outcome(dataclasses.replace(commit, newest=wrong), "sha")
 
 
 def stored_outcome(outcome: Outcome) -> MemoryStore:
@@ -605,9 +594,9 @@ def stored_outcome(outcome: Outcome) -> MemoryStore:
 
 
 def test_state_without_a_remaining_field_is_none() -> None:
-    dropped = Altered(state=("dedup", "spark"))
-    assert invariants.altered_state({"dedup": 1, "spark": 2}, dropped) is None
-    assert invariants.altered_state(None, dropped) is None
+    dropped = Alter(state=("dedup", "spark"))
+    assert dropped.state_after({"dedup": 1, "spark": 2}) is None
+    assert dropped.state_after(None) is None
 
 
 def test_open_alter_binds_the_next_writers_to_its_spec_and_readers_to_the_one_before() -> None:
@@ -716,7 +705,7 @@ def test_I20_chain_with_a_missing_outcome_is_damage() -> None:
 
 def test_error_for_a_moved_log_names_the_new_location() -> None:
     with pytest.raises(LogMovedError, match="moved_to='s3://new'"):
-        CLOSED.with_plan(samples.plan(1, previous="sha", kind="move", moved_to="s3://new"), "plan")
+        CLOSED.with_plan(samples.plan(1, previous="sha", work=Move(moved_to="s3://new")), "plan")
 
 
 def test_line_of_quarantined_records_that_is_not_an_object_is_damage() -> None:

@@ -14,14 +14,14 @@ from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import LogDamagedError
 from airflow_provider_streamsem.protocol import codec, keys, procedures, segments, view
 from airflow_provider_streamsem.protocol.entries import (
-    Altered,
     Committable,
     Outcome,
-    Replaced,
-    Rewritten,
-    RolledBack,
     Segment,
 )
+from airflow_provider_streamsem.protocol.kinds.alter import Alter
+from airflow_provider_streamsem.protocol.kinds.reprocess import Reprocess
+from airflow_provider_streamsem.protocol.kinds.rewrite import Rewrite
+from airflow_provider_streamsem.protocol.kinds.rollback import Rollback
 from airflow_provider_streamsem.protocol.view import ClosedHead, fold, without_pending
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.stores import CountingStore
@@ -76,36 +76,35 @@ class History:
         version = len(self.outcomes)
         rows, offset = (dict(self.views[-1]), self.offsets[-1]) if version else ({}, 0)
         kept = [*self.kept[-1]] if version else []
-        newest = self.outcomes[-1].newest_rollback if version else None
-        newest_rewrite = self.outcomes[-1].newest_rewrite if version else None
+        newest = dict(self.outcomes[-1].newest) if version else {}
         changes: dict[str, Any] = {}
         if kind == 0:
             changes = {"result": "abort"}
         elif kind in (1, 2) and rows:
             root = random.choice(sorted(rows)[-5:])
-            changes = {"replaces": Replaced(version=rows[root], counts=self.outcomes[rows[root]].counts)}
+            changes = {"work": Reprocess(replaces=rows[root], counts=self.outcomes[rows[root]].counts)}
             rows[root] = version
         elif kind == 3 and (allowed := [to for to in kept if not self.is_corrected(to)]):
             to = random.choice(allowed[-30:])
-            rows, offset, kept, newest = dict(self.views[to]), self.offsets[to], [*self.kept[to]], version
+            rows, offset, kept = dict(self.views[to]), self.offsets[to], [*self.kept[to]]
+            newest["rollback"] = version
             counts = {"read": 2 * (len(self.views[-1]) - len(rows))}
             changes = {
                 "sinks": {},
                 "counts": {},
                 "attempt_id": None,
-                "rolled_back": RolledBack(to=to, next={"files": offset}, counts=counts),
+                "work": Rollback(to=to, next={"files": offset}, counts=counts),
             }
         elif kind in (4, 5) and rows:
             visible = sorted(rows.values())
             first = random.randrange(len(visible))
             self.rewritten[version] = tuple(visible[first : first + random.randrange(1, 20)])
-            changes, newest_rewrite = self.rewrite(version, self.rewritten[version]), version
+            changes, newest["rewrite"] = self.rewrite(version, self.rewritten[version]), version
         else:
             rows[version], offset = version, offset + 1
         kept.append(version)
         of = samples.plan(version)
-        commit = samples.outcome(of, **{**changes, "next": {"files": offset}, "newest_rollback": newest})
-        commit = dataclasses.replace(commit, newest_rewrite=newest_rewrite)
+        commit = samples.outcome(of, **{**changes, "next": {"files": offset}, "newest": newest})
         if commit.counts:
             commit = dataclasses.replace(commit, counts={"read": 2, "parsed": 2, "quarantined": 0, "written.out": 2})
         self.outcomes.append(commit)
@@ -118,8 +117,7 @@ class History:
         """Return the fields of the outcome of a rewrite."""
         rows = 2 * len(commits)
         output = Committable(format="parquet", rows=rows, files=(samples.file(version, rows=rows),))
-        rewritten = Rewritten(sink="out", commits=commits, rows=rows, output=output)
-        return {"sinks": {}, "counts": {}, "rewritten": rewritten}
+        return {"sinks": {}, "counts": {}, "work": Rewrite(sink="out", commits=commits, rows=rows, output=output)}
 
     def read(self, parts: list[Segment | Outcome], *, since: int = -1, with_rewrites: bool = True) -> list[int]:
         """Return the commits whose rows a reader reads, each as often as the reader reads it."""
@@ -128,7 +126,7 @@ class History:
 
     def is_corrected(self, to: int) -> bool:
         """Whether a later version has reprocessed a version up to ``to``, so that no rollback to it is planned (W32)."""
-        return any(o.replaces is not None and o.replaces.version <= to for o in self.outcomes[to + 1 :])
+        return any(o.replaces is not None and o.replaces <= to for o in self.outcomes[to + 1 :])
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -164,7 +162,7 @@ def test_rewrites_of_an_outcome_are_found_newest_first(after: int) -> None:
     found = History(0, 60)
     log = CommitLog(stored(found.outcomes))
     expected = [version for version in sorted(found.rewritten, reverse=True) if version > after]
-    assert [rewrite.version for rewrite in log.rewrites(found.outcomes[-1], after=after)] == expected
+    assert [at for at, _ in log.commits_of(Rewrite, found.outcomes[-1], after=after)] == expected
     assert len(found.rewritten) == 3
 
 
@@ -190,7 +188,7 @@ def test_remaining_versions_are_those_that_no_rollback_removed(seed: int) -> Non
 
 def test_rollback_that_names_no_rollback_is_damage() -> None:
     outcomes = history([True] * 3)
-    broken = dataclasses.replace(outcomes[2], newest_rollback=1)
+    broken = dataclasses.replace(outcomes[2], newest={"rollback": 1})
     with pytest.raises(LogDamagedError, match="I21"):
         CommitLog(stored(outcomes)).remaining_versions(broken)
 
@@ -198,18 +196,18 @@ def test_rollback_that_names_no_rollback_is_damage() -> None:
 def with_alters(removed: dict[int, tuple[str, ...]]) -> list[Outcome]:
     """250 outcomes with files of two sinks. At some versions, alters remove sinks."""
     outcomes: list[Outcome] = []
-    newest = None
+    newest: dict[str, int] = {}
     for version in range(250):
         of = samples.plan(version)
         changes: dict[str, Any] = {"next": {"files": version + 1}}
         if version in removed:
-            newest = version
-            changes |= {"sinks": {}, "counts": {}, "attempt_id": None, "altered": Altered(removed=removed[version])}
+            newest = {"alter": version}
+            changes |= {"sinks": {}, "counts": {}, "attempt_id": None, "work": Alter(removed=removed[version])}
         else:
             committable = samples.outcome(of).sinks["out"]
             counts = {"read": 2, "parsed": 2, "quarantined": 0, "written.out": 2, "written.old": 2}
             changes |= {"sinks": {"out": committable, "old": committable}, "counts": counts}
-        outcomes.append(samples.outcome(of, **changes, newest_alter=newest))
+        outcomes.append(samples.outcome(of, **changes, newest=newest))
     return outcomes
 
 
@@ -229,18 +227,18 @@ def test_view_after_alters_is_the_same_from_segments_and_from_outcomes(removed: 
 def test_alters_are_found_newest_first_and_one_that_names_no_alter_is_damage() -> None:
     outcomes = with_alters({20: ("old",), 40: (), 60: ("old", "out")})
     log = CommitLog(stored(outcomes))
-    assert [found.version for found in log.alters(outcomes[-1])] == [60, 40, 20]
-    assert [found.version for found in log.alters(outcomes[59])] == [40, 20]
+    assert [at for at, _ in log.commits_of(Alter, outcomes[-1])] == [60, 40, 20]
+    assert [at for at, _ in log.commits_of(Alter, outcomes[59])] == [40, 20]
     assert (log.removed_at("old", outcomes[59]), log.removed_at("out", outcomes[59])) == (20, -1)
     with pytest.raises(LogDamagedError, match="I22"):
-        log.alters(dataclasses.replace(outcomes[10], newest_alter=5))
+        log.commits_of(Alter, dataclasses.replace(outcomes[10], newest={"alter": 5}))
 
 
 def test_reprocessing_runs_of_earlier_versions_are_found_with_and_without_segments() -> None:
     outcomes = history([True] * 310)
     for at, replaced in ((150, 20), (205, 203), (250, 149)):
         outcomes[at] = dataclasses.replace(
-            outcomes[at], replaces=Replaced(version=replaced, counts=outcomes[replaced].counts)
+            outcomes[at], work=Reprocess(replaces=replaced, counts=outcomes[replaced].counts)
         )
     store = stored(outcomes)
     log = CommitLog(store)
@@ -348,7 +346,7 @@ def test_missing_segments_of_each_level_are_written_from_their_versions(monkeypa
 
 def test_segments_without_a_replacement_are_skipped_when_the_current_commit_is_sought() -> None:
     outcomes = history([True] * 450)
-    outcomes[320] = dataclasses.replace(outcomes[320], replaces=Replaced(version=20, counts=outcomes[20].counts))
+    outcomes[320] = dataclasses.replace(outcomes[320], work=Reprocess(replaces=20, counts=outcomes[20].counts))
     store = stored(outcomes)
     log = CommitLog(store)
     for version in (99, 199, 299, 399):
@@ -402,8 +400,8 @@ def test_newest_version_before_a_rolled_back_one_is_found_among_those_that_remai
 
 def rewrite_of(version: int, commits: tuple[int, ...]) -> Outcome:
     output = Committable(format="parquet", rows=2 * len(commits), files=(samples.file(version, rows=2 * len(commits)),))
-    rewritten = Rewritten(sink="out", commits=commits, rows=2 * len(commits), output=output)
-    return samples.outcome(samples.plan(version), sinks={}, counts={}, rewritten=rewritten)
+    work = Rewrite(sink="out", commits=commits, rows=2 * len(commits), output=output)
+    return samples.outcome(samples.plan(version), sinks={}, counts={}, work=work)
 
 
 def test_I24_versions_that_contradict_a_bound_rewrite_are_named() -> None:
@@ -414,17 +412,17 @@ def test_I24_versions_that_contradict_a_bound_rewrite_are_named() -> None:
         found.add(part)
 
     def faults(part: Outcome) -> list[str]:
-        changed = dataclasses.replace(part, oldest_readable=2)
+        changed = dataclasses.replace(part, newest={"expire": 2})
         return [summary for invariant, summary in found.faults(changed) if invariant == "I24"]
 
     next_plan = samples.plan(5)
     counts = {"read": 0}
-    to_expired = RolledBack(to=1, next={"files": 2}, counts=counts)
-    assert faults(samples.outcome(next_plan, sinks={}, rolled_back=to_expired)) == [
+    to_expired = Rollback(to=1, next={"files": 2}, counts=counts)
+    assert faults(samples.outcome(next_plan, sinks={}, counts={}, work=to_expired)) == [
         "a rollback returns to an expired version"
     ]
-    replaces = Replaced(version=1, counts=counts)
-    assert faults(samples.outcome(next_plan, replaces=replaces)) == [
+    replaces = Reprocess(replaces=1, counts=counts)
+    assert faults(samples.outcome(next_plan, work=replaces)) == [
         "a reprocessing run replaces a commit of a bound rewrite"
     ]
     assert faults(rewrite_of(5, (1, 2))) == [

@@ -10,6 +10,7 @@ import pytest
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import LogDamagedError
 from airflow_provider_streamsem.protocol.entries import Outcome, PipelineRecord
+from airflow_provider_streamsem.protocol.kinds.batch import Batch
 from airflow_provider_streamsem.protocol.view import fold
 from airflow_provider_streamsem.readers import history
 from airflow_provider_streamsem.readers.file_changes import file_changes
@@ -68,7 +69,7 @@ def test_alter_that_removes_a_sink_hides_its_files_of_all_versions() -> None:
 
 def test_versions_without_changed_files_are_not_read() -> None:
     found = StoredHistory(History(3, 330).outcomes, 0)
-    is_batch = [o.committed and o.replaces is o.rolled_back is o.rewritten is None for o in found.outcomes]
+    is_batch = [isinstance(o.work, Batch) for o in found.outcomes]
     number = next(n for n in range(200, 330) if is_batch[n])
     found.store.keys.clear()
     added, removed = file_changes(found, found.outcomes[number - 1], [found.outcomes[number]])

@@ -46,7 +46,7 @@ def test_quarantined_records_of_a_reprocessed_version_are_returned_once(fixture:
 
 
 def test_missing_quarantined_records_are_damage(fixture: PipelineFixture) -> None:
-    (key,) = fixture.opened().log.outcome(0)[0].quarantine.keys  # type: ignore[index]
+    (key,) = fixture.opened().log.outcome(0).quarantine.keys  # type: ignore[union-attr]
     assert isinstance(fixture.store, MemoryStore)
     fixture.store.delete(key)
     with pytest.raises(LogDamagedError, match="quarantined"):

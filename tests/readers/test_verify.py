@@ -197,7 +197,7 @@ class TestDiscoveryTrees:
 
 
 def test_missing_or_truncated_quarantined_records_are_reported(fixture: PipelineFixture) -> None:
-    (key,) = fixture.opened().log.outcome(1)[0].quarantine.keys  # type: ignore[index]
+    (key,) = fixture.opened().log.outcome(1).quarantine.keys  # type: ignore[union-attr]
     original = objects(fixture)[key]
     objects(fixture)[key] = original.split(b"\n")[0] + b"\n"
     assert violations(fixture) == [("I14", 1)]

@@ -337,7 +337,10 @@ def test_outcome_that_names_a_sink_without_a_spec_is_damage(fixture: PipelineFix
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"publish": ["none"]}, "requires publishing"), ({"replaces": {"version": 1, "counts": {}}}, "not earlier")],
+    [
+        ({"publish": ["none"]}, "requires publishing"),
+        ({"work": {"kind": "reprocess", "replaces": 1, "counts": {}}}, "not earlier"),
+    ],
 )
 def test_outcome_with_impossible_references_is_damage(
     fixture: PipelineFixture, log: str, change: Any, message: str
@@ -348,7 +351,7 @@ def test_outcome_with_impossible_references_is_damage(
 
 
 def test_quarantined_records_that_are_not_json_are_damage(fixture: PipelineFixture, log: str) -> None:
-    key = open_log(log).log.outcome(0)[0].quarantine.keys[0]  # type: ignore[index]
+    key = open_log(log).log.outcome(0).quarantine.keys[0]  # type: ignore[union-attr]
     overwrite(fixture.store, key, b"\x1b[2J\n" * 2)
     with pytest.raises(LogDamagedError, match="JSON"):
         list(open_log(log).quarantined())

@@ -74,7 +74,12 @@ HOSTILE_VALUES: dict[str, list[Any]] = {
     "hint": [{"type": "files", "path": SECRET}, {"newest": 10**13, "at": -1}, {"ends": {"a": 1}}, OTHERS[-3]],
     "state": [{"dedup": [{"newest_ms": 1, "rows": 1, "files": [{"key": "../../secret/f.json", "bytes": 1, "rows": 1, "checksum": ""}]}]}, {"dedup": 1}],
     "attempt_id": ["../../../secret", "", "x/../.."],
-    "replaces": [{"version": -1, "counts": {}}, {"version": 10**12, "counts": {}}, {"version": 0, "counts": {}}],
+    "work": [
+        *({"kind": "reprocess", "replaces": version, "counts": {}} for version in (-1, 0, 10**12)), {"kind": "rollback", "to": 10**12, "next": {}, "counts": {}},
+        {"kind": "expire", "oldest": 10**12}, {"kind": ["batch"]}, {"kind": "batch"}, {},
+    ],
+    "replaces": [-1, 0, 10**12],
+    "newest": [{"rollback": 0}, {"rewrite": 10**12}, {"alter": -1}, {"expire": 10**12}],
     "next": [{"files": 10**18}, {"files": -1}, {"../x@y-z": 1}],
     "publish": [["out"], ["none"], []],
     "log": [f"{SECRET}/log"],

@@ -55,6 +55,15 @@ class RawLog:
     def versions_of_run(self, run_key: str) -> list[int]:
         return sorted(v for v, plan in self.plans.items() if plan["run_key"] == run_key)
 
+    def work(self, version: int, kind: str) -> dict[str, Any] | None:
+        """The payload of a commit of a kind; ``None`` if the version is of another kind, or is no commit."""
+        work: dict[str, Any] = self.outcomes.get(version, {}).get("work", {})
+        return work if work.get("kind") == kind else None
+
+    def kind(self, version: int) -> str:
+        """The kind of a version."""
+        return str(self.plans[version]["work"]["kind"])
+
     def files(self, version: int, sink: str = "out") -> list[str]:
         """The keys of the files of one commit."""
         output = self.outcomes[version]["sinks"].get(sink)  # a rollback has no output
@@ -64,7 +73,7 @@ class RawLog:
         """The versions up to ``at`` that no rollback has removed."""
         found: list[int] = []
         for version in range(at + 1):
-            back = self.outcomes[version].get("rolled_back")
+            back = self.work(version, "rollback")
             found = [*(v for v in found if back is None or v <= back["to"]), version]
         return found
 
@@ -74,7 +83,7 @@ class RawLog:
         rewrites = [
             (version, found)
             for version in range(at + 1)
-            if (found := self.outcomes[version].get("rewritten")) is not None and found["sink"] == "out"
+            if (found := self.work(version, "rewrite")) is not None and found["sink"] == "out"
         ]
         rewritten: set[int] = set()
         for version, found in reversed(rewrites):
@@ -92,13 +101,13 @@ class RawLog:
             outcome = self.outcomes[version]
             if outcome["result"] != "commit":
                 continue
-            replaced = outcome.get("replaces")
+            replaced = self.work(version, "reprocess")
             if replaced is not None:
-                old = files.pop(replaced["version"], None)
+                old = files.pop(replaced["replaces"], None)
                 require(
                     old is not None, "a reprocessing run replaced a version that was not visible", version, replaced
                 )
-            back = outcome.get("rolled_back")
+            back = self.work(version, "rollback")
             if back is not None:
                 require(back["to"] in self.kept(version - 1), "a rollback returned to a removed version", version, back)
                 files = {v: keys for v, keys in files.items() if v <= back["to"]}
@@ -111,22 +120,22 @@ class RawLog:
         target = self.plans[versions[0]]["target"] if versions else {}
         return any(
             version > versions[0] and any(back["next"].get(partition, 0) < end for partition, end in target.items())
-            for version, outcome in self.outcomes.items()
-            if versions and (back := outcome.get("rolled_back")) is not None
+            for version in self.outcomes
+            if versions and (back := self.work(version, "rollback")) is not None
         )
 
     def newest_of_chain(self, version: int) -> int:
         """The commit that now holds the rows of a version."""
         for later in self.committed:
-            replaced = self.outcomes[later].get("replaces")
-            if replaced is not None and replaced["version"] == version:
+            replaced = self.work(later, "reprocess")
+            if replaced is not None and replaced["replaces"] == version:
                 version = later
         return version
 
     def root(self, version: int) -> int:
         """The version of the batch at the root of a chain."""
-        while (replaced := self.outcomes[version].get("replaces")) is not None:
-            version = replaced["version"]
+        while (replaced := self.work(version, "reprocess")) is not None:
+            version = replaced["replaces"]
         return version
 
 
@@ -164,7 +173,7 @@ def ids(dataset: Path, files: list[str]) -> Counter[int]:
 def check_result(log: RawLog, result: RunResult, run_key: str) -> None:
     """Check a run's result against the raw log (I12)."""
     versions = log.versions_of_run(run_key)
-    if any("rolled_back" in outcome for outcome in log.outcomes.values()):
+    if any(log.work(version, "rollback") for version in log.outcomes):
         # After a rollback, a drain continues that had returned a result.
         versions = [version for version in versions if version <= result.version]
     kept = log.kept(versions[-1]) if versions and versions[-1] in log.outcomes else versions

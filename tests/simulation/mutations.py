@@ -13,7 +13,7 @@ from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.files.ledger import Ledger
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
 from airflow_provider_streamsem.errors import UnavailableError
-from airflow_provider_streamsem.pipeline import abort, run
+from airflow_provider_streamsem.pipeline import abort, plan_reprocess, run, versions
 from airflow_provider_streamsem.pipeline import vacuum as vacuum_module
 from airflow_provider_streamsem.pipeline.plan import plan_batch
 from airflow_provider_streamsem.protocol import codec, keys, known, machine, procedures
@@ -90,11 +90,11 @@ def unknown_answer_is_treated_as_created(patch: pytest.MonkeyPatch) -> None:
 def writer_deletes_its_files_after_an_unknown_answer(patch: pytest.MonkeyPatch) -> None:
     real = run.Run.close_version
 
-    def close(self: run.Run, head: Any, *, fresh: bool) -> Any:
+    def close(self: run.Run, head: Any) -> Any:
         try:
-            return real(self, head, fresh=fresh)
+            return real(self, head)
         except UnavailableError:
-            own = self.opened.log.clock._name + "-"  # type: ignore[attr-defined]
+            own = self.opened.log.clock._prefix  # type: ignore[attr-defined]
             for sink in self.opened.pipeline.sinks.values():
                 for version, attempt in sorted(sink.attempts(head.plan.version)):
                     if attempt.startswith(own):
@@ -111,7 +111,8 @@ def adoption_does_not_check_files(patch: pytest.MonkeyPatch) -> None:
 def plan_is_staged_after_a_lost_create(patch: pytest.MonkeyPatch) -> None:
     def put_plan(head: Any, plan: Any) -> Any:
         written = yield from procedures.create_entry(keys.plan(plan.version), plan)
-        return head.with_plan(plan, codec.encode(plan).sha256), written.first
+        own = head.with_plan(plan, codec.encode(plan).sha256, is_new=written.first)
+        return procedures.Planned(own=own, head=own)
 
     patch.setattr(procedures, "put_plan", put_plan)
 
@@ -200,8 +201,8 @@ def vacuum_deletes_files_that_reprocessing_runs_replaced(patch: pytest.MonkeyPat
         report = real(pipeline, log=log, **kwargs)
         version = 0
         while (stored := log.outcome(version)) is not None:
-            if stored[0].replaces is not None:
-                for at, attempt in sorted(pipeline.sinks["out"].attempts(stored[0].replaces.version)):
+            if stored.replaces is not None:
+                for at, attempt in sorted(pipeline.sinks["out"].attempts(stored.replaces)):
                     pipeline.sinks["out"].discard(at, attempt)
             version += 1
         return report
@@ -230,7 +231,9 @@ def discovery_is_used_after_a_lost_create(patch: pytest.MonkeyPatch) -> None:
 
 
 def abort_drops_the_state(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(abort, "Outcome", lambda **kwargs: Outcome(**{**kwargs, "state": None}))
+    real = versions.abort_outcome
+    for module in (versions, abort, run, plan_reprocess):
+        patch.setattr(module, "abort_outcome", lambda *args, **named: replace(real(*args, **named), state=None))
 
 
 def reprocess_uses_the_current_deduplication_state(patch: pytest.MonkeyPatch) -> None:
@@ -243,8 +246,8 @@ def reprocess_uses_the_current_deduplication_state(patch: pytest.MonkeyPatch) ->
 def reprocess_ignores_ids_after_its_root(patch: pytest.MonkeyPatch) -> None:
     real = run.Run._chain_states
 
-    def chain_states(self: run.Run, head: Any, plan: Any) -> Any:
-        states = real(self, head, plan)
+    def chain_states(self: run.Run, head: Any, plan: Any, reprocess: Any) -> Any:
+        states = real(self, head, plan, reprocess)
         return states and replace(states, current=states.commits[0][0])
 
     patch.setattr(run.Run, "_chain_states", chain_states)
@@ -299,7 +302,7 @@ MUTATIONS = (
     Mutation(vacuum_deletes_files_that_reprocessing_runs_replaced, "I6|visible file is missing"),
     Mutation(files_missing_from_a_listing_are_forgotten, "D1|duplicated", first=121),
     Mutation(discovery_is_used_after_a_lost_create, ".", first=122),
-    Mutation(abort_drops_the_state, DUPLICATES, "dedup", first=1933),
+    Mutation(abort_drops_the_state, DUPLICATES, "dedup", first=6829),
     Mutation(reprocess_uses_the_current_deduplication_state, "other ids|missing or duplicated", "dedup"),
     Mutation(reprocess_ignores_ids_after_its_root, DUPLICATES, "dedup"),
     Mutation(
@@ -309,5 +312,5 @@ MUTATIONS = (
         first=133,
     ),
     Mutation(each_attempt_reads_its_own_clock, "duplicate id|as a duplicate|other ids", "dedup"),
-    Mutation(layers_expire_with_their_oldest_id, "duplicate id|as a duplicate|other ids", "dedup", first=429),
+    Mutation(layers_expire_with_their_oldest_id, "duplicate id|as a duplicate|other ids", "dedup", first=413),
 )

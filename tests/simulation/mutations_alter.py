@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_streamsem.pipeline import alter, run
+from airflow_provider_streamsem.pipeline import alter, run, versions
 from airflow_provider_streamsem.protocol import invariants, offsets
 from airflow_provider_streamsem.protocol.entries import Outcome
 from tests.simulation.mutations import Mutation
@@ -18,13 +18,13 @@ def run_compares_its_spec_only_when_it_starts(patch: pytest.MonkeyPatch) -> None
 
 
 def alter_skips_the_records_of_the_open_batch(patch: pytest.MonkeyPatch) -> None:
-    real = alter.abort_outcome
+    real = versions.abort_outcome
 
     def abort_outcome(log: Any, head: Any, **named: Any) -> Outcome:
         ends = offsets.advance(head.next, offsets.ends(head.plan.ranges))
         return replace(real(log, head, **named), next=ends)
 
-    patch.setattr(alter, "abort_outcome", abort_outcome)
+    patch.setattr(versions, "abort_outcome", abort_outcome)
     patch.setattr(invariants, "check_next", lambda plan, outcome, before: None)
 
 

@@ -63,7 +63,7 @@ def reprocess_replaces_only_rows_of_the_replaced_version(patch: pytest.MonkeyPat
 
     def batch_of(opened: Any, outcome: Any, sha: str, name: str) -> SinkCommit:
         batch = real(opened, outcome, sha, name)
-        return batch if outcome.replaces is None else replace(batch, root=outcome.replaces.version)
+        return batch if outcome.replaces is None else replace(batch, root=outcome.replaces)
 
     patch.setattr(publish, "batch_of", batch_of)
 
@@ -142,7 +142,7 @@ def claim_nonce_is_the_run_key(patch: pytest.MonkeyPatch) -> None:
     def claim(self: publish.LoggedEffects, chunk: int, round: int) -> bool:
         plan = self._log.plan(self._version)
         assert plan is not None
-        nonce = plan[0].run_key
+        nonce = plan.run_key
         entry = publish.Claim(version=self._version, sink=self._sink, chunk=chunk, round=round, nonce=nonce)
         return self._log.claim(entry)
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
-from airflow_provider_streamsem.pipeline import compact, outcomes, plan_reprocess, retention, rollback
+from airflow_provider_streamsem.pipeline import compact, plan_reprocess, retention, rollback, run, versions
 from airflow_provider_streamsem.protocol import view
 from airflow_provider_streamsem.protocol.entries import Outcome, SegmentRewrite
+from airflow_provider_streamsem.protocol.kinds.rewrite import Rewrite
 from tests.simulation.mutations import Mutation
 
 _WRONG_ROWS = "an id twice|ids are missing or duplicated|differ|reads differently"
@@ -19,69 +20,57 @@ _MISSING = "a visible file is missing"
 
 
 def rewrite_applies_if_one_commit_is_visible(patch: pytest.MonkeyPatch) -> None:
-    def replace_files(files: dict[int, Any], rewrite: SegmentRewrite) -> None:
-        known = [commit for commit in rewrite.rewritten.commits if commit in files]
-        real(files, replace(rewrite, rewritten=replace(rewrite.rewritten, commits=tuple(known))))
+    def with_rewrites(self: view.VisibleFiles, rewrites: Sequence[SegmentRewrite]) -> Any:
+        known = [tuple(commit for commit in rewrite.commits if commit in self.files) for rewrite in rewrites]
+        return real(self, [replace(rewrite, commits=found) for rewrite, found in zip(rewrites, known, strict=True)])
 
-    def applied(rewrites: Sequence[SegmentRewrite], files: Mapping[int, Any]) -> list[SegmentRewrite]:
-        found: list[SegmentRewrite] = []
-        later: set[int] = set()
-        for rewrite in reversed(rewrites):
-            commits = {*rewrite.rewritten.commits}
-            if any(files.get(commit) for commit in commits) and not commits & later:
-                found.append(rewrite)
-            later |= commits
-        return found[::-1]
-
-    real = view._replace_files
-    patch.setattr(view, "_replace_files", replace_files)
-    patch.setattr(view, "_applied", applied)
+    real = view.VisibleFiles.with_rewrites
+    patch.setattr(view.VisibleFiles, "with_rewrites", with_rewrites)
+    patch.setattr(
+        view.VisibleFiles, "_are_visible", lambda self, rewrite: any(self.files.get(each) for each in rewrite.commits)
+    )
 
 
 def rewrite_hides_no_files(patch: pytest.MonkeyPatch) -> None:
-    def replace_files(files: dict[int, Any], rewrite: SegmentRewrite) -> None:
-        before = {version: [*found] for version, found in files.items()}
-        real(files, rewrite)
-        files |= {version: found for version, found in before.items() if version != rewrite.version}
+    def with_rewrites(self: view.VisibleFiles, rewrites: Sequence[SegmentRewrite]) -> Any:
+        return (*real(self, []), *(file for file in real(self, rewrites) if file not in real(self, [])))
 
-    real = view._replace_files
-    patch.setattr(view, "_replace_files", replace_files)
+    real = view.VisibleFiles.with_rewrites
+    patch.setattr(view.VisibleFiles, "with_rewrites", with_rewrites)
 
 
 def rewrite_leaves_out_a_file(patch: pytest.MonkeyPatch) -> None:
     """The attempt reads one file less than the plan names, and the comparison of the rows does not notice it."""
     real = compact._Compaction._stage
 
-    def stage(self: Any, head: Any, files: list[Any]) -> Any:
+    def stage(self: Any, head: Any, work: Rewrite, files: list[Any]) -> Any:
         missing = files[0].rows if len(files) > 2 else 0
-        return real(self, head, files[1:] if missing else files)
+        return real(self, head, work, files[1:] if missing else files)
 
-    def outcome(log: Any, head: Any, manifest: Any) -> Outcome:
-        found = build(log, head, manifest)
-        assert found.rewritten is not None
-        assert found.rewritten.output is not None
-        return replace(found, rewritten=replace(found.rewritten, rows=found.rewritten.output.rows))
+    def staged(self: Rewrite, manifest: Any) -> Rewrite:
+        output = manifest.sinks[self.sink]
+        return replace(self, output=output, rows=output.rows)
 
-    build = compact.staged_rewrite_outcome
     patch.setattr(compact._Compaction, "_stage", stage)
-    patch.setattr(compact, "staged_rewrite_outcome", outcome)
-    patch.setattr("airflow_provider_streamsem.protocol.invariants.check_i23", lambda plan, outcome, before: None)
+    patch.setattr(Rewrite, "staged", staged)
+    patch.setattr(Rewrite, "is_outcome_of", lambda self, planned: True)
 
 
 def incomplete_rewrite_is_committed(patch: pytest.MonkeyPatch) -> None:
-    real = outcomes.rewrite_outcome
+    real = versions.outcome_without_records
 
-    def rewrite_outcome(opened: Any, head: Any) -> Outcome:
+    def outcome_without_records(opened: Any, head: Any) -> Outcome | None:
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(FilesSink, "is_complete", lambda self, committable: True)
             return real(opened, head)
 
-    patch.setattr(outcomes, "rewrite_outcome", rewrite_outcome)
+    for module in (versions, run):
+        patch.setattr(module, "outcome_without_records", outcome_without_records)
 
 
 def vacuum_deletes_every_rewrite(patch: pytest.MonkeyPatch) -> None:
     def rewrites(log: Any, newest: Outcome, begin: int, end: int) -> Iterator[tuple[Outcome, None]]:
-        yield from ((rewrite, None) for rewrite in log.rewrites(newest) if rewrite.version <= end)
+        yield from ((log.outcome(at), None) for at, _ in log.commits_of(Rewrite, newest) if at <= end)
 
     patch.setattr(retention, "_superseded_rewrites", rewrites)
 
@@ -94,10 +83,10 @@ def vacuum_deletes_rewrites_before_a_rollback(patch: pytest.MonkeyPatch) -> None
         yield from real(log, begin, end)
         for version in range(begin, end + 1):
             found = log.outcome(version)
-            back = None if found is None else found[0].rolled_back
-            for removed in range(back.to + 1, version) if back is not None else ():
-                if log.outcome(removed)[0].rewritten is not None:
-                    yield log.outcome(removed)[0]
+            back_to = None if found is None else found.hidden.after
+            for removed in range(back_to + 1, version) if back_to is not None else ():
+                if log.outcome(removed).rewrites:
+                    yield log.outcome(removed)
 
     patch.setattr(retention, "_superseded_commits", commits)
 
@@ -119,7 +108,7 @@ def compaction_mixes_expired_and_other_commits(patch: pytest.MonkeyPatch) -> Non
 
 def vacuum_deletes_before_the_expiry(patch: pytest.MonkeyPatch) -> None:
     """Vacuum deletes the files without a version of the log that lets the others expire."""
-    patch.setattr(retention, "expire", lambda opened, oldest: replace(opened.head.outcome, oldest_readable=oldest))
+    patch.setattr(retention, "expire", lambda opened, oldest: replace(opened.head.outcome, newest={"expire": oldest}))
 
 
 REWRITE_MUTATIONS = [

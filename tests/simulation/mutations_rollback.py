@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.pipeline import publish, rollback, vacuum
+from airflow_provider_streamsem.pipeline import publish, rollback, vacuum, versions
 from airflow_provider_streamsem.protocol import view
-from airflow_provider_streamsem.protocol.entries import Committable, Outcome, RolledBack
+from airflow_provider_streamsem.protocol.entries import Committable, Outcome
+from airflow_provider_streamsem.protocol.kinds.alter import Alter
+from airflow_provider_streamsem.protocol.kinds.rollback import Rollback
 from tests.simulation.mutations import Mutation
 
 
@@ -19,7 +21,7 @@ def rollback_keeps_the_offsets(patch: pytest.MonkeyPatch) -> None:
 
     def plan(opened: Any, ready: Any, to: int, run_key: str) -> Any:
         found = real(opened, ready, to, run_key)
-        return found and replace(found, rolled_back=replace(found.rolled_back, next=ready.head.next))
+        return found and replace(found, work=replace(found.work, next=ready.head.next))
 
     patch.setattr(rollback, "_plan", plan)
 
@@ -29,30 +31,35 @@ def rollback_keeps_the_rows(patch: pytest.MonkeyPatch) -> None:
 
     def plan(opened: Any, ready: Any, to: int, run_key: str) -> Any:
         found = real(opened, ready, to, run_key)
-        back = found and RolledBack(to=found.version - 1, next=found.rolled_back.next, counts={})
-        return found and replace(found, rolled_back=back)
+        return found and replace(found, work=Rollback(to=found.version - 1, next=found.work.next, counts={}))
 
     patch.setattr(rollback, "_plan", plan)
 
 
 def rollback_keeps_the_state(patch: pytest.MonkeyPatch) -> None:
-    real = rollback.rollback_outcome
+    real = versions.commit_outcome
 
-    def rollback_outcome(log: Any, head: Any) -> Outcome:
-        return replace(real(log, head), state=head.outcome.state)
+    def commit_outcome(log: Any, head: Any, staged: Any = None) -> Outcome:
+        outcome = real(log, head, staged)
+        return replace(outcome, state=head.outcome.state) if isinstance(outcome.work, Rollback) else outcome
 
-    patch.setattr(rollback, "rollback_outcome", rollback_outcome)
+    patch.setattr(versions, "commit_outcome", commit_outcome)
 
 
 def rollback_removes_corrections(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CommitLog, "reprocessing_runs_after", lambda self, version, closed: [])
 
 
+def without_rollback(outcome: Outcome) -> Outcome:
+    """Return the outcome; instead of a rollback, a commit that hides no rows."""
+    return replace(outcome, work=Alter()) if isinstance(outcome.work, Rollback) else outcome
+
+
 def readers_ignore_rollbacks(patch: pytest.MonkeyPatch) -> None:
     real = view.fold
 
     def fold(parts: Any, **named: Any) -> Any:
-        return real([replace(part, rolled_back=None) if isinstance(part, Outcome) else part for part in parts], **named)
+        return real([without_rollback(part) if isinstance(part, Outcome) else part for part in parts], **named)
 
     patch.setattr("airflow_provider_streamsem.commitlog.log.fold", fold)
 

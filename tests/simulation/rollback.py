@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from airflow_provider_streamsem import Limits, Pipeline, State
-from airflow_provider_streamsem.errors import ConflictError, InvalidError
+from airflow_provider_streamsem.errors import ConflictError, InvalidError, OpenVersionError
 from tests.simulation.checks import RawLog
 from tests.simulation.scheduler import Process
 from tests.simulation.simulated_pipeline import PipelineFixture
@@ -36,7 +36,9 @@ OUTDATED_REPROCESS = (
 def is_outdated(process: Process, error: Exception | None) -> bool:
     """Whether the request of a user was refused because of what other processes have done."""
     if process.kind == "rollback":
-        return isinstance(error, (ConflictError, InvalidError)) and any(r in error.summary for r in OUTDATED_ROLLBACK)
+        return isinstance(error, (ConflictError, InvalidError, OpenVersionError)) and any(
+            r in error.summary for r in OUTDATED_ROLLBACK
+        )
     is_reprocess = process.kind.endswith("reprocess")
     return is_reprocess and isinstance(error, InvalidError) and any(r in error.summary for r in OUTDATED_REPROCESS)
 

@@ -406,7 +406,9 @@ class Simulation:
 
     def is_expired(self, version: int) -> bool:
         """Whether vacuum may have deleted files of a version."""
-        return version < max((o.get("oldest_readable", 0) for o in self.raw_log().outcomes.values()), default=0)
+        return version < max(
+            (o.get("newest", {}).get("expire", 0) for o in self.raw_log().outcomes.values()), default=0
+        )
 
     def check_completed(self, process: Process, result: RunResult, run_key: str) -> None:
         self.scheduler.record(process.name, f"result {result.status} {result.version} {dict(result.ranges)}")
@@ -559,7 +561,7 @@ class Simulation:
         require(raw.open is None, "a version is still open")
         # The next run announces what a rollback, a reprocessing run without run key, or a request that failed has committed after the last result.
         # No result names a rewrite or an expiry.
-        committed = [version for version in raw.committed if raw.plans[version]["kind"] not in ("rewrite", "expire")]
+        committed = [version for version in raw.committed if raw.kind(version) not in ("rewrite", "expire")]
         keys = {version: raw.plans[version]["run_key"] for version in committed}
         of_others = {v for v, key in keys.items() if "#" in key or key.startswith(("reprocess:", "rollback"))}
         exempt = {version for version in of_others if version > max(self.announced, default=-1)}
@@ -570,6 +572,7 @@ class Simulation:
         for run_key, result in self.results:
             checks.check_result(raw, result, run_key)
         vacuum.vacuum(self.pipelines[0], log=log, **self.fixture.vacuum_arguments)
+        raw = self.raw_log()  # vacuum may have let versions expire
         opened = open_log(log, pipeline=self.pipelines[0])
         verdict = verify(opened)
         require(verdict.clean, "verify", *verdict.violations)

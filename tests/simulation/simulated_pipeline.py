@@ -165,7 +165,7 @@ class DedupPipeline(PipelineFixture):
         for version in log.committed:
             plan, written_ids = log.plans[version], self.ids(log.files(version))
             require(not written_ids or max(written_ids.values()) == 1, "an id passed twice in one batch", version)
-            if plan["kind"] == "reprocess":
+            if log.kind(version) == "reprocess":
                 root = self.ids(log.files(log.root(version)))
                 require(
                     written_ids == root, "a reprocessing run passed other ids than its root", version, written_ids, root

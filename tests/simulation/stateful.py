@@ -80,13 +80,13 @@ class StatefulPipeline(PipelineFixture):
         totals: dict[int, Counter[int]] = {}
         emitted: dict[int, dict[int, int]] = {}
         for version in sorted(log.outcomes):
-            back = log.outcomes[version].get("rolled_back")
+            back = log.work(version, "rollback")
             total = Counter(total if back is None else totals[back["to"]])
             totals[version] = total
             if version not in log.committed or back is not None:
                 continue
             counts = {row["id"]: row["n"] for row in checks.rows(self.root / "out", log.files(version))}
-            if log.plans[version]["kind"] == "reprocess":
+            if log.kind(version) == "reprocess":
                 root = log.root(version)
                 require(
                     counts == emitted[root],
@@ -111,7 +111,7 @@ class StatefulPipeline(PipelineFixture):
             (
                 self.read_ids(log.plans[v]["pins"])
                 for v in log.kept(max(log.outcomes))
-                if v in log.committed and log.plans[v]["kind"] == "batch"
+                if v in log.committed and log.kind(v) == "batch"
             ),
             Counter[int](),
         )

@@ -149,7 +149,7 @@ class ProcessStore:
         elif letter == "c":
             entry = json.loads(data)
             count[f"outcomes: {entry['result']}"] += 1
-            count["outcomes of reprocessing runs"] += entry.get("replaces") is not None
+            count["outcomes of reprocessing runs"] += entry.get("work", {}).get("kind") == "reprocess"
             count["quarantined rows"] += entry["quarantine"]["rows"]
             if entry["attempt_id"] is not None and not entry["attempt_id"].startswith(self._process.name + "-"):
                 count["adoptions"] += 1

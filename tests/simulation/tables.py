@@ -186,7 +186,7 @@ class TablesPipeline(PipelineFixture):
     def _committed(self, log: RawLog, name: str, at: int, state: str) -> Counter[tuple[int, int, int]]:
         current_output: dict[int, int] = {}
         for version in log.committed:
-            back = log.outcomes[version].get("rolled_back")
+            back = log.work(version, "rollback")
             receipts = log.receipts.get(version)
             result = "" if receipts is None else receipts["sinks"].get(name, {}).get("result", "")
             if back is not None and name not in back.get("publish", ()):

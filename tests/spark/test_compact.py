@@ -80,8 +80,8 @@ def test_damaged_file_stops_the_rewrite_and_the_version_is_aborted(location: Loc
         compact(location.pipeline(source=JSON))
     outcome = open_log(str(location.root / "log")).log.outcome(2)
     assert outcome is not None
-    assert outcome[0].result == "abort"
-    assert outcome[0].reason.startswith("the rewrite could not be staged: DataError: Spark cannot read a file")
+    assert outcome.result == "abort"
+    assert outcome.reason.startswith("the rewrite could not be staged: DataError: Spark cannot read a file")
 
 
 def test_contents_differ_if_any_value_differs(spark: SparkSession) -> None:

@@ -61,7 +61,7 @@ def test_batch_scoped_dedup_drops_duplicates_within_a_batch_and_keeps_no_state(
     assert (result.counts["read"], result.counts["duplicates"]) == (10, 2)
     outcome = open_log(str(tmp_path / "log")).log.outcome(1)
     assert outcome is not None
-    assert not outcome[0].state
+    assert not outcome.state
 
 
 @pytest.mark.parametrize("sent", [True, pytest.param(False, marks=pytest.mark.prove)])
@@ -79,7 +79,7 @@ def test_each_id_is_written_once_over_many_batches(
     assert verify(str(tmp_path / "log")).clean
     outcome = open_log(str(tmp_path / "log")).log.outcome(2)
     assert outcome is not None
-    assert sum(layer["rows"] for layer in outcome[0].state["dedup"]) == 40
+    assert sum(layer["rows"] for layer in outcome.state["dedup"]) == 40
 
 
 def test_duplicate_after_its_ttl_is_written_and_counted_while_its_id_is_still_stored(

@@ -113,7 +113,7 @@ def start_new_process() -> None:
 def outcome(root: Path, version: int) -> Outcome:
     stored = open_log(str(root / "log")).log.outcome(version)
     assert stored is not None
-    return stored[0]
+    return stored
 
 
 def rows_of(frame: DataFrame) -> list[tuple[Any, ...]]:

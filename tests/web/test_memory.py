@@ -39,7 +39,7 @@ def log_of_large_versions(tmp_path: Path, number: int, *, pins: Any, reason: str
     fixture.arrive(1)
     fixture.run("first")
     log = fixture.opened().log
-    plan, (outcome, before) = log.plan(0)[0], log.outcome(0)
+    plan, (outcome, before) = log.plan(0), log.outcome_and_sha256(0)
     for version in range(1, number + 1):
         changes = {"version": version, "run_key": f"run-{version}", "pins": pins, "previous": before}
         encoded_plan = codec.encode(dataclasses.replace(plan, **changes))
@@ -116,12 +116,14 @@ def test_spec_with_a_lone_surrogate_is_a_problem_of_its_pipeline_only(tmp_path: 
     broken.arrive(1)
     broken.run("first")
     log = broken.opened().log
-    plan = log.plan(0)[0]
+    plan = log.plan(0)
     spec = json.loads(log.read_spec(plan.spec))
     spec["guarantee"] = {"sinks": {"out": "\ud800"}, "conditions": ""}
     data = json.dumps(spec).encode()
     broken.store.create(keys.spec(codec.sha256(data)), data)
-    forged = codec.encode(dataclasses.replace(plan, version=1, spec=codec.sha256(data), previous=log.outcome(0)[1]))
+    forged = codec.encode(
+        dataclasses.replace(plan, version=1, spec=codec.sha256(data), previous=log.outcome_and_sha256(0)[1])
+    )
     broken.store.create(keys.plan(1), forged.data)
     good = log_of_large_versions(tmp_path / "good", 1, pins=None, reason="")
     first, second = client_of(MemoryBudget(16), broken.store.url, good).get("/api/pipelines").json()
@@ -251,10 +253,10 @@ def test_forged_rollback_over_all_versions_needs_no_memory_for_each_version(tmp_
     fixture.run("first")
     opened = fixture.opened()
     log, newest = opened.log, 10**11
-    plan, (outcome, _) = log.plan(0)[0], log.outcome(0)
-    rolled_back = {"to": 0, "counts": {}, "next": outcome.next}
+    plan, outcome = log.plan(0), log.outcome(0)
+    rollback = {"kind": "rollback", "to": 0, "counts": {}, "next": outcome.next}
     forged_plan = codec.encode(
-        codec.build(Plan, {**codec.plain(plan), "version": newest, "kind": "rollback", "rolled_back": rolled_back}, "k")
+        codec.build(Plan, {**codec.plain(plan), "version": newest, "work": rollback, "ranges": {}}, "k")
     )
     forged = codec.encode(
         codec.build(
@@ -263,8 +265,9 @@ def test_forged_rollback_over_all_versions_needs_no_memory_for_each_version(tmp_
                 **codec.plain(outcome),
                 "version": newest,
                 "plan": forged_plan.sha256,
-                "rolled_back": rolled_back,
-                "newest_rollback": newest,
+                "work": rollback,
+                "newest": {"rollback": newest},
+                "counts": {},
                 "sinks": {},
                 "publish": [],
             },

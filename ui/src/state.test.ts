@@ -1,16 +1,24 @@
 import { describe, expect, it } from "vitest";
 import type { VersionRow } from "./api/client";
-import { hasRecords, keepsState, label, phases, rewritten, sinkState, versionState, written } from "./state";
+import { label, look, phases, rewritten, sinkState, versionState, written } from "./state";
 
 const COMMITTED: VersionRow = {
   version: 3,
   kind: "batch",
+  description: "batch",
+  of_kind: {
+    label: "committed",
+    color: "green.solid",
+    has_rows: true,
+    stages: true,
+    uses_spec: true,
+    is_announced: true,
+  },
   result: "commit",
   replaces: null,
   replaced_by: null,
   rolls_back_to: null,
   is_rolled_back: false,
-  expires: null,
   is_expired: false,
   has_gaps: false,
   partitions: 1,
@@ -33,6 +41,11 @@ const COMMITTED: VersionRow = {
   changed: [],
 };
 
+const NOTE = {
+  kind: "note",
+  of_kind: { ...COMMITTED.of_kind, label: "note", color: "gray.solid", has_rows: false },
+};
+
 const row = (changes: Partial<VersionRow>): VersionRow => ({ ...COMMITTED, ...changes });
 
 describe("the state of a version", () => {
@@ -41,48 +54,31 @@ describe("the state of a version", () => {
     expect(versionState(row({ result: "open", decided_at_ms: null }))).toBe("open");
     expect(versionState(row({ result: "abort" }))).toBe("aborted");
     expect(versionState(row({ result: "publishing" }))).toBe("pending");
-    expect(versionState(row({ kind: "reprocess", replaces: 1 }))).toBe("reprocessing");
-    expect(versionState(row({ kind: "rollback", rolls_back_to: 1 }))).toBe("rollback");
-    expect(versionState(row({ kind: "rewrite" }))).toBe("rewrite");
-    expect(versionState(row({ kind: "expire", expires: 2 }))).toBe("expire");
+    expect(versionState(row(NOTE))).toBe("committed");
+    expect(look(row(NOTE), "committed").color).toBe("gray.solid");
+    expect(look(row(NOTE), "aborted").color).toBe("red.solid");
     expect(versionState(row({ kind: "reprocess", is_rolled_back: true }))).toBe("rolled_back");
     expect(versionState(row({ result: "abort", is_rolled_back: true }))).toBe("aborted");
     expect(versionState(row({ replaced_by: 7 }))).toBe("replaced");
   });
 
   it("has a text that names the kind of a version without records once", () => {
-    const texts = (result: string) =>
-      ["batch", "reprocess", "rollback", "alter", "rewrite", "expire"].map((kind) => label(row({ kind, result })));
-    expect(texts("commit")).toEqual([
-      "committed",
-      "reprocessing run",
-      "rollback",
-      "alter",
-      "rewrite (compaction)",
-      "expiry (vacuum)",
-    ]);
-    expect(texts("abort")).toEqual([
+    expect([row({}), row(NOTE)].map(label)).toEqual(["committed", "note"]);
+    expect([row({ result: "abort" }), row({ ...NOTE, result: "abort" })].map(label)).toEqual([
       "aborted",
-      "aborted",
-      "aborted (rollback)",
-      "aborted (alter)",
-      "aborted (rewrite)",
-      "aborted (expire)",
+      "aborted (note)",
     ]);
-    const kinds = ["batch", "reprocess", "rewrite", "expire", "alter"].map((kind) => row({ kind }));
-    expect(kinds.map(hasRecords)).toEqual([true, true, false, false, false]);
-    expect(kinds.map(keepsState)).toEqual([false, false, true, true, false]);
   });
 
   it("has a text that says whether the version has expired", () => {
     expect(label(row({ is_expired: true }))).toBe("committed, expired");
-    expect(label(row({ is_expired: true, result: "abort", kind: "rewrite" }))).toBe("aborted (rewrite), expired");
+    expect(label(row({ ...NOTE, is_expired: true, result: "abort" }))).toBe("aborted (note), expired");
     expect(versionState(row({ is_expired: true }))).toBe("committed");
   });
 
   it("is that of a rewrite only for the sink whose rows it has", () => {
-    const rewrite = row({ kind: "rewrite", sinks: {}, counts: {}, rewritten: { a: 12 } });
-    expect([sinkState(rewrite, "a"), sinkState(rewrite, "b")]).toEqual(["rewrite", "none"]);
+    const rewrite = row({ ...NOTE, sinks: {}, counts: {}, rewritten: { a: 12 } });
+    expect([sinkState(rewrite, "a"), sinkState(rewrite, "b")]).toEqual(["committed", "none"]);
     expect([rewritten(rewrite), written(rewrite), rewritten(COMMITTED)]).toEqual([12, 0, 0]);
   });
 

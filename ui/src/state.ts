@@ -1,14 +1,9 @@
 import type { PipelineSummary, VersionRow } from "./api/client";
 import { age } from "./text";
 
-/** The state of a cell in the batch grid: of a version, or of one of its sinks. */
+/** The state of a cell in the batch grid: of a version, or of one of its sinks. A committed version looks as the API says for its kind. */
 export type CellState =
   | "committed"
-  | "reprocessing"
-  | "rollback"
-  | "alter"
-  | "rewrite"
-  | "expire"
   | "replaced"
   | "rolled_back"
   | "aborted"
@@ -19,52 +14,35 @@ export type CellState =
   | "unknown"
   | "none";
 
-export const LABELS: Record<CellState, string> = {
-  committed: "committed",
-  reprocessing: "reprocessing run",
-  rollback: "rollback",
-  alter: "alter",
-  rewrite: "rewrite (compaction)",
-  expire: "expiry (vacuum)",
-  replaced: "replaced by a reprocessing run",
-  rolled_back: "rolled back",
-  aborted: "aborted",
-  open: "open",
-  held: "held for review",
-  pending: "committed, not published yet",
-  skipped: "publishing was skipped",
-  unknown: "unknown whether all effects were performed",
-  none: "no output",
+interface Look {
+  label: string;
+  /** A colour of Chakra. */
+  color: string;
+}
+
+/** The look of each state, except of a committed version. */
+export const LOOKS: Record<Exclude<CellState, "committed">, Look> = {
+  replaced: { label: "replaced by a reprocessing run", color: "green.emphasized" },
+  rolled_back: { label: "rolled back", color: "gray.emphasized" },
+  aborted: { label: "aborted", color: "red.solid" },
+  open: { label: "open", color: "yellow.solid" },
+  held: { label: "held for review", color: "blue.emphasized" },
+  pending: { label: "committed, not published yet", color: "orange.solid" },
+  skipped: { label: "publishing was skipped", color: "pink.solid" },
+  unknown: { label: "unknown whether all effects were performed", color: "teal.solid" },
+  none: { label: "no output", color: "bg.muted" },
 };
 
-/** Chakra colour of each state. */
-export const COLORS: Record<CellState, string> = {
-  committed: "green.solid",
-  reprocessing: "blue.solid",
-  rollback: "purple.solid",
-  alter: "cyan.solid",
-  rewrite: "cyan.emphasized",
-  expire: "gray.solid",
-  replaced: "green.emphasized",
-  rolled_back: "gray.emphasized",
-  aborted: "red.solid",
-  open: "yellow.solid",
-  held: "blue.emphasized",
-  pending: "orange.solid",
-  skipped: "pink.solid",
-  unknown: "teal.solid",
-  none: "bg.muted",
-};
+export function look(row: VersionRow, state: CellState): Look {
+  return state === "committed" ? row.of_kind : LOOKS[state];
+}
 
 export function versionState(row: VersionRow): CellState {
   if (row.result === "open" || row.result === "held") return row.result;
   if (row.result === "abort") return "aborted";
   if (row.is_rolled_back) return "rolled_back";
   if (row.replaced_by !== null) return "replaced";
-  if (row.result === "publishing") return "pending";
-  if (row.kind === "rollback") return "rollback";
-  if (row.kind === "alter" || row.kind === "rewrite" || row.kind === "expire") return row.kind;
-  return row.kind === "reprocess" ? "reprocessing" : "committed";
+  return row.result === "publishing" ? "pending" : "committed";
 }
 
 /**
@@ -73,22 +51,13 @@ export function versionState(row: VersionRow): CellState {
  */
 export function label(row: VersionRow): string {
   const state = versionState(row);
-  const text = hasRecords(row) || state === row.kind ? LABELS[state] : `${LABELS[state]} (${row.kind})`;
-  return row.is_expired ? `${text}, expired` : text;
-}
-
-/** Whether a version is a batch or a reprocessing run. All others read no records and run no transform. */
-export function hasRecords(row: VersionRow): boolean {
-  return row.kind === "batch" || row.kind === "reprocess";
-}
-
-/** Whether the state, the offsets and the watermark after a version are those before it, so that the version does not show them. */
-export function keepsState(row: VersionRow): boolean {
-  return row.kind === "rewrite" || row.kind === "expire";
+  const text = look(row, state).label;
+  const named = row.of_kind.has_rows || state === "committed" ? text : `${text} (${row.kind})`;
+  return row.is_expired ? `${named}, expired` : named;
 }
 
 export function sinkState(row: VersionRow, sink: string): CellState {
-  if (sink in row.rewritten) return "rewrite";
+  if (sink in row.rewritten) return "committed";
   const state = row.sinks[sink];
   if (state === undefined) return "none";
   if (state === "waiting") return "pending";

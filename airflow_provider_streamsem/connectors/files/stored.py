@@ -9,6 +9,7 @@ from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
 from airflow_provider_streamsem.protocol.entries import Outcome
+from airflow_provider_streamsem.protocol.kinds.alter import Alter
 from airflow_provider_streamsem.protocol.specs import stored_spec
 
 
@@ -45,9 +46,8 @@ def former_sinks(log: CommitLog, version: int, newest: Outcome) -> dict[str, Fil
     :param newest: the newest outcome of the log
     """
     former: dict[str, FilesSink | str | None] = {}
-    for outcome in log.alters(newest):
-        if outcome.version > version and outcome.altered is not None and outcome.altered.removed:
-            before = log.outcome(outcome.version - 1)
-            sinks = {} if before is None else stored_sinks(stored_spec(log.read_spec(before[0].spec)))
-            former |= {name: sinks.get(name) for name in outcome.altered.removed}
+    for at, alter in log.commits_of(Alter, newest, after=version):
+        if alter.removed:
+            sinks = stored_sinks(stored_spec(log.read_spec(log.closed_outcome(at - 1).spec)))
+            former |= {name: sinks.get(name) for name in alter.removed}
     return former

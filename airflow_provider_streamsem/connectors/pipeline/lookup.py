@@ -128,7 +128,7 @@ class PipelineTable:
             if closed is None or closed[1] != pin.outcome:
                 raise opened.rewritten_error(pin.version)
             newest = opened.log.find_head().outcome
-            oldest = 0 if newest is None else newest.oldest_readable or 0
+            oldest = 0 if newest is None else newest.oldest_readable
             if pin.version < oldest:
                 summary = "the version of the upstream that the lookup read has expired, so vacuum may have deleted its files; nothing became visible"
                 raise LookupChangedError(summary, version=pin.version, oldest_readable=oldest).advising(

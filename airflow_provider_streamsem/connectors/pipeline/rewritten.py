@@ -9,6 +9,7 @@ from airflow_provider_streamsem.connectors.pipeline.pins import UpstreamPin, Ver
 from airflow_provider_streamsem.connectors.pipeline.upstream import UpstreamLog
 from airflow_provider_streamsem.errors import SourceChangedError
 from airflow_provider_streamsem.protocol.entries import DataFile
+from airflow_provider_streamsem.protocol.kinds.rewrite import Rewrite
 from airflow_provider_streamsem.protocol.view import is_bound
 
 
@@ -43,28 +44,25 @@ def rewritten_batches(upstream: UpstreamLog, first: int, end: int) -> list[Rewri
     if end <= 0:
         return []
     newest = upstream.outcome(end - 1, end=end)
-    oldest = newest.oldest_readable or 0
-    if newest.newest_rewrite is None or first >= oldest:
+    oldest = newest.oldest_readable
+    if Rewrite.kind not in newest.newest or first >= oldest:
         return []
     found = []
     for rewrite in upstream.log.view(version=end - 1).rewrites:
-        rewritten = rewrite.rewritten
-        if rewritten.sink == upstream.sink and is_bound(rewrite, oldest) and rewritten.output is not None:
-            batches = tuple(sorted(upstream.log.find_root(commit) for commit in rewritten.commits))
-            files = tuple(file for file in rewritten.output.files if file.rows)
+        if rewrite.sink == upstream.sink and is_bound(rewrite, oldest):
+            batches = tuple(sorted(upstream.log.find_root(commit) for commit in rewrite.commits))
+            files = tuple(file for file in rewrite.output.files if file.rows)
             if batches[-1] >= first:
-                found.append(RewrittenBatches(rewrite.version, rewritten.commits, batches, files))
+                found.append(RewrittenBatches(rewrite.version, rewrite.commits, batches, files))
     return found
 
 
 def span(upstream: UpstreamLog, pin: VersionPin) -> tuple[int, int]:
     """Return the first and the last batch, both inclusive, of which the files of a pin have rows."""
     is_batch = pin.commit == pin.version
-    rewrite = None if is_batch else upstream.outcome(pin.commit, end=pin.commit + 1).rewritten
-    if rewrite is None:
-        return pin.version, pin.version
-    batches = [upstream.log.find_root(commit) for commit in rewrite.commits]
-    return min(batches), max(batches)
+    rewrites = () if is_batch else upstream.outcome(pin.commit, end=pin.commit + 1).rewrites
+    batches = [upstream.log.find_root(commit) for rewrite in rewrites for commit in rewrite.commits]
+    return min(batches, default=pin.version), max(batches, default=pin.version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +94,10 @@ class PlannedBatches:
         """Return batch → commit of some pins. A pin of a rewrite has the rows of the commits that were rewritten."""
         found: dict[int, int] = {}
         for version in (version for pin in pins for version in pin.versions):
-            rewrite = self.upstream.outcome(version.commit, end=version.commit + 1).rewritten
-            if rewrite is None:
+            rewrites = self.upstream.outcome(version.commit, end=version.commit + 1).rewrites
+            if not rewrites:
                 found[version.version] = version.commit
-            else:
+            for rewrite in rewrites:
                 found |= {self.upstream.log.find_root(commit): commit for commit in rewrite.commits}
         return found
 

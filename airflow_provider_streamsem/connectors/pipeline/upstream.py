@@ -167,7 +167,7 @@ class UpstreamLog:
     def find_outcome(self, version: int) -> tuple[Outcome, str] | None:
         """Return the outcome of a version and the sha256 of its bytes; ``None`` if the version is not closed."""
         if version not in self._outcomes:
-            outcome = self.log.outcome(version)
+            outcome = self.log.outcome_and_sha256(version)
             if outcome is None:
                 return None
             self._outcomes[version] = outcome
@@ -185,7 +185,7 @@ class UpstreamLog:
         """
         if version not in self._outcomes:
             ahead = [v for v in range(version, min(version + THREADS, end)) if v not in self._outcomes]
-            for at, outcome in zip(ahead, in_threads(self.log.outcome, ahead), strict=True):
+            for at, outcome in zip(ahead, in_threads(self.log.outcome_and_sha256, ahead), strict=True):
                 if outcome is None:
                     summary = "a version below a closed one has no outcome"
                     raise LogDamagedError(summary, invariant="I2", version=at)
@@ -224,10 +224,10 @@ class UpstreamLog:
             elif outcome.replaces is None:
                 if outcome.committed and at < stop:
                     batches[at] = at
-            elif outcome.replaces.version in batches:
-                batches[at] = batches.pop(outcome.replaces.version)
-            elif outcome.replaces.version < first:
-                corrected.add(self.log.find_root(outcome.replaces.version))
+            elif outcome.replaces in batches:
+                batches[at] = batches.pop(outcome.replaces)
+            elif outcome.replaces < first:
+                corrected.add(self.log.find_root(outcome.replaces))
             at += 1
         return RowCommits(
             {batch: commit for commit, batch in batches.items()}, tuple(sorted(corrected)), tuple(sorted(rolled_back))
@@ -283,7 +283,8 @@ class UpstreamLog:
             ahead = [i for i in range(index, min(index + THREADS, end)) if i not in self._replaced]
             segments = in_threads(lambda i: self.log.perform(procedures.read_entry(Segment, keys.segment(1, i))), ahead)
             self._replaced |= {
-                i: None if segment is None else segment[0].replaced for i, segment in zip(ahead, segments, strict=True)
+                i: None if segment is None else segment[0].hidden.commits
+                for i, segment in zip(ahead, segments, strict=True)
             }
         return self._replaced[index]
 

@@ -44,7 +44,7 @@ class DeltaFixture(PipelineFixture):
     def batches(self) -> list[SinkCommit]:
         """Return the batch of each committed version, published or not."""
         opened = open_pipeline(self.pipeline(), self.log())
-        outcomes = [opened.log.outcome(version) for version in range(opened.head.closed + 1)]
+        outcomes = [opened.log.outcome_and_sha256(version) for version in range(opened.head.closed + 1)]
         return [batch_of(opened, *outcome, "table") for outcome in outcomes if outcome is not None]
 
     def check_exactly_once(self) -> None:

@@ -28,7 +28,7 @@ from airflow_provider_streamsem.errors import (
     OpenVersionError,
     UnavailableError,
 )
-from airflow_provider_streamsem.pipeline.compact import Rewrite
+from airflow_provider_streamsem.pipeline.compact import Compacted
 from airflow_provider_streamsem.pipeline.review import stage_reprocessing
 from airflow_provider_streamsem.pipeline.vacuum import vacuum
 from airflow_provider_streamsem.stores.memory import MemoryStore
@@ -51,7 +51,7 @@ def fixture(tmp_path: Path) -> DeltaFixture:
     return fixture
 
 
-def compacted(fixture: DeltaFixture, *, pipeline: Pipeline | None = None, **arguments: Any) -> list[Rewrite]:
+def compacted(fixture: DeltaFixture, *, pipeline: Pipeline | None = None, **arguments: Any) -> list[Compacted]:
     arguments = {"sink": "table", "target_file_bytes": TARGET, **arguments}
     return compact(pipeline or fixture.pipeline(), log=fixture.log(), **arguments)
 
@@ -165,7 +165,7 @@ def test_batch_published_during_the_compaction_is_kept(fixture: DeltaFixture, mo
 
 @pytest.mark.parametrize("when", ["before create_write_transaction", "after create_write_transaction"])
 def test_compaction_during_a_publish_changes_no_row(fixture: DeltaFixture, watch_delta_writes: Any, when: str) -> None:
-    done: list[Rewrite] = []
+    done: list[Compacted] = []
     started: list[str] = []
 
     def compact_once(name: str) -> None:

@@ -144,7 +144,7 @@ def test_files_are_read_in_the_order_of_their_modification_times(tmp_path: Path)
     fixture.run("a", drain=True)
     plan = fixture.opened().log.plan(0)
     assert plan is not None
-    assert [pin["path"] for pin in plan[0].pins] == ["00001.json", "00002.json"]
+    assert [pin["path"] for pin in plan.pins] == ["00001.json", "00002.json"]
     fixture.check()
 
 

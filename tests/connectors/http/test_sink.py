@@ -367,7 +367,7 @@ def test_late_publisher_makes_no_calls(tmp_path: Path, recorder: Recorder) -> No
     opened, seen = open_pipeline(pipeline, fixture.log()), recorder.ids()
     vacuum(pipeline, log=opened.log)
     assert not [*(fixture.root / "staged").rglob("*.parquet")], "vacuum deleted the staged rows"
-    stored = opened.log.outcome(0)
+    stored = opened.log.outcome_and_sha256(0)
     assert stored is not None
     sink = pipeline.sinks["push"]
     for _ in range(3):
@@ -839,7 +839,10 @@ def test_idempotency_key_of_a_call_is_stable_across_retries_and_never_shared(
         by_key.setdefault(call.key, []).append(call.ids)
     assert all(all(ids == tries[0] for ids in tries) for tries in by_key.values())
     assert [tries[0] for tries in by_key.values()] == [[0, 1], [2, 3], [4], [5], [6, 7], [8, 9], [10], [11]]
-    uuid, outcomes = fixture.opened().record.pipeline_uuid, [fixture.log().outcome(version) for version in range(2)]
+    uuid, outcomes = (
+        fixture.opened().record.pipeline_uuid,
+        [fixture.log().outcome_and_sha256(version) for version in range(2)],
+    )
     first_prefix, second_prefix = (
         f"{uuid}-push-{version}-{stored[1][:16]}" for version, stored in enumerate(outcomes) if stored
     )

@@ -30,7 +30,7 @@ from airflow_provider_streamsem.errors import (
     StreamsemError,
     UnavailableError,
 )
-from airflow_provider_streamsem.pipeline.compact import Rewrite
+from airflow_provider_streamsem.pipeline.compact import Compacted
 from airflow_provider_streamsem.pipeline.vacuum import vacuum
 from airflow_provider_streamsem.protocol.entries import DataFile
 from airflow_provider_streamsem.stores.memory import MemoryStore
@@ -361,7 +361,7 @@ class Fixture(PipelineFixture):
     def pipeline(self, **changes: Any) -> Pipeline:
         return super().pipeline(**{"sinks": {"t": self.lake.sink}, **changes})
 
-    def compacted(self, **arguments: Any) -> list[Rewrite]:
+    def compacted(self, **arguments: Any) -> list[Compacted]:
         return compact(self.pipeline(), log=self.log(), **{"sink": "t", "target_file_bytes": TARGET, **arguments})
 
     def check_exactly_once(self) -> None:

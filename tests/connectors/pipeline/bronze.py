@@ -113,7 +113,7 @@ class Silver(PipelineFixture):
         """The upstream versions that a plan reads."""
         stored = self.log().plan(version)
         assert stored is not None
-        return [pin["commit"] for plan in stored[0].pins for pin in plan["versions"]]
+        return [pin["commit"] for plan in stored.pins for pin in plan["versions"]]
 
 
 def pair(root: Path, *, changes: dict[str, Any] | None = None, **source: Any) -> tuple[Bronze, Silver]:
@@ -125,6 +125,6 @@ def pair(root: Path, *, changes: dict[str, Any] | None = None, **source: Any) ->
 def results(fixture: PipelineFixture) -> list[str]:
     """The kind or result of each version of a log."""
     return [
-        "open" if v.outcome is None else v.plan.kind if v.outcome.committed else "abort"
+        "open" if v.outcome is None else v.plan.work.kind if v.outcome.committed else "abort"
         for v in fixture.opened().versions(newest_first=False)
     ]

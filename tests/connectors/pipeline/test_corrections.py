@@ -334,7 +334,7 @@ class TestReprocess:
         assert first is not None
         assert second is not None
         source = silver.pipeline().source
-        assert source.read_pins(first[0].pins) == source.read_pins(second[0].pins)
+        assert source.read_pins(first.pins) == source.read_pins(second.pins)
 
     def test_tables_outside_the_log_get_the_corrected_rows(self, tmp_path: Path) -> None:
         bronze = Bronze(tmp_path / "bronze")

@@ -55,7 +55,7 @@ def test_new_pipeline_reads_expired_versions_in_one_batch_within_any_limits(tmp_
     assert silver.verdict().violations == []
     first = silver.log().plan(0)
     assert first is not None
-    ((start, stop),) = first[0].ranges.values()
+    ((start, stop),) = first.ranges.values()
     assert (start, stop) == ((0, 3) if limits.max_files or limits.max_rows else (0, 7))
     silver.run("fix", reprocessed=0)
     assert silver.visible() == rows(5)
@@ -82,7 +82,7 @@ def test_unread_versions_that_are_only_in_files_with_read_rows_become_a_gap_on_r
     silver.run("next", drain=True)
     read = rows(4)
     assert silver.visible() == read - (rows(3) - rows(1))
-    gaps = [outcome[0].gaps for n in range(silver.opened().head + 1) if (outcome := silver.log().outcome(n))]
+    gaps = [outcome.gaps for n in range(silver.opened().head + 1) if (outcome := silver.log().outcome(n))]
     assert [gap for found in gaps for spans in found.values() for gap in spans] == [(1, 2), (2, 3)]
     assert silver.verdict().violations == []
 

@@ -390,11 +390,11 @@ def test_forged_pin_is_refused(tmp_path: Path, forge: Any) -> None:
     plan = silver.log().plan(0)
     assert plan is not None
     source = silver.pipeline().source
-    assert source.read_pins(plan[0].pins)
+    assert source.read_pins(plan.pins)
     with pytest.raises(LogDamagedError):
-        source.read_pins([forge(plan[0].pins[0])])
+        source.read_pins([forge(plan.pins[0])])
     with pytest.raises(LogDamagedError):
-        source.read_pins(plan[0].pins * 2)
+        source.read_pins(plan.pins * 2)
 
 
 class TestGuarantee:
@@ -467,7 +467,7 @@ def test_rows_that_spark_reads_are_counted_against_the_log_of_the_upstream(tmp_p
     source = silver.pipeline().source
     plan = silver.log().plan(0)
     assert plan is not None
-    loaded = source.load(spark, source.read_pins(plan[0].pins))
+    loaded = source.load(spark, source.read_pins(plan.pins))
     loaded.check_read(3)
     with pytest.raises(DataError, match="another number of rows"):
         loaded.check_read(2)

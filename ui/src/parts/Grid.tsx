@@ -2,7 +2,7 @@ import { Box, Flex, Stack, Text } from "@chakra-ui/react";
 import { useEffect, useRef } from "react";
 import { Link } from "react-router-dom";
 import type { VersionRow } from "../api/client";
-import { type CellState, COLORS, LABELS, label, sinkState, versionState } from "../state";
+import { type CellState, LOOKS, label, look, sinkState, versionState } from "../state";
 import { duration } from "../text";
 
 const CELL = "16px";
@@ -55,7 +55,7 @@ function Column({ id, row, sinks, longest }: { id: string; row: VersionRow; sink
   ];
   const quarantined = row.counts.quarantined ?? 0;
   const marks = [...(row.has_gaps ? ["gap"] : []), ...(quarantined > 0 ? [`${quarantined} quarantined`] : [])];
-  const ofSinks = sinks.map((sink) => `${sink}: ${LABELS[sinkState(row, sink)]}`);
+  const ofSinks = sinks.map((sink) => `${sink}: ${look(row, sinkState(row, sink)).label}`);
   const text = [`version ${row.version}: ${label(row)}`, duration(row.duration_ms), ...marks, ...ofSinks]
     .filter(Boolean)
     .join(", ");
@@ -66,12 +66,12 @@ function Column({ id, row, sinks, longest }: { id: string; row: VersionRow; sink
           <Box
             w="8px"
             rounded="sm"
-            bg={COLORS[state]}
+            bg={look(row, state).color}
             h={`${Math.max(2, ((row.duration_ms ?? 0) / longest) * BARS)}px`}
           />
         </Flex>
         {states.map(([name, each]) => (
-          <Flex key={name} w={CELL} h={CELL} rounded="sm" bg={COLORS[each]} align="center" justify="center">
+          <Flex key={name} w={CELL} h={CELL} rounded="sm" bg={look(row, each).color} align="center" justify="center">
             {name === "version" && marks.length > 0 ? (
               <Box w="6px" h="6px" rounded="full" bg="white" borderWidth="1px" borderColor="black" />
             ) : null}
@@ -82,14 +82,16 @@ function Column({ id, row, sinks, longest }: { id: string; row: VersionRow; sink
   );
 }
 
-export function Legend() {
-  const shown = (Object.keys(LABELS) as CellState[]).filter((state) => state !== "none");
+/** The looks of the kinds that the versions have, and of all other states. */
+export function Legend({ versions }: { versions: VersionRow[] }) {
+  const kinds = [...new Map(versions.map((row) => [row.kind, row])).values()];
+  const shown = [...kinds.map((row) => row.of_kind), ...Object.values(LOOKS).filter((each) => each !== LOOKS.none)];
   return (
     <Flex gap="4" wrap="wrap" fontSize="xs">
-      {shown.map((state) => (
-        <Flex key={state} gap="1" align="center">
-          <Box w="10px" h="10px" rounded="sm" bg={COLORS[state]} />
-          {LABELS[state]}
+      {shown.map(({ label: text, color }) => (
+        <Flex key={text} gap="1" align="center">
+          <Box w="10px" h="10px" rounded="sm" bg={color} />
+          {text}
         </Flex>
       ))}
       <Flex gap="1" align="center">
@@ -97,7 +99,7 @@ export function Legend() {
         with a gap or quarantined records
       </Flex>
       <Flex gap="1" align="center">
-        <Box w="10px" h="10px" rounded="sm" bg={COLORS.committed} opacity={EXPIRED} />
+        <Box w="10px" h="10px" rounded="sm" bg="green.solid" opacity={EXPIRED} />
         pale: expired
       </Flex>
     </Flex>

@@ -13,7 +13,7 @@ import {
 import { useTheme } from "next-themes";
 import { Bar, Line } from "react-chartjs-2";
 import type { VersionRow } from "../api/client";
-import { hasRecords, phases, rewritten, written } from "../state";
+import { phases, rewritten, written } from "../state";
 import { age } from "../text";
 
 Chart.register(BarElement, CategoryScale, Legend, LinearScale, LineElement, PointElement, Tooltip);
@@ -31,8 +31,8 @@ export function Timeline({ versions }: { versions: VersionRow[] }) {
   const ink = resolvedTheme === "dark" ? "#d4d4d8" : "#3f3f46";
   const lines = resolvedTheme === "dark" ? "#3f3f46" : "#e4e4e7";
   const closed = [...versions].reverse().filter((row) => row.decided_at_ms !== null);
-  const labels = closed.map((row) => (hasRecords(row) ? String(row.version) : `${row.version} ${row.kind}`));
-  const rewrites = closed.filter((row) => row.kind === "rewrite").length;
+  const labels = closed.map((row) => (row.of_kind.has_rows ? String(row.version) : `${row.version} ${row.kind}`));
+  const rewrites = closed.filter((row) => rewritten(row) > 0).length;
   const options = (title: string, stacked = false) => ({
     animation: false as const,
     maintainAspectRatio: false,

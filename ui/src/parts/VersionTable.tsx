@@ -1,6 +1,6 @@
 import { Stack } from "@chakra-ui/react";
 import type { VersionRow } from "../api/client";
-import { hasRecords, label, rewritten, written } from "../state";
+import { label, rewritten, written } from "../state";
 import { count, duration, size, utc } from "../text";
 import { PageLink, VersionLink } from "./PageLink";
 import { Rows } from "./Rows";
@@ -36,15 +36,13 @@ function cells(id: string, row: VersionRow) {
     </VersionLink>,
     <Stack key="state" gap="0">
       {label(row)}
-      {row.replaces === null ? null : <span>replaces version {row.replaces}</span>}
-      {row.rolls_back_to === null ? null : <span>to version {row.rolls_back_to}</span>}
-      {row.expires === null ? null : <span>versions below {row.expires} expire</span>}
+      {row.description === row.of_kind.label || row.kind === "batch" ? null : <span>{row.description}</span>}
       {rewritten(row) === 0 ? null : <span>{count(rewritten(row))} rows in new files</span>}
       {row.reason === "" ? null : <span>{row.reason}</span>}
     </Stack>,
     utc(row.decided_at_ms),
     count(row.counts.read),
-    hasRecords(row) ? count(written(row)) : "",
+    row.of_kind.has_rows ? count(written(row)) : "",
     count(row.counts.quarantined),
     row.files === 0 ? "" : `${row.files}, ${size(row.bytes)}`,
     duration(row.duration_ms),

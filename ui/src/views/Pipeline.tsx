@@ -9,7 +9,7 @@ import { Flow } from "../parts/Flow";
 import { Grid, Legend } from "../parts/Grid";
 import { Timeline } from "../parts/Timeline";
 import { VersionTable } from "../parts/VersionTable";
-import { closed, hasRecords, label } from "../state";
+import { closed, label } from "../state";
 import { count, guarantee } from "../text";
 
 export function Pipeline() {
@@ -22,8 +22,7 @@ export function Pipeline() {
     getNextPageParam: (page) => page.before ?? undefined,
   });
   const versions: VersionRow[] = pages.data?.pages.flatMap((page) => page.versions) ?? [];
-  // A rollback, a rewrite and an expiry have no source, no transform and no counts. An alter has a new spec.
-  const flow = versions.find((row) => hasRecords(row) || row.kind === "alter") ?? versions[0];
+  const flow = versions.find((row) => row.of_kind.uses_spec) ?? versions[0];
   return (
     <Fetched query={summary}>
       {(pipeline) => (
@@ -44,7 +43,7 @@ export function Pipeline() {
             <Tabs.Content value="grid">
               <Stack gap="4">
                 <Grid id={id} versions={versions} />
-                <Legend />
+                <Legend versions={versions} />
               </Stack>
             </Tabs.Content>
             <Tabs.Content value="timeline">

@@ -10,7 +10,7 @@ import { OfPipeline } from "../parts/OfPipeline";
 import { VersionLink } from "../parts/PageLink";
 import { RewriteFacts } from "../parts/RewriteFacts";
 import { Rows } from "../parts/Rows";
-import { hasRecords, keepsState, label } from "../state";
+import { label } from "../state";
 import { count, duration, guarantee, size, utc } from "../text";
 
 export function Version() {
@@ -34,7 +34,6 @@ function isFinal(detail: VersionDetail | undefined): boolean {
 
 function Detail({ id, detail }: { id: string; detail: VersionDetail }) {
   const { row, alteration } = detail;
-  const hasAttempts = hasRecords(row) || row.kind === "rewrite";
   const link = (version: number | null) =>
     version === null ? (
       ""
@@ -49,12 +48,12 @@ function Detail({ id, detail }: { id: string; detail: VersionDetail }) {
       <Facts
         facts={[
           ["State", label(row)],
+          ["Does", row.kind === "batch" ? "" : row.description],
           ["Expired", row.is_expired ? "cannot be read or rolled back to, and vacuum may have deleted its files" : ""],
           ["Reason", row.reason],
           ["Replaced by", link(row.replaced_by)],
           ["Replaces", link(row.replaces)],
           ["Rolls back to", link(row.rolls_back_to)],
-          ["Oldest readable version", link(row.expires)],
           ["Sinks whose earlier rows are hidden", alteration?.removed.join(", ")],
           ["Dropped state", alteration?.state.join(", ")],
           [
@@ -67,14 +66,14 @@ function Detail({ id, detail }: { id: string; detail: VersionDetail }) {
           ["Closed (UTC)", utc(row.decided_at_ms)],
           ["Published (UTC)", utc(row.published_at_ms)],
           ["Duration", duration(row.duration_ms)],
-          ["Planning", hasRecords(row) ? duration(row.planning_ms) : ""],
-          ["Staging", hasAttempts ? duration(row.staged_ms) : ""],
+          ["Planning", row.of_kind.has_rows ? duration(row.planning_ms) : ""],
+          ["Staging", row.of_kind.stages ? duration(row.staged_ms) : ""],
           ["Publishing", duration(row.publishing_ms)],
           ["Unread when planned", row.lag === null ? "" : count(row.lag)],
-          ["Guarantee", hasRecords(row) || row.kind === "alter" ? guarantee(detail.guarantee, detail.conditions) : ""],
-          ["Transform", hasRecords(row) ? detail.transform : ""],
+          ["Guarantee", row.of_kind.uses_spec ? guarantee(detail.guarantee, detail.conditions) : ""],
+          ["Transform", row.of_kind.has_rows ? detail.transform : ""],
           ["Run", row.run_key],
-          ["Watermark (UTC)", keepsState(row) ? "" : utc(row.watermark_ms)],
+          ["Watermark (UTC)", row.of_kind.is_announced ? utc(row.watermark_ms) : ""],
           ["Changed in the spec", row.changed.join(", ")],
         ]}
       />
@@ -86,7 +85,7 @@ function Detail({ id, detail }: { id: string; detail: VersionDetail }) {
       )}
       <Counts title="Counts" counts={row.counts} />
       <Counts title="Removed counts" counts={detail.removed} />
-      <Section title="Ranges" isShown={hasRecords(row)}>
+      <Section title="Ranges" isShown={row.of_kind.has_rows}>
         <Rows
           caption="offset ranges"
           columns={["Partition", "Start (inclusive)", "End (exclusive)", "Offsets (including gaps)", "Gaps"]}
@@ -102,7 +101,7 @@ function Detail({ id, detail }: { id: string; detail: VersionDetail }) {
           }))}
         />
       </Section>
-      <Section title="Sinks" isShown={hasRecords(row) || detail.sinks.length > 0}>
+      <Section title="Sinks" isShown={row.of_kind.has_rows || detail.sinks.length > 0}>
         <Rows
           caption="sinks"
           columns={["Sink", "State", "Rows", "Published rows", "Receipt"]}
@@ -122,7 +121,7 @@ function Detail({ id, detail }: { id: string; detail: VersionDetail }) {
           }))}
         />
       </Section>
-      <Section title="Attempts" isShown={hasAttempts}>
+      <Section title="Attempts" isShown={row.of_kind.stages}>
         <Rows
           caption="attempts"
           columns={["Attempt", "Result", "Staging", "Rows"]}
@@ -141,7 +140,7 @@ function Detail({ id, detail }: { id: string; detail: VersionDetail }) {
       </Section>
       <Section
         title={detail.files.length < row.files ? `Files (${detail.files.length} of ${row.files})` : "Files"}
-        isShown={hasAttempts}
+        isShown={row.of_kind.stages}
       >
         <Rows
           caption="files"
@@ -160,7 +159,7 @@ function Detail({ id, detail }: { id: string; detail: VersionDetail }) {
           }))}
         />
       </Section>
-      <Section title="State" isShown={detail.state.length > 0 && !keepsState(row)}>
+      <Section title="State" isShown={detail.state.length > 0 && row.of_kind.is_announced}>
         <Rows
           caption="state"
           columns={["Operator", "Rows", "Size", "Partitions"]}

@@ -1,0 +1,1 @@
+"""The kinds of versions: one module each, and the registry."""

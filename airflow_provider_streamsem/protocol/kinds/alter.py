@@ -1,0 +1,61 @@
+"""An alter: changes the immutable fields of the pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from airflow_provider_streamsem.protocol.entries import Hidden, Json, Kind, Marker, Outcome, Plan
+from airflow_provider_streamsem.protocol.offsets import Offsets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alter(Kind):
+    """
+    The payload of an alter: what it changes besides the spec.
+
+    :param offsets: the offsets at which partitions start that the log does not have yet
+    :param state: the fields of the state that the next version starts without
+    :param removed: the sinks that the pipeline no longer has, and those whose dataset or table was replaced by another one. Their rows of all versions up to
+        the alter are no longer visible through the log
+    """
+
+    kind: ClassVar[str] = "alter"
+    name: ClassVar[str] = "alter"
+    label: ClassVar[str] = "alter"
+    color: ClassVar[str] = "cyan.solid"
+    invariant: ClassVar[str] = "I22"
+    uses_spec: ClassVar[bool] = True
+    is_chained: ClassVar[bool] = True
+    offsets: Offsets = field(default_factory=dict)
+    state: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+
+    @property
+    def hidden(self) -> Hidden:
+        """The rows in the removed sinks."""
+        return Hidden(sinks=self.removed)
+
+    def next_offsets(self, plan: Plan, *, committed: bool) -> Offsets:
+        """Return the offsets of the new partitions."""
+        return self.offsets if committed else {}
+
+    def state_after(self, state: Json) -> Json:
+        """Return the state without the dropped fields; ``None`` if no field is left."""
+        return {name: part for name, part in (state or {}).items() if name not in self.state} or None
+
+    def schemas_after(self, schemas: Mapping[str, str]) -> Mapping[str, str]:
+        """Return the columns of the sinks that remain."""
+        return {name: schema for name, schema in schemas.items() if name not in self.removed}
+
+    def markers_after(self, markers: Mapping[str, Marker]) -> Mapping[str, Marker]:
+        """Return the markers of the sinks that remain."""
+        return {name: marker for name, marker in markers.items() if name not in self.removed}
+
+    def check_plan(self, plan: Plan, *, before: Outcome | None, next: Offsets) -> None:
+        """Check that the alter is not the first version, and that its offsets are those of new partitions (I22)."""
+        Kind.check_plan(self, plan, before=before, next=next)
+        if plan.version == 0 or self.offsets.keys() & next.keys():
+            summary = "an alter is the first version, or moves the offset of a partition that the log has"
+            raise self.damaged(summary, plan.version)

@@ -1,0 +1,69 @@
+"""A reprocessing run: reads the ranges of an earlier commit again, and replaces its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from airflow_provider_streamsem.protocol.entries import SPARSE, Hidden, Kind, Outcome, Plan
+from airflow_provider_streamsem.protocol.offsets import Offsets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reprocess(Kind):
+    """
+    The payload of a reprocessing run.
+
+    :param replaces: the visible commit whose rows it replaces
+    :param counts: the row counts of that commit. Totals over the log subtract them
+    :param held: whether the version stays open until it is committed or aborted on request (W39)
+    """
+
+    kind: ClassVar[str] = "reprocess"
+    name: ClassVar[str] = "reprocessing run"
+    label: ClassVar[str] = "reprocessing run"
+    color: ClassVar[str] = "blue.solid"
+    invariant: ClassVar[str] = "I20"
+    has_rows: ClassVar[bool] = True
+    stages: ClassVar[bool] = True
+    uses_spec: ClassVar[bool] = True
+    replaces: int
+    counts: Mapping[str, int]
+    held: bool = field(default=False, metadata=SPARSE)
+
+    @property
+    def removed_counts(self) -> Mapping[str, int]:
+        """The row counts of the replaced commit."""
+        return self.counts
+
+    @property
+    def hidden(self) -> Hidden:
+        """The rows of the replaced commit."""
+        return Hidden(commits=(self.replaces,))
+
+    def describe(self) -> str:
+        """Return which version it reprocesses."""
+        return f"reprocessing of version {self.replaces}"
+
+    def check_plan(self, plan: Plan, *, before: Outcome | None, next: Offsets) -> None:
+        """Check that the replaced commit is an earlier version (I20)."""
+        if not 0 <= self.replaces < plan.version:
+            raise self.damaged("a reprocessing run replaces a version that is not earlier", plan.version)
+
+    def check_outcome(self, outcome: Outcome) -> None:
+        """Check that the replaced commit is an earlier version (I20)."""
+        if not 0 <= self.replaces < outcome.version:
+            raise self.damaged("an outcome replaces a version that is not earlier", outcome.version)
+
+    def check_replaced(self, plan: Plan, replaced: Plan, outcome: Outcome) -> None:
+        """
+        Check that the plan has the ranges, gaps and watermark of the commit that it replaces, and records the counts of that commit (I20).
+
+        :param replaced: the plan of that commit
+        :param outcome: its outcome
+        """
+        same = (plan.ranges, plan.gaps, plan.watermark_ms) == (replaced.ranges, replaced.gaps, replaced.watermark_ms)
+        if not (same and outcome.committed and self.counts == outcome.counts):
+            summary = "a reprocessing run does not match the commit that it replaces"
+            raise self.damaged(summary, plan.version, replaces=replaced.version)

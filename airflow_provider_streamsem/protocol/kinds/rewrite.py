@@ -1,0 +1,94 @@
+"""A rewrite: stores the rows of earlier commits of one sink in new files (compaction)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from airflow_provider_streamsem.protocol.entries import (
+    SPARSE,
+    Committable,
+    Kind,
+    Outcome,
+    Plan,
+    SegmentRewrite,
+    StagedManifest,
+)
+from airflow_provider_streamsem.protocol.offsets import Offsets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewrite(Kind):
+    """
+    The payload of a rewrite.
+
+    :param sink: the sink whose files it rewrites
+    :param commits: versions in ascending order
+    :param rows: the number of rows that their files have in total
+    :param output: the new files, with the same rows; ``None`` in a plan
+    """
+
+    kind: ClassVar[str] = "rewrite"
+    name: ClassVar[str] = "rewrite"
+    label: ClassVar[str] = "rewrite (compaction)"
+    color: ClassVar[str] = "cyan.emphasized"
+    invariant: ClassVar[str] = "I23"
+    stages: ClassVar[bool] = True
+    is_announced: ClassVar[bool] = False
+    is_chained: ClassVar[bool] = True
+    sink: str
+    commits: tuple[int, ...]
+    rows: int
+    output: Committable | None = field(default=None, metadata=SPARSE)
+
+    def rewrites(self, version: int) -> tuple[SegmentRewrite, ...]:
+        """Return this rewrite as readers and segments have it."""
+        assert self.output is not None  # see check_outcome
+        return (
+            SegmentRewrite(version=version, sink=self.sink, commits=self.commits, rows=self.rows, output=self.output),
+        )
+
+    def staged(self, manifest: StagedManifest) -> Rewrite:
+        """Return the payload with the new files."""
+        return replace(self, output=manifest.sinks.get(self.sink))
+
+    def is_outcome_of(self, planned: Kind) -> bool:
+        """Return whether the sink, the commits and the number of rows are those of the plan."""
+        return replace(self, output=None) == planned
+
+    def describe(self) -> str:
+        """Return which sink it rewrites, and how many commits."""
+        return f"rewrite of {len(self.commits)} commits of sink {self.sink}"
+
+    def check_plan(self, plan: Plan, *, before: Outcome | None, next: Offsets) -> None:
+        """Check that the commits are earlier versions in ascending order, and that the plan has no output (I23)."""
+        Kind.check_plan(self, plan, before=before, next=next)
+        if not names_earlier_commits(self, plan.version) or self.output is not None:
+            summary = (
+                "the plan of a rewrite has output, or its `commits` are empty, not in ascending order, or not before it"
+            )
+            raise self.damaged(summary, plan.version)
+
+    def check_outcome(self, outcome: Outcome) -> None:
+        """Check that the commit has new files, and no other output (I23)."""
+        Kind.check_outcome(self, outcome)
+        if self.output is None:
+            raise self.damaged("the outcome of a rewrite has no output", outcome.version)
+
+    def check_commit(self, plan: Plan, outcome: Outcome, *, before: Outcome | None) -> None:
+        """Check that the new files have the planned number of rows, and that the commit changes nothing else (I23)."""
+        Kind.check_commit(self, plan, outcome, before=before)
+        if not has_its_rows(self):
+            raise self.damaged("the files of a rewrite have another number of rows than its plan", plan.version)
+
+
+def names_earlier_commits(rewrite: Rewrite | SegmentRewrite, version: int) -> bool:
+    """Return whether a rewrite names versions before its own, each once and in ascending order (I23)."""
+    commits = rewrite.commits
+    return bool(commits) and [*commits] == sorted({*commits}) and commits[0] >= 0 and commits[-1] < version
+
+
+def has_its_rows(rewrite: Rewrite | SegmentRewrite) -> bool:
+    """Return whether a committed rewrite has files with as many rows as it names (I23)."""
+    output = rewrite.output
+    return output is not None and rewrite.rows == output.rows == sum(file.rows for file in output.files)

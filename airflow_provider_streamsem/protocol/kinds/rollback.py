@@ -1,0 +1,86 @@
+"""A rollback: restores the offsets, the columns and the state after an earlier version."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from airflow_provider_streamsem.protocol import offsets
+from airflow_provider_streamsem.protocol.entries import SPARSE, Hidden, Kind, Outcome, Plan
+from airflow_provider_streamsem.protocol.offsets import Offsets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollback(Kind):
+    """
+    The payload of a rollback.
+
+    :param to: the version to which it returns. The rows of all versions between this one and the rollback, both exclusive, are no longer visible
+    :param next: the offsets after version ``to``, with every partition that the log has now
+    :param counts: the row counts that the versions in between added to the totals. Totals over the log subtract them
+    :param publish: the sinks outside the log that have rows of these versions. Publishing the rollback removes the rows from them
+    """
+
+    kind: ClassVar[str] = "rollback"
+    name: ClassVar[str] = "rollback"
+    label: ClassVar[str] = "rollback"
+    color: ClassVar[str] = "purple.solid"
+    invariant: ClassVar[str] = "I21"
+    is_chained: ClassVar[bool] = True
+    to: int
+    next: Offsets
+    counts: Mapping[str, int]
+    publish: tuple[str, ...] = field(default=(), metadata=SPARSE)
+
+    @property
+    def based_on(self) -> int | None:
+        """The version to which it returns."""
+        return self.to
+
+    @property
+    def removed_counts(self) -> Mapping[str, int]:
+        """The row counts of the versions that it removes."""
+        return self.counts
+
+    @property
+    def hidden(self) -> Hidden:
+        """The rows of all versions above the one to which it returns."""
+        return Hidden(after=self.to)
+
+    def next_offsets(self, plan: Plan, *, committed: bool) -> Offsets:
+        """Return the offsets after the version to which a commit returns."""
+        return self.next if committed else {}
+
+    def describe(self) -> str:
+        """Return to which version it returns."""
+        return f"rollback to version {self.to}"
+
+    def check_plan(self, plan: Plan, *, before: Outcome | None, next: Offsets) -> None:
+        """Check that the position is at or below the offsets of the head in every partition (I21)."""
+        Kind.check_plan(self, plan, before=before, next=next)
+        if not (0 <= self.to < plan.version and {*self.next} == {*next} and offsets.reached(next, self.next)):
+            raise self.damaged("a rollback returns to a position that is not before it", plan.version, to=self.to)
+
+    def check_outcome(self, outcome: Outcome) -> None:
+        """Check that the commit has no output, and that the version to which it returns is earlier (I21)."""
+        Kind.check_outcome(self, outcome)
+        if not 0 <= self.to < outcome.version:
+            raise self.damaged("an outcome rolls back to a version that is not earlier", outcome.version)
+
+    def check_restored(
+        self, version: int, outcome: Outcome | None, restored: Outcome, *, counts: Mapping[str, int]
+    ) -> None:
+        """
+        Check a rollback against the version to which it returns (I21).
+
+        :param version: the version of the rollback
+        :param outcome: the outcome of the rollback; ``None`` if it is open
+        :param restored: the outcome of the version to which it returns
+        :param counts: the counts that the versions in between added to the totals
+        """
+        expected = {partition: offsets.position(restored.next, partition) for partition in self.next}
+        has_state = outcome is None or not outcome.committed or outcome.state == restored.state
+        if not (self.next == expected and has_state and dict(self.counts) == dict(counts)):
+            summary = "a rollback does not match the version to which it returns"
+            raise self.damaged(summary, version, to=restored.version)
