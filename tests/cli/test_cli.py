@@ -231,7 +231,7 @@ def test_vacuum_names_the_versions_that_expire(fixture: PipelineFixture, capsys:
     table = run(capsys, "log", log)[1]
     assert "expiry of the versions below 2, commit" in table
     assert "commit, expired" in table
-    assert run(capsys, "show", log, "3")[1].startswith("version 3: expire below 2, commit\n")
+    assert run(capsys, "show", log, "3")[1].startswith("version 3: expiry of the versions below 2, commit\n")
     assert json.loads(run(capsys, "top", log, "--json")[1])["pipelines"][0]["version"] == 3
 
 
