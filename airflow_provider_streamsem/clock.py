@@ -6,8 +6,10 @@ Neither determines which writer wins or what vacuum deletes (I13).
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timezone
 from typing import Protocol
 
@@ -71,3 +73,20 @@ class SystemClock:
 
 
 SYSTEM_CLOCK = SystemClock()
+
+
+def tries(waits_s: Iterable[float], clock: Clock = SYSTEM_CLOCK) -> Iterator[int]:
+    """
+    Yield the number of each try, from 0, and wait before each one but the first. The caller ends the loop when a try succeeds.
+
+    :param waits_s: seconds to wait between the tries
+    """
+    yield 0
+    for number, wait_s in enumerate(waits_s, start=1):
+        clock.sleep(wait_s)
+        yield number
+
+
+def doubling(first_s: float, count: int, most_s: float = math.inf) -> list[float]:
+    """Return ``count`` waits in seconds. Each is twice as long as the one before, and at most ``most_s``."""
+    return [min(first_s * 2**n, most_s) for n in range(count)]

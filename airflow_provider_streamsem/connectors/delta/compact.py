@@ -19,7 +19,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from airflow_provider_streamsem.clock import SYSTEM_CLOCK
+from airflow_provider_streamsem.clock import SYSTEM_CLOCK, doubling, tries
 from airflow_provider_streamsem.connectors.compaction import TableRewrite
 from airflow_provider_streamsem.connectors.delta.history import History
 from airflow_provider_streamsem.connectors.delta.mergeable import NULL_TEXTS, PARTITION_TYPES, misspelt
@@ -248,9 +248,7 @@ def _commit(
 
     path, compaction = target.location, SYSTEM_CLOCK.new_id()
     paths, changes = {file["path"] for file in chosen}, actions(new, chosen, target, changes_data=False)
-    for attempt in range(_COMMITS):
-        if attempt:
-            SYSTEM_CLOCK.sleep(_FIRST_WAIT_S * 2 ** (attempt - 1))
+    for _ in tries(doubling(_FIRST_WAIT_S, _COMMITS - 1)):
         cached = open_newest(path)
         table = None if cached is None else cached.table
         if table is None or not paths <= {file["path"] for file in RewrittenTable(path, table).files()}:

@@ -22,7 +22,7 @@ from pyiceberg.manifest import DataFile, FileFormat
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.typedef import Record
 
-from airflow_provider_streamsem.clock import SYSTEM_CLOCK
+from airflow_provider_streamsem.clock import SYSTEM_CLOCK, doubling, tries
 from airflow_provider_streamsem.connectors.compaction import TableRewrite
 from airflow_provider_streamsem.connectors.data_files.rewrite import changed
 from airflow_provider_streamsem.connectors.iceberg.catalog import is_transient
@@ -178,9 +178,7 @@ class Compaction:
         :returns: the id of the snapshot
         """
         tasks = [task for together in group for task in together]
-        for attempt in range(_COMMITS):
-            if attempt:
-                SYSTEM_CLOCK.sleep(_FIRST_WAIT_S * 2 ** (attempt - 1))
+        for _ in tries(doubling(_FIRST_WAIT_S, _COMMITS - 1)):
             table = self.load()
             current = {task.file.file_path: task for task in table.scan().plan_files()}
             found = [current.get(task.file.file_path) for task in tasks]

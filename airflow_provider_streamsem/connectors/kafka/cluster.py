@@ -8,12 +8,12 @@ open transaction (Kafka protocol, ListOffsets).
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from airflow_provider_streamsem.clock import tries
 from airflow_provider_streamsem.connectors.kafka.authentication import client_settings, java_login
 from airflow_provider_streamsem.connectors.kafka.client import QUIET, TIMEOUT_S, admin_client, call
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, UnavailableError
@@ -115,11 +115,10 @@ class KafkaCluster:
         """
         names = sorted(set(topics))
         partitions: list[Partition] = []
-        for wait_s in (*_RETRY_DELAYS_S, 0.0):
+        for _ in tries(_RETRY_DELAYS_S):
             partitions += self._described(sorted(set(names) - {p.topic for p in partitions}))
             if {p.topic for p in partitions} == set(names):
                 break
-            time.sleep(wait_s)
         return sorted(partitions)
 
     def _described(self, names: list[str]) -> list[Partition]:
@@ -187,7 +186,7 @@ class KafkaCluster:
             IsolationLevel.READ_COMMITTED if self._isolation == "read_committed" else IsolationLevel.READ_UNCOMMITTED
         )
         request = {TopicPartition(topic, number): spec for topic, number in requested}
-        for wait_s in (*_ELECTION_WAITS_S, None):
+        for number in tries(_ELECTION_WAITS_S):
             futures = self._call(
                 lambda: self._admin.list_offsets(request, isolation_level=level, request_timeout=TIMEOUT_S)
             )
@@ -196,9 +195,8 @@ class KafkaCluster:
                     (requested[tp.topic, tp.partition], self._call(future.result)) for tp, future in futures.items()
                 ]
             except UnavailableError as error:
-                if wait_s is None or error.fields.get("error") not in _ELECTING:
+                if number == len(_ELECTION_WAITS_S) or error.fields.get("error") not in _ELECTING:
                     raise
-                time.sleep(wait_s)
         raise AssertionError("the last try returned no result and raised no error")
 
     def was_truncated(self, partition: Partition, offset: int, epoch: int) -> bool:

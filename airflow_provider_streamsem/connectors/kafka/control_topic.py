@@ -6,8 +6,10 @@ import re
 import time
 from collections.abc import Iterable, Mapping
 from functools import cached_property
+from itertools import repeat
 from typing import Any
 
+from airflow_provider_streamsem.clock import tries
 from airflow_provider_streamsem.connectors.contract import SinkMarker
 from airflow_provider_streamsem.connectors.kafka.authentication import client_settings
 from airflow_provider_streamsem.connectors.kafka.client import QUIET, TIMEOUT_S, admin_client, call
@@ -72,18 +74,14 @@ class ControlTopic:
             new = NewTopic(self.topic, num_partitions=1, replication_factor=-1, config=_CONFIG)
             futures = self._call(lambda: self._admin.create_topics([new], request_timeout=TIMEOUT_S))
             self._call(futures[self.topic].result, missing="TOPIC_ALREADY_EXISTS")
-            deadline = time.monotonic() + TIMEOUT_S
-            while not self.partitions([self.topic]) and time.monotonic() < deadline:
-                time.sleep(0.1)
+            for _ in tries(repeat(0.1, int(TIMEOUT_S * 10))):
+                if self.partitions([self.topic]):
+                    break
         self.check()
 
     def is_missing(self) -> bool:
         """Return whether the control topic is missing. Sends several requests before it returns ``True``. The requests do not create the topic."""
-        for wait_s in (*_RETRY_DELAYS_S, 0.0):
-            if self.partitions([self.topic]):
-                return False
-            time.sleep(wait_s)
-        return True
+        return not any(self.partitions([self.topic]) for _ in tries(_RETRY_DELAYS_S))
 
     def check(self) -> None:
         """

@@ -6,12 +6,12 @@ The reader must prove that a range is complete, because a replica may lag behind
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.connectors.nats.access import Access
 from airflow_provider_streamsem.connectors.nats.client import Delivered, NatsClient, connected
 from airflow_provider_streamsem.connectors.nats.pins import SequencePin
@@ -161,7 +161,7 @@ def _messages(client: NatsClient, consumer: str, part: SequencePin, subject: str
             if wait_s is None:
                 _check_none_between(client, part, subject, at, part.end)
                 return
-            time.sleep(wait_s)
+            SYSTEM_CLOCK.sleep(wait_s)
 
 
 def _check_none_between(client: NatsClient, part: SequencePin, subject: str, start: int, end: int) -> None:
