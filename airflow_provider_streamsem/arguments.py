@@ -39,6 +39,18 @@ def _is_utf8(value: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
+def exactly_one(where: str, **given: object) -> None:
+    """
+    Reject arguments of which not exactly one is given. An argument that is ``None`` or empty is not given.
+
+    :param where: what has the arguments, with a colon; may be empty
+    :param given: name → value
+    """
+    if sum(value not in (None, "", ()) for value in given.values()) != 1:
+        *names, last = given
+        raise InvalidError(f"{where} exactly one of {', '.join(names)} and {last} must be given".strip())
+
+
 def choice(name: str, value: object, accepted: Collection[str]) -> str:
     """Return ``value`` if it is one of the accepted strings."""
     if not isinstance(value, str) or value not in accepted:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
+from airflow_provider_streamsem.arguments import exactly_one
 from airflow_provider_streamsem.cli.output import CommandResult
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.commitlog.log import open_commit_log
@@ -55,8 +56,7 @@ def export_offsets(args: argparse.Namespace) -> CommandResult:
 
 def _source(args: argparse.Namespace) -> KafkaSource:
     pipeline: Pipeline = args.pipeline
-    if (args.group is None) == (args.checkpoint is None):
-        raise InvalidError("exactly one of --checkpoint and --group must be given")
+    exactly_one("", **{"--checkpoint": args.checkpoint, "--group": args.group})
     if not isinstance(pipeline.source, KafkaSource):
         raise InvalidError("only a pipeline with one Kafka source exchanges offsets", pipeline=pipeline.name)
     return pipeline.source

@@ -180,6 +180,19 @@ class CommitLog:
             self.sources = moved.sources
         return stored[0]
 
+    def existing_pipeline(self) -> PipelineRecord:
+        """
+        Return the content of ``pipeline.json``.
+
+        :raises InvalidError: the log does not exist
+        :raises StreamsemError: as :meth:`read_pipeline`
+        """
+        record = self.read_pipeline()
+        if record is None:
+            summary = "there is no log at this location: no run of a pipeline has created it yet, or the location is wrong; nothing was changed"
+            raise InvalidError(summary, log=self.store.url).advising("run the pipeline once, or correct the location.")
+        return record
+
     def moved(self, url: str) -> Moved | None:
         """Return the record of a completed move from ``url`` to this location, or ``None`` if there is none."""
         entry = self.perform(procedures.read_entry(Moved, keys.moved(url)))

@@ -23,7 +23,7 @@ from airflow_provider_streamsem.pipeline.idle import idle_head
 from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import (
     OpenPipeline,
-    find_record,
+    existing_record,
     open_pipeline,
     read_head,
 )
@@ -129,10 +129,7 @@ def compact(
     flag("dry_run", dry_run)
     names = _sinks(pipeline, sink)
     log = log or open_commit_log(pipeline.log)
-    if find_record(pipeline, log) is None:
-        raise InvalidError("there is no log at this location; nothing was written", log=pipeline.log).advising(
-            "run the pipeline once, or correct the location."
-        )
+    existing_record(pipeline, log)
     sizes = _Sizes(target=target_file_bytes, most=max_bytes)
     if sink is not None and (table := _table(pipeline, sink)) is not None:
         return _compact_table(pipeline, log, sink, table, sizes, dry_run=dry_run)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.errors import ConflictError, InvalidError
 from airflow_provider_streamsem.pipeline.location import with_log_location
-from airflow_provider_streamsem.pipeline.opening import claim_datasets, find_record
+from airflow_provider_streamsem.pipeline.opening import claim_datasets, existing_record
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol import codec, keys
 from airflow_provider_streamsem.protocol.entries import PipelineRecord
@@ -81,11 +81,7 @@ def _checked(pipeline: Pipeline, log: CommitLog, *, dry_run: bool) -> tuple[str,
 
     :returns: URL of the original's log, and the head of the fork's log
     """
-    record = find_record(pipeline, log)
-    if record is None:
-        raise InvalidError("there is no log at this location; nothing was deleted", log=pipeline.log).advising(
-            "correct the location. If an earlier drop has deleted the log, there is nothing left to do."
-        )
+    record = existing_record(pipeline, log)
     if record.fork is None:
         summary = "only a fork can be dropped, and this is not the log of a fork; nothing was deleted"
         raise InvalidError(summary, log=pipeline.log, pipeline=record.name)

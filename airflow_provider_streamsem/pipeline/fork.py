@@ -95,9 +95,7 @@ def fork(
     requested = version if until_ms is None or record is None else newest_closed_until(old, until_ms)
     if existing is not None:
         return _existing_fork(existing, record, requested, from_ms, pipeline)
-    if record is None:
-        summary = "there is no log at this location: no run of a pipeline has created it yet, or the location is wrong"
-        raise InvalidError(summary, log=old.store.url).advising("run the original once, or correct the location.")
+    record = record or old.existing_pipeline()
     at = -1 if from_ms is not None else _version(old, requested)
     position = _fork_position(old, record, pipeline, at, from_ms)
     _warn_of_expired_ids(pipeline, position.state, new.clock.now_ms())

@@ -82,6 +82,16 @@ def find_record(pipeline: Pipeline, log: CommitLog) -> PipelineRecord | None:
     return record
 
 
+def existing_record(pipeline: Pipeline, log: CommitLog) -> PipelineRecord:
+    """
+    Read the log's ``pipeline.json``.
+
+    :raises InvalidError: the log does not exist, or ``log`` is not the pipeline's log. Nothing was changed
+    :raises ConflictError: as :func:`find_record`
+    """
+    return find_record(pipeline, log) or log.existing_pipeline()
+
+
 def _check_name(pipeline: Pipeline, record: PipelineRecord) -> None:
     if record.name != pipeline.name:
         raise ConflictError(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from airflow_provider_streamsem import dedup, state_files, telemetry
-from airflow_provider_streamsem.arguments import integer, text
+from airflow_provider_streamsem.arguments import exactly_one, integer, text
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.contract import SinkMarker
 from airflow_provider_streamsem.errors import ConflictError, InvalidError, MarkerLostError
@@ -15,7 +15,7 @@ from airflow_provider_streamsem.pipeline.location import with_log_location
 from airflow_provider_streamsem.pipeline.opening import (
     OpenPipeline,
     check_immutable_config,
-    find_record,
+    existing_record,
     open_pipeline,
 )
 from airflow_provider_streamsem.pipeline.publish import publishing_sink, rows_after
@@ -92,8 +92,7 @@ def rollback(
     :raises UnavailableError: a sink did not report a result. A repeated call, or the next run, publishes what is pending
     :raises PublishError: a sink refuses the newest commit, or the rollback. No run can plan until it is published or skipped
     """
-    if (to is None) == (until_ms is None):
-        raise InvalidError("exactly one of a version and a time must be given", to=to, until_ms=until_ms)
+    exactly_one("rollback:", to=to, until_ms=until_ms)
     for name, value in (("to", to), ("until_ms", until_ms)):
         if value is not None:
             integer(name, value, least=0)
@@ -101,10 +100,7 @@ def rollback(
         text("run_key", run_key)
     _refuse_sinks(pipeline, f"--at {to}" if until_ms is None else "--until TIME")
     log = log or open_commit_log(pipeline.log)
-    if find_record(pipeline, log) is None:
-        raise InvalidError("there is no log at this location; nothing was written", log=pipeline.log).advising(
-            "correct the location."
-        )
+    existing_record(pipeline, log)
     opened = open_pipeline(pipeline, log)
     to = newest_closed_until(log, until_ms) if until_ms is not None else to
     assert to is not None

@@ -12,7 +12,7 @@ from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.errors import InvalidError, StreamsemError
 from airflow_provider_streamsem.pipeline.closing_times import first_closed_after
 from airflow_provider_streamsem.pipeline.location import with_log_location
-from airflow_provider_streamsem.pipeline.opening import OpenPipeline, find_record, read_head
+from airflow_provider_streamsem.pipeline.opening import OpenPipeline, existing_record, read_head
 from airflow_provider_streamsem.pipeline.plan_reprocess import check_state, refuse_sinks
 from airflow_provider_streamsem.pipeline.spec import Pipeline
 from airflow_provider_streamsem.protocol.entries import Outcome, Plan
@@ -185,9 +185,7 @@ def preview_reprocess(
     """
     refuse_sinks(pipeline)
     log = log or open_commit_log(pipeline.log)
-    record = find_record(pipeline, log)
-    if record is None:
-        raise InvalidError("there is no log at this location", log=pipeline.log).advising("correct the location.")
+    record = existing_record(pipeline, log)
     head = log.confirm_head(read_head(pipeline, log))
     opened = OpenPipeline(pipeline=pipeline, log=log, record=record, head=head, spec=pipeline.spec_sha256)
     versions: list[int] = []
@@ -229,8 +227,7 @@ def preview_reprocess(
 def _reading(url: str, pipeline_uuid: str, commits: set[int]) -> int:
     """Return how many batches of the log at a URL have read rows of some commits of a pipeline."""
     log = open_commit_log(url)
-    if log.read_pipeline() is None:
-        raise InvalidError("there is no log at this location", log=url).advising("correct the location.")
+    log.existing_pipeline()
     head = log.newest_head()
     found = 0
     for plan, _ in _selected(log, head, Selection(versions=((0, N),))):

@@ -89,13 +89,7 @@ class Pipeline:
         arguments.text("pipeline name", self.name, pattern=NAME, accepted=NAME)
         if self.log_conn_id is not None:
             arguments.text("log_conn_id", self.log_conn_id)
-        if bool(self.log) == (self.log_conn_id is not None):
-            raise InvalidError(
-                "a pipeline must have exactly one of log and log_conn_id",
-                pipeline=self.name,
-                log=self.log,
-                log_conn_id=self.log_conn_id,
-            )
+        arguments.exactly_one(f"pipeline {self.name}:", log=self.log, log_conn_id=self.log_conn_id)
         if self.log_conn_id is None:
             check_location("log", self.log)
         self._set_source(sources)
@@ -141,8 +135,7 @@ class Pipeline:
             require(self, self.require)
 
     def _set_source(self, sources: Mapping[str, Source] | None) -> None:
-        if (self.source is None) == (sources is None):
-            raise InvalidError("a pipeline must have exactly one of source and sources", pipeline=self.name)
+        arguments.exactly_one(f"pipeline {self.name}:", source=self.source, sources=sources)
         if sources is not None:
             parts = dict(sources) if isinstance(sources, Mapping) else {}
             object.__setattr__(self, "source", SeveralSources(parts))

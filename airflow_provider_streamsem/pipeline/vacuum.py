@@ -13,7 +13,7 @@ from airflow_provider_streamsem.arguments import integer
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.contract import Sink
 from airflow_provider_streamsem.dedup import STATE, layers_dataset, stored_layers
-from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, StreamsemError
+from airflow_provider_streamsem.errors import LogDamagedError, StreamsemError
 from airflow_provider_streamsem.pipeline import retention
 from airflow_provider_streamsem.pipeline.closing_times import first_closed_after
 from airflow_provider_streamsem.pipeline.location import with_log_location
@@ -21,7 +21,7 @@ from airflow_provider_streamsem.pipeline.old_layers import unneeded_layers
 from airflow_provider_streamsem.pipeline.opening import (
     check_immutable_config,
     claim_datasets,
-    find_record,
+    existing_record,
     open_pipeline,
 )
 from airflow_provider_streamsem.pipeline.publish import publishing_sink, refuse_conflicts
@@ -115,7 +115,7 @@ def vacuum(
         integer("keep_versions", keep_versions, least=1)
     integer("keep_days", keep_days, least=0, most=MOST_DAYS)
     log = log or open_commit_log(pipeline.log)
-    record = _existing_record(pipeline, log)
+    record = existing_record(pipeline, log)
     head = log.find_head()  # raises LogMovedError if the log was moved
     if head.closed < 0:  # no attempt can have lost, and the datasets may have no ownership marker yet
         return Vacuumed(attempts=(), keys=(), bytes=0)
@@ -130,15 +130,6 @@ def vacuum(
     wanted = retention.compute_oldest_readable(log, head, keep_versions=keep_versions, keep_days=keep_days)
     oldest = _delete_expired(pipeline, head, locations, wanted, deletion, all_versions=all_versions)
     return deletion.result(head.oldest_readable, oldest)
-
-
-def _existing_record(pipeline: Pipeline, log: CommitLog) -> PipelineRecord:
-    record = find_record(pipeline, log)
-    if record is None:
-        raise InvalidError("there is no log at this location; nothing was deleted", log=pipeline.log).advising(
-            "run the pipeline once, or correct the location."
-        )
-    return record
 
 
 def _delete_losing(

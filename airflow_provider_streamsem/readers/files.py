@@ -379,13 +379,7 @@ def open_log(log: str | CommitLog, *, pipeline: Pipeline | None = None) -> Commi
     :raises InvalidError: there is no log at this location
     """
     opened = log if isinstance(log, CommitLog) else open_commit_log(log)
-    record = opened.read_pipeline()
-    if record is None:
-        raise InvalidError(
-            "there is no log at this location: no run of a pipeline has created it yet, or the location is wrong",
-            log=opened.store.url,
-        ).advising("run the pipeline once, or correct the location.")
-    return CommittedLog(opened, record, pipeline)
+    return CommittedLog(opened, opened.existing_pipeline(), pipeline)
 
 
 def sink_of(opened: CommittedLog, sink: str | None, *, version: int | None = None) -> str:

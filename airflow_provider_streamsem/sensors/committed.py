@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_provider_streamsem.arguments import integer_or_text, known_keys, text
+from airflow_provider_streamsem.arguments import exactly_one, integer_or_text, known_keys, text
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.hooks.pipelines import HasPipeline
 from airflow_provider_streamsem.hooks.runs import run_key
@@ -62,10 +62,8 @@ class BatchCommittedSensor(HasPipeline, ConditionSensor):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if (log is None) == (pipeline is None):
-            raise InvalidError("exactly one of log and pipeline must be given", task=self.task_id)
-        if [version, run, offsets].count(None) != 2:
-            raise InvalidError("exactly one of version, run and offsets must be given", task=self.task_id)
+        exactly_one(f"task {self.task_id}:", log=log, pipeline=pipeline)
+        exactly_one(f"task {self.task_id}:", version=version, run=run, offsets=offsets)
         self.log_url = log
         self.pipeline, self.pipeline_file = None, None
         if pipeline is not None:

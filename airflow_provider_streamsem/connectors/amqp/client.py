@@ -55,8 +55,7 @@ class AmqpQueue:
     def __post_init__(self) -> None:
         where = "queue amqp:"
         arguments.text(f"{where} name", self.name)
-        if (self.conn_id is None) == (self.host is None):
-            raise InvalidError(f"{where} exactly one of conn_id and host must be given")
+        arguments.exactly_one(where, conn_id=self.conn_id, host=self.host)
         for name in ("conn_id", "host"):
             if getattr(self, name) is not None:
                 arguments.text(

@@ -117,11 +117,12 @@ class HttpSink(StagedSink):
     def __post_init__(self) -> None:
         where = "sink http:"
         open_dataset(arguments.text(f"{where} staging", self.staging))
-        if (self.url is None) == (self.conn_id is None):
-            raise InvalidError(f"{where} exactly one of url and conn_id must be given")
+        arguments.exactly_one(where, url=self.url, conn_id=self.conn_id)
         if self.url is not None:
             if "@" in str(self.url):  # The error does not quote the URL, which may contain a password.
-                raise InvalidError(f"{where} url must not contain credentials", accepted="conn_id=")
+                raise InvalidError(f"{where} url must not contain credentials").advising(
+                    "store the credentials in a connection, and give its conn_id."
+                )
             arguments.text(f"{where} url", self.url, pattern=_URL, accepted="http:// or https://, without credentials")
             try:
                 urlsplit(str(self.url)).port  # noqa: B018

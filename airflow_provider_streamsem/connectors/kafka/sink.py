@@ -124,8 +124,7 @@ class KafkaSink(TransactionalSink[_Handle]):
                 arguments.text(f"{where} {name}", getattr(self, name), pattern=TOPIC, accepted=TOPIC)
         if self.topic == self.control_topic:
             raise InvalidError(f"{where} topic and control_topic must be different topics", given=self.topic)
-        if (self.conn_id is None) == (self.bootstrap_servers is None):
-            raise InvalidError(f"{where} exactly one of conn_id and bootstrap_servers must be given")
+        arguments.exactly_one(where, conn_id=self.conn_id, bootstrap_servers=self.bootstrap_servers)
         for name in ("conn_id", "bootstrap_servers"):
             if getattr(self, name) is not None:
                 arguments.text(

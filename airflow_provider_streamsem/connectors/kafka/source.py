@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from airflow_provider_streamsem import arguments
-from airflow_provider_streamsem.clock import SYSTEM_CLOCK
+from airflow_provider_streamsem.clock import SYSTEM_CLOCK, tries
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.contract import Expiry, SourceEnd, SourceSlice
 from airflow_provider_streamsem.connectors.defaults import PlannerDefaults, SourceDefaults
@@ -116,16 +116,10 @@ class KafkaSource(SourceDefaults):
         object.__setattr__(self, "topics", arguments.text_list(f"{where} topics", self.topics))
         for topic in self.topics:
             arguments.text(f"{where} topics", topic, pattern=TOPIC, accepted=TOPIC)
-        if bool(self.topics) == (self.topic_pattern is not None):
-            raise InvalidError(
-                f"{where} exactly one of topics and topic_pattern must be given",
-                topics=list(self.topics),
-                topic_pattern=self.topic_pattern,
-            )
+        arguments.exactly_one(where, topics=self.topics, topic_pattern=self.topic_pattern)
         if self.topic_pattern is not None:
             _check_pattern(f"{where} topic_pattern", self.topic_pattern)
-        if (self.conn_id is None) == (self.bootstrap_servers is None):
-            raise InvalidError(f"{where} exactly one of conn_id and bootstrap_servers must be given")
+        arguments.exactly_one(where, conn_id=self.conn_id, bootstrap_servers=self.bootstrap_servers)
         for name in ("conn_id", "bootstrap_servers"):
             if getattr(self, name) is not None:
                 arguments.text(
@@ -446,12 +440,11 @@ class KafkaPlanner(PlannerDefaults):
         :param unread: names of partitions with unread offsets
         :param waits: whether to repeat the request if one of these is missing, because brokers may not know a partition for a short time
         """
-        existing = self._cluster.partitions(topics)
-        for wait_s in _BEFORE_A_GAP_S if waits else ():
+        existing: list[Partition] = []
+        for _ in tries(_BEFORE_A_GAP_S if waits else ()):
+            existing = self._cluster.partitions(topics)
             if unread <= {p.name for p in existing}:
                 break
-            SYSTEM_CLOCK.sleep(wait_s)
-            existing = self._cluster.partitions(topics)
         return existing
 
     def _check_recreated_topics(self, start: Offsets, existing: Sequence[Partition], on_data_loss: str) -> None:

@@ -88,8 +88,7 @@ class NatsSource:
         arguments.text(f"{where} stream", self.stream, pattern=_NAME, accepted="a name without spaces and .*>/\\@")
         if self.subject is not None:
             arguments.text(f"{where} subject", self.subject, pattern=_SUBJECT, accepted="orders.eu, orders.*, orders.>")
-        if (self.conn_id is None) == (self.servers is None):
-            raise InvalidError(f"{where} exactly one of conn_id and servers must be given")
+        arguments.exactly_one(where, conn_id=self.conn_id, servers=self.servers)
         for name, accepted in (
             ("conn_id", "text without spaces and '@'"),
             ("servers", "host:port,… without '@' and '/'"),
