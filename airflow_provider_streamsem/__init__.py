@@ -18,7 +18,7 @@ _NAMES = {
     "Avro": "airflow_provider_streamsem.connectors.parsing.decoders",
     "BatchCommittedSensor": "airflow_provider_streamsem.sensors.committed",
     "CompactOperator": "airflow_provider_streamsem.operators.compact",
-    "CompletedVersion": "airflow_provider_streamsem.pipeline.result",
+    "CompletedVersion": "airflow_provider_streamsem.pipeline.versions.result",
     "Dedup": "airflow_provider_streamsem.dedup",
     "DeltaSink": "airflow_provider_streamsem.connectors.delta.sink",
     "DeltaSource": "airflow_provider_streamsem.connectors.delta.source",
@@ -27,7 +27,7 @@ _NAMES = {
     "FilesSource": "airflow_provider_streamsem.connectors.files.source",
     "FilesTable": "airflow_provider_streamsem.connectors.files.lookup",
     "FreshnessSensor": "airflow_provider_streamsem.sensors.freshness",
-    "Guarantee": "airflow_provider_streamsem.pipeline.guarantee",
+    "Guarantee": "airflow_provider_streamsem.pipeline.spec.guarantee",
     "HttpSink": "airflow_provider_streamsem.connectors.http.sink",
     "IcebergSink": "airflow_provider_streamsem.connectors.iceberg.sink",
     "IcebergSource": "airflow_provider_streamsem.connectors.iceberg.source",
@@ -45,7 +45,7 @@ _NAMES = {
     "OffsetRangeTrigger": "airflow_provider_streamsem.triggers.offsets",
     "OffsetsAvailableSensor": "airflow_provider_streamsem.sensors.offsets",
     "PersistentState": "airflow_provider_streamsem.transforms.persistent_state",
-    "Pipeline": "airflow_provider_streamsem.pipeline.spec",
+    "Pipeline": "airflow_provider_streamsem.pipeline.spec.pipeline",
     "PipelineSource": "airflow_provider_streamsem.connectors.pipeline.source",
     "Protobuf": "airflow_provider_streamsem.connectors.parsing.decoders",
     "PulsarSource": "airflow_provider_streamsem.connectors.pulsar.source",
@@ -56,7 +56,7 @@ _NAMES = {
     "ReplaySource": "airflow_provider_streamsem.connectors.replay.source",
     "ReprocessOperator": "airflow_provider_streamsem.operators.reprocess",
     "RetentionSensor": "airflow_provider_streamsem.sensors.retention",
-    "RunResult": "airflow_provider_streamsem.pipeline.result",
+    "RunResult": "airflow_provider_streamsem.pipeline.versions.result",
     "SparkEngine": "airflow_provider_streamsem.spark.engine",
     "SqsQueue": "airflow_provider_streamsem.connectors.sqs.client",
     "State": "airflow_provider_streamsem.state",
@@ -65,25 +65,25 @@ _NAMES = {
     "VacuumOperator": "airflow_provider_streamsem.operators.maintenance",
     "VerifyOperator": "airflow_provider_streamsem.operators.maintenance",
     "Window": "airflow_provider_streamsem.transforms.window",
-    "alter": "airflow_provider_streamsem.pipeline.alter",
-    "compact": "airflow_provider_streamsem.pipeline.compact",
+    "alter": "airflow_provider_streamsem.pipeline.maintenance.alter",
+    "compact": "airflow_provider_streamsem.pipeline.maintenance.compact",
     "diff": "airflow_provider_streamsem.readers.diff",
-    "drop": "airflow_provider_streamsem.pipeline.drop",
+    "drop": "airflow_provider_streamsem.pipeline.maintenance.drop",
     "diff_state": "airflow_provider_streamsem.readers.diff_state",
-    "fork": "airflow_provider_streamsem.pipeline.fork",
-    "guarantee": "airflow_provider_streamsem.pipeline.guarantee",
+    "fork": "airflow_provider_streamsem.pipeline.maintenance.fork",
+    "guarantee": "airflow_provider_streamsem.pipeline.spec.guarantee",
     "actions_dag": "airflow_provider_streamsem.operators.actions",
-    "commit_held": "airflow_provider_streamsem.pipeline.review",
+    "commit_held": "airflow_provider_streamsem.pipeline.run.review",
     "diff_held": "airflow_provider_streamsem.readers.held",
-    "stage_reprocessing": "airflow_provider_streamsem.pipeline.review",
-    "load_pipeline": "airflow_provider_streamsem.pipeline.spec",
+    "stage_reprocessing": "airflow_provider_streamsem.pipeline.run.review",
+    "load_pipeline": "airflow_provider_streamsem.pipeline.spec.pipeline",
     "log_uri": "airflow_provider_streamsem.assets",
     "open_log": "airflow_provider_streamsem.readers.files",
     "read_committed": "airflow_provider_streamsem.readers.spark",
     "read_state": "airflow_provider_streamsem.readers.state",
-    "reprocess": "airflow_provider_streamsem.pipeline.reprocess",
-    "rollback": "airflow_provider_streamsem.pipeline.rollback",
-    "run_batch": "airflow_provider_streamsem.pipeline.run",
+    "reprocess": "airflow_provider_streamsem.pipeline.run.reprocess",
+    "rollback": "airflow_provider_streamsem.pipeline.maintenance.rollback",
+    "run_batch": "airflow_provider_streamsem.pipeline.run.run",
     "verify": "airflow_provider_streamsem.readers.verify",
 }
 
@@ -201,17 +201,17 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.operators.maintenance import VacuumOperator, VerifyOperator
     from airflow_provider_streamsem.operators.micro_batch import MicroBatchOperator
     from airflow_provider_streamsem.operators.reprocess import ReprocessOperator
-    from airflow_provider_streamsem.pipeline.alter import alter
-    from airflow_provider_streamsem.pipeline.compact import compact
-    from airflow_provider_streamsem.pipeline.drop import drop
-    from airflow_provider_streamsem.pipeline.fork import fork
-    from airflow_provider_streamsem.pipeline.guarantee import Guarantee, guarantee
-    from airflow_provider_streamsem.pipeline.reprocess import reprocess
-    from airflow_provider_streamsem.pipeline.result import CompletedVersion, RunResult
-    from airflow_provider_streamsem.pipeline.review import commit_held, stage_reprocessing
-    from airflow_provider_streamsem.pipeline.rollback import rollback
-    from airflow_provider_streamsem.pipeline.run import run_batch
-    from airflow_provider_streamsem.pipeline.spec import Pipeline, load_pipeline
+    from airflow_provider_streamsem.pipeline.maintenance.alter import alter
+    from airflow_provider_streamsem.pipeline.maintenance.compact import compact
+    from airflow_provider_streamsem.pipeline.maintenance.drop import drop
+    from airflow_provider_streamsem.pipeline.maintenance.fork import fork
+    from airflow_provider_streamsem.pipeline.maintenance.rollback import rollback
+    from airflow_provider_streamsem.pipeline.run.reprocess import reprocess
+    from airflow_provider_streamsem.pipeline.run.review import commit_held, stage_reprocessing
+    from airflow_provider_streamsem.pipeline.run.run import run_batch
+    from airflow_provider_streamsem.pipeline.spec.guarantee import Guarantee, guarantee
+    from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline, load_pipeline
+    from airflow_provider_streamsem.pipeline.versions.result import CompletedVersion, RunResult
     from airflow_provider_streamsem.readers.diff import diff
     from airflow_provider_streamsem.readers.diff_state import diff_state
     from airflow_provider_streamsem.readers.files import open_log

@@ -26,7 +26,7 @@ from rich.table import Table
 
 from airflow_provider_streamsem import FilesSink, FilesSource, Pipeline, run_batch
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.pipeline.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.protocol import codec, keys, segments
 from airflow_provider_streamsem.protocol.entries import (
     Committable,

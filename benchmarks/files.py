@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_streamsem import FilesSink, FilesSource, Limits, Pipeline, SparkEngine, run_batch
 from airflow_provider_streamsem.commitlog.log import open_commit_log
-from airflow_provider_streamsem.pipeline.opening import open_pipeline
+from airflow_provider_streamsem.pipeline.spec.opening import open_pipeline
 from benchmarks import results
 
 ROUNDS = int(os.environ.get("ROUNDS", "3"))

@@ -25,7 +25,7 @@ from rich.table import Table
 
 from airflow_provider_streamsem import FilesSink, KafkaSource, Limits, Pipeline, run_batch
 from airflow_provider_streamsem.commitlog.log import open_commit_log
-from airflow_provider_streamsem.pipeline.opening import open_pipeline
+from airflow_provider_streamsem.pipeline.spec.opening import open_pipeline
 from airflow_provider_streamsem.spark.engine import SparkEngine
 from benchmarks import results
 from tests.integration.parts.kafka import Broker

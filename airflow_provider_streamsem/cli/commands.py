@@ -42,16 +42,16 @@ from airflow_provider_streamsem.commitlog.log import open_commit_log
 from airflow_provider_streamsem.connectors.upstreams import ReadsPipeline
 from airflow_provider_streamsem.dedup import stored_layers
 from airflow_provider_streamsem.errors import InvalidError, StreamsemError
-from airflow_provider_streamsem.pipeline.abort import abort as abort_version
-from airflow_provider_streamsem.pipeline.drop import drop as drop_
-from airflow_provider_streamsem.pipeline.fork import fork as fork_
-from airflow_provider_streamsem.pipeline.guarantee import guarantee, warnings
-from airflow_provider_streamsem.pipeline.location import located
-from airflow_provider_streamsem.pipeline.publish import skip as skip_
-from airflow_provider_streamsem.pipeline.spec import Pipeline, load_pipeline
-from airflow_provider_streamsem.pipeline.templates import holds_templates
-from airflow_provider_streamsem.pipeline.vacuum import KEEP_DAYS, attempts_of
-from airflow_provider_streamsem.pipeline.vacuum import vacuum as vacuum_log
+from airflow_provider_streamsem.pipeline.maintenance.abort import abort as abort_version
+from airflow_provider_streamsem.pipeline.maintenance.drop import drop as drop_
+from airflow_provider_streamsem.pipeline.maintenance.fork import fork as fork_
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import KEEP_DAYS, attempts_of
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum as vacuum_log
+from airflow_provider_streamsem.pipeline.spec.guarantee import guarantee, warnings
+from airflow_provider_streamsem.pipeline.spec.location import located
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline, load_pipeline
+from airflow_provider_streamsem.pipeline.spec.templates import holds_templates
+from airflow_provider_streamsem.pipeline.versions.publish import skip as skip_
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import Json, Outcome
 from airflow_provider_streamsem.protocol.keys import N

@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.connectors.rate.source import RateSource
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.pipeline.spec import load_pipeline
+from airflow_provider_streamsem.pipeline.spec.pipeline import load_pipeline
 from airflow_provider_streamsem.stores.contract import open_store
 
 DIRECTORY = "streamsem-rate"

@@ -11,8 +11,8 @@ from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.commitlog.log import open_commit_log
 from airflow_provider_streamsem.connectors.kafka.source import KafkaSource
 from airflow_provider_streamsem.errors import ConflictError, InvalidError
-from airflow_provider_streamsem.pipeline.opening import read_head
-from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.pipeline.spec.opening import read_head
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.protocol.view import OpenHead
 from airflow_provider_streamsem.stores.contract import open_store
 

@@ -12,8 +12,8 @@ from airflow_provider_streamsem.commitlog.doctor import Check
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
 from airflow_provider_streamsem.connectors.files.source import FilesSource
 from airflow_provider_streamsem.errors import StreamsemError
-from airflow_provider_streamsem.pipeline.run import run_batch
-from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.pipeline.run.run import run_batch
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.spark import versions
 from airflow_provider_streamsem.state import State
 

@@ -18,24 +18,24 @@ from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.commitlog.log import open_commit_log
 from airflow_provider_streamsem.connections import connection
 from airflow_provider_streamsem.errors import InvalidError, StreamsemError
-from airflow_provider_streamsem.pipeline import report
-from airflow_provider_streamsem.pipeline.alter import alter as alter_
-from airflow_provider_streamsem.pipeline.compact import compact as compact_
-from airflow_provider_streamsem.pipeline.guarantee import guarantee
-from airflow_provider_streamsem.pipeline.reprocess import kept_versions
-from airflow_provider_streamsem.pipeline.reprocess import reprocess as reprocess_
-from airflow_provider_streamsem.pipeline.result import RunResult, with_others
-from airflow_provider_streamsem.pipeline.review import commit_held, stage_reprocessing
-from airflow_provider_streamsem.pipeline.rollback import rollback as rollback_
-from airflow_provider_streamsem.pipeline.run import run_batch
-from airflow_provider_streamsem.pipeline.selection import (
+from airflow_provider_streamsem.pipeline.maintenance.alter import alter as alter_
+from airflow_provider_streamsem.pipeline.maintenance.compact import compact as compact_
+from airflow_provider_streamsem.pipeline.maintenance.rollback import rollback as rollback_
+from airflow_provider_streamsem.pipeline.run.reprocess import kept_versions
+from airflow_provider_streamsem.pipeline.run.reprocess import reprocess as reprocess_
+from airflow_provider_streamsem.pipeline.run.review import commit_held, stage_reprocessing
+from airflow_provider_streamsem.pipeline.run.run import run_batch
+from airflow_provider_streamsem.pipeline.run.selection import (
     Selection,
     parse_offsets,
     parse_versions,
     preview_reprocess,
     select,
 )
-from airflow_provider_streamsem.pipeline.spec import Pipeline, load_spark_conf
+from airflow_provider_streamsem.pipeline.spec.guarantee import guarantee
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline, load_spark_conf
+from airflow_provider_streamsem.pipeline.versions import report
+from airflow_provider_streamsem.pipeline.versions.result import RunResult, with_others
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.offsets import Ranges
 from airflow_provider_streamsem.readers import descriptions

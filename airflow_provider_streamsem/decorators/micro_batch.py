@@ -11,7 +11,7 @@ from airflow.sdk.bases.decorator import DecoratedOperator, TaskDecorator, task_d
 
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.operators.micro_batch import MicroBatchOperator
-from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 
 
 class _MicroBatchDecoratedOperator(DecoratedOperator, MicroBatchOperator):  # type: ignore[misc]

@@ -16,9 +16,9 @@ from airflow_provider_streamsem.connections import use_resolver
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.hooks.connections import airflow_connection
 from airflow_provider_streamsem.hooks.failures import as_airflow_failures
-from airflow_provider_streamsem.pipeline.location import located
-from airflow_provider_streamsem.pipeline.spec import Pipeline, load_pipeline
-from airflow_provider_streamsem.pipeline.templates import refuse_secrets, rendered
+from airflow_provider_streamsem.pipeline.spec.location import located
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline, load_pipeline
+from airflow_provider_streamsem.pipeline.spec.templates import refuse_secrets, rendered
 
 
 def text_templates(task: Any) -> Any:

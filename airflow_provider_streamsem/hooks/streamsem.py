@@ -11,7 +11,7 @@ from airflow_provider_streamsem.commitlog.log import open_commit_log
 from airflow_provider_streamsem.connections import use_resolver
 from airflow_provider_streamsem.errors import StreamsemError
 from airflow_provider_streamsem.hooks.connections import airflow_connection
-from airflow_provider_streamsem.pipeline import location
+from airflow_provider_streamsem.pipeline.spec import location
 from airflow_provider_streamsem.stores import s3
 
 

@@ -6,8 +6,8 @@ from contextlib import suppress
 from importlib.util import find_spec
 
 from airflow_provider_streamsem.errors import StreamsemError
-from airflow_provider_streamsem.pipeline.result import RunResult
-from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
+from airflow_provider_streamsem.pipeline.versions.result import RunResult
 from airflow_provider_streamsem.protocol.offsets import Ranges
 from airflow_provider_streamsem.telemetry import (
     Adopted,

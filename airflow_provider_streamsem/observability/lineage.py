@@ -24,7 +24,7 @@ from airflow.providers.openlineage.extractors import OperatorLineage
 
 from airflow_provider_streamsem.errors import StreamsemError
 from airflow_provider_streamsem.observability.account import Account
-from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.stores.contract import lineage_name
 from airflow_provider_streamsem.telemetry import Planned, VersionClosed
 from airflow_provider_streamsem.version import __version__

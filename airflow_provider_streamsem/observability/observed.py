@@ -13,8 +13,8 @@ from airflow_provider_streamsem.observability.links import BatchLink, SparkUiLin
 from airflow_provider_streamsem.observability.logs import LogFieldsListener
 from airflow_provider_streamsem.observability.spans import SpansListener
 from airflow_provider_streamsem.observability.stats import StatsListener
-from airflow_provider_streamsem.pipeline.location import located
-from airflow_provider_streamsem.pipeline.spec import Pipeline, load_pipeline
+from airflow_provider_streamsem.pipeline.spec.location import located
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline, load_pipeline
 from airflow_provider_streamsem.telemetry import listening, log_of
 
 logger = log_of(__name__)

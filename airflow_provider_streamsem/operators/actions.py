@@ -20,20 +20,20 @@ from airflow_provider_streamsem.hooks.pipelines import HasPipeline
 from airflow_provider_streamsem.hooks.runs import run_key
 from airflow_provider_streamsem.observability.observed import Observed
 from airflow_provider_streamsem.operators.engines import HasEngine
-from airflow_provider_streamsem.pipeline import report
-from airflow_provider_streamsem.pipeline.abort import abort
-from airflow_provider_streamsem.pipeline.alter import alter
-from airflow_provider_streamsem.pipeline.publish import skip
-from airflow_provider_streamsem.pipeline.reprocess import reprocess
-from airflow_provider_streamsem.pipeline.selection import (
+from airflow_provider_streamsem.pipeline.maintenance.abort import abort
+from airflow_provider_streamsem.pipeline.maintenance.alter import alter
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import KEEP_DAYS, MOST_DAYS, vacuum
+from airflow_provider_streamsem.pipeline.run.reprocess import reprocess
+from airflow_provider_streamsem.pipeline.run.selection import (
     Selection,
     parse_offsets,
     parse_versions,
     preview_reprocess,
     select,
 )
-from airflow_provider_streamsem.pipeline.spec import Pipeline, load_pipeline
-from airflow_provider_streamsem.pipeline.vacuum import KEEP_DAYS, MOST_DAYS, vacuum
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline, load_pipeline
+from airflow_provider_streamsem.pipeline.versions import report
+from airflow_provider_streamsem.pipeline.versions.publish import skip
 from airflow_provider_streamsem.protocol.entries import Outcome, Receipts
 from airflow_provider_streamsem.protocol.kinds.batch import Batch
 from airflow_provider_streamsem.protocol.view import Head, OpenHead

@@ -16,8 +16,8 @@ from airflow_provider_streamsem.errors import OpenVersionError
 from airflow_provider_streamsem.hooks.failures import airflow_exception
 from airflow_provider_streamsem.hooks.pipelines import HasPipeline
 from airflow_provider_streamsem.operators.engines import HasEngine
-from airflow_provider_streamsem.pipeline.compact import LEAST_BYTES, MAX_BYTES, TARGET_FILE_BYTES, compact
-from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.pipeline.maintenance.compact import LEAST_BYTES, MAX_BYTES, TARGET_FILE_BYTES, compact
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.protocol.codec import plain
 
 logger = logging.getLogger(__name__)

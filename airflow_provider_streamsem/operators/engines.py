@@ -10,7 +10,7 @@ from airflow_provider_streamsem.engine import Engine
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.hooks import settings
 from airflow_provider_streamsem.hooks.connections import airflow_connection
-from airflow_provider_streamsem.pipeline.spec import Pipeline, load_spark_conf
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline, load_spark_conf
 from airflow_provider_streamsem.spark import packages
 
 _CANCEL_TIMEOUT_S = 2.0

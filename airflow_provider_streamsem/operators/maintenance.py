@@ -10,8 +10,8 @@ from airflow.sdk import BaseOperator
 from airflow_provider_streamsem.arguments import flag, integer
 from airflow_provider_streamsem.hooks.failures import airflow_exception
 from airflow_provider_streamsem.hooks.pipelines import HasPipeline
-from airflow_provider_streamsem.pipeline.spec import Pipeline
-from airflow_provider_streamsem.pipeline.vacuum import KEEP_DAYS, vacuum
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import KEEP_DAYS, vacuum
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.readers import descriptions
 from airflow_provider_streamsem.readers.verify import verify

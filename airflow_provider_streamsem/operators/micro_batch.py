@@ -21,10 +21,10 @@ from airflow_provider_streamsem.observability.observed import Observed
 from airflow_provider_streamsem.operators.engines import HasEngine
 from airflow_provider_streamsem.operators.outlets import checked_partition_key, emit_outlet_events
 from airflow_provider_streamsem.operators.submission import ConnectionRecorder, Submission, refuse_unnamed_transform
-from airflow_provider_streamsem.pipeline.reprocess import reprocess_run
-from airflow_provider_streamsem.pipeline.result import RunResult
-from airflow_provider_streamsem.pipeline.run import plan_run, run_batch
-from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.pipeline.run.reprocess import reprocess_run
+from airflow_provider_streamsem.pipeline.run.run import plan_run, run_batch
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
+from airflow_provider_streamsem.pipeline.versions.result import RunResult
 from airflow_provider_streamsem.readers.conditions import DriverWait, to_text
 from airflow_provider_streamsem.triggers.condition import ConditionTrigger, result_of_event
 

@@ -13,8 +13,8 @@ from airflow_provider_streamsem.hooks.runs import run_key
 from airflow_provider_streamsem.observability.observed import Observed
 from airflow_provider_streamsem.operators.engines import HasEngine
 from airflow_provider_streamsem.operators.outlets import checked_partition_key, emit_outlet_events
-from airflow_provider_streamsem.pipeline.reprocess import reprocess
-from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.pipeline.run.reprocess import reprocess
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 
 
 class ReprocessOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # type: ignore[misc]

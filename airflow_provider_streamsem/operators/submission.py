@@ -14,8 +14,8 @@ from typing import Any
 from airflow_provider_streamsem.connections import Connection, to_environment
 from airflow_provider_streamsem.errors import InvalidError, StageError
 from airflow_provider_streamsem.hooks.connections import airflow_connection
-from airflow_provider_streamsem.pipeline import submit_app
-from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.pipeline.run import submit_app
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.secret_names import secret_settings
 
 logger = logging.getLogger(__name__)

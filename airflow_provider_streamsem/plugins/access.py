@@ -25,7 +25,7 @@ from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
 from airflow_provider_streamsem.hooks import settings
 from airflow_provider_streamsem.hooks.connections import airflow_connection
 from airflow_provider_streamsem.observability.observed import LOG_KEY
-from airflow_provider_streamsem.pipeline.location import access, is_log_of, root
+from airflow_provider_streamsem.pipeline.spec.location import access, is_log_of, root
 from airflow_provider_streamsem.protocol.codec import read_json
 from airflow_provider_streamsem.stores.s3 import use_s3_access
 from airflow_provider_streamsem.web.addresses import actions_tag, pipeline_id

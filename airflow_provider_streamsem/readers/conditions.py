@@ -17,8 +17,8 @@ from airflow_provider_streamsem.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.contract import Expiring
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.pipeline.location import located
-from airflow_provider_streamsem.pipeline.spec import Pipeline, from_json
+from airflow_provider_streamsem.pipeline.spec.location import located
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline, from_json
 from airflow_provider_streamsem.protocol import keys, offsets
 from airflow_provider_streamsem.protocol.codec import canonical, plain
 from airflow_provider_streamsem.protocol.entries import Json, Outcome

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from airflow_provider_streamsem.pipeline import report
-from airflow_provider_streamsem.pipeline.alter import Alteration
-from airflow_provider_streamsem.pipeline.compact import Compacted
-from airflow_provider_streamsem.pipeline.selection import BlastRadius
-from airflow_provider_streamsem.pipeline.vacuum import Vacuumed
+from airflow_provider_streamsem.pipeline.maintenance.alter import Alteration
+from airflow_provider_streamsem.pipeline.maintenance.compact import Compacted
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import Vacuumed
+from airflow_provider_streamsem.pipeline.run.selection import BlastRadius
+from airflow_provider_streamsem.pipeline.versions import report
 from airflow_provider_streamsem.readers.verify import Verdict
 
 

@@ -19,7 +19,7 @@ from airflow_provider_streamsem.connectors.contract import Sink
 from airflow_provider_streamsem.connectors.files.stored import former_sinks, stored_sinks
 from airflow_provider_streamsem.connectors.ownership import claim_dataset
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
-from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.protocol.codec import lines
 from airflow_provider_streamsem.protocol.entries import (
     Outcome,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_streamsem.connectors.data_files.read import read_files
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.pipeline.review import staged_attempt
+from airflow_provider_streamsem.pipeline.run.review import staged_attempt
 from airflow_provider_streamsem.protocol.kinds.reprocess import Reprocess
 from airflow_provider_streamsem.readers.diff import different_rows, shared_columns
 from airflow_provider_streamsem.readers.files import CommittedFile, CommittedLog, sink_of

@@ -9,8 +9,8 @@ from threading import Lock
 from typing import Any
 
 from airflow_provider_streamsem.errors import LogDamagedError
-from airflow_provider_streamsem.pipeline.changes import changed_fields
-from airflow_provider_streamsem.pipeline.versions import is_held
+from airflow_provider_streamsem.pipeline.spec.changes import changed_fields
+from airflow_provider_streamsem.pipeline.versions.commit import is_held
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.entries import SEGMENT_WIDTH, Json, Kind, Outcome, Receipts, Segment
 from airflow_provider_streamsem.protocol.kinds.registry import KINDS

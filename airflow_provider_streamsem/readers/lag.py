@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from airflow_provider_streamsem.commitlog.log import open_commit_log
-from airflow_provider_streamsem.pipeline.location import with_log_location
-from airflow_provider_streamsem.pipeline.opening import read_head
-from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.pipeline.spec.location import with_log_location
+from airflow_provider_streamsem.pipeline.spec.opening import read_head
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.readers.files import open_log
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from airflow_provider_streamsem.errors import InvalidError, StreamsemError
-from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.readers.files import CommittedLog
 from airflow_provider_streamsem.readers.lag import lag
 from airflow_provider_streamsem.readers.spark import rows_of

@@ -10,7 +10,7 @@ from airflow_provider_streamsem.arguments import exactly_one, integer_or_text, k
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.hooks.pipelines import HasPipeline
 from airflow_provider_streamsem.hooks.runs import run_key
-from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.readers.conditions import BatchCommitted
 from airflow_provider_streamsem.sensors.condition import ConditionSensor
 

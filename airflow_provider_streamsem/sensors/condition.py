@@ -13,7 +13,7 @@ from airflow_provider_streamsem.arguments import flag
 from airflow_provider_streamsem.hooks import settings
 from airflow_provider_streamsem.hooks.failures import airflow_exception, as_airflow_failures
 from airflow_provider_streamsem.hooks.pipelines import HasPipeline
-from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.readers.conditions import Condition, to_text
 from airflow_provider_streamsem.triggers.condition import ConditionTrigger, checked, result_of_event
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow_provider_streamsem.arguments import integer, seconds, time_ms
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.readers.conditions import Freshness
 from airflow_provider_streamsem.sensors.condition import PipelineSensor
 

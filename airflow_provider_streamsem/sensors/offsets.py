@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from airflow_provider_streamsem.arguments import integer, seconds
-from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.readers.conditions import OffsetsAvailable
 from airflow_provider_streamsem.readers.waiting import limited
 from airflow_provider_streamsem.sensors.condition import PipelineSensor

@@ -7,7 +7,7 @@ from typing import Any
 
 from airflow_provider_streamsem.arguments import integer, seconds
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.readers.conditions import Retention
 from airflow_provider_streamsem.sensors.condition import PipelineSensor
 

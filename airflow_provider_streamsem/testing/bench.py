@@ -14,9 +14,9 @@ from airflow_provider_streamsem.connectors.contract import Sink
 from airflow_provider_streamsem.engine import Engine
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.limits import Limits
-from airflow_provider_streamsem.pipeline.result import RunResult
-from airflow_provider_streamsem.pipeline.run import run_batch
-from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.pipeline.run.run import run_batch
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
+from airflow_provider_streamsem.pipeline.versions.result import RunResult
 from airflow_provider_streamsem.readers.files import CommittedLog, open_log
 from airflow_provider_streamsem.readers.spark import read_committed
 from airflow_provider_streamsem.readers.verify import verify

@@ -53,8 +53,8 @@ from airflow_provider_streamsem.errors import (
     SourceChangedError,
 )
 from airflow_provider_streamsem.limits import Limits
-from airflow_provider_streamsem.pipeline import spec
-from airflow_provider_streamsem.pipeline.run import run_batch
+from airflow_provider_streamsem.pipeline.run.run import run_batch
+from airflow_provider_streamsem.pipeline.spec import pipeline as spec
 from airflow_provider_streamsem.protocol.codec import canonical, plain
 from airflow_provider_streamsem.protocol.entries import Json
 from airflow_provider_streamsem.protocol.offsets import Offsets, advance, ends, position, reached

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.pipeline.result import RunResult
-from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
+from airflow_provider_streamsem.pipeline.versions.result import RunResult
 from airflow_provider_streamsem.testing.arrivals import Arrivals, Rows
 from airflow_provider_streamsem.testing.bench import Bench, Committed, bench
 from airflow_provider_streamsem.testing.crash_matrix import Output, crash_matrix

@@ -18,7 +18,7 @@ import pytest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from airflow_provider_streamsem.pipeline.spec import Pipeline
+    from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
     from airflow_provider_streamsem.testing.dag_harness import DagHarness
     from airflow_provider_streamsem.testing.harness import PipelineHarness
 

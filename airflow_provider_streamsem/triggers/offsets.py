@@ -24,7 +24,7 @@ from airflow_provider_streamsem.errors import InvalidError, StreamsemError
 from airflow_provider_streamsem.triggers.condition import in_thread
 
 if TYPE_CHECKING:
-    from airflow_provider_streamsem.pipeline.spec import Pipeline
+    from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
     from airflow_provider_streamsem.readers.waiting import Waiting
 
 DEFAULT_MAX_DELAY_S = 300
@@ -131,8 +131,8 @@ def _is_spec(pipeline: object) -> bool:
 
 def _spec(pipeline: object, min_rows: int | None, max_delay: timedelta | float | None) -> str:
     """Return the pipeline's spec as JSON text for the triggerer. Its limits are those of the trigger."""
-    from airflow_provider_streamsem.pipeline.spec import Pipeline, load_pipeline
-    from airflow_provider_streamsem.pipeline.templates import holds_templates
+    from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline, load_pipeline
+    from airflow_provider_streamsem.pipeline.spec.templates import holds_templates
     from airflow_provider_streamsem.readers.conditions import spec_text
     from airflow_provider_streamsem.readers.waiting import limited
 

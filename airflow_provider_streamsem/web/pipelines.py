@@ -13,7 +13,7 @@ from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.commitlog.log import open_commit_log
 from airflow_provider_streamsem.commitlog.retrying import RetryPolicy
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.pipeline.changes import changed_fields, dag_id
+from airflow_provider_streamsem.pipeline.spec.changes import changed_fields, dag_id
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import StagedManifest

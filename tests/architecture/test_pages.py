@@ -12,7 +12,7 @@ import tomllib
 
 import airflow_provider_streamsem
 from airflow_provider_streamsem import FilesSink, KafkaSource, Pipeline, registry
-from airflow_provider_streamsem.pipeline.spec import from_json
+from airflow_provider_streamsem.pipeline.spec.pipeline import from_json
 from benchmarks import results
 from tools import benchmark_page, life_of_a_batch, plots
 

@@ -502,7 +502,7 @@ def test_shell_completes_commands_and_options(tmp_path: Path) -> None:
 
 def test_terminal_shows_the_newest_line_while_a_command_works_and_keeps_warnings() -> None:
     terminal = Console(file=io.StringIO(), force_terminal=True, width=80)
-    logger = logging.getLogger("airflow_provider_streamsem.pipeline.run")
+    logger = logging.getLogger("airflow_provider_streamsem.pipeline.run.run")
     with output.progress("run", terminal):
         logger.info("version 3: staging")
         logger.warning("records were quarantined \x1b[2J")
@@ -521,7 +521,7 @@ def test_advice_names_the_pipeline_of_the_command_also_one_in_a_python_file(
     Path(open_log(str(fixture.root / "log")).files()[0].path).unlink()
     monkeypatch.chdir(fixture.root)
     (fixture.root / "dag.py").write_text(
-        'from airflow_provider_streamsem.pipeline.spec import load_pipeline\nP = load_pipeline("p.toml")\n'
+        'from airflow_provider_streamsem.pipeline.spec.pipeline import load_pipeline\nP = load_pipeline("p.toml")\n'
     )
     code, out, _ = run(capsys, "verify", "dag.py:P")
     assert (code, f"`streamsem reprocess {fixture.root}/dag.py:P 0`" in out, "PIPELINE.toml" in out) == (1, True, False)

@@ -280,7 +280,7 @@ def test_invalid_move_is_refused_before_the_old_log_is_closed(
 
 
 def test_readers_and_vacuum_of_a_moved_log_get_an_error_with_the_new_location(tmp_path: Path) -> None:
-    from airflow_provider_streamsem.pipeline.vacuum import vacuum
+    from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 
     fixture = MovingFixture(tmp_path)
     pipeline = fixture.old.pipeline()

@@ -14,9 +14,9 @@ import pytest
 
 from airflow_provider_streamsem.connectors.contract import SinkCommit, SinkMarker
 from airflow_provider_streamsem.errors import MarkerConflictError
-from airflow_provider_streamsem.pipeline.opening import open_pipeline
-from airflow_provider_streamsem.pipeline.publish import batch_of
-from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.pipeline.spec.opening import open_pipeline
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
+from airflow_provider_streamsem.pipeline.versions.publish import batch_of
 from airflow_provider_streamsem.protocol.entries import Marker
 from tests.pipeline_fixture import PipelineFixture
 

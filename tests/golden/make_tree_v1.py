@@ -51,7 +51,7 @@ def make() -> None:
 
     The nodes of discovered files are small, so that the log has trees of pages and of known files.
     """
-    from airflow_provider_streamsem.pipeline.abort import abort
+    from airflow_provider_streamsem.pipeline.maintenance.abort import abort
     from airflow_provider_streamsem.stores.local import LocalStore
 
     shutil.rmtree(STORED, ignore_errors=True)

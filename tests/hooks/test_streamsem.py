@@ -16,8 +16,8 @@ from airflow_provider_streamsem import FilesSource, Pipeline, open_log, run_batc
 from airflow_provider_streamsem.commitlog.log import open_commit_log
 from airflow_provider_streamsem.connections import Connection, use_resolver
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.pipeline.location import access, located, root
-from airflow_provider_streamsem.pipeline.opening import open_pipeline
+from airflow_provider_streamsem.pipeline.spec.location import access, located, root
+from airflow_provider_streamsem.pipeline.spec.opening import open_pipeline
 from airflow_provider_streamsem.readers.conditions import Freshness
 from airflow_provider_streamsem.readers.lag import lag
 from airflow_provider_streamsem.readers.waiting import waiting

@@ -300,9 +300,9 @@ def test_two_concurrent_publishing_processes_add_each_version_once(
         import sys
         from dataclasses import replace
         import json
-        from airflow_provider_streamsem.pipeline.opening import open_pipeline
-        from airflow_provider_streamsem.pipeline.publish import batch_of
-        from airflow_provider_streamsem.pipeline.spec import from_json
+        from airflow_provider_streamsem.pipeline.spec.opening import open_pipeline
+        from airflow_provider_streamsem.pipeline.versions.publish import batch_of
+        from airflow_provider_streamsem.pipeline.spec.pipeline import from_json
         from airflow_provider_streamsem.commitlog.log import open_commit_log
         from airflow_provider_streamsem.protocol.entries import Marker
         from airflow_provider_streamsem.stores.dataset import open_dataset

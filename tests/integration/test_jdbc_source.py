@@ -36,7 +36,7 @@ from airflow_provider_streamsem.errors import (
     UnavailableError,
 )
 from airflow_provider_streamsem.limits import Limits
-from airflow_provider_streamsem.pipeline.run import plan_run
+from airflow_provider_streamsem.pipeline.run.run import plan_run
 from airflow_provider_streamsem.protocol.offsets import advance, ends
 from airflow_provider_streamsem.readers.files import open_log
 from airflow_provider_streamsem.stores.memory import MemoryStore

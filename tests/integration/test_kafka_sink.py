@@ -24,8 +24,8 @@ from airflow_provider_streamsem.connectors.kafka import sink as kafka
 from airflow_provider_streamsem.connectors.kafka.control_topic import ControlTopic
 from airflow_provider_streamsem.connectors.kafka.sink import KafkaSink
 from airflow_provider_streamsem.errors import DataError, InvalidError, MarkerLostError, PublishError, UnavailableError
-from airflow_provider_streamsem.pipeline.publish import skip
-from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
+from airflow_provider_streamsem.pipeline.versions.publish import skip
 from airflow_provider_streamsem.protocol.entries import Receipt
 from airflow_provider_streamsem.testing.stores import Crash
 from tests.connectors import batches

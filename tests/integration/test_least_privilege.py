@@ -27,7 +27,7 @@ from airflow_provider_streamsem import (
 from airflow_provider_streamsem.commitlog import doctor
 from airflow_provider_streamsem.commitlog.log import open_commit_log
 from airflow_provider_streamsem.errors import StoreRefusedError, StreamsemError
-from airflow_provider_streamsem.pipeline.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.stores.s3 import S3Access, use_s3_access
 from tests.integration.parts.s3 import ACCESS_KEY, SECRET_KEY, S3Server

@@ -53,7 +53,7 @@ def command(capsys: pytest.CaptureFixture[str], topics: Topics, spec: Pipeline, 
     """Run a command with the pipeline in a TOML file."""
     file = topics.location / "orders.py"
     file.write_text(
-        f"import json\nfrom airflow_provider_streamsem.pipeline.spec import from_json\nP = from_json(json.loads({json.dumps(plain(spec.without_transform()))!r}))\n"
+        f"import json\nfrom airflow_provider_streamsem.pipeline.spec.pipeline import from_json\nP = from_json(json.loads({json.dumps(plain(spec.without_transform()))!r}))\n"
     )
     capsys.readouterr()
     code = main([argv[0], f"{file}:P", *argv[1:], "--json"])

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Page, expect, sync_playwright
 
 from airflow_provider_streamsem import FilesSink, alter, rollback
-from airflow_provider_streamsem.pipeline.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.stores.local import LocalStore
 from tests.integration.parts.install import browser
 from tests.pipeline.test_compact import compacted, prepared

@@ -31,7 +31,7 @@ from airflow_provider_streamsem import (
 from airflow_provider_streamsem.commitlog import doctor
 from airflow_provider_streamsem.commitlog.log import open_commit_log
 from airflow_provider_streamsem.errors import ConflictError, SourceChangedError, StageError
-from airflow_provider_streamsem.pipeline.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.spark.stateful import MicroBatch
 from airflow_provider_streamsem.stores.dataset import open_dataset
 from tests.integration.parts.s3 import S3Server, downloaded

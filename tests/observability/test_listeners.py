@@ -19,7 +19,7 @@ import pytest
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.observability.spans import SpansListener
 from airflow_provider_streamsem.observability.stats import COMMON_TAGS, STATS, StatsListener
-from airflow_provider_streamsem.pipeline.abort import abort
+from airflow_provider_streamsem.pipeline.maintenance.abort import abort
 from airflow_provider_streamsem.telemetry import listening
 from airflow_provider_streamsem.testing.stores import Crash, Fault, FaultyStore
 from tests.pipeline_fixture import BeforeOutcome, PipelineFixture, die

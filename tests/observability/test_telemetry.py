@@ -13,7 +13,7 @@ import pytest
 
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.errors import DataError
-from airflow_provider_streamsem.pipeline.abort import abort
+from airflow_provider_streamsem.pipeline.maintenance.abort import abort
 from airflow_provider_streamsem.telemetry import (
     Adopted,
     Event,

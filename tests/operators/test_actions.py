@@ -15,7 +15,7 @@ from airflow_provider_streamsem import ActionOperator, FilesSink, actions_dag, o
 from airflow_provider_streamsem.errors import DataError, InvalidError, OpenVersionError, PublishError
 from airflow_provider_streamsem.hooks.failures import airflow_exception
 from airflow_provider_streamsem.operators import actions
-from airflow_provider_streamsem.pipeline.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.stores.local import LocalStore
 from airflow_provider_streamsem.testing.dag_runs import initialise_airflow, run_dag
 from airflow_provider_streamsem.web.addresses import ACTION_KEY, ACTION_TASK

@@ -23,8 +23,8 @@ from airflow_provider_streamsem.connections import Connection
 from airflow_provider_streamsem.errors import InvalidError, StageError
 from airflow_provider_streamsem.hooks.failures import airflow_exception
 from airflow_provider_streamsem.operators.submission import ConnectionRecorder
-from airflow_provider_streamsem.pipeline import submit_app
-from airflow_provider_streamsem.pipeline.run import plan_run
+from airflow_provider_streamsem.pipeline.run import submit_app
+from airflow_provider_streamsem.pipeline.run.run import plan_run
 from airflow_provider_streamsem.readers.conditions import DriverWait, of_text, to_text
 from airflow_provider_streamsem.testing.clock import ManualClock
 from tests.operators.test_airflow import context

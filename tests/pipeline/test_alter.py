@@ -15,11 +15,11 @@ import pytest
 
 from airflow_provider_streamsem import Dedup, FilesSink, FilesSource, Limits, Pipeline, alter, rollback, run_batch
 from airflow_provider_streamsem.errors import ConflictError, InvalidError, StreamsemError
-from airflow_provider_streamsem.pipeline.alter import Alteration
-from airflow_provider_streamsem.pipeline.fork import fork
-from airflow_provider_streamsem.pipeline.publish import skip
-from airflow_provider_streamsem.pipeline.run import plan_run
-from airflow_provider_streamsem.pipeline.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.maintenance.alter import Alteration
+from airflow_provider_streamsem.pipeline.maintenance.fork import fork
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.run.run import plan_run
+from airflow_provider_streamsem.pipeline.versions.publish import skip
 from airflow_provider_streamsem.readers.files import open_log, sink_of
 from airflow_provider_streamsem.readers.history import History
 from airflow_provider_streamsem.stores.contract import Store, open_store
@@ -329,9 +329,11 @@ def test_verify_reports_a_commit_with_other_immutable_fields_than_its_plan(
     fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fixture.dies("next")
-    monkeypatch.setattr("airflow_provider_streamsem.pipeline.run.check_immutable_config", lambda *given, **named: None)
     monkeypatch.setattr(
-        "airflow_provider_streamsem.pipeline.opening.check_immutable_config", lambda *given, **named: None
+        "airflow_provider_streamsem.pipeline.run.run.check_immutable_config", lambda *given, **named: None
+    )
+    monkeypatch.setattr(
+        "airflow_provider_streamsem.pipeline.spec.opening.check_immutable_config", lambda *given, **named: None
     )
     pipeline = fixture.pipeline(sinks={"out": files_sink(fixture, "out"), "more": files_sink(fixture, "more")})
     (fixture.root / "more").mkdir()

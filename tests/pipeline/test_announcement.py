@@ -11,8 +11,8 @@ import pytest
 
 from airflow_provider_streamsem import RunResult, rollback
 from airflow_provider_streamsem.errors import DataError
-from airflow_provider_streamsem.pipeline import announcement
-from airflow_provider_streamsem.pipeline.reprocess import reprocess_run
+from airflow_provider_streamsem.pipeline.run.reprocess import reprocess_run
+from airflow_provider_streamsem.pipeline.versions import announcement
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.entries import Announcement
 from airflow_provider_streamsem.stores.contract import ObjectStat

@@ -24,9 +24,9 @@ from airflow_provider_streamsem.errors import (
     StageError,
     StreamsemError,
 )
-from airflow_provider_streamsem.pipeline.compact import Compacted
-from airflow_provider_streamsem.pipeline.review import stage_reprocessing
-from airflow_provider_streamsem.pipeline.vacuum import oldest_kept, vacuum
+from airflow_provider_streamsem.pipeline.maintenance.compact import Compacted
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import oldest_kept, vacuum
+from airflow_provider_streamsem.pipeline.run.review import stage_reprocessing
 from airflow_provider_streamsem.protocol.view import OpenHead
 from airflow_provider_streamsem.stores.contract import Store
 from airflow_provider_streamsem.stores.local import LocalStore

@@ -22,7 +22,7 @@ from airflow_provider_streamsem import Pipeline, guarantee
 from airflow_provider_streamsem.commitlog.log import CommitLog, RetryPolicy
 from airflow_provider_streamsem.dedup import Dedup, Layer, absorbed, layers_of, state_of
 from airflow_provider_streamsem.errors import ConflictError, InvalidError
-from airflow_provider_streamsem.pipeline.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.stores.contract import Store
 from airflow_provider_streamsem.stores.local import LocalStore
 from airflow_provider_streamsem.testing.clock import ManualClock
@@ -115,7 +115,7 @@ def test_id_expires_after_its_ttl_and_not_before(fixture: RepeatingFixture) -> N
 
 
 def test_aborted_version_does_not_change_the_deduplication_state(fixture: RepeatingFixture) -> None:
-    from airflow_provider_streamsem.pipeline.abort import abort
+    from airflow_provider_streamsem.pipeline.maintenance.abort import abort
 
     fixture.arrive(2)
     fixture.run("first")

@@ -14,7 +14,7 @@ import pytest
 from airflow_provider_streamsem import Dedup, DeltaSink, FilesSink, drop, verify
 from airflow_provider_streamsem.cli.main import main
 from airflow_provider_streamsem.errors import ConflictError, InvalidError, StreamsemError
-from airflow_provider_streamsem.pipeline.run import run_batch
+from airflow_provider_streamsem.pipeline.run.run import run_batch
 from airflow_provider_streamsem.protocol import codec, keys
 from airflow_provider_streamsem.readers.files import open_log
 from airflow_provider_streamsem.stores.contract import Store

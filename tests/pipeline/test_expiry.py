@@ -20,10 +20,10 @@ from airflow_provider_streamsem.errors import (
     OpenVersionError,
     StreamsemError,
 )
-from airflow_provider_streamsem.pipeline.abort import abort
-from airflow_provider_streamsem.pipeline.compact import _Sizes
-from airflow_provider_streamsem.pipeline.review import stage_reprocessing
-from airflow_provider_streamsem.pipeline.vacuum import Vacuumed, vacuum
+from airflow_provider_streamsem.pipeline.maintenance.abort import abort
+from airflow_provider_streamsem.pipeline.maintenance.compact import _Sizes
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import Vacuumed, vacuum
+from airflow_provider_streamsem.pipeline.run.review import stage_reprocessing
 from airflow_provider_streamsem.protocol.view import ClosedHead, OpenHead
 from airflow_provider_streamsem.stores.contract import Store
 from airflow_provider_streamsem.stores.memory import MemoryStore
@@ -340,7 +340,9 @@ def test_rollback_that_ignores_an_expiry_is_reported_and_refused(
     fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vacuumed(fixture)
-    monkeypatch.setattr("airflow_provider_streamsem.pipeline.rollback._refuse_expired", lambda newest, to: None)
+    monkeypatch.setattr(
+        "airflow_provider_streamsem.pipeline.maintenance.rollback._refuse_expired", lambda newest, to: None
+    )
     rollback(fixture.pipeline(), 3, log=fixture.log())
     found = [(each.version, each.what) for each in fixture.verdict().violations if each.invariant == "I24"]
     assert found == [(7, "a rollback returns to an expired version")]
@@ -352,7 +354,7 @@ def test_verify_finds_a_reprocessing_run_of_a_bound_commit(
     fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vacuumed(fixture)
-    monkeypatch.setattr("airflow_provider_streamsem.pipeline.plan_reprocess._refuse_bound", lambda *arguments: None)
+    monkeypatch.setattr("airflow_provider_streamsem.pipeline.run.plan_reprocess._refuse_bound", lambda *arguments: None)
     fixture.run("fix", reprocessed=1)
     found = [(each.version, each.what) for each in fixture.verdict().violations if each.invariant == "I24"]
     assert found == [(7, "a reprocessing run replaces a commit of a bound rewrite")]

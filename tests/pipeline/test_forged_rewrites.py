@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import LogDamagedError, StreamsemError
-from airflow_provider_streamsem.pipeline.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.protocol import codec, keys
 from airflow_provider_streamsem.protocol.entries import Outcome
 from airflow_provider_streamsem.protocol.kinds.rewrite import Rewrite

@@ -40,11 +40,11 @@ from airflow_provider_streamsem.errors import (
     StreamsemError,
     UnavailableError,
 )
-from airflow_provider_streamsem.pipeline import closing_times
-from airflow_provider_streamsem.pipeline.abort import abort
-from airflow_provider_streamsem.pipeline.run import run_batch
-from airflow_provider_streamsem.pipeline.several_sources import SeveralSources
-from airflow_provider_streamsem.pipeline.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.maintenance.abort import abort
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.run.run import run_batch
+from airflow_provider_streamsem.pipeline.spec.several_sources import SeveralSources
+from airflow_provider_streamsem.pipeline.versions import closing_times
 from airflow_provider_streamsem.readers.conditions import BatchCommitted
 from airflow_provider_streamsem.readers.files import open_log
 from airflow_provider_streamsem.stores.contract import Store, open_store

@@ -14,7 +14,7 @@ from airflow_provider_streamsem.errors import (
     SourceChangedError,
     UnavailableError,
 )
-from airflow_provider_streamsem.pipeline.abort import abort
+from airflow_provider_streamsem.pipeline.maintenance.abort import abort
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import Crash
 from tests.pipeline_fixture import BeforeOutcome, PipelineFixture, die

@@ -11,7 +11,7 @@ import pytest
 from airflow_provider_streamsem import FilesSource, Pipeline, State
 from airflow_provider_streamsem.dedup import Dedup
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.pipeline.guarantee import guarantee
+from airflow_provider_streamsem.pipeline.spec.guarantee import guarantee
 from tools import guarantee_matrix
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_streamsem.pipeline.location import is_log_of
+from airflow_provider_streamsem.pipeline.spec.location import is_log_of
 
 ROOTS = ["s3://lake/logs", "memory://logs", "file:///data/logs", "/data/logs"]
 PIECES = [

@@ -27,7 +27,7 @@ from airflow_provider_streamsem.commitlog.log import open_commit_log
 from airflow_provider_streamsem.connectors import lookup
 from airflow_provider_streamsem.errors import DataError, InvalidError, LogDamagedError, LookupChangedError
 from airflow_provider_streamsem.observability.lineage import of_spec
-from airflow_provider_streamsem.pipeline.spec import from_json, load_pipeline
+from airflow_provider_streamsem.pipeline.spec.pipeline import from_json, load_pipeline
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import Crash
 from airflow_provider_streamsem.transforms import monoids

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_streamsem.errors import LogDamagedError, MarkerConflictError, MarkerLostError
-from airflow_provider_streamsem.pipeline.abort import abort
-from airflow_provider_streamsem.pipeline.publish import skip
-from airflow_provider_streamsem.pipeline.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.maintenance.abort import abort
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.versions.publish import skip
 from airflow_provider_streamsem.protocol import codec, keys
 from airflow_provider_streamsem.protocol.entries import Marker, Receipts
 from airflow_provider_streamsem.stores.memory import open_memory_store

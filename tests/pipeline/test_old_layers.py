@@ -12,7 +12,7 @@ from airflow_provider_streamsem import rollback
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.dedup import stored_layers
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.pipeline.vacuum import Vacuumed, vacuum
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import Vacuumed, vacuum
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.testing.clock import ManualClock
 from tests.pipeline.test_dedup import RepeatingFixture

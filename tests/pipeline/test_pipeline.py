@@ -11,7 +11,7 @@ import pytest
 
 from airflow_provider_streamsem import FilesSink, FilesSource, Limits, Pipeline, arguments, guarantee, load_pipeline
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.pipeline.spec import from_json, load_spark_conf
+from airflow_provider_streamsem.pipeline.spec.pipeline import from_json, load_spark_conf
 
 SOURCE = FilesSource(path="/data/in", format="csv", schema="id long", options={"header": "true"})
 SINK = FilesSink(path="/data/out", partition_by=["day"])

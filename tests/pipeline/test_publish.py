@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, PublishError
-from airflow_provider_streamsem.pipeline.abort import abort
-from airflow_provider_streamsem.pipeline.opening import open_pipeline
-from airflow_provider_streamsem.pipeline.publish import batch_of, skip
-from airflow_provider_streamsem.pipeline.run import plan_run
-from airflow_provider_streamsem.pipeline.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.maintenance.abort import abort
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.run.run import plan_run
+from airflow_provider_streamsem.pipeline.spec.opening import open_pipeline
+from airflow_provider_streamsem.pipeline.versions.publish import batch_of, skip
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.entries import Receipt, Receipts
 from airflow_provider_streamsem.protocol.procedures import PendingPublish
@@ -157,7 +157,7 @@ def test_reprocessing_is_refused_before_its_plan_if_a_sink_cannot_replace_rows(
 def test_cleared_run_is_reprocessed_although_another_run_has_an_open_version(
     fixture: PublishingFixture,
 ) -> None:
-    from airflow_provider_streamsem.pipeline.reprocess import reprocess_run
+    from airflow_provider_streamsem.pipeline.run.reprocess import reprocess_run
 
     fixture.run("old")
     fixture.dies("other")

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from airflow_provider_streamsem import Limits
-from airflow_provider_streamsem.pipeline import report
+from airflow_provider_streamsem.pipeline.versions import report
 from airflow_provider_streamsem.protocol.kinds.reprocess import Reprocess
 from tests.pipeline_fixture import PipelineFixture
 from tests.protocol import samples

@@ -20,9 +20,9 @@ from airflow_provider_streamsem.errors import (
     StreamsemError,
     UnavailableError,
 )
-from airflow_provider_streamsem.pipeline.abort import abort
-from airflow_provider_streamsem.pipeline.reprocess import reprocess_run
-from airflow_provider_streamsem.pipeline.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.maintenance.abort import abort
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.run.reprocess import reprocess_run
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.stores.contract import ObjectStat, UnknownResultError
 from airflow_provider_streamsem.stores.memory import MemoryStore

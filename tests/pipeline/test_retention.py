@@ -15,9 +15,9 @@ import pytest
 from airflow_provider_streamsem import FilesSink, PipelineTable, reprocess
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import InvalidError, LookupChangedError, OpenVersionError
-from airflow_provider_streamsem.pipeline.alter import alter
-from airflow_provider_streamsem.pipeline.rollback import rollback
-from airflow_provider_streamsem.pipeline.vacuum import Vacuumed, vacuum
+from airflow_provider_streamsem.pipeline.maintenance.alter import alter
+from airflow_provider_streamsem.pipeline.maintenance.rollback import rollback
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import Vacuumed, vacuum
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.stores.contract import Store
 from airflow_provider_streamsem.stores.local import LocalStore

@@ -14,10 +14,10 @@ import pytest
 
 from airflow_provider_streamsem import FilesSink, Pipeline, alter, rollback
 from airflow_provider_streamsem.errors import ConflictError, HeldVersionError, InvalidError, StageError, StreamsemError
-from airflow_provider_streamsem.pipeline.abort import abort
-from airflow_provider_streamsem.pipeline.review import Held, commit_held, stage_reprocessing
-from airflow_provider_streamsem.pipeline.run import plan_run
-from airflow_provider_streamsem.pipeline.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.maintenance.abort import abort
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.run.review import Held, commit_held, stage_reprocessing
+from airflow_provider_streamsem.pipeline.run.run import plan_run
 from airflow_provider_streamsem.stores.contract import Store
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import Crash, Fault, FaultyStore

@@ -14,10 +14,10 @@ import pytest
 from airflow_provider_streamsem import Dedup, rollback, run_batch
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import ConflictError, InvalidError, OpenVersionError, StreamsemError
-from airflow_provider_streamsem.pipeline.abort import abort
-from airflow_provider_streamsem.pipeline.reprocess import reprocess_run
-from airflow_provider_streamsem.pipeline.rollback import Rollback
-from airflow_provider_streamsem.pipeline.vacuum import oldest_kept, vacuum
+from airflow_provider_streamsem.pipeline.maintenance.abort import abort
+from airflow_provider_streamsem.pipeline.maintenance.rollback import Rollback
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import oldest_kept, vacuum
+from airflow_provider_streamsem.pipeline.run.reprocess import reprocess_run
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.view import OpenHead
 from airflow_provider_streamsem.readers import conditions
@@ -120,7 +120,7 @@ def test_rollback_to_a_time_without_a_visible_version_is_refused(tmp_path: Path)
     with pytest.raises(InvalidError, match="no version was closed by this time"):
         rollback(fixture.pipeline(), until_ms=1, log=fixture.log())
     for given in ({}, {"to": 0, "until_ms": 1}):
-        with pytest.raises(InvalidError, match="exactly one of a version and a time"):
+        with pytest.raises(InvalidError, match="exactly one of to and until_ms"):
             rollback(fixture.pipeline(), log=fixture.log(), **given)
     assert fixture.opened().head == 2
 

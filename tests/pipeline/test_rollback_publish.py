@@ -14,8 +14,8 @@ import pytest
 
 from airflow_provider_streamsem import rollback
 from airflow_provider_streamsem.errors import ConflictError, InvalidError, StreamsemError
-from airflow_provider_streamsem.pipeline.publish import skip
-from airflow_provider_streamsem.pipeline.rollback import Rollback
+from airflow_provider_streamsem.pipeline.maintenance.rollback import Rollback
+from airflow_provider_streamsem.pipeline.versions.publish import skip
 from airflow_provider_streamsem.readers.history import History
 from airflow_provider_streamsem.stores.contract import Store
 from airflow_provider_streamsem.testing.rows import RowsEngine
@@ -222,7 +222,9 @@ def test_late_publisher_of_a_rolled_back_version_applies_nothing(tmp_path: Path)
 def test_verify_reports_a_rollback_that_does_not_name_the_tables_with_rows(
     fixture: PublishingFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_provider_streamsem.pipeline.rollback._published_after", lambda *_: ("audit",))
+    monkeypatch.setattr(
+        "airflow_provider_streamsem.pipeline.maintenance.rollback._published_after", lambda *_: ("audit",)
+    )
     roll_back(fixture, 1)
     [found] = fixture.verdict().violations
     assert found.invariant == "I21"

@@ -17,9 +17,9 @@ from airflow_provider_streamsem.errors import (
     DataError,
     InvalidError,
 )
-from airflow_provider_streamsem.pipeline import vacuum as vacuum_module
-from airflow_provider_streamsem.pipeline.abort import abort
-from airflow_provider_streamsem.pipeline.vacuum import Vacuumed, vacuum
+from airflow_provider_streamsem.pipeline.maintenance import vacuum as vacuum_module
+from airflow_provider_streamsem.pipeline.maintenance.abort import abort
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import Vacuumed, vacuum
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.readers.files import open_log
 from airflow_provider_streamsem.stores.contract import ObjectStat

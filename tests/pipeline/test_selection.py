@@ -10,7 +10,7 @@ import pytest
 from airflow_provider_streamsem import Dedup, alter, reprocess, rollback, run_batch
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.pipeline.selection import (
+from airflow_provider_streamsem.pipeline.run.selection import (
     Replacement,
     Selection,
     parse_versions,

@@ -40,8 +40,8 @@ from airflow_provider_streamsem.errors import (
     SourceChangedError,
     StageError,
 )
-from airflow_provider_streamsem.pipeline.several_sources import SeveralSources
-from airflow_provider_streamsem.pipeline.spec import from_json, load_pipeline
+from airflow_provider_streamsem.pipeline.spec.pipeline import from_json, load_pipeline
+from airflow_provider_streamsem.pipeline.spec.several_sources import SeveralSources
 from airflow_provider_streamsem.readers.conditions import Retention
 from airflow_provider_streamsem.readers.files import open_log
 from airflow_provider_streamsem.readers.lag import lag

@@ -13,8 +13,8 @@ import pytest
 from airflow_provider_streamsem import drop
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import UnavailableError
-from airflow_provider_streamsem.pipeline.abort import abort
-from airflow_provider_streamsem.pipeline.vacuum import Vacuumed, vacuum
+from airflow_provider_streamsem.pipeline.maintenance.abort import abort
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import Vacuumed, vacuum
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.stores.contract import ObjectStat, Store, UnknownResultError
 from airflow_provider_streamsem.stores.dataset import LocalDataset

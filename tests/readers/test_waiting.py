@@ -12,7 +12,7 @@ import pytest
 from airflow_provider_streamsem import FilesSource, Limits, run_batch
 from airflow_provider_streamsem.connectors.files.source import FilesPlanner
 from airflow_provider_streamsem.errors import ConflictError, InvalidError, SourceChangedError
-from airflow_provider_streamsem.pipeline.abort import abort
+from airflow_provider_streamsem.pipeline.maintenance.abort import abort
 from airflow_provider_streamsem.protocol.view import ClosedHead, OpenHead
 from airflow_provider_streamsem.readers.conditions import (
     BatchCommitted,

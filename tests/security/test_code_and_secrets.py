@@ -240,7 +240,7 @@ def test_predicate_with_a_template_is_refused(name: str) -> None:
 def test_template_that_fails_or_hides_a_missing_value_stops_the_run(text: str) -> None:
     from jinja2 import Environment
 
-    from airflow_provider_streamsem.pipeline.templates import rendered
+    from airflow_provider_streamsem.pipeline.spec.templates import rendered
 
     templated = pipeline(sinks={"out": FilesSink(f"/out/{text}")})
     with pytest.raises(InvalidError, match="has no value in this run"):
@@ -250,7 +250,7 @@ def test_template_that_fails_or_hides_a_missing_value_stops_the_run(text: str) -
 def test_templates_are_checked_with_the_delimiters_that_render_them() -> None:
     from jinja2 import Environment
 
-    from airflow_provider_streamsem.pipeline.templates import rendered
+    from airflow_provider_streamsem.pipeline.spec.templates import rendered
 
     templated = pipeline(sinks={"out": FilesSink("/out/<< var.p >>/{{ ds }}")})
     with pytest.raises(InvalidError, match="must not read connections"):
@@ -261,7 +261,7 @@ def test_templates_are_checked_with_the_delimiters_that_render_them() -> None:
 def test_template_without_a_value_in_this_run_stops_the_run(value: object) -> None:
     from jinja2 import Environment, StrictUndefined
 
-    from airflow_provider_streamsem.pipeline.templates import rendered
+    from airflow_provider_streamsem.pipeline.spec.templates import rendered
 
     templated = pipeline(sinks={"out": FilesSink("/out/{{ prev_data_interval_end_success }}")})
     with pytest.raises(InvalidError, match="has no value in this run"):
@@ -274,7 +274,7 @@ def test_template_without_a_value_in_this_run_stops_the_run(value: object) -> No
 def test_spec_of_a_template_is_the_same_in_every_rendering() -> None:
     from jinja2 import Environment
 
-    from airflow_provider_streamsem.pipeline.templates import rendered
+    from airflow_provider_streamsem.pipeline.spec.templates import rendered
 
     templated = pipeline(sinks={"out": FilesSink("/out/{{ ds }}")})
     once, again = (rendered(templated, Environment(), {"ds": "d"}, where="w") for _ in range(2))

@@ -16,7 +16,7 @@ from airflow_provider_streamsem.connectors.contract import SourceEnd
 from airflow_provider_streamsem.connectors.kafka.pins import RangePin
 from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError, LogDamagedError
 from airflow_provider_streamsem.limits import Limits
-from airflow_provider_streamsem.pipeline.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.protocol import codec, keys
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import DataFile, Discovery, FoundFile, Outcome, Quarantine

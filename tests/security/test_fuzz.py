@@ -31,9 +31,9 @@ from airflow_provider_streamsem import Dedup, FilesSink, Pipeline, open_log, rea
 from airflow_provider_streamsem.cli.main import main
 from airflow_provider_streamsem.commitlog import doctor
 from airflow_provider_streamsem.errors import StreamsemError
-from airflow_provider_streamsem.pipeline.abort import abort
-from airflow_provider_streamsem.pipeline.publish import skip
-from airflow_provider_streamsem.pipeline.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.maintenance.abort import abort
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.versions.publish import skip
 from airflow_provider_streamsem.protocol import keys, segments
 from airflow_provider_streamsem.protocol.codec import canonical, decode, encode, sha256
 from airflow_provider_streamsem.protocol.entries import Claim, Effects, Segment

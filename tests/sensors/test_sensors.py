@@ -212,7 +212,7 @@ def test_aborted_version_fails_the_task_without_a_retry(fixture: PipelineFixture
     AirflowFailException = airflow_exception("AirflowFailException")
     AirflowSkipException = airflow_exception("AirflowSkipException")
 
-    from airflow_provider_streamsem.pipeline.abort import abort
+    from airflow_provider_streamsem.pipeline.maintenance.abort import abort
 
     fixture.arrive(1)
     fixture.dies("dead")

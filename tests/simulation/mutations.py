@@ -13,9 +13,11 @@ from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.files.ledger import Ledger
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
 from airflow_provider_streamsem.errors import UnavailableError
-from airflow_provider_streamsem.pipeline import abort, plan_reprocess, run, versions
-from airflow_provider_streamsem.pipeline import vacuum as vacuum_module
-from airflow_provider_streamsem.pipeline.plan import plan_batch
+from airflow_provider_streamsem.pipeline.maintenance import abort
+from airflow_provider_streamsem.pipeline.maintenance import vacuum as vacuum_module
+from airflow_provider_streamsem.pipeline.run import plan_reprocess, run
+from airflow_provider_streamsem.pipeline.run.plan import plan_batch
+from airflow_provider_streamsem.pipeline.versions import commit as versions
 from airflow_provider_streamsem.protocol import codec, keys, known, machine, procedures
 from airflow_provider_streamsem.protocol.entries import Discovery, Outcome, RunPointer
 from airflow_provider_streamsem.protocol.view import ClosedHead

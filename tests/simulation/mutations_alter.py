@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_streamsem.pipeline import alter, run, versions
+from airflow_provider_streamsem.pipeline.maintenance import alter
+from airflow_provider_streamsem.pipeline.run import run
+from airflow_provider_streamsem.pipeline.versions import commit as versions
 from airflow_provider_streamsem.protocol import invariants, offsets
 from airflow_provider_streamsem.protocol.entries import Outcome
 from tests.simulation.mutations import Mutation

@@ -13,7 +13,9 @@ from airflow_provider_streamsem.connectors.http.calls import Publisher
 from airflow_provider_streamsem.connectors.http.sink import HttpSink
 from airflow_provider_streamsem.connectors.sql import database
 from airflow_provider_streamsem.connectors.sql.sink import JdbcSink
-from airflow_provider_streamsem.pipeline import publish, run, vacuum
+from airflow_provider_streamsem.pipeline.maintenance import vacuum
+from airflow_provider_streamsem.pipeline.run import run
+from airflow_provider_streamsem.pipeline.versions import publish
 from airflow_provider_streamsem.protocol import procedures
 from airflow_provider_streamsem.protocol.entries import Marker, Outcome, Receipt, Receipts
 from airflow_provider_streamsem.protocol.view import ClosedHead

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
-from airflow_provider_streamsem.pipeline import compact, plan_reprocess, retention, rollback, run, versions
+from airflow_provider_streamsem.pipeline.maintenance import compact, retention, rollback
+from airflow_provider_streamsem.pipeline.run import plan_reprocess, run
+from airflow_provider_streamsem.pipeline.versions import commit as versions
 from airflow_provider_streamsem.protocol import view
 from airflow_provider_streamsem.protocol.entries import Outcome, SegmentRewrite
 from airflow_provider_streamsem.protocol.kinds.rewrite import Rewrite

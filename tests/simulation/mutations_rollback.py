@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.pipeline import publish, rollback, vacuum, versions
+from airflow_provider_streamsem.pipeline.maintenance import rollback, vacuum
+from airflow_provider_streamsem.pipeline.versions import commit as versions
+from airflow_provider_streamsem.pipeline.versions import publish
 from airflow_provider_streamsem.protocol import view
 from airflow_provider_streamsem.protocol.entries import Committable, Outcome
 from airflow_provider_streamsem.protocol.kinds.alter import Alter

@@ -26,10 +26,11 @@ from airflow_provider_streamsem.errors import (
     StreamsemError,
     UnavailableError,
 )
-from airflow_provider_streamsem.pipeline import announcement, vacuum
-from airflow_provider_streamsem.pipeline.abort import abort
-from airflow_provider_streamsem.pipeline.publish import skip
-from airflow_provider_streamsem.pipeline.reprocess import reprocess_run
+from airflow_provider_streamsem.pipeline.maintenance import vacuum
+from airflow_provider_streamsem.pipeline.maintenance.abort import abort
+from airflow_provider_streamsem.pipeline.run.reprocess import reprocess_run
+from airflow_provider_streamsem.pipeline.versions import announcement
+from airflow_provider_streamsem.pipeline.versions.publish import skip
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.readers.files import open_log

@@ -43,8 +43,8 @@ from airflow_provider_streamsem.connectors.delta.compact import compact as compa
 from airflow_provider_streamsem.connectors.order import Sequenced
 from airflow_provider_streamsem.connectors.staged_parquet import keyed_rows
 from airflow_provider_streamsem.errors import DataError, InvalidError
-from airflow_provider_streamsem.pipeline.compact import compact
-from airflow_provider_streamsem.pipeline.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.maintenance.compact import compact
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.spark import gateway, remote
 from tests.connectors import batches
 from tests.connectors.iceberg.lake import Lake

@@ -10,8 +10,8 @@ from pyspark.sql import functions as F
 
 from airflow_provider_streamsem import Pipeline, State, alter, read_committed, run_batch, verify
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.pipeline.reprocess import reprocess
-from airflow_provider_streamsem.pipeline.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.run.reprocess import reprocess
 from airflow_provider_streamsem.state import operator_state
 from tests.state.test_operators import arrive, keyed, outcome, pipeline
 

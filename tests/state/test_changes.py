@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 from airflow_provider_streamsem import read_committed, run_batch, verify
 from airflow_provider_streamsem.errors import DataError, InvalidError, StreamsemError
-from airflow_provider_streamsem.pipeline.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.readers.files import open_log
 from airflow_provider_streamsem.spark import stateful
 from airflow_provider_streamsem.state import OperatorState, operator_state

@@ -31,8 +31,8 @@ from airflow_provider_streamsem import (
 from airflow_provider_streamsem.cli.main import main
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.errors import DataError, InvalidError, LogDamagedError, StageError, StreamsemError
-from airflow_provider_streamsem.pipeline.abort import abort
-from airflow_provider_streamsem.pipeline.opening import open_pipeline
+from airflow_provider_streamsem.pipeline.maintenance.abort import abort
+from airflow_provider_streamsem.pipeline.spec.opening import open_pipeline
 from airflow_provider_streamsem.readers.files import open_log
 from airflow_provider_streamsem.spark.engine import SparkEngine
 from airflow_provider_streamsem.spark.stateful import MicroBatch

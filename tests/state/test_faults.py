@@ -32,9 +32,9 @@ from airflow_provider_streamsem import (
 )
 from airflow_provider_streamsem.commitlog.log import open_commit_log
 from airflow_provider_streamsem.errors import StreamsemError
-from airflow_provider_streamsem.pipeline.abort import abort
-from airflow_provider_streamsem.pipeline.opening import open_pipeline
-from airflow_provider_streamsem.pipeline.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.maintenance.abort import abort
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.spec.opening import open_pipeline
 from airflow_provider_streamsem.spark.stateful import MicroBatch
 from tests.connectors.sql.test_sink import database_at
 from tests.state import test_operators as operators

@@ -26,7 +26,7 @@ from airflow_provider_streamsem import (
 )
 from airflow_provider_streamsem.cli.main import main
 from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError
-from airflow_provider_streamsem.pipeline.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from tests.prepared_directory import PreparedDirectory
 from tests.state.test_commits import counts, processed
 from tests.state.test_operators import arrive, joined, keyed, pipeline

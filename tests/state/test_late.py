@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from airflow_provider_streamsem import Limits, State, run_batch, verify
 from airflow_provider_streamsem.cli.main import main
 from airflow_provider_streamsem.errors import DataError, InvalidError
-from airflow_provider_streamsem.pipeline.result import RunResult
+from airflow_provider_streamsem.pipeline.versions.result import RunResult
 from airflow_provider_streamsem.readers.files import open_log
 from airflow_provider_streamsem.spark.late_rows import MERGES_SESSIONS
 from tests.state.test_operators import (

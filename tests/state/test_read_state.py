@@ -18,7 +18,7 @@ from airflow_provider_streamsem import State, read_state, run_batch
 from airflow_provider_streamsem.commitlog.log import open_commit_log
 from airflow_provider_streamsem.commitlog.move import move_log
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.pipeline.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from tests.state.test_commits import processed
 from tests.state.test_operators import arrive, joined, keyed, pipeline
 

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_streamsem import Pipeline, State, rollback, run_batch, verify
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.pipeline.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from tests.state.test_commits import counts
 from tests.state.test_operators import arrive, keyed, outcome, pipeline
 

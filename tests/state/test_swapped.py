@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from airflow_provider_streamsem import FilesSink, State, fork, read_state, reprocess, rollback, run_batch, verify
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import DataError, InvalidError
-from airflow_provider_streamsem.pipeline.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.readers.files import open_log
 from airflow_provider_streamsem.stores.local import LocalStore
 from tests.prepared_directory import PreparedDirectory

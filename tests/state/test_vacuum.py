@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_streamsem import Pipeline, State, reprocess, run_batch, verify
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.pipeline.run import Run, plan_run
-from airflow_provider_streamsem.pipeline.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.run.run import Run, plan_run
 from airflow_provider_streamsem.state import operator_state
 from airflow_provider_streamsem.state_files import unneeded
 from airflow_provider_streamsem.stores.contract import open_store

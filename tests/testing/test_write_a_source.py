@@ -21,7 +21,7 @@ from streamsem_http_log import HttpLogSource
 from test_http_log import Handler, system
 
 from airflow_provider_streamsem import Limits, load_pipeline, open_log, registry, run_batch
-from airflow_provider_streamsem.pipeline.guarantee import guarantee
+from airflow_provider_streamsem.pipeline.spec.guarantee import guarantee
 
 HERE = Path(__file__).parent
 

@@ -11,7 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.pipeline.abort import abort
+from airflow_provider_streamsem.pipeline.maintenance.abort import abort
 from airflow_provider_streamsem.stores.contract import Store
 from airflow_provider_streamsem.stores.memory import open_memory_store
 from airflow_provider_streamsem.testing.stores import CountingStore

@@ -13,7 +13,7 @@ from airflow_provider_streamsem import FilesSink, Limits, alter, rollback
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.engine import RewriteJob, RewrittenFiles
 from airflow_provider_streamsem.errors import OpenVersionError
-from airflow_provider_streamsem.pipeline.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.stores.contract import Store
 from airflow_provider_streamsem.stores.memory import open_memory_store

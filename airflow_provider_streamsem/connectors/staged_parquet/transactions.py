@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
-from airflow_provider_streamsem.clock import doubling, tries
+from airflow_provider_streamsem.clock import SYSTEM_CLOCK, doubling, tries
 from airflow_provider_streamsem.connectors.contract import EffectLedger, SinkCommit, SinkMarker
 from airflow_provider_streamsem.connectors.staged_parquet.sink import StagedSink
 from airflow_provider_streamsem.errors import StreamsemError, UnavailableError
@@ -72,7 +72,7 @@ class TransactionalSink(StagedSink, Generic[H]):
             return Receipt(result="applied", rows=0)
         failure: Failure | None = None
         is_refused = False  # by the last try
-        for attempt in tries(doubling(self.first_wait_s, self.tries, _LONGEST_WAIT_S)):
+        for attempt in tries(doubling(self.first_wait_s, self.tries, _LONGEST_WAIT_S), SYSTEM_CLOCK):
             table_state: object = None
             is_refused = False
             try:

@@ -28,9 +28,9 @@ from airflow_provider_streamsem.errors import (
     OpenVersionError,
     UnavailableError,
 )
-from airflow_provider_streamsem.pipeline.compact import Compacted
-from airflow_provider_streamsem.pipeline.review import stage_reprocessing
-from airflow_provider_streamsem.pipeline.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.maintenance.compact import Compacted
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.run.review import stage_reprocessing
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import Crash

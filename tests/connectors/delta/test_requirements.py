@@ -14,8 +14,8 @@ from deltalake import CommitProperties, DeltaTable, QueryBuilder
 from airflow_provider_streamsem.connectors.contract import SinkCommit
 from airflow_provider_streamsem.connectors.delta.sink import DeltaSink
 from airflow_provider_streamsem.errors import DataError, InvalidError, PublishError, UnavailableError
-from airflow_provider_streamsem.pipeline.publish import skip
-from airflow_provider_streamsem.pipeline.reprocess import reprocess_run
+from airflow_provider_streamsem.pipeline.run.reprocess import reprocess_run
+from airflow_provider_streamsem.pipeline.versions.publish import skip
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from tests.connectors.batches import schema_of, staged
 from tests.connectors.delta.delta_fixture import DeltaFixture

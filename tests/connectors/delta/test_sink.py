@@ -28,8 +28,8 @@ from airflow_provider_streamsem.errors import (
     PublishError,
     UnavailableError,
 )
-from airflow_provider_streamsem.pipeline.publish import skip
-from airflow_provider_streamsem.pipeline.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.versions.publish import skip
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.entries import Marker
 from airflow_provider_streamsem.testing.rows import RowsEngine

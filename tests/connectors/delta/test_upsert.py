@@ -19,7 +19,7 @@ from airflow_provider_streamsem.connectors.contract import SinkCommit
 from airflow_provider_streamsem.connectors.delta import table as delta_table
 from airflow_provider_streamsem.connectors.delta.sink import DeltaSink
 from airflow_provider_streamsem.errors import DataError, InvalidError, PublishError, StreamsemError
-from airflow_provider_streamsem.pipeline.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from tests.connectors import batches
 from tests.connectors.delta.delta_fixture import DeltaFixture, crash_at_each_write
 from tests.rounds import ROUNDS

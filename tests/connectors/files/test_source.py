@@ -16,7 +16,7 @@ from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.data_files.pins import FilePin
 from airflow_provider_streamsem.connectors.files.source import FilesPlanner
 from airflow_provider_streamsem.errors import InvalidError, RecordsMissingError, SourceChangedError
-from airflow_provider_streamsem.pipeline.guarantee import guarantee
+from airflow_provider_streamsem.pipeline.spec.guarantee import guarantee
 from airflow_provider_streamsem.stores import local
 from airflow_provider_streamsem.stores.contract import ObjectStat
 from airflow_provider_streamsem.stores.memory import MemoryStore

@@ -34,10 +34,10 @@ from airflow_provider_streamsem.errors import (
     PublishError,
     UnavailableError,
 )
-from airflow_provider_streamsem.pipeline.opening import open_pipeline
-from airflow_provider_streamsem.pipeline.publish import LoggedEffects, batch_of, skip
-from airflow_provider_streamsem.pipeline.spec import Pipeline, from_json
-from airflow_provider_streamsem.pipeline.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.spec.opening import open_pipeline
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline, from_json
+from airflow_provider_streamsem.pipeline.versions.publish import LoggedEffects, batch_of, skip
 from airflow_provider_streamsem.protocol.entries import Receipt
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.rows import RowsEngine

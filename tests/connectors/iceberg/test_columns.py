@@ -501,7 +501,7 @@ def test_invalid_arguments_are_refused(tmp_path: Path, arguments: Any) -> None:
 
 
 def test_spec_round_trips_and_its_immutable_config_includes_the_table(tmp_path: Path) -> None:
-    from airflow_provider_streamsem.pipeline.spec import from_json
+    from airflow_provider_streamsem.pipeline.spec.pipeline import from_json
 
     fixture = PipelineFixture(tmp_path)
     sink = IcebergSink(str(tmp_path / "t"), "a.b", properties={"type": "sql"}, partition_by=["id"], expire_after_s=60)

@@ -30,8 +30,8 @@ from airflow_provider_streamsem.errors import (
     StreamsemError,
     UnavailableError,
 )
-from airflow_provider_streamsem.pipeline.compact import Compacted
-from airflow_provider_streamsem.pipeline.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.maintenance.compact import Compacted
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.protocol.entries import DataFile
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.stores import Crash

@@ -19,7 +19,7 @@ from airflow_provider_streamsem.connectors.iceberg import files as iceberg_files
 from airflow_provider_streamsem.connectors.iceberg.sink import IcebergSink
 from airflow_provider_streamsem.connectors.staged_parquet import transactions
 from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError, PublishError, StreamsemError
-from airflow_provider_streamsem.pipeline.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.protocol.entries import DataFile
 from tests.connectors import batches
 from tests.connectors.iceberg.lake import Lake, Steps

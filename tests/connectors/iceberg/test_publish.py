@@ -22,7 +22,7 @@ from airflow_provider_streamsem import FilesSink, rollback
 from airflow_provider_streamsem.connectors.iceberg import sink as iceberg
 from airflow_provider_streamsem.connectors.staged_parquet import transactions
 from airflow_provider_streamsem.errors import DataError, InvalidError, MarkerLostError, PublishError, UnavailableError
-from airflow_provider_streamsem.pipeline.publish import skip
+from airflow_provider_streamsem.pipeline.versions.publish import skip
 from tests.connectors import batches
 from tests.connectors.iceberg.kills import SCENARIOS, Later, kill_at_every_step
 from tests.connectors.iceberg.lake import ID, Lake, Steps, spark_schema

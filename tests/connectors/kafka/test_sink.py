@@ -15,7 +15,7 @@ from airflow_provider_streamsem.connectors.contract import EffectLedger, SinkCom
 from airflow_provider_streamsem.connectors.kafka.rows import Measured, check_columns, records
 from airflow_provider_streamsem.connectors.kafka.sink import KafkaSink
 from airflow_provider_streamsem.errors import DataError, InvalidError, StoreRefusedError
-from airflow_provider_streamsem.pipeline.spec import from_json
+from airflow_provider_streamsem.pipeline.spec.pipeline import from_json
 from airflow_provider_streamsem.protocol.entries import Committable, DataFile
 from tests.pipeline_fixture import PipelineFixture
 

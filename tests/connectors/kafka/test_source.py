@@ -23,7 +23,7 @@ from airflow_provider_streamsem.connectors.kafka.offset_ranges import shared
 from airflow_provider_streamsem.connectors.kafka.sink import KafkaSink
 from airflow_provider_streamsem.connectors.kafka.source import KafkaPlanner
 from airflow_provider_streamsem.errors import InvalidError, UnavailableError
-from airflow_provider_streamsem.pipeline.spec import from_json
+from airflow_provider_streamsem.pipeline.spec.pipeline import from_json
 from airflow_provider_streamsem.protocol.entries import Committable
 
 RECORD = json.dumps({"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]})

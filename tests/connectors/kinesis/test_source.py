@@ -26,7 +26,7 @@ from airflow_provider_streamsem.errors import (
     StreamsemError,
     UnavailableError,
 )
-from airflow_provider_streamsem.pipeline.several_sources import SeveralSources
+from airflow_provider_streamsem.pipeline.spec.several_sources import SeveralSources
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.clock import ManualClock
 

@@ -14,7 +14,7 @@ from airflow_provider_streamsem.connectors.contract import SourceEnd, SourceSlic
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
 from airflow_provider_streamsem.connectors.nats.pins import SequencePin
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, RecordsMissingError, SourceChangedError
-from airflow_provider_streamsem.pipeline import spec
+from airflow_provider_streamsem.pipeline.spec import pipeline as spec
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from tests.connectors.nats.streams import CREATED, MemoryStream
 

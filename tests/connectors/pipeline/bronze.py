@@ -66,7 +66,7 @@ class Bronze(PipelineFixture):
 
     def abort(self) -> None:
         """Leave an aborted version. The next run reads its file again."""
-        from airflow_provider_streamsem.pipeline.abort import abort
+        from airflow_provider_streamsem.pipeline.maintenance.abort import abort
 
         self.arrive(1)
         self.dies(f"dies-{self.made}")

@@ -28,7 +28,7 @@ from airflow_provider_streamsem import (
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.engine import Job, Produced
 from airflow_provider_streamsem.errors import DataError, InvalidError, SourceChangedError
-from airflow_provider_streamsem.pipeline.run import plan_run
+from airflow_provider_streamsem.pipeline.run.run import plan_run
 from airflow_provider_streamsem.protocol.view import ClosedHead
 from airflow_provider_streamsem.stores import memory
 from airflow_provider_streamsem.stores.contract import open_store

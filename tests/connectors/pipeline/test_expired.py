@@ -14,9 +14,9 @@ from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.pipeline.rewritten import RewrittenBatches, aligned_stop
 from airflow_provider_streamsem.connectors.pipeline.source import PipelinePlanner
 from airflow_provider_streamsem.errors import InvalidError, OpenVersionError, SourceChangedError, StreamsemError
-from airflow_provider_streamsem.pipeline.abort import abort
-from airflow_provider_streamsem.pipeline.run import plan_run
-from airflow_provider_streamsem.pipeline.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.maintenance.abort import abort
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.run.run import plan_run
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import Fault, FaultyStore

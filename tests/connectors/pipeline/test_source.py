@@ -24,7 +24,7 @@ from airflow_provider_streamsem.errors import (
     SourceChangedError,
     UnavailableError,
 )
-from airflow_provider_streamsem.pipeline.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.stores.contract import open_store
 from airflow_provider_streamsem.stores.memory import open_memory_store
 from airflow_provider_streamsem.testing.stores import CountingStore

@@ -26,7 +26,7 @@ from airflow_provider_streamsem.connectors.pubsub import client as module
 from airflow_provider_streamsem.connectors.pubsub.client import PubSubReceiver
 from airflow_provider_streamsem.connectors.pubsub.credentials import credentials_of
 from airflow_provider_streamsem.errors import InvalidError, StoreRefusedError, UnavailableError
-from airflow_provider_streamsem.pipeline import spec
+from airflow_provider_streamsem.pipeline.spec import pipeline as spec
 
 PATH = "projects/shop-1/subscriptions/orders"
 

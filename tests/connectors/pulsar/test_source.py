@@ -19,7 +19,7 @@ from airflow_provider_streamsem.connectors.pulsar.admin import PulsarAdmin
 from airflow_provider_streamsem.connectors.pulsar.entries import ENTRIES, LedgerPin, Ledgers
 from airflow_provider_streamsem.connectors.pulsar.reading import RangeChangedError, _batch_size, messages
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, SourceChangedError, UnavailableError
-from airflow_provider_streamsem.pipeline import spec
+from airflow_provider_streamsem.pipeline.spec import pipeline as spec
 from airflow_provider_streamsem.stores.memory import MemoryStore
 
 URLS = {"service_url": "pulsar://h:6650", "admin_url": "http://h:8080"}

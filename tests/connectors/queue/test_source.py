@@ -27,8 +27,8 @@ from airflow_provider_streamsem.commitlog.log import CommitLog, RetryPolicy
 from airflow_provider_streamsem.connectors.landing.messages import Message
 from airflow_provider_streamsem.connectors.queue import source as module
 from airflow_provider_streamsem.errors import InvalidError, UnavailableError
-from airflow_provider_streamsem.pipeline.guarantee import warnings
-from airflow_provider_streamsem.pipeline.spec import from_json, load_pipeline
+from airflow_provider_streamsem.pipeline.spec.guarantee import warnings
+from airflow_provider_streamsem.pipeline.spec.pipeline import from_json, load_pipeline
 from airflow_provider_streamsem.readers.conditions import Freshness
 from airflow_provider_streamsem.readers.lag import lag
 from airflow_provider_streamsem.readers.waiting import waiting

@@ -32,9 +32,9 @@ from airflow_provider_streamsem.errors import (
     StreamsemError,
     UnavailableError,
 )
-from airflow_provider_streamsem.pipeline.publish import skip
-from airflow_provider_streamsem.pipeline.reprocess import reprocess
-from airflow_provider_streamsem.pipeline.spec import Pipeline, from_json
+from airflow_provider_streamsem.pipeline.run.reprocess import reprocess
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline, from_json
+from airflow_provider_streamsem.pipeline.versions.publish import skip
 from airflow_provider_streamsem.protocol.entries import Receipt
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.stores import Crash
@@ -731,7 +731,7 @@ def published(db: Database, tmp_path: Path) -> PipelineFixture:
 def test_staged_rows_are_vacuumed_after_their_receipts(
     published: PipelineFixture, tmp_path: Path, db: Database
 ) -> None:
-    from airflow_provider_streamsem.pipeline.vacuum import vacuum
+    from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 
     pipeline = published.pipeline(sinks={"t": sink(tmp_path)})
     done = vacuum(pipeline, log=published.log())

@@ -15,9 +15,9 @@ from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.columns.recorded import fields
 from airflow_provider_streamsem.connectors.contract import PublishingSink, SinkCommit
 from airflow_provider_streamsem.errors import ConflictError, InvalidError, MarkerConflictError
-from airflow_provider_streamsem.pipeline.location import with_log_location
-from airflow_provider_streamsem.pipeline.opening import OpenPipeline, open_pipeline
-from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.pipeline.spec.location import with_log_location
+from airflow_provider_streamsem.pipeline.spec.opening import OpenPipeline, open_pipeline
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.protocol.entries import (
     Claim,
     Committable,

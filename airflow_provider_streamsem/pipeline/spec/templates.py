@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.pipeline.spec import Pipeline, from_json
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline, from_json
 
 _OF_TASK_INSTANCE = {"dag_id", "map_index", "run_id", "task_id", "try_number"}
 _READABLE: dict[str, set[str]] = {

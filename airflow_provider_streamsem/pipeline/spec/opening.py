@@ -16,8 +16,8 @@ from airflow_provider_streamsem.commitlog import doctor
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.ownership import claim_dataset
 from airflow_provider_streamsem.errors import ConflictError, InvalidError
-from airflow_provider_streamsem.pipeline.changes import changed_fields, describe_run
-from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.pipeline.spec.changes import changed_fields, describe_run
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.protocol.codec import canonical, sha256
 from airflow_provider_streamsem.protocol.entries import FORK, PUBLISH, Fork, InitialOffsets, Json, PipelineRecord
 from airflow_provider_streamsem.protocol.kinds.alter import Alter

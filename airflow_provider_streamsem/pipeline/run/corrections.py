@@ -6,8 +6,8 @@ from bisect import bisect_right
 from functools import cache
 
 from airflow_provider_streamsem.connectors.upstreams import Repinning
-from airflow_provider_streamsem.pipeline.opening import OpenPipeline
-from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.pipeline.spec.opening import OpenPipeline
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.protocol import offsets
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import Json, Plan

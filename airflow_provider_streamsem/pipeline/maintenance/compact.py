@@ -19,16 +19,16 @@ from airflow_provider_streamsem.errors import (
     OpenVersionError,
     StreamsemError,
 )
-from airflow_provider_streamsem.pipeline.idle import idle_head
-from airflow_provider_streamsem.pipeline.location import with_log_location
-from airflow_provider_streamsem.pipeline.opening import (
+from airflow_provider_streamsem.pipeline.maintenance.idle import idle_head
+from airflow_provider_streamsem.pipeline.spec.location import with_log_location
+from airflow_provider_streamsem.pipeline.spec.opening import (
     OpenPipeline,
     existing_record,
     open_pipeline,
     read_head,
 )
-from airflow_provider_streamsem.pipeline.spec import Pipeline
-from airflow_provider_streamsem.pipeline.versions import (
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
+from airflow_provider_streamsem.pipeline.versions.commit import (
     abort_outcome,
     close,
     commit_outcome,

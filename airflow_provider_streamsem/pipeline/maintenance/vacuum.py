@@ -14,18 +14,18 @@ from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.contract import Sink
 from airflow_provider_streamsem.dedup import STATE, layers_dataset, stored_layers
 from airflow_provider_streamsem.errors import LogDamagedError, StreamsemError
-from airflow_provider_streamsem.pipeline import retention
-from airflow_provider_streamsem.pipeline.closing_times import first_closed_after
-from airflow_provider_streamsem.pipeline.location import with_log_location
-from airflow_provider_streamsem.pipeline.old_layers import unneeded_layers
-from airflow_provider_streamsem.pipeline.opening import (
+from airflow_provider_streamsem.pipeline.maintenance import retention
+from airflow_provider_streamsem.pipeline.maintenance.old_layers import unneeded_layers
+from airflow_provider_streamsem.pipeline.spec.location import with_log_location
+from airflow_provider_streamsem.pipeline.spec.opening import (
     check_immutable_config,
     claim_datasets,
     existing_record,
     open_pipeline,
 )
-from airflow_provider_streamsem.pipeline.publish import publishing_sink, refuse_conflicts
-from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
+from airflow_provider_streamsem.pipeline.versions.closing_times import first_closed_after
+from airflow_provider_streamsem.pipeline.versions.publish import publishing_sink, refuse_conflicts
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import canonical
 from airflow_provider_streamsem.protocol.entries import Outcome, PipelineRecord, SegmentRewrite

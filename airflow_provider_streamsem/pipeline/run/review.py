@@ -12,20 +12,20 @@ from airflow_provider_streamsem.arguments import integer
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.engine import Engine
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.pipeline.location import with_log_location
-from airflow_provider_streamsem.pipeline.opening import OpenPipeline, open_pipeline
-from airflow_provider_streamsem.pipeline.plan import Corrections
-from airflow_provider_streamsem.pipeline.plan_reprocess import (
+from airflow_provider_streamsem.pipeline.run.plan import Corrections
+from airflow_provider_streamsem.pipeline.run.plan_reprocess import (
     abort_reprocessing,
     current_commit,
     plan_reprocess,
     refuse_sinks,
 )
-from airflow_provider_streamsem.pipeline.publish import publish
-from airflow_provider_streamsem.pipeline.result import RunResult, run_result
-from airflow_provider_streamsem.pipeline.run import Planning, Run
-from airflow_provider_streamsem.pipeline.spec import Pipeline
-from airflow_provider_streamsem.pipeline.versions import is_held
+from airflow_provider_streamsem.pipeline.run.run import Planning, Run
+from airflow_provider_streamsem.pipeline.spec.location import with_log_location
+from airflow_provider_streamsem.pipeline.spec.opening import OpenPipeline, open_pipeline
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
+from airflow_provider_streamsem.pipeline.versions.commit import is_held
+from airflow_provider_streamsem.pipeline.versions.publish import publish
+from airflow_provider_streamsem.pipeline.versions.result import RunResult, run_result
 from airflow_provider_streamsem.protocol.entries import Plan, StagedManifest
 from airflow_provider_streamsem.protocol.kinds.reprocess import Reprocess
 from airflow_provider_streamsem.protocol.procedures import OpenVersion, PendingPublish, Position, Ready, RunComplete

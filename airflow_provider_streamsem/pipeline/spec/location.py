@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 from airflow_provider_streamsem.connections import Connection, connection
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.pipeline.spec import NAME, Pipeline
+from airflow_provider_streamsem.pipeline.spec.pipeline import NAME, Pipeline
 from airflow_provider_streamsem.stores import aws, s3
 from airflow_provider_streamsem.stores.contract import split_url
 

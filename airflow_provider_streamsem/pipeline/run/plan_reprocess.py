@@ -8,15 +8,15 @@ from dataclasses import replace
 from airflow_provider_streamsem import state_files, telemetry
 from airflow_provider_streamsem.connectors.contract import Compacting, Source
 from airflow_provider_streamsem.errors import InvalidError, SourceChangedError, StreamsemError
-from airflow_provider_streamsem.pipeline.corrections import before_version, is_outdated, repinned
-from airflow_provider_streamsem.pipeline.lookups import check_lookups, pin_lookups
-from airflow_provider_streamsem.pipeline.opening import OpenPipeline
-from airflow_provider_streamsem.pipeline.publish import (
+from airflow_provider_streamsem.pipeline.run.corrections import before_version, is_outdated, repinned
+from airflow_provider_streamsem.pipeline.spec.lookups import check_lookups, pin_lookups
+from airflow_provider_streamsem.pipeline.spec.opening import OpenPipeline
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
+from airflow_provider_streamsem.pipeline.versions.commit import abort_outcome, close, plan_of
+from airflow_provider_streamsem.pipeline.versions.publish import (
     current_output,
     publishing_sink,
 )
-from airflow_provider_streamsem.pipeline.spec import Pipeline
-from airflow_provider_streamsem.pipeline.versions import abort_outcome, close, plan_of
 from airflow_provider_streamsem.protocol import offsets
 from airflow_provider_streamsem.protocol.entries import Outcome, Plan
 from airflow_provider_streamsem.protocol.kinds.alter import Alter

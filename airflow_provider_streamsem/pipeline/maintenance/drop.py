@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.errors import ConflictError, InvalidError
-from airflow_provider_streamsem.pipeline.location import with_log_location
-from airflow_provider_streamsem.pipeline.opening import claim_datasets, existing_record
-from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.pipeline.spec.location import with_log_location
+from airflow_provider_streamsem.pipeline.spec.opening import claim_datasets, existing_record
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.protocol import codec, keys
 from airflow_provider_streamsem.protocol.entries import PipelineRecord
 from airflow_provider_streamsem.protocol.view import ClosedHead, OpenHead

@@ -28,30 +28,29 @@ from airflow_provider_streamsem.errors import (
     StreamsemError,
     UnavailableError,
 )
-from airflow_provider_streamsem.pipeline import changes, report
-from airflow_provider_streamsem.pipeline.abort import advise_abort
-from airflow_provider_streamsem.pipeline.alter import alter
-from airflow_provider_streamsem.pipeline.guarantee import guarantee
-from airflow_provider_streamsem.pipeline.location import with_log_location
-from airflow_provider_streamsem.pipeline.lookups import check_lookups
-from airflow_provider_streamsem.pipeline.opening import (
+from airflow_provider_streamsem.pipeline.maintenance.abort import advise_abort
+from airflow_provider_streamsem.pipeline.maintenance.alter import alter
+from airflow_provider_streamsem.pipeline.run.plan import Corrections, plan_batch
+from airflow_provider_streamsem.pipeline.run.plan_reprocess import (
+    abort_reprocessing,
+    check_record_count,
+    plan_reprocess,
+    refuse_sinks,
+)
+from airflow_provider_streamsem.pipeline.spec import changes
+from airflow_provider_streamsem.pipeline.spec.guarantee import guarantee
+from airflow_provider_streamsem.pipeline.spec.location import with_log_location
+from airflow_provider_streamsem.pipeline.spec.lookups import check_lookups
+from airflow_provider_streamsem.pipeline.spec.opening import (
     OpenPipeline,
     check_and_store_spec,
     check_immutable_config,
     claim_datasets,
     open_pipeline,
 )
-from airflow_provider_streamsem.pipeline.plan import Corrections, plan_batch
-from airflow_provider_streamsem.pipeline.plan_reprocess import (
-    abort_reprocessing,
-    check_record_count,
-    plan_reprocess,
-    refuse_sinks,
-)
-from airflow_provider_streamsem.pipeline.publish import publish
-from airflow_provider_streamsem.pipeline.result import RunResult, empty_result, run_result
-from airflow_provider_streamsem.pipeline.spec import Pipeline
-from airflow_provider_streamsem.pipeline.versions import (
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
+from airflow_provider_streamsem.pipeline.versions import report
+from airflow_provider_streamsem.pipeline.versions.commit import (
     abort_outcome,
     close,
     commit_outcome,
@@ -59,6 +58,8 @@ from airflow_provider_streamsem.pipeline.versions import (
     is_held,
     outcome_without_records,
 )
+from airflow_provider_streamsem.pipeline.versions.publish import publish
+from airflow_provider_streamsem.pipeline.versions.result import RunResult, empty_result, run_result
 from airflow_provider_streamsem.protocol import invariants
 from airflow_provider_streamsem.protocol.entries import Json, Outcome, Plan, StagedManifest
 from airflow_provider_streamsem.protocol.kinds.alter import Alter

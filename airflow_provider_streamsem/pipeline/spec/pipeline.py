@@ -19,8 +19,8 @@ from airflow_provider_streamsem.dedup import Dedup
 from airflow_provider_streamsem.delivery import LABELS
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.limits import Limits
-from airflow_provider_streamsem.pipeline.guarantee import guarantee, keeps_newest_rows, require
-from airflow_provider_streamsem.pipeline.several_sources import SeveralSources
+from airflow_provider_streamsem.pipeline.spec.guarantee import guarantee, keeps_newest_rows, require
+from airflow_provider_streamsem.pipeline.spec.several_sources import SeveralSources
 from airflow_provider_streamsem.protocol.codec import canonical, plain, sha256
 from airflow_provider_streamsem.protocol.entries import Json
 from airflow_provider_streamsem.protocol.offsets import Ranges

@@ -8,15 +8,15 @@ from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.arguments import integer, text
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.engine import Engine
-from airflow_provider_streamsem.pipeline import report
-from airflow_provider_streamsem.pipeline.guarantee import guarantee
-from airflow_provider_streamsem.pipeline.location import with_log_location
-from airflow_provider_streamsem.pipeline.opening import open_pipeline
-from airflow_provider_streamsem.pipeline.plan import visible_commits
-from airflow_provider_streamsem.pipeline.plan_reprocess import current_commit, refuse_sinks
-from airflow_provider_streamsem.pipeline.result import RunResult, announce_planned, merge_completed
-from airflow_provider_streamsem.pipeline.run import run_batch, run_reprocessing
-from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.pipeline.run.plan import visible_commits
+from airflow_provider_streamsem.pipeline.run.plan_reprocess import current_commit, refuse_sinks
+from airflow_provider_streamsem.pipeline.run.run import run_batch, run_reprocessing
+from airflow_provider_streamsem.pipeline.spec.guarantee import guarantee
+from airflow_provider_streamsem.pipeline.spec.location import with_log_location
+from airflow_provider_streamsem.pipeline.spec.opening import open_pipeline
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
+from airflow_provider_streamsem.pipeline.versions import report
+from airflow_provider_streamsem.pipeline.versions.result import RunResult, announce_planned, merge_completed
 from airflow_provider_streamsem.protocol.procedures import RunComplete
 from airflow_provider_streamsem.protocol.view import Head, add_counts, without_pending
 

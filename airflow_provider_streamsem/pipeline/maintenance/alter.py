@@ -11,13 +11,13 @@ from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.extending import Extending
 from airflow_provider_streamsem.connectors.ownership import claim_dataset
 from airflow_provider_streamsem.errors import ConflictError, HeldVersionError, InvalidError
-from airflow_provider_streamsem.pipeline.changes import changed_fields
-from airflow_provider_streamsem.pipeline.guarantee import guarantee
-from airflow_provider_streamsem.pipeline.location import with_log_location
-from airflow_provider_streamsem.pipeline.opening import OpenPipeline, config_digest, find_record
-from airflow_provider_streamsem.pipeline.publish import publishing_sink
-from airflow_provider_streamsem.pipeline.spec import Pipeline
-from airflow_provider_streamsem.pipeline.versions import commit, is_held, plan_of, settle_and_publish
+from airflow_provider_streamsem.pipeline.spec.changes import changed_fields
+from airflow_provider_streamsem.pipeline.spec.guarantee import guarantee
+from airflow_provider_streamsem.pipeline.spec.location import with_log_location
+from airflow_provider_streamsem.pipeline.spec.opening import OpenPipeline, config_digest, find_record
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
+from airflow_provider_streamsem.pipeline.versions.commit import commit, is_held, plan_of, settle_and_publish
+from airflow_provider_streamsem.pipeline.versions.publish import publishing_sink
 from airflow_provider_streamsem.protocol.entries import Committable, Json
 from airflow_provider_streamsem.protocol.kinds.alter import Alter
 from airflow_provider_streamsem.protocol.offsets import Offsets

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from airflow_provider_streamsem.clock import iso_time
 from airflow_provider_streamsem.limits import Limits
-from airflow_provider_streamsem.pipeline import changes
-from airflow_provider_streamsem.pipeline.result import RunResult
+from airflow_provider_streamsem.pipeline.spec import changes
+from airflow_provider_streamsem.pipeline.versions.result import RunResult
 from airflow_provider_streamsem.protocol.entries import Outcome, Plan
 from airflow_provider_streamsem.protocol.kinds.batch import Batch
 from airflow_provider_streamsem.protocol.offsets import Ranges

@@ -10,11 +10,11 @@ from itertools import chain
 from airflow_provider_streamsem.arguments import integer
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.errors import InvalidError, StreamsemError
-from airflow_provider_streamsem.pipeline.closing_times import first_closed_after
-from airflow_provider_streamsem.pipeline.location import with_log_location
-from airflow_provider_streamsem.pipeline.opening import OpenPipeline, existing_record, read_head
-from airflow_provider_streamsem.pipeline.plan_reprocess import check_state, refuse_sinks
-from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.pipeline.run.plan_reprocess import check_state, refuse_sinks
+from airflow_provider_streamsem.pipeline.spec.location import with_log_location
+from airflow_provider_streamsem.pipeline.spec.opening import OpenPipeline, existing_record, read_head
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
+from airflow_provider_streamsem.pipeline.versions.closing_times import first_closed_after
 from airflow_provider_streamsem.protocol.entries import Outcome, Plan
 from airflow_provider_streamsem.protocol.keys import N
 from airflow_provider_streamsem.protocol.kinds.batch import Batch

@@ -15,8 +15,8 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from airflow_provider_streamsem.pipeline.run import run_batch
-from airflow_provider_streamsem.pipeline.spec import Pipeline, from_json
+from airflow_provider_streamsem.pipeline.run.run import run_batch
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline, from_json
 
 
 def arguments(pipeline: Pipeline, *, run_key: str, drain: bool) -> list[str]:

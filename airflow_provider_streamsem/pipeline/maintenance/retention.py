@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import OpenVersionError
-from airflow_provider_streamsem.pipeline.closing_times import first_closed_after
-from airflow_provider_streamsem.pipeline.idle import idle_head
-from airflow_provider_streamsem.pipeline.opening import OpenPipeline
-from airflow_provider_streamsem.pipeline.versions import commit, plan_maintenance
+from airflow_provider_streamsem.pipeline.maintenance.idle import idle_head
+from airflow_provider_streamsem.pipeline.spec.opening import OpenPipeline
+from airflow_provider_streamsem.pipeline.versions.closing_times import first_closed_after
+from airflow_provider_streamsem.pipeline.versions.commit import commit, plan_maintenance
 from airflow_provider_streamsem.protocol.entries import Outcome, SegmentRewrite
 from airflow_provider_streamsem.protocol.kinds.expire import Expire
 from airflow_provider_streamsem.protocol.kinds.rewrite import Rewrite

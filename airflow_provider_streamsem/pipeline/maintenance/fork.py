@@ -15,10 +15,10 @@ from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.contract import Consuming
 from airflow_provider_streamsem.connectors.times import offsets_for_time
 from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError
-from airflow_provider_streamsem.pipeline.closing_times import newest_closed_until, remaining_versions
-from airflow_provider_streamsem.pipeline.location import with_log_location
-from airflow_provider_streamsem.pipeline.opening import check_fork, create_log, forked_config
-from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.pipeline.spec.location import with_log_location
+from airflow_provider_streamsem.pipeline.spec.opening import check_fork, create_log, forked_config
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
+from airflow_provider_streamsem.pipeline.versions.closing_times import newest_closed_until, remaining_versions
 from airflow_provider_streamsem.protocol.codec import canonical, sha256
 from airflow_provider_streamsem.protocol.entries import Fork, Json, PipelineRecord
 from airflow_provider_streamsem.protocol.offsets import Offsets, advance

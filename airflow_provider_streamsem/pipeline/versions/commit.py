@@ -11,10 +11,10 @@ from typing import Any
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import HeldVersionError, OpenVersionError
-from airflow_provider_streamsem.pipeline import report
-from airflow_provider_streamsem.pipeline.opening import OpenPipeline
-from airflow_provider_streamsem.pipeline.publish import publish
-from airflow_provider_streamsem.pipeline.spec import Pipeline
+from airflow_provider_streamsem.pipeline.spec.opening import OpenPipeline
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
+from airflow_provider_streamsem.pipeline.versions import report
+from airflow_provider_streamsem.pipeline.versions.publish import publish
 from airflow_provider_streamsem.protocol import invariants
 from airflow_provider_streamsem.protocol.entries import Json, Kind, Outcome, Plan, StagedManifest
 from airflow_provider_streamsem.protocol.kinds.batch import Batch

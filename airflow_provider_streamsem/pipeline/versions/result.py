@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.pipeline.announcement import (
+from airflow_provider_streamsem.pipeline.spec.opening import OpenPipeline
+from airflow_provider_streamsem.pipeline.versions.announcement import (
     LISTED,
     Completed,
     announce_others,
     announce_run,
     commits_of_others,
 )
-from airflow_provider_streamsem.pipeline.opening import OpenPipeline
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import Json

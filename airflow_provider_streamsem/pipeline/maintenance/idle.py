@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from airflow_provider_streamsem.errors import OpenVersionError
-from airflow_provider_streamsem.pipeline.opening import OpenPipeline, check_immutable_config
-from airflow_provider_streamsem.pipeline.versions import settle
+from airflow_provider_streamsem.pipeline.spec.opening import OpenPipeline, check_immutable_config
+from airflow_provider_streamsem.pipeline.versions.commit import settle
 from airflow_provider_streamsem.protocol.view import ClosedHead
 
 

@@ -12,7 +12,7 @@ from airflow_provider_streamsem.errors import (
     StageError,
     StreamsemError,
 )
-from airflow_provider_streamsem.pipeline.versions import abort_outcome, close
+from airflow_provider_streamsem.pipeline.versions.commit import abort_outcome, close
 from airflow_provider_streamsem.protocol.entries import Outcome, PipelineRecord, Plan
 from airflow_provider_streamsem.protocol.kinds.reprocess import Reprocess
 from airflow_provider_streamsem.protocol.view import OpenHead

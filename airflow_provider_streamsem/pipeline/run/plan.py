@@ -12,12 +12,12 @@ from airflow_provider_streamsem.connectors.counting import count, range_unit
 from airflow_provider_streamsem.connectors.upstreams import Repinning
 from airflow_provider_streamsem.errors import InternalError, SourceChangedError
 from airflow_provider_streamsem.limits import Limits
-from airflow_provider_streamsem.pipeline import report
-from airflow_provider_streamsem.pipeline.corrections import before_version, outdated
-from airflow_provider_streamsem.pipeline.lookups import pin_lookups
-from airflow_provider_streamsem.pipeline.opening import OpenPipeline
-from airflow_provider_streamsem.pipeline.spec import Pipeline
-from airflow_provider_streamsem.pipeline.versions import plan_of
+from airflow_provider_streamsem.pipeline.run.corrections import before_version, outdated
+from airflow_provider_streamsem.pipeline.spec.lookups import pin_lookups
+from airflow_provider_streamsem.pipeline.spec.opening import OpenPipeline
+from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
+from airflow_provider_streamsem.pipeline.versions import report
+from airflow_provider_streamsem.pipeline.versions.commit import plan_of
 from airflow_provider_streamsem.protocol import offsets
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import Outcome, Plan

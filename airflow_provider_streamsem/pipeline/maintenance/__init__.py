@@ -1,0 +1,1 @@
+"""Versions that change or maintain a log, and commands of operators."""

@@ -1,0 +1,1 @@
+"""Runs: plan, stage, commit and publish batches and reprocessing runs."""

@@ -1,0 +1,1 @@
+"""The definition of a pipeline, and its log when it is opened."""

@@ -1,0 +1,1 @@
+"""Versions: how they are created, closed, published and announced."""
