@@ -45,12 +45,13 @@ from airflow_provider_streamsem.errors import InvalidError, StreamsemError
 from airflow_provider_streamsem.pipeline.maintenance.abort import abort as abort_version
 from airflow_provider_streamsem.pipeline.maintenance.drop import drop as drop_
 from airflow_provider_streamsem.pipeline.maintenance.fork import fork as fork_
-from airflow_provider_streamsem.pipeline.maintenance.vacuum import KEEP_DAYS, attempts_of
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import KEEP_DAYS
 from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum as vacuum_log
 from airflow_provider_streamsem.pipeline.spec.guarantee import guarantee, warnings
 from airflow_provider_streamsem.pipeline.spec.location import located
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline, load_pipeline
 from airflow_provider_streamsem.pipeline.spec.templates import holds_templates
+from airflow_provider_streamsem.pipeline.versions.attempts import attempts_of
 from airflow_provider_streamsem.pipeline.versions.publish import skip as skip_
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import Json, Outcome

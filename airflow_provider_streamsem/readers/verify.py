@@ -19,10 +19,10 @@ from airflow_provider_streamsem.errors import (
     NewerFormatError,
     StreamsemError,
 )
-from airflow_provider_streamsem.pipeline.maintenance.vacuum import oldest_kept
 from airflow_provider_streamsem.pipeline.spec.location import with_log_location
 from airflow_provider_streamsem.pipeline.spec.opening import find_record
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
+from airflow_provider_streamsem.pipeline.versions.kept_states import oldest_kept
 from airflow_provider_streamsem.pipeline.versions.publish import publishing_sink
 from airflow_provider_streamsem.protocol import invariants, keys, procedures, segments
 from airflow_provider_streamsem.protocol.entries import (

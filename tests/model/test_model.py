@@ -15,11 +15,19 @@ from tests.model.predicates import RETURNED, STEPS, STORED
 from tests.model.protocol import Protocol
 from tests.model.state import (
     ABORT,
+    ALTER,
     BATCH,
     COMMIT,
     COMPLETED,
+    EXPIRE,
+    KINDS,
     NONE,
     PLAN,
+    REPROCESS,
+    REWRITE,
+    ROLLBACK,
+    WITHOUT_PUBLISH,
+    WITHOUT_ROWS,
     Budget,
     Outcome,
     Plan,
@@ -50,6 +58,11 @@ def test_protocol_holds_in_every_exhaustive_configuration(name: str) -> None:
 def test_every_mutant_is_caught(name: str) -> None:
     verdict = find_violation(name)
     assert verdict.invariant == MUTANTS[name].invariant, f"{name}: {verdict}"
+
+
+def test_model_has_every_kind_of_version_of_the_package() -> None:
+    assert {BATCH, REPROCESS, ROLLBACK, ALTER, REWRITE, EXPIRE} == {*KINDS}
+    assert {*WITHOUT_PUBLISH} == {*WITHOUT_ROWS} - {ROLLBACK}, "a rollback removes rows from sinks outside the log"
 
 
 def test_every_invariant_is_violated_by_a_mutant() -> None:

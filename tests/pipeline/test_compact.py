@@ -25,8 +25,9 @@ from airflow_provider_streamsem.errors import (
     StreamsemError,
 )
 from airflow_provider_streamsem.pipeline.maintenance.compact import Compacted
-from airflow_provider_streamsem.pipeline.maintenance.vacuum import oldest_kept, vacuum
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.pipeline.run.review import stage_reprocessing
+from airflow_provider_streamsem.pipeline.versions.kept_states import oldest_kept
 from airflow_provider_streamsem.protocol.view import OpenHead
 from airflow_provider_streamsem.stores.contract import Store
 from airflow_provider_streamsem.stores.local import LocalStore

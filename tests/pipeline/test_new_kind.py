@@ -19,9 +19,10 @@ import pytest
 
 from airflow_provider_streamsem import alter, rollback
 from airflow_provider_streamsem.errors import LogDamagedError, StreamsemError
-from airflow_provider_streamsem.pipeline.maintenance.vacuum import oldest_kept, vacuum
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.pipeline.spec.opening import open_pipeline
 from airflow_provider_streamsem.pipeline.versions import commit as versions
+from airflow_provider_streamsem.pipeline.versions.kept_states import oldest_kept
 from airflow_provider_streamsem.protocol import codec
 from airflow_provider_streamsem.protocol.entries import Kind, Outcome, Plan, Segment
 from airflow_provider_streamsem.protocol.kinds.registry import KINDS

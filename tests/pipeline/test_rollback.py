@@ -16,8 +16,9 @@ from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import ConflictError, InvalidError, OpenVersionError, StreamsemError
 from airflow_provider_streamsem.pipeline.maintenance.abort import abort
 from airflow_provider_streamsem.pipeline.maintenance.rollback import Rollback
-from airflow_provider_streamsem.pipeline.maintenance.vacuum import oldest_kept, vacuum
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.pipeline.run.reprocess import reprocess_run
+from airflow_provider_streamsem.pipeline.versions.kept_states import oldest_kept
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.view import OpenHead
 from airflow_provider_streamsem.readers import conditions

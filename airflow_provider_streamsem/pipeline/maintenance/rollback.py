@@ -10,7 +10,6 @@ from airflow_provider_streamsem.arguments import exactly_one, integer, text
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.contract import SinkMarker
 from airflow_provider_streamsem.errors import ConflictError, InvalidError, MarkerLostError
-from airflow_provider_streamsem.pipeline.maintenance.vacuum import oldest_kept
 from airflow_provider_streamsem.pipeline.spec.location import with_log_location
 from airflow_provider_streamsem.pipeline.spec.opening import (
     OpenPipeline,
@@ -21,6 +20,7 @@ from airflow_provider_streamsem.pipeline.spec.opening import (
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.pipeline.versions.closing_times import newest_closed_until
 from airflow_provider_streamsem.pipeline.versions.commit import commit, plan_of, settle_and_publish
+from airflow_provider_streamsem.pipeline.versions.kept_states import oldest_kept
 from airflow_provider_streamsem.pipeline.versions.publish import publishing_sink, rows_after
 from airflow_provider_streamsem.protocol import offsets
 from airflow_provider_streamsem.protocol.entries import Kind, Marker, Outcome, Plan

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import islice
 
 from airflow_provider_streamsem import state_files, telemetry
 from airflow_provider_streamsem.arguments import integer
@@ -24,7 +23,9 @@ from airflow_provider_streamsem.pipeline.spec.opening import (
     open_pipeline,
 )
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
+from airflow_provider_streamsem.pipeline.versions.attempts import attempt_of_key
 from airflow_provider_streamsem.pipeline.versions.closing_times import first_closed_after
+from airflow_provider_streamsem.pipeline.versions.kept_states import oldest_kept
 from airflow_provider_streamsem.pipeline.versions.publish import publishing_sink, refuse_conflicts
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import canonical
@@ -150,7 +151,7 @@ def _delete_losing(
     inspected = _vacuumed_up_to(log)
     # If the log was restored from an older copy, the recorded progress may be above its head.
     begin = 0 if all_versions or inspected > head.closed + 1 else inspected
-    inherited = {_attempt_of(file.key)[1] for layer in stored_layers(record.initial_state) for file in layer.files}
+    inherited = {attempt_of_key(file.key)[1] for layer in stored_layers(record.initial_state) for file in layer.files}
     reached = begin
     try:
         for version in range(begin, head.closed + 1):
@@ -196,7 +197,7 @@ def _delete_losing_of(
                 deletion.attempt(STATE, dedup_dataset, version, attempt_id)
     for prefix in (keys.quarantined(version), keys.attempts(version)):
         for stat in log.retrying.list(prefix):
-            if lost(_attempt_of(stat.key)[1]):
+            if lost(attempt_of_key(stat.key)[1]):
                 deletion.object(stat)
 
 
@@ -364,32 +365,6 @@ def _is_state_dropped_after(log: CommitLog, version: int) -> bool:
     return any(OPERATORS in alter.state for _, alter in alters)
 
 
-def oldest_kept(log: CommitLog, closed: int, keep_versions: int) -> int | None:
-    """
-    Return the version whose state is the oldest that vacuum keeps: ``keep_versions`` before the newest. Only commits with rows count, and no version that a
-    rollback removed.
-
-    The result is at least what it was before each rollback, because an earlier vacuum may have deleted states up to there. A version that was rolled back
-    since then is never the result: it was not the oldest at that time, because ``keep_versions`` was higher, and newer states do not build on its state.
-
-    :returns: ``None`` if there are fewer versions
-    """
-    oldest: list[int] = []
-    remaining: list[range] = []
-    heads, found = [closed], {closed}  # the newest version now, and before each rollback
-    for head in heads:
-        newest = log.outcome(head)
-        kept = [] if newest is None else log.remaining_versions(newest)
-        remaining = remaining or kept
-        before = {versions[0] - 1 for versions in kept[1:]} - found
-        heads += before
-        found |= before
-        versions = (version for versions in reversed(kept) for version in reversed(versions))
-        counted = (version for version in versions if log.closed_outcome(version).has_rows)
-        oldest += islice(counted, keep_versions, keep_versions + 1)
-    return max((version for version in oldest if any(version in versions for versions in remaining)), default=None)
-
-
 class _SinkLocation:
     """A sink of the pipeline. Determines which of its attempts vacuum can delete."""
 
@@ -437,14 +412,6 @@ def _version_of(key: str) -> int:
     return keys.parse_newest_first(key) or 0
 
 
-def _attempt_of(key: str) -> tuple[int, str]:
-    """Return version and attempt id from the second and third segment of a key; ``(-1, "")`` if they are none."""
-    parts = key.split("/")
-    version = keys.position(parts[1]) if len(parts) > 2 and keys.is_relative(key) else None
-    attempt_id = "" if version is None else parts[2].removesuffix(".json")
-    return (-1, "") if version is None or not keys.is_attempt_id(attempt_id) else (version, attempt_id)
-
-
 class _LostAttempts:
     """
     Tests whether an attempt of a version has lost: the version was aborted, or another attempt was committed (I11).
@@ -459,9 +426,3 @@ class _LostAttempts:
     def __call__(self, attempt_id: str) -> bool:
         outcome = self._outcome()
         return bool(attempt_id) and outcome is not None and outcome.attempt_id != attempt_id
-
-
-def attempts_of(log: CommitLog, sinks: Mapping[str, Sink], version: int) -> set[str]:
-    """Return the ids of the attempts of a version that still have a manifest in the log or files in a dataset."""
-    attempt_ids = {_attempt_of(key)[1] for key in log.list_keys(keys.attempts(version))}
-    return attempt_ids.union(*({attempt for _, attempt in sink.attempts(version)} for sink in sinks.values()))
